@@ -1,0 +1,43 @@
+"""Seeds, a cache folder of the test's own, and the reason why GPU tests are skipped."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+
+def no_gpu_reason() -> str:
+    """Why tests marked ``gpu`` cannot run here; empty if they can."""
+    if not torch.cuda.is_available():
+        return "no CUDA GPU on this machine"
+    major, minor = torch.cuda.get_device_capability()
+    if major != 9:
+        return f"the kernels are for sm_90a (H100, H200); this GPU is sm_{major}{minor}"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = no_gpu_reason()
+    if not reason:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """A cache folder that no other test has written to."""
+    path = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("TILESTREAM_CACHE_DIR", str(path))
+    return path
