@@ -1,0 +1,243 @@
+// The machine, one primitive a function: barriers, bulk tensor copies, flags, proxies, warpgroup products.
+// Everything above this file is written against these names; host/machine.hpp implements them with threads.
+// Shared-memory addresses are 32-bit shared addresses throughout: a generic pointer would turn the
+// epilogues' ld.shared into LD.E (measured: 480 against 450 us on the 8x256 chain).
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+#define TS_DEV __device__ __forceinline__
+#define TS_LANES  // on the host: a loop over the 128 lanes of a warpgroup
+
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+namespace ts {
+
+TS_DEV u32 lane_in_warp() { return threadIdx.x & 31; }
+TS_DEV u32 lane_in_group() { return threadIdx.x & 127; }
+// Provably uniform, else ptxas serialises the wgmma it guards (C7520).
+TS_DEV int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
+TS_DEV u32 sm_id() {
+  u32 id;
+  asm("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
+TS_DEV u64 now_ns() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+TS_DEV void trap() { asm volatile("trap;"); }
+TS_DEV void sync_cta() { __syncthreads(); }
+TS_DEV void sync_warp() { __syncwarp(); }
+
+// ---- shared memory
+TS_DEV void sts32(u32 addr, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(v) : "memory"); }
+TS_DEV void sts16(u32 addr, u16 v) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(addr), "h"(v) : "memory"); }
+TS_DEV void sts128(u32 addr, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+TS_DEV u32 lds32(u32 addr) {
+  u32 v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+  return v;
+}
+TS_DEV float ldsf(u32 addr) { return __uint_as_float(lds32(addr)); }
+TS_DEV u16 lds16(u32 addr) {
+  u16 v;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(addr) : "memory");
+  return v;
+}
+
+// ---- barriers in shared memory
+TS_DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+TS_DEV void bar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TS_DEV void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+TS_DEV void bar_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+TS_DEV bool bar_try(u32 bar, u32 parity) {
+  u32 ok;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(ok)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return ok;
+}
+// Bounded: each try suspends for up to about a microsecond, so this gives up after some ten seconds.
+// A lost hand-over then ends the kernel; flag waits, which expire sooner, say which queue it was.
+TS_DEV void bar_wait(u32 bar, u32 parity) {
+#pragma unroll 1
+  for (u32 i = 0; i < (1u << 24); ++i)
+    if (bar_try(bar, parity)) return;
+  trap();
+}
+TS_DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+TS_DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- proxies: generic accesses and bulk copies see each other only through these
+TS_DEV void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+TS_DEV void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- bulk tensor copies
+constexpr u64 EVICT_FIRST = 0x12F0000000000000ull, EVICT_LAST = 0x14F0000000000000ull, EVICT_NORMAL = 0x1000000000000000ull;
+TS_DEV void tma_load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "l"(hint)
+      : "memory");
+}
+TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64 hint) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(map), "r"(src),
+               "r"(x), "r"(y), "l"(hint)
+               : "memory");
+}
+TS_DEV void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+TS_DEV void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N>
+TS_DEV void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+template <int N>
+TS_DEV void store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- flags in global memory, at gpu scope
+TS_DEV u64 flag_acquire(const u64* flag) {
+  u64 v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
+  return v;
+}
+TS_DEV void flag_release(u64* flag, u64 v) { asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory"); }
+TS_DEV void flag_relaxed(u64* flag, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory"); }
+TS_DEV u32 count_up(u32* counter) {
+  u32 v;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(counter) : "memory");
+  return v;
+}
+TS_DEV bool claim(u32* word) { return atomicCAS_system(word, 0u, 1u) == 0u; }
+
+// ---- global memory
+template <class T>
+TS_DEV T load_global(const T* p) {
+  return __ldg(p);
+}
+template <class T>
+TS_DEV void store_global(T* p, T v) {
+  *p = v;
+}
+
+// ---- warpgroup products: descriptors of K-major operands with the 128-byte swizzle
+TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
+TS_DEV void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TS_DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N>
+TS_DEV void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N>
+TS_DEV void registers_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+TS_DEV void registers_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// ---- rounding; a pair is two neighbouring columns, the left one in the low half
+struct bf16 {
+  static constexpr int BYTES = 2;
+  static TS_DEV u32 pack(float a, float b) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+    return r;
+  }
+  static TS_DEV float low(u32 v) { return __uint_as_float(v << 16); }
+  static TS_DEV float high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
+};
+struct f16 {
+  static constexpr int BYTES = 2;
+  static TS_DEV u32 pack(float a, float b) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+    return r;
+  }
+  static TS_DEV float low(u32 v) {
+    float f;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, l;\n}" : "=f"(f) : "r"(v));
+    return f;
+  }
+  static TS_DEV float high(u32 v) {
+    float f;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(f) : "r"(v));
+    return f;
+  }
+};
+struct f32 {
+  static constexpr int BYTES = 4;
+};
+
+// ---- special functions, fast forms: relative error near 2^-21 unless said
+TS_DEV float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float rcp(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float rsq(float x) {
+  float y;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float sqr(float x) {
+  float y;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float sin_reduced(float x) {
+  float y;
+  asm("sin.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float cos_reduced(float x) {
+  float y;
+  asm("cos.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+TS_DEV float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+TS_DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+TS_DEV float round_(float x) { return rintf(x); }
+TS_DEV float quad_sum(float v) {
+  v += __shfl_xor_sync(~0u, v, 1);
+  return v + __shfl_xor_sync(~0u, v, 2);
+}
+TS_DEV float quad_max(float v) {
+  v = max_nan(v, __shfl_xor_sync(~0u, v, 1));
+  return max_nan(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+}  // namespace ts

@@ -1,0 +1,99 @@
+"""The tile operations: one table. Meaning: ``reference``; cost: ``cost``; CUDA: ``cuda/snippets``.
+
+A binary operation combines a tile with a second tile, with a row vector parameter, or with the
+scalar attribute ``scalar``. ``reversed=1`` swaps the operands (``2 - x``). Tiles of one feature are
+columns and broadcast over the features of the other operand; a vector of one element broadcasts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilestream.errors import IRError
+
+if TYPE_CHECKING:
+    from tilestream.ir import Tensor, TileOp
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Signature and cost of one kind of tile op.
+
+    ``flops`` counts arithmetic an element of the widest operand (``linear`` is counted from its
+    weight instead); ``transcendental`` counts those that go to the special function unit.
+    """
+
+    family: str  # memory | linear | unary | binary | reduce | norm | layout
+    ins: tuple[int, int]  # least and most tiles taken
+    params: tuple[int, int]  # least and most tensors taken
+    attrs: tuple[str, ...] = ()
+    flops: float = 1
+    transcendental: float = 0
+    doc: str = ""
+
+    def check(self, op: TileOp, tensors: dict[str, Tensor]) -> None:
+        """Raise ``IRError`` if operands or attributes do not fit."""
+        where = op.source or op.kind
+        for what, got, (least, most) in (("tiles", op.ins, self.ins), ("tensors", op.params, self.params)):
+            if not least <= len(got) <= most:
+                want = str(least) if least == most else f"{least} to {most}"
+                raise IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
+        for name, _ in op.attrs:
+            if name not in self.attrs:
+                raise IRError(f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(self.attrs) or 'none'}")
+        if self.family == "binary" and len(op.ins) + len(op.params) + (op.attr("scalar") is not None) != 2:
+            raise IRError(f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar")
+        if (op.out is None) != (op.kind == "store"):
+            raise IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")
+
+
+def _unary(flops: float = 1, transcendental: float = 0, doc: str = "", attrs: tuple[str, ...] = ()) -> OpSpec:
+    return OpSpec("unary", (1, 1), (0, 0), attrs, flops, transcendental, doc)
+
+
+def _binary(doc: str) -> OpSpec:
+    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), 1, 0, doc)
+
+
+def _reduce(doc: str) -> OpSpec:
+    return OpSpec("reduce", (1, 1), (0, 0), (), 1, 0, doc)
+
+
+OPS: dict[str, OpSpec] = {
+    "load": OpSpec("memory", (0, 0), (1, 1), flops=0, doc="rows of an input tensor"),
+    "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
+    "linear": OpSpec("linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"),
+    "relu": _unary(1, 0, "max(x, 0)"),
+    "gelu": _unary(10, 1, "x Phi(x), by erf"),
+    "gelu_tanh": _unary(8, 1, "x Phi(x), tanh approximation"),
+    "silu": _unary(4, 2, "x sigmoid(x)"),
+    "sigmoid": _unary(3, 2, "1 / (1 + exp(-x))"),
+    "tanh": _unary(2, 1, "tanh(x)"),
+    "softplus": _unary(5, 2, "log(1 + exp(beta x)) / beta, x above threshold / beta", ("beta", "threshold")),
+    "exp": _unary(1, 1, "exp(x)"),
+    "log": _unary(1, 1, "log(x)"),
+    "sin": _unary(2, 1, "sin(x)"),
+    "cos": _unary(2, 1, "cos(x)"),
+    "neg": _unary(1, 0, "-x"),
+    "abs": _unary(1, 0, "|x|"),
+    "sqrt": _unary(1, 1, "sqrt(x)"),
+    "rsqrt": _unary(1, 1, "1 / sqrt(x)"),
+    "reciprocal": _unary(1, 1, "1 / x"),
+    "square": _unary(1, 0, "x x"),
+    "cast": _unary(1, 0, "rounded to the dtype of the result"),
+    "add": _binary("a + b"),
+    "sub": _binary("a - b"),
+    "mul": _binary("a b"),
+    "div": _binary("a / b"),
+    "maximum": _binary("the larger, NaN if either is"),
+    "minimum": _binary("the smaller, NaN if either is"),
+    "cat": OpSpec("layout", (1, 64), (0, 0), flops=0, doc="concatenation along features"),
+    "slice": OpSpec("layout", (1, 1), (0, 0), ("start", "stop"), 0, 0, "features start to stop"),
+    "sum": _reduce("sum over features, one feature"),
+    "mean": _reduce("mean over features, one feature"),
+    "max": _reduce("maximum over features, one feature, NaN if any is"),
+    "layer_norm": OpSpec("norm", (1, 1), (0, 2), ("eps", "affine"), 8, 0, "LayerNorm; params weight, bias as affine says: 'wb', 'w', 'b' or ''"),
+    "rms_norm": OpSpec("norm", (1, 1), (0, 1), ("eps",), 5, 0, "RMSNorm; param weight"),
+    "softmax": OpSpec("norm", (1, 1), (0, 0), (), 5, 1, "softmax over features"),
+}
