@@ -1,0 +1,113 @@
+"""The options of ``torch.compile(model, backend="tilestream", options={...})``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from tilestream.errors import OptionError
+
+Target = Literal["auto", "cuda", "reference"]
+Strategy = Literal["auto", "bulk", "vertical", "spatial"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How regions are planned and run. Every field is documented in ``docs/options.md``.
+
+    Args:
+        target: what runs the pipelines. ``auto``: the GPU where it is an sm_90a one, else Inductor.
+        strategy: force one strategy, or let cost and measurement choose.
+        measure: on a GPU, time the candidates against Inductor before choosing.
+        cache: keep plans and kernels on disk, so that a second process starts warm.
+        cache_dir: where; ``None`` means ``$TILESTREAM_CACHE_DIR``, else ``~/.cache/tilestream``.
+        device: plan for a device of this name instead of the one present.
+        queue_depth: tiles in every L2 queue (even, at least 2); ``None`` lets the planner choose.
+        fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
+
+    Raises:
+        OptionError: a value is outside its range, or contradicts another option.
+    """
+
+    target: Target = "auto"
+    strategy: Strategy = "auto"
+    measure: bool = True
+    cache: bool = True
+    cache_dir: Path | None = None
+    device: str | None = None
+    queue_depth: int | None = None
+    fallback: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("target", self.target, get_args(Target))
+        _one_of("strategy", self.strategy, get_args(Strategy))
+        for name in ("measure", "cache", "fallback"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")
+        if self.device is not None and not isinstance(self.device, str):
+            raise OptionError(f"option device={self.device!r} is not a name", "use the name of a device, as 'h200'")
+        if isinstance(self.cache_dir, str):
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
+        elif self.cache_dir is not None and not isinstance(self.cache_dir, Path):
+            raise OptionError(f"option cache_dir={self.cache_dir!r} is not a path", "use a str or a pathlib.Path")
+        self._check_depth()
+        if self.cache_dir is not None and not self.cache:
+            raise OptionError("cache=False contradicts cache_dir", "leave one of the two out")
+
+    def _check_depth(self) -> None:
+        depth = self.queue_depth
+        if depth is None:
+            return
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 2 or depth % 2:
+            raise OptionError(f"option queue_depth={depth!r} is not an even number of tiles", "use 2, 4, 6, ...")
+        if self.strategy in ("bulk", "vertical"):
+            raise OptionError(
+                f"queue_depth={depth} contradicts strategy={self.strategy!r}, which has no on-chip queues",
+                "use strategy='spatial' or 'auto', or leave queue_depth out",
+            )
+
+    @property
+    def cache_folder(self) -> Path:
+        """The folder for plans and kernels, whether or not it exists."""
+        if self.cache_dir is not None:
+            return self.cache_dir
+        named = os.environ.get("TILESTREAM_CACHE_DIR")
+        return Path(named).expanduser() if named else Path.home() / ".cache" / "tilestream"
+
+    def with_(self, **changes: object) -> Options:
+        """A copy with ``changes``, checked like ``parse``."""
+        _known(changes)
+        return replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def parse(given: Mapping[str, object] | Options | None) -> Options:
+    """Options from the mapping that a user wrote.
+
+    Raises:
+        OptionError: an option is unknown (with a suggestion), out of range, or contradicts another.
+    """
+    if isinstance(given, Options):
+        return given
+    given = dict(given or {})
+    _known(given)
+    return Options(**given)  # pyright: ignore[reportArgumentType]
+
+
+def _known(given: Mapping[str, object]) -> None:
+    names = [f.name for f in fields(Options)]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(names)}"
+            raise OptionError(f"unknown option {name!r}", remedy)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(allowed)}"
+        raise OptionError(f"option {name}={value!r} is not known", remedy)

@@ -1,0 +1,59 @@
+"""The oracle: a result is right if its error against float64 is at most twice eager's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+FACTOR = 2.0
+"""How many times eager's error is allowed, as in ``torch._dynamo.utils.same`` with an fp64 reference."""
+
+
+def error(out: torch.Tensor, ref64: torch.Tensor) -> float:
+    """Relative L2 error of ``out`` against the float64 result, without units.
+
+    NaN and infinite elements must agree in place and sign; where they do not, the error is
+    ``inf``. Finite elements are compared by ``|out - ref| / |ref|`` in the Frobenius norm. Elements that are
+    finite in float64 but beyond the range of ``out.dtype`` count as infinities of their sign.
+    """
+    if out.shape != ref64.shape:
+        return float("inf")
+    if out.numel() == 0:
+        return 0.0
+    got = out.detach().double()
+    want = ref64.detach().to(device=got.device, dtype=torch.float64)
+    if out.dtype.is_floating_point:
+        special = torch.isfinite(want) & ~torch.isfinite(want.to(out.dtype))
+        want = torch.where(special, want.sign() * float("inf"), want)
+    finite = torch.isfinite(want)
+    if not torch.equal(torch.isnan(got), torch.isnan(want)):
+        return float("inf")
+    infinite = torch.isinf(want)
+    if not torch.equal(torch.isinf(got), infinite) or not torch.equal(got[infinite], want[infinite]):
+        return float("inf")
+    difference = torch.linalg.vector_norm((got - want)[finite]).item()
+    size = torch.linalg.vector_norm(want[finite]).item()
+    return difference / size if size > 0 else difference
+
+
+def tolerance(eager_error: float, dtype: torch.dtype) -> float:
+    """The largest error allowed: twice eager's, plus the rounding of one store of ``dtype``.
+
+    The second term matters only where eager happens to be exact (one operation, few elements).
+    """
+    tiny = torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+    return FACTOR * eager_error + tiny
+
+
+def judge(
+    outs: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], ref64: Sequence[torch.Tensor]
+) -> tuple[float, float, bool]:
+    """Worst error of ``outs``, worst error of ``eager``, and whether every output is within tolerance."""
+    worst = own = 0.0
+    good = len(outs) == len(eager) == len(ref64)
+    for out, plain, exact in zip(outs, eager, ref64, strict=False):
+        mine, theirs = error(out, exact), error(plain, exact)
+        worst, own = max(worst, mine), max(own, theirs)
+        good = good and (mine <= tolerance(theirs, out.dtype))
+    return worst, own, good
