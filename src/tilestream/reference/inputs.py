@@ -1,0 +1,61 @@
+"""Checks of the tensors given to a pipeline, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tilestream.errors import InputError
+from tilestream.ir import Pipeline, Role, Tensor
+from tilestream.reference.ops import TORCH_DTYPES, Arithmetic
+
+
+def check_inputs(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], arithmetic: Arithmetic) -> int:
+    """The number of rows, which all inputs share.
+
+    Raises:
+        InputError: a tensor is missing, is not of the pipeline, or has the wrong shape, dtype or device.
+    """
+    wanted = {t.name: t for t in pipeline.tensors if t.role is not Role.OUTPUT}
+    missing = [name for name in wanted if name not in tensors]
+    if missing:
+        raise InputError(
+            f"pipeline {pipeline.name!r} was not given {', '.join(map(repr, missing))}",
+            f"pass every input and parameter: {', '.join(wanted)}",
+        )
+    extra = [name for name in tensors if name not in wanted]
+    if extra:
+        raise InputError(
+            f"pipeline {pipeline.name!r} does not take {', '.join(map(repr, extra))}",
+            f"pass its inputs and parameters only: {', '.join(wanted)}",
+        )
+    rows: tuple[str, int] | None = None
+    for name, want in wanted.items():
+        _check_tensor(want, tensors[name], arithmetic)
+        if want.role is not Role.INPUT:
+            continue
+        got = tensors[name].shape[0]
+        if rows is not None and got != rows[1]:
+            raise InputError(
+                f"input {name!r} has {got} rows, but {rows[0]!r} has {rows[1]}",
+                "give all inputs the same number of rows",
+            )
+        rows = (name, got)
+    if rows is None:
+        raise InputError(f"pipeline {pipeline.name!r} has no input tensor", "add one: its rows are what streams")
+    return rows[1]
+
+
+def _check_tensor(want: Tensor, got: torch.Tensor, arithmetic: Arithmetic) -> None:
+    what = f"{want.role.value} {want.name!r}"
+    shape = tuple(got.shape)
+    is_input = want.role is Role.INPUT
+    if shape[1:] != want.shape if is_input and shape else shape != want.shape or is_input:
+        expected = f"[rows, {want.features}]" if is_input else str(list(want.shape))
+        raise InputError(f"{what} has shape {list(shape)}, the pipeline takes {expected}", "reshape it")
+    dtype = TORCH_DTYPES[want.dtype]
+    if got.dtype != dtype and not (got.dtype == arithmetic.dtype and not arithmetic.rounds):
+        raise InputError(f"{what} is {got.dtype}, the pipeline takes {dtype}", f"convert it with .to({dtype})")
+    if got.device.type != "cpu":
+        raise InputError(f"{what} is on {got.device}, the reference machine runs on the CPU", "move it with .cpu()")

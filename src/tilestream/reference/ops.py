@@ -1,0 +1,143 @@
+"""What each tile op computes: one small table a family, on ``[64, features]`` tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tilestream.ir import Tile, TileOp
+from tilestream.tileops import OPS
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+# torch.nn.functional's own defaults, for ops built by hand without these attributes.
+EPS = 1e-5
+SOFTPLUS_BETA = 1.0
+SOFTPLUS_THRESHOLD = 20.0
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The type that ops compute in, and whether values are rounded to their tile's dtype."""
+
+    dtype: torch.dtype
+    rounds: bool
+
+    def widen(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+    def stored(self, x: Tensor, dtype: str) -> Tensor:
+        """``x`` as memory holds it: rounded to nearest even, or untouched where nothing is rounded."""
+        return x.to(TORCH_DTYPES[dtype]) if self.rounds else x
+
+    def rounded(self, x: Tensor, dtype: str) -> Tensor:
+        return self.widen(self.stored(x, dtype))
+
+
+WORKING = Arithmetic(torch.float32, rounds=True)
+FLOAT64 = Arithmetic(torch.float64, rounds=False)
+ARITHMETIC = {"working": WORKING, "float64": FLOAT64}
+
+
+def _number(op: TileOp, name: str, default: float) -> float:
+    return float(op.attr(name, default) or 0)
+
+
+def _softplus(x: Tensor, op: TileOp) -> Tensor:
+    beta, threshold = _number(op, "beta", SOFTPLUS_BETA), _number(op, "threshold", SOFTPLUS_THRESHOLD)
+    return functional.softplus(x, beta, threshold)
+
+
+UNARY: dict[str, Callable[[Tensor, TileOp], Tensor]] = {
+    "relu": lambda x, _: torch.relu(x),
+    "gelu": lambda x, _: functional.gelu(x),
+    "gelu_tanh": lambda x, _: functional.gelu(x, approximate="tanh"),
+    "silu": lambda x, _: functional.silu(x),
+    "sigmoid": lambda x, _: torch.sigmoid(x),
+    "tanh": lambda x, _: torch.tanh(x),
+    "softplus": _softplus,
+    "exp": lambda x, _: torch.exp(x),
+    "log": lambda x, _: torch.log(x),
+    "sin": lambda x, _: torch.sin(x),
+    "cos": lambda x, _: torch.cos(x),
+    "neg": lambda x, _: -x,
+    "abs": lambda x, _: torch.abs(x),
+    "sqrt": lambda x, _: torch.sqrt(x),
+    "rsqrt": lambda x, _: torch.rsqrt(x),
+    "reciprocal": lambda x, _: torch.reciprocal(x),
+    "square": lambda x, _: x * x,
+}
+
+BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+
+REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(1, keepdim=True),
+    "mean": lambda x: x.mean(1, keepdim=True),
+    "max": lambda x: x.amax(1, keepdim=True),
+}
+
+LAYOUT: dict[str, Callable[[Sequence[Tensor], TileOp], Tensor]] = {
+    "cat": lambda xs, _: torch.cat(list(xs), 1),
+    "slice": lambda xs, op: xs[0][:, int(_number(op, "start", 0)) : int(_number(op, "stop", xs[0].shape[1]))],
+}
+
+
+def affine(op: TileOp) -> str:
+    """Which of weight and bias a layer_norm's params are: 'wb', 'w', 'b' or ''."""
+    return str(op.attr("affine", "wb"[: len(op.params)]))
+
+
+def _layer_norm(x: Tensor, params: Sequence[Tensor], op: TileOp) -> Tensor:
+    by_letter = dict(zip(affine(op), params, strict=True))
+    return functional.layer_norm(x, (x.shape[1],), by_letter.get("w"), by_letter.get("b"), _number(op, "eps", EPS))
+
+
+def _rms_norm(x: Tensor, params: Sequence[Tensor], op: TileOp) -> Tensor:
+    return functional.rms_norm(x, (x.shape[1],), params[0] if params else None, _number(op, "eps", EPS))
+
+
+NORM: dict[str, Callable[[Tensor, Sequence[Tensor], TileOp], Tensor]] = {
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "softmax": lambda x, _params, _op: torch.softmax(x, 1),
+}
+
+
+def evaluate(
+    op: TileOp, ins: Sequence[Tensor], tiles: Sequence[Tile], params: Sequence[Tensor], arithmetic: Arithmetic
+) -> Tensor:
+    """The result of ``op`` (any but load and store) on tiles ``ins``, ``[64, features]``, and whole ``params``.
+
+    ``tiles`` describes ``ins``: a linear rounds its operand to the dtype of its tile.
+    """
+    family = OPS[op.kind].family
+    if family == "linear":
+        return functional.linear(arithmetic.rounded(ins[0], tiles[0].dtype), params[0], *params[1:])
+    if op.kind == "cast":
+        assert op.out is not None
+        return arithmetic.rounded(ins[0], op.out.dtype)
+    if family == "unary":
+        return UNARY[op.kind](ins[0], op)
+    if family == "binary":
+        operands = [*ins, *params]
+        scalar = op.attr("scalar")
+        if scalar is not None:
+            operands.append(torch.tensor(float(scalar), dtype=arithmetic.dtype))
+        a, b = reversed(operands) if op.attr("reversed") else operands
+        return BINARY[op.kind](a, b)
+    if family == "reduce":
+        return REDUCE[op.kind](ins[0])
+    if family == "norm":
+        return NORM[op.kind](ins[0], params, op)
+    return LAYOUT[op.kind](ins, op)
