@@ -1,0 +1,55 @@
+"""The four ways to run a model that are compared: eager, Inductor, Inductor max-autotune, tilestream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tilestream.options import Options
+
+ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """``run()`` gives the module's result; ``compile_s`` is how long its first call took, in seconds."""
+
+    name: str
+    run: Callable[[], object]
+    compile_s: float
+
+
+def make(name: str, module: nn.Module, inputs: Sequence[Tensor], options: Options) -> Arm:
+    """Compile ``module`` in the way called ``name`` and run it once.
+
+    The max-autotune arm leaves CUDA graphs to the caller, who captures every arm alike.
+    """
+    if name == "eager":
+        function: Callable[..., object] = module
+    elif name == "inductor":
+        function = torch.compile(module, dynamic=False)
+    elif name == "inductor_max_autotune":
+        function = torch.compile(module, dynamic=False, mode="max-autotune-no-cudagraphs")
+    else:
+        function = compiled(module, options)
+
+    def run() -> object:
+        with torch.no_grad():
+            return function(*inputs)
+
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return Arm(name, run, time.perf_counter() - start)
+
+
+def compiled(module: nn.Module, options: Options) -> Callable[..., object]:
+    """``module`` through ``torch.compile`` with tilestream as its back end."""
+    from tilestream.backend import tilestream
+
+    return torch.compile(module, backend=tilestream, options=vars(options))  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,216 @@
+"""``tilestream.explain`` as text and as JSON: coverage, regions, candidates, stages, queues, exclusions."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from tilestream.analysis import Analysis, RegionAnalysis
+from tilestream.report import facts
+
+WIDTH = 120
+
+
+class Report:
+    """What tilestream makes of a model. ``str()`` is the text, ``json()`` the same as plain data."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+        console.print(self)
+        file = console.file
+        assert isinstance(file, io.StringIO)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [_heading(self.analysis)]
+        for region in self.analysis.regions:
+            parts += _region(region)
+        parts += _exclusions(self.analysis)
+        return Group(*parts)
+
+    def json(self) -> dict[str, Any]:
+        """Every fact of the report; microseconds and bytes as the names say."""
+        a = self.analysis
+        return {
+            "model": a.model,
+            "device": a.device,
+            "options": facts.options_facts(a.options),
+            "graphs": a.graphs,
+            "graph_breaks": list(a.breaks),
+            "operators": a.operators,
+            "covered": a.covered,
+            "coverage": a.coverage,
+            "regions": [_region_json(r) for r in a.regions],
+            "exclusions": [{"op": e.op, "source": e.source, "reason": e.reason} for e in a.exclusions],
+        }
+
+
+def _region_json(region: RegionAnalysis) -> dict[str, Any]:
+    plan = region.plan
+    chosen = None
+    if plan is not None:
+        pipeline = plan.chosen.pipeline
+        chosen = facts.candidate_facts(plan.chosen)
+        chosen["pipeline"] = facts.pipeline_facts(pipeline) if pipeline is not None else None
+    return {
+        "name": region.name,
+        "graph": region.graph,
+        "rows": region.rows,
+        "operators": list(region.operators),
+        "sources": list(region.sources),
+        "problem": region.problem,
+        "candidates": [facts.candidate_facts(c) for c in plan.candidates] if plan is not None else [],
+        "chosen": chosen,
+    }
+
+
+def _heading(a: Analysis) -> RenderableType:
+    regions = f"{len(a.regions)} region{'s' * (len(a.regions) != 1)}"
+    graphs = f"{a.graphs} graph{'s' * (a.graphs != 1)}"
+    text = Text()
+    text.append(f"{a.model}", style="bold")
+    text.append(f" on {a.device}: {a.covered} of {a.operators} operators ({a.coverage:.0%}) in {regions}, {graphs}\n")
+    if not a.regions:
+        text.append("No region: the whole model runs through Inductor.\n")
+    for reason in a.breaks:
+        text.append(f"graph break: {reason}\n", style="yellow")
+    return text
+
+
+def _region(region: RegionAnalysis) -> list[RenderableType]:
+    title = f"region {region.name}: {len(region.operators)} operators, planned for {region.rows:,} rows"
+    parts: list[RenderableType] = [Rule(title, align="left", style="cyan")]
+    parts.append(Text(_counted(region.operators)))
+    if region.sources:
+        parts.append(Text("from " + _shortened(region.sources), style="dim"))
+    if region.plan is None:
+        return [*parts, Text(f"not planned, left to Inductor: {region.problem}", style="yellow")]
+    parts.append(candidates(region.plan))
+    pipeline = region.plan.chosen.pipeline
+    if pipeline is None:
+        return [*parts, Text("chosen: Inductor, nothing above is faster", style="yellow")]
+    described = facts.pipeline_facts(pipeline)
+    parts.append(_stages(described))
+    if described["dram_queues"] or any(launch["queues"] for launch in described["launches"]):
+        parts.append(_queues(described))
+    return parts
+
+
+def candidates(plan: Any) -> Table:
+    """A plan's candidates, the chosen one marked."""
+    table = Table(title="candidates", title_justify="left", title_style="bold", expand=False)
+    table.add_column("")
+    table.add_column("strategy")
+    for heading in ("predicted us", "measured us", "launches", "stages"):
+        table.add_column(heading, justify="right")
+    table.add_column("why not", overflow="fold", max_width=70)
+    for candidate in plan.candidates:
+        chosen = candidate == plan.chosen
+        pipeline = candidate.pipeline
+        table.add_row(
+            "*" if chosen else "",
+            "inductor" if pipeline is None and candidate.strategy == "fallback" else candidate.strategy,
+            microseconds(candidate.predicted_us),
+            microseconds(candidate.measured_us),
+            "" if pipeline is None else str(len(list(pipeline.launches()))),
+            "" if pipeline is None else str(len(pipeline.stages)),
+            escape(candidate.rejected),
+            style="bold green" if chosen else "",
+        )
+    return table
+
+
+def _stages(described: dict[str, Any]) -> Table:
+    table = Table(title="stages on SMs (one CTA each)", title_justify="left", title_style="bold")
+    several = len(described["launches"]) > 1
+    if several:
+        table.add_column("launch", justify="right")
+    for heading in ("stage", "SMs", "tile ops", "placement", "weights"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("shared", "registers"):
+        table.add_column(heading, justify="right")
+    for index, launch in enumerate(described["launches"]):
+        for stage in launch["stages"]:
+            first, last = stage["ctas"]
+            row = [
+                stage["name"],
+                f"{first}" if first == last else f"{first}-{last}",
+                stage["summary"],
+                stage["placement"],
+                f"{size(stage['weight_bytes'])} {stage['residency']}" if stage["weight_bytes"] else "",
+                size(stage["shared_bytes"]),
+                "" if stage["registers"] is None else str(stage["registers"]),
+            ]
+            table.add_row(*([str(index)] if several else []), *row)
+    return table
+
+
+def _queues(described: dict[str, Any]) -> Table:
+    table = Table(title="queues", title_justify="left", title_style="bold")
+    for heading in ("tile", "from", "to", "where"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("tile size", "depth", "ring"):
+        table.add_column(heading, justify="right")
+    everything = [q for launch in described["launches"] for q in launch["queues"]] + described["dram_queues"]
+    for q in everything:
+        dram = q["transport"] == "dram"
+        table.add_row(
+            f"{q['tile']} [dim]{q['features']} {q['dtype']}[/dim]",
+            q["producer"],
+            ", ".join(q["consumers"]),
+            q["transport"].upper(),
+            size(q["tile_bytes"]),
+            "whole" if dram else str(q["depth"]),
+            "" if dram else size(q["ring_bytes"]),
+        )
+    return table
+
+
+def _exclusions(a: Analysis) -> list[RenderableType]:
+    if not a.exclusions:
+        return []
+    table = Table(title="operators left to Inductor", title_justify="left", title_style="bold")
+    for heading in ("operator", "reason", "source"):
+        table.add_column(heading, overflow="fold")
+    for e in a.exclusions:
+        table.add_row(escape(e.op), escape(e.reason), escape(e.source))
+    return [Rule(style="cyan"), table]
+
+
+def microseconds(value: float | None) -> str:
+    """Three significant digits or all before the point; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def size(value: int | None) -> str:
+    """Bytes in binary units; empty for None."""
+    if value is None:
+        return ""
+    for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
+        if value >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value} B"
+
+
+def _counted(operators: tuple[str, ...]) -> str:
+    counts: dict[str, int] = {}
+    for name in operators:
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
+
+
+def _shortened(sources: tuple[str, ...], most: int = 3) -> str:
+    unique = list(dict.fromkeys(s for s in sources if s))
+    more = f" and {len(unique) - most} more lines" if len(unique) > most else ""
+    return "; ".join(unique[:most]) + more

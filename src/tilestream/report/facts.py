@@ -1,0 +1,132 @@
+"""What the text, the page and the JSON all say of a pipeline, as plain data."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict
+from typing import Any
+
+from tilestream.errors import TilestreamError
+from tilestream.ir import Pipeline, Queue, Stage, TileOp, Transport
+
+
+def pipeline_facts(pipeline: Pipeline) -> dict[str, Any]:
+    """Stages with the CTAs they run on, and queues with their sizes, launch by launch. Sizes in bytes."""
+    launches = list(pipeline.launches())
+    return {
+        "name": pipeline.name,
+        "strategy": pipeline.strategy,
+        "launches": [
+            {
+                "name": launch.name,
+                "ctas": sum(s.replicas for s in launch.stages),
+                "stages": stage_map(launch),
+                "queues": [queue_facts(launch, q) for q in launch.queues],
+            }
+            for launch in launches
+        ],
+        "dram_queues": [queue_facts(pipeline, q) for q in pipeline.queues if q.transport is Transport.DRAM],
+    }
+
+
+def stage_map(launch: Pipeline) -> list[dict[str, Any]]:
+    """Every stage of one launch with its range of CTAs; one CTA occupies one SM."""
+    rows = []
+    first = 0
+    for stage in launch.stages:
+        rows.append(
+            {
+                "name": stage.name,
+                "ctas": [first, first + stage.replicas - 1],
+                "replicas": stage.replicas,
+                "ops": [op.kind for op in stage.ops],
+                "summary": summary(stage, launch),
+                "placement": f"Shard({stage.placement.dim})",
+                "residency": stage.residency.value,
+                "weight_bytes": weight_bytes(stage, launch),
+                "source": stage.source,
+                **_footprint(stage, launch),
+            }
+        )
+        first += stage.replicas
+    return rows
+
+
+def queue_facts(pipeline: Pipeline, queue: Queue) -> dict[str, Any]:
+    """A queue with the bytes of one tile and of its whole ring."""
+    tile = pipeline.tiles()[queue.tile]
+    return {
+        "tile": queue.tile,
+        "producer": queue.producer,
+        "consumers": list(queue.consumers),
+        "transport": queue.transport.value,
+        "depth": queue.depth,
+        "features": tile.features,
+        "dtype": tile.dtype,
+        "tile_bytes": tile.bytes,
+        "ring_bytes": tile.bytes * queue.depth,
+    }
+
+
+def weight_bytes(stage: Stage, pipeline: Pipeline) -> int:
+    """Bytes of the linears' weights of a stage."""
+    from tilestream.ir import DTYPE_BYTES
+
+    weights = {op.params[0] for op in stage.ops if op.kind == "linear"}
+    return sum(
+        pipeline.tensor(w).shape[0] * pipeline.tensor(w).shape[1] * DTYPE_BYTES[pipeline.tensor(w).dtype]
+        for w in weights
+    )
+
+
+def summary(stage: Stage, pipeline: Pipeline) -> str:
+    """The ops of a stage on one line: ``linear 256>256 + relu (x8), store``. Equal neighbours are counted."""
+    words: list[str] = []
+    for op in stage.ops:
+        text = _word(op, pipeline)
+        if op.kind not in ("load", "store", "linear") and words and words[-1].startswith("linear"):
+            words[-1] += f" + {text}"
+        else:
+            words.append(text)
+    counted = []
+    for text, group in itertools.groupby(words):
+        n = len(list(group))
+        counted.append(text if n == 1 else f"{text} (x{n})")
+    return ", ".join(counted)
+
+
+def _word(op: TileOp, pipeline: Pipeline) -> str:
+    if op.kind == "linear":
+        outs, ins = pipeline.tensor(op.params[0]).shape
+        return f"linear {ins}>{outs}"
+    if op.kind in ("load", "store"):
+        return f"{op.kind} {pipeline.tensor(op.params[0]).features}"
+    return op.kind
+
+
+def _footprint(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
+    from tilestream import schedule
+
+    try:
+        made = schedule.footprint(stage, pipeline)
+    except TilestreamError as problem:
+        return {"shared_bytes": None, "registers": None, "problem": str(problem)}
+    return {"shared_bytes": made.shared_bytes, "registers": made.registers, "shared_parts": dict(made.parts)}
+
+
+def candidate_facts(candidate: Any) -> dict[str, Any]:
+    """A ``planner.Candidate`` without its pipeline: strategy, microseconds, why not."""
+    return {
+        "strategy": candidate.strategy,
+        "predicted_us": candidate.predicted_us,
+        "measured_us": candidate.measured_us,
+        "rejected": candidate.rejected,
+    }
+
+
+def options_facts(options: Any) -> dict[str, Any]:
+    """Options as JSON takes them."""
+    return {
+        name: value if value is None or isinstance(value, (bool, int)) else str(value)
+        for name, value in asdict(options).items()
+    }

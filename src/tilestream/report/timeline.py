@@ -1,0 +1,72 @@
+"""Simulated runs as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilestream.simulate import Simulation, Span
+
+
+def trace(runs: Mapping[str, Simulation]) -> dict[str, Any]:
+    """One process a run, one thread an SM, one slice a step; times in microseconds.
+
+    A wait comes before the step that it delayed and names what was waited for.
+
+    Args:
+        runs: simulations by the title that the viewer shows.
+    """
+    events: list[dict[str, Any]] = []
+    for pid, (title, run) in enumerate(runs.items(), start=1):
+        events.append(_name("process_name", pid, None, f"{title}: {run.time_us:.1f} us on {run.device}"))
+        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+        for worker, span in sorted({s.worker: s for s in reversed(run.spans)}.items()):
+            events.append(_name("thread_name", pid, worker, f"SM {worker}: {span.stage}[{span.replica}]"))
+            events.append(
+                {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": worker, "args": {"sort_index": worker}}
+            )
+        for span in run.spans:
+            if span.waited_us > 0:
+                events.append(_wait(pid, span))
+            events.append(_step(pid, span))
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"source": "tilestream simulate"}}
+
+
+def write(path: Path, runs: Mapping[str, Simulation]) -> Path:
+    """Write ``trace(runs)`` to ``path`` and return it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(trace(runs), separators=(",", ":")))
+    return path
+
+
+def _name(what: str, pid: int, tid: int | None, text: str) -> dict[str, Any]:
+    thread = {} if tid is None else {"tid": tid}
+    return {"ph": "M", "name": what, "pid": pid, **thread, "args": {"name": text}}
+
+
+def _step(pid: int, span: Span) -> dict[str, Any]:
+    last = span.tile + span.tiles - 1
+    return {
+        "ph": "X",
+        "cat": "step",
+        "name": span.stage,
+        "pid": pid,
+        "tid": span.worker,
+        "ts": round(span.start_us, 4),
+        "dur": round(span.end_us - span.start_us, 4),
+        "args": {"tiles": f"{span.tile}" if span.tiles == 1 else f"{span.tile} to {last}", "replica": span.replica},
+    }
+
+
+def _wait(pid: int, span: Span) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "wait",
+        "name": f"wait: {span.waited_for}" if span.waited_for else "wait",
+        "pid": pid,
+        "tid": span.worker,
+        "ts": round(span.start_us - span.waited_us, 4),
+        "dur": round(span.waited_us, 4),
+    }
