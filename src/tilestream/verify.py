@@ -1,0 +1,252 @@
+"""What a legal pipeline is: a list of named rules, each with its arithmetic in the message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tilestream.errors import IRError, VerifyError
+from tilestream.ir import Pipeline, Queue, Role, Stage, Transport
+from tilestream.shapes import check_shapes
+
+if TYPE_CHECKING:
+    from tilestream.devices import Device
+
+WIDEST = {0: 256, 1: 512}  # features of a tile in registers, by Shard.dim: 128 fp32 accumulators a thread of 128 or 256
+REGISTERS_PER_THREAD = 255
+
+
+def verify(pipeline: Pipeline, device: Device | None = None) -> None:
+    """Check that ``pipeline`` cannot deadlock, that its ops agree, and that it fits ``device`` if one is given.
+
+    A pipeline that passes completes on the reference machine (``docs/queues.md`` has the proof).
+
+    Raises:
+        VerifyError: the first rule that is broken, with the numbers, the user's line and a remedy.
+    """
+    for rule in RULES:
+        rule(pipeline)
+    if device is not None:
+        for launch in pipeline.launches():
+            for device_rule in DEVICE_RULES:
+                device_rule(launch, device)
+
+
+def stages_work(p: Pipeline) -> None:
+    """Every stage has ops, at least one replica, a known placement, and hands something on."""
+    if not p.stages:
+        raise VerifyError(f"pipeline {p.name!r} has no stage", "add one, or leave the region to the fallback")
+    for stage in p.stages:
+        if stage.replicas < 1:
+            raise VerifyError(f"{_named(stage)} has {stage.replicas} replicas", "use at least 1")
+        if stage.placement.dim not in WIDEST:
+            raise VerifyError(f"{_named(stage)} has placement Shard({stage.placement.dim})", "use Shard(0) or Shard(1)")
+        if not any(op.kind == "store" for op in stage.ops) and not any(q.producer == stage.name for q in p.queues):
+            raise VerifyError(f"{_named(stage)} stores nothing and feeds no queue: it has no work", "remove it")
+
+
+def queues_join(p: Pipeline) -> None:
+    """Every queue has consumers that take its tile, once each."""
+    for q in p.queues:
+        if not q.consumers:
+            raise VerifyError(f"{_queue(q)} has no consumer", "name the stages that take the tile, or remove the queue")
+        for consumer in q.consumers:
+            if consumer != q.producer and q.tile not in p.stage(consumer).taken():
+                raise VerifyError(
+                    f"{_queue(q)}: stage {consumer!r} never uses the tile", "remove it from the consumers"
+                )
+    for (tile, consumer), n in Counter((q.tile, c) for q in p.queues for c in q.consumers).items():
+        if n > 1:
+            raise VerifyError(f"stage {consumer!r} is delivered tile {tile!r} {n} times", "keep one queue")
+    for (tile, transport), n in Counter((q.tile, q.transport) for q in p.queues).items():
+        if n > 1:
+            raise VerifyError(
+                f"tile {tile!r} is in {n} {transport.value} queues", "give one queue all the consumers (multicast)"
+            )
+
+
+def stage_graph_is_acyclic(p: Pipeline) -> None:
+    """No stage waits for itself, directly or through others."""
+    after: dict[str, list[str]] = {s.name: [] for s in p.stages}
+    for q in p.queues:
+        after[q.producer] += q.consumers
+    cycle = _cycle(after)
+    if cycle:
+        raise VerifyError(
+            f"the stages of pipeline {p.name!r} wait for each other: {' -> '.join(cycle)}",
+            "put the stages of the cycle into one stage",
+        )
+
+
+def queues_hold_a_step(p: Pipeline) -> None:
+    """A queue on chip holds what every replica at each of its ends takes or makes in one step."""
+    for q in p.queues:
+        if q.transport is Transport.DRAM:
+            if q.depth:
+                raise VerifyError(f"{_queue(q)} has depth {q.depth}", "a DRAM queue holds every tile: use depth 0")
+            continue
+        for stage in map(p.stage, (q.producer, *q.consumers)):
+            need = stage.tiles_per_step * stage.replicas
+            if q.depth < need:
+                raise VerifyError(
+                    f"{_queue(q)} has depth {q.depth} < {need} = {stage.tiles_per_step} tiles a step"
+                    f" x {stage.replicas} replicas of stage {stage.name!r}",
+                    f"use a depth of at least {need + need % 2}",
+                )
+        if q.depth % 2:
+            raise VerifyError(
+                f"{_queue(q)} has depth {q.depth}, which is odd: the two warpgroups of a stage take alternate slots",
+                f"use {q.depth + 1}",
+            )
+
+
+def tiles_are_used(p: Pipeline) -> None:
+    """Every tile is used by an op of its stage or handed on."""
+    queued = {q.tile for q in p.queues}
+    for stage in p.stages:
+        used = queued | {name for op in stage.ops for name in op.ins}
+        for op in stage.ops:
+            if op.out is not None and op.out.name not in used:
+                where = op.source or _named(stage)
+                raise VerifyError(f"nobody uses tile {op.out.name!r} ({op.kind} at {where})", "remove the op")
+
+
+def outputs_are_stored_once(p: Pipeline) -> None:
+    """Each output is stored by exactly one op."""
+    stores = Counter(op.params[0] for s in p.stages for op in s.ops if op.kind == "store")
+    for tensor in p.by_role(Role.OUTPUT):
+        if stores[tensor.name] != 1:
+            raise VerifyError(f"output {tensor.name!r} is stored {stores[tensor.name]} times", "store it exactly once")
+
+
+def tiles_fit_registers(p: Pipeline) -> None:
+    """A tile in registers is at most as wide as the placement of its stage allows.
+
+    Tiles that only feed linears (loaded, taken from a queue, or a cat of such) stay in shared memory.
+    """
+    tiles = p.tiles()
+    for stage in p.stages:
+        widest = WIDEST[stage.placement.dim]
+        in_shared = _shared_operands(p, stage)
+        for name in (*stage.taken(), *stage.defined()):
+            width = tiles[name].features
+            if width > widest and name not in in_shared:
+                raise VerifyError(
+                    f"{_named(stage)}: tile {name!r} has {width} features > {widest},"
+                    f" the widest that Shard({stage.placement.dim}) holds in registers",
+                    "use Shard(1)" if width <= WIDEST[1] else "split the layer over several stages",
+                )
+
+
+def launches_in_order(p: Pipeline) -> None:
+    """The DRAM queues cut the pipeline into launches that can run one after another."""
+    try:
+        list(p.launches())
+    except IRError as error:
+        raise VerifyError(
+            f"pipeline {p.name!r} cannot be cut at its DRAM queues: {error.cause}", error.remedy
+        ) from error
+
+
+RULES: tuple[Callable[[Pipeline], None], ...] = (
+    stages_work,
+    check_shapes,
+    queues_join,
+    stage_graph_is_acyclic,
+    queues_hold_a_step,
+    tiles_are_used,
+    outputs_are_stored_once,
+    tiles_fit_registers,
+    launches_in_order,
+)
+
+
+def replicas_fit_sms(launch: Pipeline, device: Device) -> None:
+    """All replicas of a launch are resident together, one CTA an SM."""
+    total = sum(s.replicas for s in launch.stages)
+    if total > device.sms:
+        parts = " + ".join(f"{s.name} {s.replicas}" for s in launch.stages)
+        raise VerifyError(
+            f"launch {launch.name!r} needs {parts} = {total} > {device.sms} SMs of {device.name}", "use fewer replicas"
+        )
+
+
+def stages_fit_sm(launch: Pipeline, device: Device) -> None:
+    """Registers and shared memory of every stage fit one CTA."""
+    from tilestream.schedule import footprint
+
+    for stage in launch.stages:
+        need = footprint(stage, launch)
+        if need.shared_bytes > device.shared_bytes_per_cta:
+            parts = " + ".join(f"{name} {size}" for name, size in need.parts)
+            raise VerifyError(
+                f"{_named(stage)} needs {parts} = {need.shared_bytes} > {device.shared_bytes_per_cta}"
+                f" bytes of shared memory on {device.name}",
+                "stream its weights, or split it into several stages",
+            )
+        if need.registers > REGISTERS_PER_THREAD:
+            raise VerifyError(
+                f"{_named(stage)} needs {need.registers} > {REGISTERS_PER_THREAD} registers a thread",
+                "split it into several stages, or use Shard(1)",
+            )
+
+
+def rings_fit_l2(launch: Pipeline, device: Device) -> None:
+    """All rings of a launch together fit the L2: past it, they would spill to DRAM."""
+    tiles = launch.tiles()
+    rings = [(q.tile, q.depth, tiles[q.tile].bytes) for q in launch.queues if q.transport is Transport.L2]
+    total = sum(depth * size for _, depth, size in rings)
+    if total > device.l2_bytes:
+        parts = " + ".join(f"{name} {depth} x {size}" for name, depth, size in rings)
+        raise VerifyError(
+            f"the rings of launch {launch.name!r} take {parts} = {total} > {device.l2_bytes}"
+            f" bytes of L2 on {device.name}",
+            "use less depth or fewer replicas",
+        )
+
+
+DEVICE_RULES: tuple[Callable[[Pipeline, Device], None], ...] = (replicas_fit_sms, stages_fit_sm, rings_fit_l2)
+
+
+def _named(stage: Stage) -> str:
+    return f"stage {stage.name!r}" + (f" ({stage.source})" if stage.source else "")
+
+
+def _queue(q: Queue) -> str:
+    return f"queue of {q.tile!r} from {q.producer!r}" + (f" ({q.source})" if q.source else "")
+
+
+def _cycle(after: dict[str, list[str]]) -> list[str]:
+    """The names along one cycle, first repeated at the end; empty if there is none."""
+    finished: set[str] = set()
+    for start in after:
+        path = [start]
+        branches = [iter(after[start])]
+        while branches:
+            name = next(branches[-1], None)
+            if name is None:
+                finished.add(path.pop())
+                branches.pop()
+            elif name in path:
+                return [*path[path.index(name) :], name]
+            elif name not in finished:
+                path.append(name)
+                branches.append(iter(after[name]))
+    return []
+
+
+def _shared_operands(p: Pipeline, stage: Stage) -> set[str]:
+    """Tiles of ``stage`` that are copied into shared memory and read only by linears."""
+    copied = dict.fromkeys(stage.taken())
+    for op in stage.ops:
+        if op.out is not None and (op.kind == "load" or op.kind == "cat" and all(n in copied for n in op.ins)):
+            copied[op.out.name] = None
+    handed_on = {q.tile for q in p.queues if q.producer == stage.name}
+    operands: set[str] = set()
+    for name in reversed(copied):  # a cat before its parts: they are operands only if it is
+        users = [op for op in stage.ops if name in op.ins]
+        through = all(op.kind == "linear" or op.kind == "cat" and op.out and op.out.name in operands for op in users)
+        if through and name not in handed_on:
+            operands.add(name)
+    return operands
