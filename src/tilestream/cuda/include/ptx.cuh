@@ -9,7 +9,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 #define TS_DEV __device__ __forceinline__
-#define TS_LANES  // on the host: a loop over the 128 lanes of a warpgroup
+#define TS_LANES              // on the host: a loop over the 128 lanes t of a warpgroup
+#define TS_REG(r, k) (r).v[k]  // register k of lane t
 
 struct alignas(64) TensorMap {
   u64 opaque[16];
@@ -17,6 +18,13 @@ struct alignas(64) TensorMap {
 
 namespace ts {
 
+// K registers of each lane of a warpgroup.
+template <class V, int K>
+struct Registers {
+  V v[K];
+};
+
+constexpr int WARP = 32;  // on the host a warp is one thread
 TS_DEV u32 lane_in_warp() { return threadIdx.x & 31; }
 TS_DEV u32 lane_in_group() { return threadIdx.x & 127; }
 // Provably uniform, else ptxas serialises the wgmma it guards (C7520).
@@ -41,6 +49,10 @@ TS_DEV void sts16(u32 addr, u16 v) { asm volatile("st.shared.b16 [%0], %1;" ::"r
 TS_DEV void sts128(u32 addr, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+TS_DEV void sts64(u32 addr, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(addr), "f"(a), "f"(b) : "memory");
+}
+TS_DEV void stsf(u32 addr, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(v) : "memory"); }
 TS_DEV u32 lds32(u32 addr) {
   u32 v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
@@ -59,6 +71,11 @@ TS_DEV void bar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;
 TS_DEV void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 TS_DEV void bar_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+// Each of the group's four warps arrives once, after all its lanes.
+TS_DEV void group_arrive(u32 bar) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) bar_arrive(bar);
 }
 TS_DEV bool bar_try(u32 bar, u32 parity) {
   u32 ok;
@@ -121,6 +138,7 @@ TS_DEV u32 count_up(u32* counter) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(counter) : "memory");
   return v;
 }
+TS_DEV void fence_system() { __threadfence_system(); }
 TS_DEV bool claim(u32* word) { return atomicCAS_system(word, 0u, 1u) == 0u; }
 
 // ---- global memory
@@ -181,6 +199,12 @@ struct f16 {
 };
 struct f32 {
   static constexpr int BYTES = 4;
+  // What a tf32 product keeps of it; the products truncate, so rounding here halves their error.
+  static TS_DEV float to_tf32(float x) {
+    u32 r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return __uint_as_float(r);
+  }
 };
 
 // ---- special functions, fast forms: relative error near 2^-21 unless said

@@ -1,0 +1,202 @@
+// The warps around the consumers: one loads weights, one per warpgroup loads inputs, one publishes.
+// Each walks a constant table that the emitter wrote; a stage S gives the tables and the layout.
+#pragma once
+
+namespace ts {
+
+struct PageOp {  // one page of weights
+  int map, x, y, bytes;
+};
+struct LoadOp {      // one chunk of an input or of a queue's tile
+  int map;           // tensor map, or -1: by ordinary loads
+  int tensor;        // index of pointer and stride, for ordinary loads
+  int col, cols;     // first column, and how many are valid
+  int queue, end;    // queue index or -1
+};
+struct StoreOp {  // one chunk of an output or of a queue's tile
+  int map, x, queue, first, last;
+};
+struct QueueInfo {
+  int lines;      // index of its first flag line: `depth` full flags, then `depth` free flags a consumer
+  int depth;
+  int consumers;
+};
+
+constexpr int LINE = 16;  // u64 words between flags: one 128-byte line each
+
+struct Dump {  // in host memory; read after a trap
+  u32 claimed, stage, sm, queue, tile, waits_for_free;
+  u64 expected, found;
+  u64 flags[1];
+};
+
+struct Sync {  // what hand-over through global memory needs
+  u64* flags;
+  Dump* dump;
+  u64 limit_ns;
+  u64 epoch;  // launches of this workspace before this one, in the high half
+  int stage, lines;
+};
+
+TS_DEV u64 ticket(const Sync& s, int tile) { return s.epoch | (u64)(u32)(tile + 1); }
+
+TS_DEV void expire(const Sync& s, int queue, int tile, int waits_for_free, u64 expected, u64 found) {
+  if (claim(&s.dump->claimed)) {
+    s.dump->stage = s.stage;
+    s.dump->sm = sm_id();
+    s.dump->queue = queue;
+    s.dump->tile = tile;
+    s.dump->waits_for_free = waits_for_free;
+    s.dump->expected = expected;
+    s.dump->found = found;
+    for (int k = 0; k < s.lines; ++k) s.dump->flags[k] = flag_acquire(s.flags + k * LINE);
+    fence_system();
+  }
+  trap();
+}
+
+TS_DEV void flag_wait(const Sync& s, int line, u64 expected, int queue, int tile, int waits_for_free) {
+  u64 found = flag_acquire(s.flags + line * LINE);
+  if (found >= expected) return;
+  u64 start = now_ns();
+#pragma unroll 1
+  for (u32 spin = 1;; ++spin) {
+    found = flag_acquire(s.flags + line * LINE);
+    if (found >= expected) return;
+    if ((spin & 255) == 0 && now_ns() - start > s.limit_ns) expire(s, queue, tile, waits_for_free, expected, found);
+  }
+}
+
+// Consumer side: tile `tile` of queue q is in its slot and visible to bulk copies.
+TS_DEV void queue_wait_full(const Sync& s, const QueueInfo& info, int q, int tile) {
+  flag_wait(s, info.lines + tile % info.depth, ticket(s, tile), q, tile, 0);
+  fence_async_global();
+}
+// Producer side: every consumer has read what the slot held.
+TS_DEV void queue_wait_free(const Sync& s, const QueueInfo& info, int q, int tile) {
+  if (tile < info.depth) return;
+  for (int c = 0; c < info.consumers; ++c)
+    flag_wait(s, info.lines + (1 + c) * info.depth + tile % info.depth, ticket(s, tile - info.depth), q, tile, 1);
+}
+TS_DEV void queue_publish(const Sync& s, const QueueInfo& info, int tile) {
+  fence_async_global();
+  flag_release(s.flags + (info.lines + tile % info.depth) * LINE, ticket(s, tile));
+}
+// The bulk loads have completed (an mbarrier said so): a relaxed store cannot overtake that wait.
+TS_DEV void queue_free(const Sync& s, const QueueInfo& info, int consumer, int tile) {
+  flag_relaxed(s.flags + (info.lines + (1 + consumer) * info.depth + tile % info.depth) * LINE, ticket(s, tile));
+}
+
+// ---- weights
+template <class S, class P>
+TS_DEV void load_weights(const P& p, u32 smem, int replica) {
+  if (lane_in_warp() != 0) return;
+  Ring<S::PAGES, S::PAGE_BYTES> ring(smem + S::PAGE_BARS, smem + S::PAGE_DATA);
+  for (Units<S::TILES> u(p.rows, replica, S::REPLICAS); u.more(); u.next()) {
+#pragma unroll 1
+    for (int k = 0; k < S::PAGE_OPS; ++k) {
+      PageOp op = S::page_op(k);
+      if (!S::RESIDENT) ring.wait_empty();
+      bar_expect(ring.full(), (u32)op.bytes);
+      tma_load(ring.addr(), &p.maps[op.map], op.x, op.y, ring.full(), EVICT_LAST);
+      ring.advance();
+    }
+    if (S::RESIDENT) return;
+  }
+}
+
+// ---- inputs
+// A chunk whose rows do not start on 16 bytes, or whose width TMA cannot cut: element by element, zeros outside.
+template <class T>
+TS_DEV void load_elements(u32 dst, const void* src, int stride, int row0, int rows, int col, int cols) {
+  constexpr int COLS = 128 / T::BYTES;
+  for (int c = (int)lane_in_warp(); c < COLS; c += WARP) {
+#pragma unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+      float v = 0.0f;
+      if (c < cols && row0 + r < rows) v = Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c);
+      Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), v);
+    }
+  }
+}
+
+template <class S, class P>
+TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, int replica, int g) {
+  using T = typename S::T;
+  Ring<S::IN_SLOTS, CHUNK_BYTES> ring(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES);
+  for (Units<S::TILES> u(p.rows, replica, S::REPLICAS); u.more(); u.next()) {
+    int tile = u.tile(g);
+#pragma unroll 1
+    for (int k = 0; k < S::LOAD_OPS; ++k) {
+      LoadOp op = S::load_op(k);
+      if (op.map >= 0) {
+        if (lane_in_warp() == 0) {
+          int y = tile * ROWS;
+          if (op.queue >= 0) {
+            QueueInfo info = p.queue(op.queue);
+            queue_wait_full(sync, info, op.queue, tile);
+            y = (tile % info.depth) * ROWS;
+          }
+          ring.wait_empty();
+          bar_expect(ring.full(), CHUNK_BYTES);
+          tma_load(ring.addr(), &p.maps[op.map], op.col, y, ring.full(), op.queue >= 0 ? EVICT_LAST : EVICT_FIRST);
+        }
+      } else {
+        ring.wait_empty();
+        load_elements<T>(ring.addr(), p.pointers[op.tensor], p.strides[op.tensor], tile * ROWS, p.rows, op.col, op.cols);
+        fence_async_shared();
+        sync_warp();
+        if (lane_in_warp() == 0) bar_arrive(ring.full());
+      }
+      ring.advance();
+    }
+  }
+}
+
+// ---- outputs
+// Serves warpgroups first..last; their chunks come in the order of the program, and so do the copies.
+// A staging slot is given back one copy later, when the one before has been read.
+template <class S, class P>
+TS_DEV void publish(const P& p, const Sync& sync, u32 smem, int replica, int first, int last) {
+  if (lane_in_warp() != 0) return;
+  Ring<S::OUT_SLOTS, CHUNK_BYTES> rings[2] = {
+      {smem + S::OUT_BARS, smem + S::OUT_DATA},
+      {smem + S::OUT_BARS + S::OUT_SLOTS * 16, smem + S::OUT_DATA + S::OUT_SLOTS * CHUNK_BYTES}};
+  u32 unread = 0;  // the empty barrier of the copy still being read
+  for (Units<S::TILES> u(p.rows, replica, S::REPLICAS); u.more(); u.next()) {
+#pragma unroll 1
+    for (int k = 0; k < S::STORE_GROUPS; ++k)
+#pragma unroll 1
+      for (int g = first; g <= last; ++g) {
+        int tile = u.tile(g);
+        Ring<S::OUT_SLOTS, CHUNK_BYTES>& ring = rings[g];
+#pragma unroll 1
+        for (int e = S::store_begin(k, g); e < S::store_begin(k, g + 1); ++e) {
+          StoreOp op = S::store_op(e);
+          int y = tile * ROWS;
+          QueueInfo info = {0, 1, 0};
+          if (op.queue >= 0) {
+            info = p.queue(op.queue);
+            if (op.first) queue_wait_free(sync, info, op.queue, tile);
+            y = (tile % info.depth) * ROWS;
+          }
+          ring.wait_full();
+          tma_store(&p.maps[op.map], op.x, y, ring.addr(), op.queue >= 0 ? EVICT_LAST : EVICT_FIRST);
+          store_commit();
+          if (unread != 0) {
+            store_wait_read<1>();
+            bar_arrive(unread);
+          }
+          unread = ring.empty();
+          ring.advance();
+          if (op.queue >= 0 && op.last) {
+            store_wait<0>();
+            queue_publish(sync, info, tile);
+          }
+        }
+      }
+  }
+  store_wait<0>();
+}
+
+}  // namespace ts

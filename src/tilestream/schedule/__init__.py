@@ -1,0 +1,51 @@
+"""How one stage runs on one CTA: its steps, what stays in registers, and its shared memory.
+
+``build`` turns a Stage into a Schedule; ``footprint`` says what that costs. The verifier, the
+planner and the CUDA emitter read schedules; the reference machine does not need them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilestream.ir import Pipeline, Stage
+from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.model import Schedule
+from tilestream.schedule.partition import partition
+
+__all__ = ["Footprint", "Layout", "Schedule", "build", "footprint"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one replica of a stage takes from its SM.
+
+    ``shared_bytes`` is the sum of ``parts`` (name, bytes); ``registers`` is the estimate for one
+    thread of a consumer warpgroup.
+    """
+
+    shared_bytes: int
+    registers: int
+    parts: tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=4096)
+def build(stage: Stage, pipeline: Pipeline) -> Schedule:
+    """Order a stage's ops into steps and give every tile a place.
+
+    Raises:
+        VerifyError: if a tile is wider than the placement allows or mixes dtypes; the message names the user's line.
+    """
+    return partition(stage, pipeline)
+
+
+def footprint(stage: Stage, pipeline: Pipeline) -> Footprint:
+    """Registers and shared memory of one replica.
+
+    Raises:
+        VerifyError: as ``build``. Whether it fits a device is for the caller to compare.
+    """
+    schedule = build(stage, pipeline)
+    layout = lay_out(schedule)
+    return Footprint(layout.total, schedule.registers, layout.parts)

@@ -1,0 +1,118 @@
+"""Shared memory of a CTA, byte by byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilestream.ir import DTYPE_BYTES, Residency
+from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
+
+CHUNK = 8192  # 64 rows x 128 bytes
+SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
+OUT_SLOTS = 2
+ALIGN = 1024  # of a swizzled tile
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets in bytes from the start of shared memory."""
+
+    pages: int
+    page_bytes: int
+    page_data: int
+    in_slots: int
+    in_data: int
+    out_slots: int
+    out_data: int
+    buffers: tuple[int, ...]
+    buffer_bytes: tuple[int, ...]
+    page_bars: int
+    in_bars: int
+    out_bars: int
+    scratch: int
+    total: int
+    parts: tuple[tuple[str, int], ...]
+
+
+def page_rows(schedule: Schedule) -> int:
+    """Weight rows in a page: the widest product's share of one warpgroup."""
+    return max((ceil_to(schedule.width(s), 8) for s in schedule.steps if s.gemm), default=8)
+
+
+def pages_of(schedule: Schedule, step: Step, gemm: Gemm) -> int:
+    """Pages one product takes in: one a chunk of its depth, two where both warpgroups have columns."""
+    halves = 1 if schedule.stage.placement.dim == 0 else (2 if step.features > schedule.width(step) else 1)
+    return halves * sum(seg.chunks(schedule.chunk_columns) for seg in gemm.segments)
+
+
+def chunks_in(schedule: Schedule) -> int:
+    """Input chunks a tile takes, the most that one epilogue needs at once, and the first product's."""
+    return sum(
+        sum(s.chunks(schedule.chunk_columns) for s in step.gemm.segments if s.place is Place.STREAM) if step.gemm else 0
+        for step in schedule.steps
+    )
+
+
+def lay_out(schedule: Schedule) -> Layout:
+    """Give every ring and buffer its place; what is left deepens the weight ring, then the input ring."""
+    rings = 2 if schedule.stage.placement.dim == 0 else 1
+    element = DTYPE_BYTES[schedule.dtype]
+    page = page_rows(schedule) * 128
+    total_pages = sum(pages_of(schedule, s, s.gemm) for s in schedule.steps if s.gemm)
+    streamed = max((len(p.streams) for s in schedule.steps for p in s.phases), default=0)
+    both = schedule.stage.placement.dim == 1
+    # An epilogue holds a chunk of each of its streams at once (under Shard(1), one for each warpgroup).
+    need_in = max(1 if chunks_in(schedule) else 0, streamed * (2 if both else 1))
+    staged = any(k.kind == "staged" for s in schedule.steps for p in s.phases for k in p.sinks)
+    out_slots = OUT_SLOTS if staged else 0
+    buffer_bytes = tuple(ceil_to(f * element, 128) * 64 for f in schedule.buffer_features)
+    fixed = sum(buffer_bytes) * rings + out_slots * 2 * CHUNK
+    resident = schedule.stage.residency is Residency.RESIDENT
+    bars = 4096 if resident and total_pages > 64 else 2048
+    left = SHARED_LIMIT - fixed - bars
+    want_in = max(need_in, min(8, _loads(schedule)))
+    if resident or total_pages == 0:
+        pages = total_pages
+        in_slots = max(need_in, min(want_in, (left - pages * page) // (rings * CHUNK))) if want_in else 0
+    else:
+        # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
+        layer = max(pages_of(schedule, s, s.gemm) for s in schedule.steps if s.gemm)
+        enough = min(layer + 1, total_pages)
+        in_slots = need_in
+        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page >= max(enough, 2):
+            in_slots += 1
+        pages = max(2, min((left - in_slots * rings * CHUNK) // page, 64))
+    offset = 0
+    page_data, offset = offset, offset + pages * page
+    in_data, offset = offset, offset + in_slots * rings * CHUNK
+    out_data, offset = offset, offset + out_slots * 2 * CHUNK
+    buffers = []
+    for size in buffer_bytes:
+        buffers.append(offset)
+        offset += size * rings
+    page_bars = offset
+    in_bars = page_bars + pages * 16
+    out_bars = in_bars + in_slots * rings * 16
+    scratch = ceil_to(out_bars + out_slots * 2 * 16, 128)
+    total = scratch + (1024 if both else 0)
+    parts = (
+        ("weights" if resident else "weight ring", pages * page),
+        ("input ring", in_slots * rings * CHUNK),
+        ("output staging", out_slots * 2 * CHUNK),
+        ("tile buffers", sum(buffer_bytes) * rings),
+        ("barriers", total - page_bars),
+    )
+    return Layout(
+        pages, page, page_data, in_slots, in_data, out_slots, out_data, tuple(buffers), buffer_bytes,
+        page_bars, in_bars, out_bars, scratch, total, parts,
+    )  # fmt: skip
+
+
+def _loads(schedule: Schedule) -> int:
+    """Chunks that one tile takes in, products and epilogues together."""
+    columns = schedule.chunk_columns
+    total = chunks_in(schedule)
+    for step in schedule.steps:
+        for phase in step.phases:
+            total += len(phase.streams) * (ceil_to(step.features, columns) // columns)
+    return total

@@ -1,0 +1,132 @@
+"""What a schedule is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tilestream.ir import DTYPE_BYTES, Stage, Tile, TileOp
+
+ACC_LIMIT = {0: 256, 1: 512}  # features of a fragment under Shard(0), Shard(1)
+
+
+def ceil_to(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+class Place(StrEnum):
+    """Where a tile waits for its users."""
+
+    STREAM = "stream"  # in device memory; chunks come through the input ring at every use
+    REGISTERS = "registers"  # packed, as the A operand of a later product
+    SHARED = "shared"  # a buffer in shared memory
+    ROW = "row"  # one value a row, in registers
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A tile that comes from an input tensor or a queue; ``start`` is its first column there."""
+
+    tile: str
+    features: int
+    tensor: str = ""
+    queue: bool = False
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Columns of a product's left operand. ``weight_column`` is where they meet the weight."""
+
+    tile: str
+    place: Place
+    features: int
+    weight_column: int
+    start: int = 0
+
+    def chunks(self, chunk_columns: int) -> int:
+        return ceil_to(self.features, chunk_columns) // chunk_columns
+
+    def ksteps(self, chunk: int, chunk_columns: int) -> int:
+        """Products of one instruction depth (32 bytes) in a chunk; ragged ends round up."""
+        left = min(self.features - chunk * chunk_columns, chunk_columns)
+        return ceil_to(left, chunk_columns // 4) // (chunk_columns // 4)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """acc[64, features] = concat(segments) @ weight.T + bias, fp32 accumulation on wgmma."""
+
+    weight: str
+    bias: str
+    features: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a step puts a value: a later step (registers, shared), or away (tensor or queue)."""
+
+    tile: str
+    kind: str  # registers | shared | staged | direct
+    target: str = ""  # buffer, output tensor, or "" for the tile's queue
+    column: int = 0  # first column in the target
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One pass over a step's fragment, between row reductions.
+
+    ``nodes`` are evaluated for each pair of columns; ``reduces`` accumulate; ``row_nodes`` are
+    computed once a row after the reductions; ``keep`` overwrites the fragment.
+    """
+
+    nodes: tuple[TileOp, ...]
+    reduces: tuple[TileOp, ...]
+    row_nodes: tuple[TileOp, ...]
+    sinks: tuple[Sink, ...]
+    streams: tuple[str, ...]
+    keep: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One product with its epilogue, or an epilogue alone. ``held`` is the fragment's value at the start."""
+
+    index: int
+    features: int
+    gemm: Gemm | None
+    held: str
+    phases: tuple[Phase, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A stage, ordered. Slots are register variables, buffers are in shared memory."""
+
+    stage: Stage
+    dtype: str
+    steps: tuple[Step, ...]
+    tiles: dict[str, Tile]
+    places: dict[str, Place]
+    streams: dict[str, Stream]
+    views: dict[str, tuple[str, int]]  # slices of computed tiles: (tile, first column)
+    slots: dict[str, int]  # tile in registers -> variable
+    slot_features: tuple[int, ...]
+    buffers: dict[str, int]  # tile in shared memory -> buffer
+    buffer_features: tuple[int, ...]
+    registers: int
+
+    @property
+    def chunk_columns(self) -> int:
+        return 128 // DTYPE_BYTES[self.dtype]
+
+    def width(self, step: Step) -> int:
+        """Columns of a step that one warpgroup owns."""
+        if self.stage.placement.dim == 0:
+            return step.features
+        return min(step.features, ceil_to(-(-step.features // 2), 64))
+
+    def __hash__(self) -> int:
+        return hash((self.stage, self.dtype))

@@ -1,0 +1,290 @@
+"""A stage's ops cut into steps: each product with the operations that follow it in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilestream.errors import VerifyError
+from tilestream.ir import Pipeline, Role, Stage, Tile, TileOp
+from tilestream.schedule.expand import expand
+from tilestream.schedule.model import ACC_LIMIT, Gemm, Place, Schedule, Segment, Sink, Step, Stream
+from tilestream.schedule.phases import Scope, cut_phases
+from tilestream.schedule.places import assign_places
+
+
+@dataclass
+class Draft:
+    """A step under construction."""
+
+    features: int
+    linear: TileOp | None = None
+    nodes: list[TileOp] = field(default_factory=list)
+    sinks: list[Sink] = field(default_factory=list)
+
+
+def partition(stage: Stage, pipeline: Pipeline) -> Schedule:
+    """Cut ``stage`` into steps and place its tiles.
+
+    Raises:
+        VerifyError: a tile is too wide, or dtypes are mixed.
+    """
+    return _Partition(stage, pipeline).run()
+
+
+class _Partition:
+    def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
+        self.stage, self.pipeline = stage, pipeline
+        every = pipeline.tiles()
+        self.tiles: dict[str, Tile] = dict(every)
+        self.features = {n: t.features for n, t in every.items()}
+        self.ops = expand(stage.ops, self.features)
+        for op in self.ops:
+            if op.out is not None:
+                self.tiles.setdefault(op.out.name, op.out)
+                self.features[op.out.name] = op.out.features
+        self.dtype = self._one_dtype()
+        self.drafts: list[Draft] = []
+        self.step_of: dict[str, int] = {}
+        self.streams: dict[str, Stream] = {}
+        self.views: dict[str, tuple[str, int]] = {}
+        self.cats: dict[str, tuple[str, ...]] = {}
+        self.floating: dict[str, TileOp] = {}
+        self.rows: set[str] = set()
+        self.shared: set[str] = set()  # tiles that views or copies force into shared memory
+        self.copies: dict[str, str] = {}
+
+    # -- legality
+
+    def _one_dtype(self) -> str:
+        dtypes: dict[str, str] = {}
+        for op in self.stage.ops:
+            for name in op.params:
+                tensor = self.pipeline.tensor(name)
+                if op.kind in ("load", "linear"):
+                    dtypes.setdefault(tensor.dtype, op.source or op.kind)
+        for name in self.stage.taken():
+            dtypes.setdefault(self.tiles[name].dtype, f"queue of {name}")
+        if not dtypes:
+            raise VerifyError(f"stage {self.stage.name!r} reads nothing", "give it a load or a queue")
+        if len(dtypes) > 1:
+            what = "; ".join(f"{d} at {s}" for d, s in dtypes.items())
+            raise VerifyError(
+                f"stage {self.stage.name!r} mixes operand dtypes ({what})",
+                "cast inputs and weights to one dtype outside the region",
+            )
+        dtype = next(iter(dtypes))
+        for name in (p for op in self.stage.ops for p in op.params):
+            tensor = self.pipeline.tensor(name)
+            if tensor.role is Role.PARAMETER and tensor.dtype not in (dtype, "f32"):
+                raise VerifyError(f"parameter {name!r} is {tensor.dtype} in a {dtype} stage", f"cast it to {dtype} or f32")
+        return dtype
+
+    def _check_width(self, features: int, op: TileOp) -> None:
+        limit = ACC_LIMIT[self.stage.placement.dim]
+        if features > limit:
+            raise VerifyError(
+                f"{op.kind} at {op.source or self.stage.name} makes {features} features; a fragment under "
+                f"Shard({self.stage.placement.dim}) holds {limit}",
+                "use Shard(1) (up to 512), split the layer over several stages, or leave it to the fallback",
+            )
+
+    # -- names
+
+    def parts(self, name: str) -> list[str]:
+        return [p for part in self.cats[name] for p in self.parts(part)] if name in self.cats else [name]
+
+    def usable_from(self, name: str) -> int:
+        """First step whose epilogue may read the tile; -1 for what needs no step."""
+        if name in self.views:
+            return self.usable_from(self.views[name][0]) + (0 if self.views[name][0] in self.cats else 1)
+        if name in self.cats:
+            return self.step_of[name] + 1
+        return self.step_of.get(name, -1)
+
+    def new_step(self, features: int, op: TileOp) -> int:
+        self._check_width(features, op)
+        self.drafts.append(Draft(features))
+        return len(self.drafts) - 1
+
+    # -- making values available
+
+    def compute(self, name: str, op: TileOp) -> None:
+        """Give a floating value (a function of streams alone) a step of its own."""
+        if name in self.floating:
+            node = self.floating.pop(name)
+            step = self.new_step(self.features[name], op)
+            self.drafts[step].nodes.append(node)
+            self.step_of[name] = step
+
+    def as_tile(self, name: str, op: TileOp) -> str:
+        """A row value, or a stream that must be copied, as an ordinary one-step tile."""
+        if name not in self.copies:
+            copy = Tile(f"{name}.tile", self.features[name], self.tiles[name].dtype)
+            self.tiles[copy.name], self.features[copy.name] = copy, copy.features
+            step = self.new_step(copy.features, op)
+            self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))
+            self.step_of[copy.name] = step
+            self.copies[name] = copy.name
+        return self.copies[name]
+
+    def gather(self, name: str, op: TileOp) -> None:
+        """Write a concatenation into one shared buffer, each part by the step that makes it."""
+        if name in self.step_of:
+            return
+        column, last = 0, -1
+        for part in self.parts(name):
+            source = part
+            if part in self.streams or part in self.rows or part in self.views:
+                source = self.as_tile(part, op)
+            self.compute(source, op)
+            self.drafts[self.step_of[source]].sinks.append(Sink(source, "shared", name, column))
+            last = max(last, self.step_of[source])
+            column += self.features[part]
+        self.step_of[name] = last
+        self.shared.add(name)
+
+    # -- the walk over the ops
+
+    def run(self) -> Schedule:
+        for name in self.stage.taken():
+            self.streams[name] = Stream(name, self.features[name], queue=True)
+        for op in self.ops:
+            getattr(self, f"_{op.kind}", self._elementwise)(op)
+        self._sinks()
+        return self._finish()
+
+    def _load(self, op: TileOp) -> None:
+        assert op.out is not None
+        self.streams[op.out.name] = Stream(op.out.name, op.out.features, tensor=op.params[0])
+
+    def _cat(self, op: TileOp) -> None:
+        assert op.out is not None
+        self.cats[op.out.name] = op.ins
+
+    def _slice(self, op: TileOp) -> None:
+        assert op.out is not None
+        name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
+        if base in self.streams:
+            s = self.streams[base]
+            self.streams[name] = Stream(name, op.out.features, s.tensor, s.queue, s.start + start)
+            return
+        if base in self.views:
+            base, more = self.views[base]
+            start += more
+        if base in self.cats:
+            self.gather(base, op)
+        elif base in self.rows:
+            base = self.as_tile(base, op)
+            self.shared.add(base)
+        else:
+            self.compute(base, op)
+            self.shared.add(base)
+        self.views[name] = (base, start)
+
+    def _linear(self, op: TileOp) -> None:
+        assert op.out is not None
+        segments = []
+        for part in self.parts(op.ins[0]):
+            if part in self.rows:
+                part = self.as_tile(part, op)
+            elif part in self.views:
+                base, start = self.views[part]
+                columns = 128 // {"f32": 4}.get(self.dtype, 2)
+                if start % columns or (self.features[part] % columns and start + self.features[part] != self.features[base]):
+                    part = self.as_tile(part, op)
+            elif part in self.streams and self.streams[part].start % 8 and self.streams[part].queue:
+                part = self.as_tile(part, op)
+            self.compute(part, op)
+            segments.append(part)
+        step = self.new_step(op.out.features, op)
+        self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
+        self.step_of[op.out.name] = step
+
+    def _store(self, op: TileOp) -> None:
+        pass  # sinks are made when every tile has its step
+
+    def _elementwise(self, op: TileOp) -> None:
+        assert op.out is not None
+        name = op.out.name
+        for i in op.ins:
+            if i in self.cats:
+                self.gather(i, op)
+        width = max(self.features[i] for i in (*op.ins, name) if i not in self.rows) if any(
+            i not in self.rows for i in op.ins
+        ) else 1
+        reduces = op.kind in ("sum", "max")
+        all_rows = bool(op.ins) and all(i in self.rows for i in op.ins) and not op.params
+        first = max((self.usable_from(i) for i in op.ins), default=-1)
+        if first < 0:
+            if not reduces:
+                self.floating[name] = op
+                return
+            first = self.new_step(width, op)
+        elif first >= len(self.drafts) or (not all_rows and self.drafts[first].features != width):
+            first = self.new_step(width, op)
+        if reduces or all_rows:
+            self.rows.add(name)
+        self.drafts[first].nodes.append(op)
+        self.step_of[name] = first
+
+    # -- stores and queues
+
+    def _sinks(self) -> None:
+        pushed = [q for q in self.pipeline.queues if q.producer == self.stage.name]
+        wanted = [(op.ins[0], op.params[0], op) for op in self.stage.ops if op.kind == "store"]
+        wanted += [(q.tile, "", TileOp("store", None, (q.tile,), (), (), q.source)) for q in pushed]
+        for tile, target, op in wanted:
+            parts = self.parts(tile) if target else [tile]
+            if tile in self.cats and not target:
+                self.gather(tile, op)
+                parts = [tile]
+            column = 0
+            for part in parts:
+                source = part
+                if part in self.streams or part in self.rows or part in self.views or part in self.cats:
+                    source = self.as_tile(part, op)
+                self.compute(source, op)
+                kind = "staged" if self._can_stage(target, column, self.features[part], len(parts)) else "direct"
+                # A queue is known by its tile's name, also where a copy is what is pushed.
+                self.drafts[self.step_of[source]].sinks.append(Sink(source, kind, target or f"queue:{tile}", column))
+                column += self.features[part]
+
+    def _can_stage(self, target: str, column: int, features: int, parts: int) -> bool:
+        """Bulk stores need rows of a multiple of 16 bytes in the stage's own dtype."""
+        if not target:
+            return True
+        tensor = self.pipeline.tensor(target)
+        bytes_each = 4 if tensor.dtype == "f32" else 2
+        return parts == 1 and tensor.dtype == self.dtype and tensor.features * bytes_each % 16 == 0
+
+    # -- putting it together
+
+    def _finish(self) -> Schedule:
+        places = assign_places(self)
+        steps = []
+        scope = Scope(self.streams, self.rows, self.floating, self.step_of, self.views, self.features)
+        for k, draft in enumerate(self.drafts):
+            gemm = self._gemm(draft, places) if draft.linear is not None else None
+            held = draft.linear.out.name if draft.linear is not None and draft.linear.out is not None else ""
+            sinks = [*draft.sinks, *places.sinks.get(k, [])]
+            phases = cut_phases(k, held, draft.features, draft.nodes, sinks, scope)
+            source = (draft.linear or (draft.nodes or [TileOp("", None)])[0]).source
+            steps.append(Step(k, draft.features, gemm, held, phases, source))
+        return Schedule(
+            self.stage, self.dtype, tuple(steps), self.tiles, places.place, self.streams, self.views,
+            places.slots, places.slot_features, places.buffers, places.buffer_features, places.registers,
+        )  # fmt: skip
+
+    def _gemm(self, draft: Draft, places) -> Gemm:
+        linear = draft.linear
+        assert linear is not None and linear.out is not None
+        segments, column = [], 0
+        for part in linear.ins:
+            base, start = self.views.get(part, (part, 0))
+            place = Place.STREAM if part in self.streams else places.place[base]
+            name = part if part in self.streams else base
+            segments.append(Segment(name, place, self.features[part], column, start))
+            column += self.features[part]
+        bias = linear.params[1] if len(linear.params) > 1 else ""
+        order = {Place.STREAM: 0, Place.SHARED: 1, Place.REGISTERS: 2}
+        return Gemm(linear.params[0], bias, linear.out.features, tuple(sorted(segments, key=lambda s: order[s.place])))

@@ -1,0 +1,120 @@
+"""Where each computed tile waits for its later users: registers while they last, else shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tilestream.schedule.model import Place, Sink, ceil_to
+
+if TYPE_CHECKING:
+    from tilestream.schedule.partition import _Partition
+
+REGISTER_LIMIT = 232  # of a consumer thread, set by setmaxnreg
+OVERHEAD = 36  # addresses, ring cursors, temporaries: read off compiled kernels
+
+
+@dataclass
+class Places:
+    place: dict[str, Place] = field(default_factory=dict)
+    sinks: dict[int, list[Sink]] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+    slot_features: tuple[int, ...] = ()
+    buffers: dict[str, int] = field(default_factory=dict)
+    buffer_features: tuple[int, ...] = ()
+    registers: int = 0
+
+
+@dataclass(frozen=True)
+class _Life:
+    tile: str
+    born: int
+    products: tuple[int, ...]  # steps whose product reads it
+    reads: tuple[int, ...]  # steps whose epilogue reads it
+
+    @property
+    def last(self) -> int:
+        return max((*self.products, *self.reads), default=self.born)
+
+    def free_for(self, step: int) -> bool:
+        """A product is over when its epilogue writes, so its operand's place may be written then."""
+        return self.last < step or (self.last == step and step not in self.reads)
+
+
+def assign_places(b: _Partition) -> Places:
+    """Registers first; while a step needs more than REGISTER_LIMIT, its longest-lived tile moves out."""
+    lives = _lives(b)
+    wide = b.dtype == "f32" or b.stage.placement.dim == 1
+    in_registers = {t for t, life in lives.items() if not wide and t not in b.shared}
+    while True:
+        registers, crowded = _pressure(b, lives, in_registers)
+        if registers <= REGISTER_LIMIT or not crowded:
+            break
+        in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
+    out = Places(registers=registers)
+    out.place = {t: Place.REGISTERS if t in in_registers else Place.SHARED for t in lives}
+    out.place |= {t: Place.SHARED for t in b.shared} | {t: Place.ROW for t in b.rows} | {t: Place.STREAM for t in b.streams}
+    out.slots, out.slot_features = _colour({t: lives[t] for t in in_registers}, b.features, 16)
+    held = {t: lives[t] for t in lives if t not in in_registers}
+    out.buffers, out.buffer_features = _colour(held, b.features, 128 // (4 if b.dtype == "f32" else 2))
+    for t, life in lives.items():
+        if t not in b.cats:
+            kind = "registers" if t in in_registers else "shared"
+            out.sinks.setdefault(life.born, []).append(Sink(t, kind, t))
+    return out
+
+
+def _lives(b: _Partition) -> dict[str, _Life]:
+    products: dict[str, list[int]] = {}
+    reads: dict[str, list[int]] = {}
+    for k, draft in enumerate(b.drafts):
+        if draft.linear is not None:
+            for part in draft.linear.ins:
+                products.setdefault(b.views.get(part, (part, 0))[0], []).append(k)
+        for node in draft.nodes:
+            for i in node.ins:
+                base = b.views.get(i, (i, 0))[0]
+                if b.step_of.get(base, k) < k or base in b.cats:
+                    reads.setdefault(base, []).append(k)
+    lives = {}
+    for tile in {**products, **reads}:
+        if tile in b.streams or tile in b.rows or tile not in b.step_of:
+            continue
+        born = b.step_of[tile]
+        if tile in b.cats:
+            born = min(b.step_of[b.copies.get(p, p)] for p in b.parts(tile))
+        lives[tile] = _Life(tile, born, tuple(products.get(tile, ())), tuple(reads.get(tile, ())))
+    return lives
+
+
+def _pressure(b: _Partition, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, list[str]]:
+    """Registers of the worst step, and the tiles that could leave it."""
+    worst, crowd = 0, []
+    row_registers = 2 * min(len(b.rows), 6)
+    for k, draft in enumerate(b.drafts):
+        share = draft.features if b.stage.placement.dim == 0 else min(draft.features, ceil_to(-(-draft.features // 2), 64))
+        fragment = ceil_to(share, 8) // 2
+        live = [t for t in chosen if lives[t].born < k <= lives[t].last]
+        total = fragment + sum(ceil_to(b.features[t], 16) // 4 for t in live) + row_registers + OVERHEAD
+        if total > worst:
+            worst, crowd = total, live
+    return worst, crowd
+
+
+def _colour(lives: dict[str, _Life], features: dict[str, int], multiple: int) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Give tiles of equal width one place after another; in order of birth."""
+    homes: dict[str, int] = {}
+    widths: list[int] = []
+    tenants: list[list[_Life]] = []
+    for tile, life in sorted(lives.items(), key=lambda kv: (kv[1].born, kv[0])):
+        width = ceil_to(features[tile], multiple)
+        for k, there in enumerate(tenants):
+            if widths[k] == width and all(t.free_for(life.born) for t in there):
+                homes[tile] = k
+                there.append(life)
+                break
+        else:
+            homes[tile] = len(widths)
+            widths.append(width)
+            tenants.append([life])
+    return homes, tuple(widths)
