@@ -45,15 +45,26 @@ def detect(index: int | None = None) -> Device | None:
 def describe(properties) -> Device | None:
     """Match ``torch.cuda.get_device_properties`` to a device: by name, else by compute capability."""
     capability = (properties.major, properties.minor)
-    named = next((d for d in DEVICES.values() if d.name.upper() in properties.name.upper().replace("GH200", "H200")), None)
+    named = next(
+        (d for d in DEVICES.values() if d.name.upper() in properties.name.upper().replace("GH200", "H200")), None
+    )
     if named is not None and named.compute_capability != capability:
         named = None
     device = named or {(9, 0): H100, (8, 0): A100}.get(capability)
     if device is None:
-        log.info("no description of %s (sm_%d%d): known are %s", properties.name, *capability, ", ".join(sorted(DEVICES)))
+        log.info(
+            "no description of %s (sm_%d%d): known are %s", properties.name, *capability, ", ".join(sorted(DEVICES))
+        )
         return None
     sms = properties.multi_processor_count
     if sms != device.sms:
-        log.info("%s has %d SMs where %s is planned with %d: planning for %d", properties.name, sms, device.name, device.sms, sms)
+        log.info(
+            "%s has %d SMs where %s is planned with %d: planning for %d",
+            properties.name,
+            sms,
+            device.name,
+            device.sms,
+            sms,
+        )
         device = device.with_sms(sms)
     return device

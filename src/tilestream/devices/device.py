@@ -98,7 +98,11 @@ def check(device: Device) -> None:
         if rate is None or not (math.isfinite(rate) and rate > 0):
             raise wrong(f"tensor_flops[{dtype!r}]", rate, "give FLOP/s above 0 for bf16, f16 and f32")
     if device.l2_bytes_per_s < device.dram_bytes_per_s:
-        raise wrong("l2_bytes_per_s", device.l2_bytes_per_s, "DRAM traffic passes through the L2: make it at least dram_bytes_per_s")
+        raise wrong(
+            "l2_bytes_per_s",
+            device.l2_bytes_per_s,
+            "DRAM traffic passes through the L2: make it at least dram_bytes_per_s",
+        )
     if device.l2_shared_bytes_per_s < device.l2_bytes_per_s:
         raise wrong("l2_shared_bytes_per_s", device.l2_shared_bytes_per_s, "make it at least l2_bytes_per_s")
     points = device.queue_curve

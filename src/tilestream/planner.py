@@ -1,0 +1,240 @@
+"""From a region's program to the pipeline that runs it: candidates by strategy, cost, measurement, choice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tilestream.cost import predict
+from tilestream.devices import Device
+from tilestream.errors import IRError, PlanError, TilestreamError, VerifyError
+from tilestream.ir import Pipeline
+from tilestream.options import Options
+from tilestream.passes import (
+    balance,
+    choose_placement,
+    choose_residency,
+    cut_vertical,
+    merge_common_ops,
+    order_memory_ops,
+    remove_dead_ops,
+    set_queue_depth,
+    split_bulk,
+    split_spatial,
+)
+from tilestream.verify import verify
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_ROWS = 65_536  # planned for where the number of rows is 0 or not known
+MEASURED = 3  # candidates that are timed, besides the fallback
+HOPELESS = 2.0  # candidates predicted this many times slower than the best are not timed
+MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
+FALLBACK = "fallback"
+
+Pass = Callable[[Pipeline], Pipeline]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a region. ``pipeline`` None is the fallback, Inductor.
+
+    ``rejected`` says why it cannot be chosen; ``detail`` tells candidates of one strategy apart.
+    """
+
+    strategy: str
+    pipeline: Pipeline | None
+    predicted_us: float | None
+    measured_us: float | None = None
+    rejected: str = ""
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All candidates of a region at ``rows`` rows on ``device``, and the one that runs."""
+
+    region: str
+    rows: int
+    device: str
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+
+def plan(
+    program: Pipeline,
+    rows: int,
+    device: Device,
+    options: Options,
+    measure: Callable[[Candidate], float] | None = None,
+) -> Plan:
+    """Plan a region: every pass by name, in order, for every candidate.
+
+    Args:
+        program: a one-stage pipeline that holds all ops of the region in topological order.
+        rows: rows the plan is made for. Any number runs; 0 or less means not known.
+        measure: microseconds of a candidate, the fallback's included. Only the best few by prediction
+            are measured. Without it the predictions decide.
+
+    Raises:
+        PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
+    """
+    planned = rows if rows > 0 else UNKNOWN_ROWS
+    candidates: list[Candidate] = []
+    for recipe in recipes(program, options):
+        passes: tuple[Pass, ...] = (
+            remove_dead_ops,
+            merge_common_ops,
+            order_memory_ops,
+            partial(recipe.split, device=device),
+            partial(choose_placement, device=device),
+            partial(choose_residency, device=device),
+            partial(balance, device=device),
+            partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
+            partial(verified, device=device),
+        )
+        candidates.append(_candidate(recipe, program, passes, planned, device, candidates))
+    candidates.append(_fallback(program, planned, device))
+    if measure is not None and rows > 0:
+        candidates = _measured(candidates, measure, forced=options.strategy != "auto")
+    made = Plan(program.name, rows, device.name, tuple(candidates), _choose(candidates, program, options))
+    log.info("%s: %s", program.name, summary(made))
+    return made
+
+
+def verified(p: Pipeline, device: Device) -> Pipeline:
+    """``p`` itself, if it is legal on ``device``; raises ``VerifyError`` otherwise."""
+    verify(p, device)
+    return p
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one candidate is made: the splitting pass, and steps of room in its queues."""
+
+    strategy: str
+    split: Callable[..., Pipeline]
+    steps: int = 2
+    detail: str = ""
+
+
+def recipes(program: Pipeline, options: Options) -> list[Recipe]:
+    """What is tried under ``options.strategy``: with ``auto``, everything."""
+    linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
+    several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
+    spatial = [
+        Recipe(
+            "spatial",
+            partial(split_spatial, layers_per_stage=layers),
+            steps,
+            f"{layers} layer{'s' * (layers > 1)} a stage, {steps} steps a queue",
+        )
+        for layers in several
+        for steps in ((2, 4) if options.queue_depth is None else (2,))
+        if layers < max(linears, 2)
+    ]
+    every = {
+        "vertical": [Recipe("vertical", cut_vertical)],
+        "spatial": spatial,
+        "bulk": [Recipe("bulk", split_bulk)],
+    }
+    if options.strategy != "auto":
+        return every[options.strategy]
+    return [recipe for group in every.values() for recipe in group]
+
+
+def _candidate(
+    recipe: Recipe, program: Pipeline, passes: Sequence[Pass], rows: int, device: Device, before: list[Candidate]
+) -> Candidate:
+    try:
+        pipeline = apply(passes, program)
+    except (VerifyError, IRError) as error:
+        return Candidate(recipe.strategy, None, None, rejected=error.cause, detail=recipe.detail)
+    twin = next((c for c in before if c.pipeline == pipeline), None)
+    if twin is not None:
+        return Candidate(recipe.strategy, None, None, rejected=f"the same as {twin.name}", detail=recipe.detail)
+    return Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+
+
+def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
+    """The passes one after another."""
+    for one in passes:
+        program = one(program)
+    return program
+
+
+def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
+    """Inductor, predicted as the bulk pipeline: one library kernel an operator group."""
+    try:
+        pipeline = apply((remove_dead_ops, merge_common_ops, partial(split_bulk, device=device)), program)
+        pipeline = balance(pipeline, device)
+    except (VerifyError, IRError) as error:
+        log.debug("%s: the fallback has no prediction: %s", program.name, error)
+        return Candidate(FALLBACK, None, None)
+    return Candidate(FALLBACK, None, predict(pipeline, rows, device).us)
+
+
+def _measured(candidates: list[Candidate], measure: Callable[[Candidate], float], forced: bool) -> list[Candidate]:
+    legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
+    chosen = [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
+    if not forced:
+        chosen += [c for c in candidates if c.strategy == FALLBACK]
+    return [_time(c, measure) if c in chosen else c for c in candidates]
+
+
+def _time(candidate: Candidate, measure: Callable[[Candidate], float]) -> Candidate:
+    """The candidate with its time, or rejected with the reason why it could not be timed."""
+    try:
+        return replace(candidate, measured_us=measure(candidate))
+    except (TilestreamError, RuntimeError) as error:
+        log.warning("%s could not be measured: %s", candidate.name, error)
+        return replace(candidate, rejected=f"could not be measured: {error}")
+
+
+def _choose(candidates: list[Candidate], program: Pipeline, options: Options) -> Candidate:
+    usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    if not usable:
+        if options.strategy != "auto":
+            reasons = "; ".join(f"{c.name}: {c.rejected}" for c in candidates if c.rejected)
+            raise PlanError(
+                f"region {program.name!r} has no legal {options.strategy} pipeline: {reasons}",
+                "use strategy='auto', which leaves the region to Inductor",
+            )
+        return fallback
+    timed = [c for c in usable if c.measured_us is not None]
+    if options.strategy != "auto":
+        return min(timed, key=_time_of) if timed else min(usable, key=_predicted)
+    if timed:
+        best = min(timed, key=_time_of)
+        limit = fallback.measured_us
+        return best if limit is None or _time_of(best) <= MARGIN * limit else fallback
+    best = min(usable, key=_predicted)
+    limit = fallback.predicted_us
+    return best if limit is None or _predicted(best) <= MARGIN * limit else fallback
+
+
+def _predicted(c: Candidate) -> float:
+    return float("inf") if c.predicted_us is None else c.predicted_us
+
+
+def _time_of(c: Candidate) -> float:
+    return float("inf") if c.measured_us is None else c.measured_us
+
+
+def summary(made: Plan) -> str:
+    """One line: the choice, its time, and the fallback's."""
+    other = next(c for c in made.candidates if c.strategy == FALLBACK)
+
+    def time(c: Candidate) -> str:
+        if c.measured_us is not None:
+            return f"{c.measured_us:.1f} us measured"
+        return "no prediction" if c.predicted_us is None else f"{c.predicted_us:.1f} us predicted"
+
+    return f"{made.chosen.name}, {time(made.chosen)}; fallback {time(other)}; {made.rows} rows on {made.device}"
