@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.rule import Rule
@@ -107,7 +108,7 @@ def _region(region: RegionAnalysis) -> list[RenderableType]:
 
 def candidates(plan: Any) -> Table:
     """A plan's candidates, the chosen one marked."""
-    table = Table(title="candidates", title_justify="left", title_style="bold", expand=False)
+    table = _table("candidates")
     table.add_column("")
     table.add_column("strategy")
     for heading in ("predicted us", "measured us", "launches", "stages"):
@@ -129,8 +130,12 @@ def candidates(plan: Any) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
 def _stages(described: dict[str, Any]) -> Table:
-    table = Table(title="stages on SMs (one CTA each)", title_justify="left", title_style="bold")
+    table = _table("stages on SMs, one CTA each")
     several = len(described["launches"]) > 1
     if several:
         table.add_column("launch", justify="right")
@@ -155,7 +160,7 @@ def _stages(described: dict[str, Any]) -> Table:
 
 
 def _queues(described: dict[str, Any]) -> Table:
-    table = Table(title="queues", title_justify="left", title_style="bold")
+    table = _table("queues")
     for heading in ("tile", "from", "to", "where"):
         table.add_column(heading, overflow="fold")
     for heading in ("tile size", "depth", "ring"):
@@ -178,7 +183,7 @@ def _queues(described: dict[str, Any]) -> Table:
 def _exclusions(a: Analysis) -> list[RenderableType]:
     if not a.exclusions:
         return []
-    table = Table(title="operators left to Inductor", title_justify="left", title_style="bold")
+    table = _table("operators left to Inductor")
     for heading in ("operator", "reason", "source"):
         table.add_column(heading, overflow="fold")
     for e in a.exclusions:

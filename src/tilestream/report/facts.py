@@ -8,6 +8,7 @@ from typing import Any
 
 from tilestream.errors import TilestreamError
 from tilestream.ir import Pipeline, Queue, Stage, TileOp, Transport
+from tilestream.work import weight_bytes
 
 
 def pipeline_facts(pipeline: Pipeline) -> dict[str, Any]:
@@ -66,17 +67,6 @@ def queue_facts(pipeline: Pipeline, queue: Queue) -> dict[str, Any]:
         "tile_bytes": tile.bytes,
         "ring_bytes": tile.bytes * queue.depth,
     }
-
-
-def weight_bytes(stage: Stage, pipeline: Pipeline) -> int:
-    """Bytes of the linears' weights of a stage."""
-    from tilestream.ir import DTYPE_BYTES
-
-    weights = {op.params[0] for op in stage.ops if op.kind == "linear"}
-    return sum(
-        pipeline.tensor(w).shape[0] * pipeline.tensor(w).shape[1] * DTYPE_BYTES[pipeline.tensor(w).dtype]
-        for w in weights
-    )
 
 
 def summary(stage: Stage, pipeline: Pipeline) -> str:

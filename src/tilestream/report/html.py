@@ -1,0 +1,176 @@
+"""One self-contained HTML file: drawings, timelines, bytes and figures, with no reference to anything outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from tilestream import traffic
+from tilestream.analysis import RegionAnalysis
+from tilestream.report import charts, drawing, facts
+from tilestream.report.explain import Report, microseconds, size
+from tilestream.simulate import Simulation
+
+
+@dataclass
+class Content:
+    """What a page shows besides the plan.
+
+    Args:
+        times: device name to rows of (label, microseconds, "predicted" or "measured").
+        simulations: region name to strategy to simulated run.
+        kernels: one mapping of column heading to cell a kernel.
+        accuracy: mappings with ``what``, ``rows``, ``error``, ``eager_error`` and ``ok``.
+    """
+
+    times: Mapping[str, Sequence[tuple[str, float, str]]] = field(default_factory=dict)
+    simulations: Mapping[str, Mapping[str, Simulation]] = field(default_factory=dict)
+    kernels: Sequence[Mapping[str, str]] = ()
+    accuracy: Sequence[Mapping[str, Any]] = ()
+    environment: Mapping[str, object] = field(default_factory=dict)
+
+
+def write(path: Path, report: Report, content: Content) -> Path:
+    """Write the page to ``path`` and return it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(report, content), encoding="utf-8")
+    return path
+
+
+def render(report: Report, content: Content) -> str:
+    """The page as text."""
+    loader = jinja2.PackageLoader("tilestream.report", "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=False)
+    return environment.get_template("report.html.j2").render(page=_page(report, content))
+
+
+def _page(report: Report, content: Content) -> dict[str, Any]:
+    a = report.analysis
+    rows = max((r.rows for r in a.regions), default=0)
+    return {
+        "title": f"{a.model} on {a.device}",
+        "subtitle": f"{a.covered} of {a.operators} operators in {len(a.regions)} region(s), {a.graphs} graph(s), "
+        f"planned for {rows:,} rows",
+        "cards": _cards(report, content),
+        "rows": f"{rows:,}",
+        "times": [{"title": device, "svg": _times(entries)} for device, entries in content.times.items()],
+        "regions": [_region(r, i, content.simulations.get(r.name, {})) for i, r in enumerate(a.regions)],
+        "kernels": content.kernels,
+        "accuracy": [{**c, "rows": f"{c['rows']:,}"} for c in content.accuracy],
+        "exclusions": a.exclusions,
+        "environment": content.environment,
+    }
+
+
+def _cards(report: Report, content: Content) -> list[dict[str, str]]:
+    a = report.analysis
+    cards = [{"value": f"{a.coverage:.0%}", "label": "of the operators run as dataflow"}]
+    for region in a.regions:
+        if region.plan is not None:
+            chosen = region.plan.chosen
+            us = chosen.measured_us or chosen.predicted_us
+            how = "measured" if chosen.measured_us else "predicted"
+            cards.append({"value": chosen.strategy, "label": f"strategy chosen for {region.name}"})
+            if us:
+                cards.append({"value": f"{microseconds(us)} µs", "label": f"{how} on {a.device}"})
+    for check in content.accuracy[:1]:
+        cards.append({"value": f"{check['error']:.1e}", "label": f"error, eager's is {check['eager_error']:.1e}"})
+    return cards
+
+
+def _times(entries: Sequence[tuple[str, float, str]]) -> Markup:
+    items = [charts.Bar(label, us, charts.time_text(us), 0 if how == "predicted" else 1) for label, us, how in entries]
+    return Markup(charts.bars(items, left=170))
+
+
+def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": f"region{index}",
+        "name": region.name,
+        "operators": f"{len(region.operators)} operators: {', '.join(dict.fromkeys(region.operators))}",
+        "problem": region.problem,
+    }
+    plan = region.plan
+    if plan is None:
+        return shown
+    shown["candidates"] = [
+        {
+            "strategy": c.strategy,
+            "predicted": microseconds(c.predicted_us),
+            "measured": microseconds(c.measured_us),
+            "launches": "" if c.pipeline is None else len(list(c.pipeline.launches())),
+            "stages": "" if c.pipeline is None else len(c.pipeline.stages),
+            "rejected": c.rejected,
+            "chosen": c == plan.chosen,
+        }
+        for c in plan.candidates
+    ]
+    drawn = _distinct([c for c in plan.candidates if c.pipeline is not None], plan.chosen)
+    if not drawn:
+        return shown
+    first = plan.chosen if plan.chosen.pipeline is not None else drawn[0]
+    shown["drawings"] = [
+        {"title": c.strategy, "chosen": c == first, "svg": Markup(drawing.svg(c.pipeline)), "note": ""} for c in drawn
+    ]
+    shown["timelines"] = [
+        {
+            "title": strategy,
+            "chosen": strategy == (first.strategy if first.strategy in runs else next(iter(runs))),
+            "svg": Markup(charts.gantt(run)),
+            "note": f"{microseconds(run.time_us)} µs in all. {run.note}".strip(),
+        }
+        for strategy, run in runs.items()
+    ]
+    shown["traffic"] = _traffic(drawn, region.rows)
+    if plan.chosen.pipeline is not None:
+        shown["stages"] = _stages(facts.pipeline_facts(plan.chosen.pipeline))
+    return shown
+
+
+def _distinct(candidates: Sequence[Any], chosen: Any) -> list[Any]:
+    """One candidate a strategy: the chosen one, else the one of the lowest prediction."""
+    best: dict[str, Any] = {}
+    for c in candidates:
+        held = best.get(c.strategy)
+        if held is None or c == chosen or (held != chosen and _predicted(c) < _predicted(held)):
+            best[c.strategy] = c
+    return list(best.values())
+
+
+def _predicted(candidate: Any) -> float:
+    return float("inf") if candidate.predicted_us is None else candidate.predicted_us
+
+
+def _traffic(candidates: Sequence[Any], rows: int) -> list[dict[str, Any]]:
+    titles = {"dram": "DRAM", "l2": "L2", "shared": "shared memory", "registers": "registers"}
+    levels = {c.strategy: traffic.traffic(c.pipeline, rows).levels() for c in candidates}
+    return [
+        {
+            "title": title,
+            "svg": Markup(
+                charts.bars([charts.Bar(s, at[level], size(at[level]), i) for i, (s, at) in enumerate(levels.items())])
+            ),
+        }
+        for level, title in titles.items()
+    ]
+
+
+def _stages(described: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "name": s["name"],
+            "sms": f"{s['ctas'][0]} to {s['ctas'][1]}" if s["replicas"] > 1 else str(s["ctas"][0]),
+            "summary": s["summary"],
+            "placement": s["placement"],
+            "weights": f"{size(s['weight_bytes'])} {s['residency']}" if s["weight_bytes"] else "",
+            "shared": size(s["shared_bytes"]),
+            "registers": "" if s["registers"] is None else str(s["registers"]),
+        }
+        for launch in described["launches"]
+        for s in launch["stages"]
+    ]
