@@ -14,34 +14,7 @@ from tilestream.ir import Pipeline, Residency, Role, Shard, Stage, Tensor, Tile,
 
 POSITIVE = 0.1
 TOP = 60.0  # no tile is expected to exceed this: far from the largest fp16
-ODD_WIDTHS = (
-    1,
-    2,
-    3,
-    7,
-    8,
-    15,
-    16,
-    17,
-    27,
-    31,
-    32,
-    33,
-    63,
-    64,
-    65,
-    100,
-    127,
-    128,
-    129,
-    200,
-    255,
-    256,
-    257,
-    384,
-    511,
-    512,
-)
+ODD_WIDTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 384, 511, 512)
 SCALARS = (-2, -1.0, -0.5, 0.25, 0.5, 1.1, 2, 3.0)
 
 
@@ -55,7 +28,7 @@ class Limits:
     launches: int = 3
     replicas: int = 3
     dtypes: tuple[str, ...] = ("bf16", "f16")
-    f32: bool = True  # casts to fp32 and fp32 outputs
+    f32: bool = True  # casts to fp32, fp32 outputs, fp32 biases of linears
     resident_bytes: int = 96 * 1024  # weights of a stage are resident only up to here
 
 
@@ -168,8 +141,9 @@ class _Builder:
             x = self.emit("cast", x.width, (x,), dtype=self.dtype, top=x.top, floor=x.floor, lively=x.lively)
         width = self.width()
         params = [self.tensor(Role.PARAMETER, (width, x.width), self.dtype)]
+        wide = "f32" if self.limits.f32 else self.dtype
         if self.rng.random() < 0.7:
-            params.append(self.tensor(Role.PARAMETER, (width,), self.rng.choice((self.dtype, "f32"))))
+            params.append(self.tensor(Role.PARAMETER, (width,), self.rng.choice((self.dtype, wide))))
         # Weights are N(0, 1/in): results are about N(0, rms(x)), and rms(x) is about top / 3.
         self.emit("linear", width, (x,), params, top=min(TOP, 1.5 * x.top + 0.5))
 

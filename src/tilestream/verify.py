@@ -80,7 +80,10 @@ def stage_graph_is_acyclic(p: Pipeline) -> None:
 
 
 def queues_hold_a_step(p: Pipeline) -> None:
-    """A queue on chip holds what every replica at each of its ends takes or makes in one step."""
+    """A queue on chip holds what every replica at each of its ends takes or makes in one step, and two tiles at least.
+
+    Two, because any stage between its ends may need two tiles at once before it lets go of the first.
+    """
     for q in p.queues:
         if q.transport is Transport.DRAM:
             if q.depth:
@@ -96,7 +99,7 @@ def queues_hold_a_step(p: Pipeline) -> None:
                 )
         if q.depth % 2:
             raise VerifyError(
-                f"{_queue(q)} has depth {q.depth}, which is odd: the two warpgroups of a stage take alternate slots",
+                f"{_queue(q)} has depth {q.depth}, which is odd: a step of two tiles would not fit or would wrap around",
                 f"use {q.depth + 1}",
             )
 
