@@ -126,15 +126,14 @@ def outputs_are_stored_once(p: Pipeline) -> None:
 def tiles_fit_registers(p: Pipeline) -> None:
     """A tile in registers is at most as wide as the placement of its stage allows.
 
-    Tiles that only feed linears (loaded, taken from a queue, or a cat of such) stay in shared memory.
+    Operands of linears, parts of a cat and what a slice is cut from stay in shared or device memory at any width.
     """
     tiles = p.tiles()
     for stage in p.stages:
         widest = WIDEST[stage.placement.dim]
-        in_shared = _shared_operands(p, stage)
-        for name in (*stage.taken(), *stage.defined()):
+        for name in _in_registers(p, stage):
             width = tiles[name].features
-            if width > widest and name not in in_shared:
+            if width > widest:
                 raise VerifyError(
                     f"{_named(stage)}: tile {name!r} has {width} features > {widest},"
                     f" the widest that Shard({stage.placement.dim}) holds in registers",
@@ -239,17 +238,16 @@ def _cycle(after: dict[str, list[str]]) -> list[str]:
     return []
 
 
-def _shared_operands(p: Pipeline, stage: Stage) -> set[str]:
-    """Tiles of ``stage`` that are copied into shared memory and read only by linears."""
-    copied = dict.fromkeys(stage.taken())
+def _in_registers(p: Pipeline, stage: Stage) -> list[str]:
+    """Tiles that some op of ``stage`` computes with or hands on, in order."""
+    cats = {op.out.name for op in stage.ops if op.kind == "cat" and op.out is not None}
+    names: list[str] = []
     for op in stage.ops:
-        if op.out is not None and (op.kind == "load" or op.kind == "cat" and all(n in copied for n in op.ins)):
-            copied[op.out.name] = None
-    handed_on = {q.tile for q in p.queues if q.producer == stage.name}
-    operands: set[str] = set()
-    for name in reversed(copied):  # a cat before its parts: they are operands only if it is
-        users = [op for op in stage.ops if name in op.ins]
-        through = all(op.kind == "linear" or op.kind == "cat" and op.out and op.out.name in operands for op in users)
-        if through and name not in handed_on:
-            operands.add(name)
-    return operands
+        made = (op.out.name,) if op.out is not None else ()
+        if op.kind == "linear":
+            names += made
+        elif op.kind == "store":
+            names += (n for n in op.ins if n not in cats)  # a cat is stored part by part
+        elif op.kind not in ("load", "cat", "slice"):
+            names += (*op.ins, *made)
+    return names + [q.tile for q in p.queues if q.producer == stage.name]
