@@ -47,7 +47,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """One launch: the longest of ``stages_s`` (slowest stage), ``dram_s`` and ``l2_s``, plus ``fill_s`` and the launch."""
+    """One launch: the longest of ``stages_s`` (slowest stage), ``dram_s``, ``l2_s``; plus ``fill_s`` and the launch."""
 
     name: str
     stages: tuple[StageCost, ...]

@@ -85,6 +85,8 @@ def plan(
     Raises:
         PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
     """
+    if rows <= 0:
+        measure = None
     planned = rows if rows > 0 else UNKNOWN_ROWS
     candidates: list[Candidate] = []
     for recipe in recipes(program, options):
@@ -101,9 +103,10 @@ def plan(
         )
         candidates.append(_candidate(recipe, program, passes, planned, device, candidates))
     candidates.append(_fallback(program, planned, device))
-    if measure is not None and rows > 0:
+    if measure is not None:
         candidates = _measured(candidates, measure, forced=options.strategy != "auto")
-    made = Plan(program.name, rows, device.name, tuple(candidates), _choose(candidates, program, options))
+    chosen = _choose(candidates, program, options, measured=measure is not None)
+    made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
     log.info("%s: %s", program.name, summary(made))
     return made
 
@@ -197,7 +200,11 @@ def _time(candidate: Candidate, measure: Callable[[Candidate], float]) -> Candid
         return replace(candidate, rejected=f"could not be measured: {error}")
 
 
-def _choose(candidates: list[Candidate], program: Pipeline, options: Options) -> Candidate:
+def _choose(candidates: list[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:
+    """The best of the usable candidates; under ``auto``, the fallback unless one is clearly faster.
+
+    Once timing was tried, only a time counts: a pipeline that could not be timed never beats the fallback.
+    """
     usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
     fallback = next(c for c in candidates if c.strategy == FALLBACK)
     if not usable:
@@ -211,13 +218,11 @@ def _choose(candidates: list[Candidate], program: Pipeline, options: Options) ->
     timed = [c for c in usable if c.measured_us is not None]
     if options.strategy != "auto":
         return min(timed, key=_time_of) if timed else min(usable, key=_predicted)
-    if timed:
-        best = min(timed, key=_time_of)
-        limit = fallback.measured_us
-        return best if limit is None or _time_of(best) <= MARGIN * limit else fallback
-    best = min(usable, key=_predicted)
-    limit = fallback.predicted_us
-    return best if limit is None or _predicted(best) <= MARGIN * limit else fallback
+    if measured and not timed:
+        return fallback
+    key, limit = (_time_of, fallback.measured_us) if measured else (_predicted, fallback.predicted_us)
+    best = min(timed or usable, key=key)
+    return best if limit is None or key(best) <= MARGIN * limit else fallback
 
 
 def _predicted(c: Candidate) -> float:

@@ -6,7 +6,7 @@ from tilestream.ir import Pipeline, Queue, Stage, Tensor, TileOp, Transport
 
 
 def show(pipeline: Pipeline) -> str:
-    """Every tensor, stage, op and queue on a line of its own; equal text means an equal pipeline, source lines aside."""
+    """Every tensor, stage, op and queue on its own line; equal text means equal pipelines, source lines aside."""
     lines = [f"pipeline {pipeline.name} ({pipeline.strategy})"]
     lines += [f"  {_tensor(t)}" for t in pipeline.tensors]
     for stage in pipeline.stages:

@@ -55,7 +55,7 @@ class Device:
         check(self)
 
     def queue_s(self, payload: float) -> float:
-        """Seconds for one tile of ``payload`` bytes to pass from SM to SM: the measured curve, linear between points."""
+        """Seconds for a tile of ``payload`` bytes to pass from SM to SM: the measured curve, linear between points."""
         curve = self.queue_curve
         sizes = [size for size, _ in curve]
         if payload <= sizes[0]:

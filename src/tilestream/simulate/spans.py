@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One worker busy with one step of tiles.
+    """One worker busy with one step: ``tiles`` tiles from number ``tile`` on.
 
-    ``start_us`` and ``end_us`` bound the work itself. ``waited_us`` is how long the worker stood idle
-    before it, and ``waited_for`` what it waited for: a queue's tile name (``"h1"``: empty,
-    ``"h2 full"``: no credit), ``"weights"``, ``"launch"`` or ``""``.
+    ``start_us`` to ``end_us`` is the work, from the start of the simulation. ``waited_us`` is how long the worker stood
+    still before it or at its end, and ``waited_for`` what most of that was for: the name of a tile (its queue was
+    empty), the name and "full" (no room in its queue), "dram", "l2", "weights" or "launch"; empty if it never waited.
     """
 
-    worker: int
+    launch: int
     stage: str
     replica: int
+    worker: int
     tile: int
     tiles: int
     start_us: float
@@ -27,11 +28,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Outcome of a simulated run: time, work of every worker, bytes and utilisation.
+    """Outcome of a simulated run: time, what every worker did, bytes, utilisation.
 
-    ``spans`` holds at least the first steps of every worker, in time order; ``exact`` is False where the steady state
-    was extrapolated, and ``note`` says from which step. ``utilisation`` maps a stage to the busy share of its SMs and
-    ``"tensor"``, ``"l2"`` and ``"dram"`` to the share of the machine's rate over the whole time.
+    ``launches_us`` are the launches' own times, which add up to ``time_us``. ``spans`` are in order of their start.
+    ``bytes`` are those of each level (``traffic.Traffic.levels``). ``utilisation`` maps every stage to the working
+    share of its SMs while its launch ran, and "tensor", "l2" and "dram" to the share of the device's rate over the
+    whole time. ``exact`` is False where only the first ``simulated_rows`` rows were simulated and the rest follows from
+    the steady rate; ``note`` says so.
     """
 
     pipeline: str
@@ -43,4 +46,5 @@ class Simulation:
     bytes: dict[str, int]
     utilisation: dict[str, float]
     exact: bool = True
+    simulated_rows: int = 0
     note: str = ""
