@@ -81,9 +81,7 @@ def analyse(
     device = device or _device(options)
     found = capture.capture(model, inputs)
     parts = [regions.partition(graph) for graph in found.graphs]
-    made = tuple(
-        _plan(region, index, device, options) for index, part in enumerate(parts) for region in part.regions
-    )
+    made = tuple(_plan(region, index, device, options) for index, part in enumerate(parts) for region in part.regions)
     return Analysis(
         model=type(model).__name__ if not hasattr(model, "__name__") else model.__name__,
         device=device.name,

@@ -1,0 +1,167 @@
+"""What each ATen operator is in tile ops: one rule an operator, and the reason where there is none."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from tilestream.aten.elementwise import (
+    UNARY,
+    add,
+    addcmul,
+    binary,
+    cast,
+    clamp,
+    divide,
+    gelu,
+    hard,
+    identity,
+    leaky_relu,
+    mish,
+    power,
+    softplus,
+    unary,
+)
+from tilestream.aten.features import (
+    cat,
+    getitem,
+    glu,
+    layer_norm,
+    log_sigmoid,
+    reduction,
+    rms_norm,
+    select,
+    slice_,
+    softmax,
+    split,
+    variance,
+)
+from tilestream.aten.linear import linear, put_off
+from tilestream.aten.nodes import MATMULS, is_slice, packet
+from tilestream.capture import same_size, value
+from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
+
+aten = torch.ops.aten
+
+Rule = Callable[[Emitter, fx.Node], Value]
+
+
+def emit(e: Emitter, node: fx.Node) -> Value:
+    """Append the tile ops of ``node``, and record its value.
+
+    A linear of which only slices are used is put off: each slice becomes a linear over its part
+    of the weight.
+
+    Raises:
+        Unsupported: with the reason.
+    """
+    rule = RULES.get(packet(node))
+    if rule is None:
+        raise Unsupported("no tile op does this")
+    e.start(node)
+    if node.target is not operator.getitem and packet(node) not in _TUPLES:
+        dtype_of(node)
+    sliced = packet(node) in MATMULS and only_sliced(node, e.members)
+    found = put_off(e, node) if sliced else rule(e, node)
+    e.values[node] = found
+    return found
+
+
+def only_sliced(node: fx.Node, members: frozenset[fx.Node] | None) -> bool:
+    """Whether every use of ``node`` (directly, or through views that keep the features) takes a slice of it."""
+    return bool(node.users) and all(
+        (members is None or user in members) and _slices(user, members) for user in node.users
+    )
+
+
+def _slices(user: fx.Node, members: frozenset[fx.Node] | None) -> bool:
+    if packet(user) in (aten.split, aten.split_with_sizes):
+        return members is None or all(part in members for part in user.users)
+    if packet(user) in (aten.view, aten._unsafe_view):
+        before, after = user.args[0], value(user)
+        fake = value(before) if isinstance(before, fx.Node) else None
+        keeps = fake is not None and after is not None and same_size(fake.shape[-1], after.shape[-1])
+        return keeps and only_sliced(user, members)
+    return is_slice(user)
+
+
+_TUPLES = {
+    aten.split,
+    aten.split_with_sizes,
+    aten.native_layer_norm,
+    aten._fused_rms_norm,
+    aten.log_sigmoid_forward,
+}
+
+
+def _named(kind: str, rule: Callable[..., Value]) -> Rule:
+    return lambda e, node: rule(e, node, kind)
+
+
+def _pair(kind: str) -> Rule:
+    return lambda e, node: binary(e, node, kind, node.args[0], node.args[1])
+
+
+RULES: dict[object, Rule] = {
+    **{op: _named(kind, unary) for op, kind in UNARY.items()},
+    aten.gelu: gelu,
+    aten.softplus: softplus,
+    aten._to_copy: cast,
+    torch.ops.prims.convert_element_type: cast,
+    **dict.fromkeys(
+        (
+            aten.view,
+            aten._unsafe_view,
+            aten.reshape,
+            aten.unsqueeze,
+            aten.squeeze,
+            aten.clone,
+            aten.contiguous,
+            aten.detach,
+            aten.alias,
+            aten.expand,
+        ),
+        identity,
+    ),
+    aten.add: add,
+    aten.sub: _named("sub", add),
+    aten.rsub: lambda e, node: add(e, node, "sub", swapped=True),
+    aten.mul: _pair("mul"),
+    aten.div: divide,
+    aten.maximum: _pair("maximum"),
+    aten.minimum: _pair("minimum"),
+    aten.pow: power,
+    aten.clamp: clamp,
+    aten.clamp_min: clamp,
+    aten.clamp_max: clamp,
+    aten.hardtanh: clamp,
+    aten.leaky_relu: leaky_relu,
+    aten.hardsigmoid: hard,
+    aten.hardswish: hard,
+    aten.mish: mish,
+    aten.addcmul: addcmul,
+    aten.mm: linear,
+    aten.addmm: linear,
+    aten.linear: linear,
+    aten.sum: _named("sum", reduction),
+    aten.mean: _named("mean", reduction),
+    aten.amax: _named("max", reduction),
+    aten.amin: _named("min", reduction),
+    aten.var: variance,
+    aten._softmax: softmax,
+    aten._log_softmax: softmax,
+    aten.cat: cat,
+    aten.slice: slice_,
+    aten.select: select,
+    aten.split: split,
+    aten.split_with_sizes: split,
+    operator.getitem: getitem,
+    aten.native_layer_norm: layer_norm,
+    aten._fused_rms_norm: rms_norm,
+    aten.rms_norm: rms_norm,
+    aten.log_sigmoid_forward: log_sigmoid,
+    aten.glu: glu,
+}

@@ -1,0 +1,168 @@
+"""Elementwise operators, casts, and views that keep rows and features."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tilestream.aten.nodes import argument, number, packet
+from tilestream.capture import expression, product, value
+from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
+from tilestream.ir import Tile
+
+aten = torch.ops.aten
+
+UNARY = {
+    aten.relu: "relu",
+    aten.silu: "silu",
+    aten.sigmoid: "sigmoid",
+    aten.tanh: "tanh",
+    aten.exp: "exp",
+    aten.log: "log",
+    aten.sin: "sin",
+    aten.cos: "cos",
+    aten.neg: "neg",
+    aten.abs: "abs",
+    aten.sqrt: "sqrt",
+    aten.rsqrt: "rsqrt",
+    aten.reciprocal: "reciprocal",
+}
+
+
+def unary(e: Emitter, node: fx.Node, kind: str, **attrs: float | int | str) -> Value:
+    """One tile in, one tile of the same shape out."""
+    x = node.args[0]
+    frame = e.natural(x)
+    return Value(e.emit(kind, frame.features, dtype_of(node), (e.tile(x),), (), **attrs), frame.rows, frame.dropped)
+
+
+def gelu(e: Emitter, node: fx.Node) -> Value:
+    return unary(e, node, "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu")
+
+
+def softplus(e: Emitter, node: fx.Node) -> Value:
+    return unary(e, node, "softplus", beta=number(node, 1, "beta", 1.0), threshold=number(node, 2, "threshold", 20.0))
+
+
+def cast(e: Emitter, node: fx.Node) -> Value:
+    x = node.args[0]
+    source, result = value(x) if isinstance(x, fx.Node) else None, value(node)
+    if source is None or result is None or source.device != result.device:
+        raise Unsupported("copies between devices")
+    return identity(e, node) if source.dtype == result.dtype else unary(e, node, "cast")
+
+
+def identity(e: Emitter, node: fx.Node) -> Value:
+    """Another shape of the same rows and features: no operation at all."""
+    x = node.args[0]
+    own, fake = e.natural(x), value(node)
+    assert fake is not None
+    tile = e.tile(x)
+    if fake.dim() and product(fake.shape[:-1]) == own.rows and expression(fake.shape[-1]) == own.features:
+        return Value(tile, own.rows)
+    if own.features == 1 and product(fake.shape) == own.rows:
+        return Value(tile, own.rows, dropped=True)
+    raise Unsupported("changes which elements make a row")
+
+
+def binary(e: Emitter, node: fx.Node, kind: str, left: object, right: object) -> Value:
+    """Two operands, one of them at least a tile."""
+    frame = e.frame(node, left, right)
+    a, b = e.operand(left, frame), e.operand(right, frame)
+    return Value(e.binary(kind, a, b, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+
+
+def add(e: Emitter, node: fx.Node, kind: str = "add", swapped: bool = False) -> Value:
+    """``self + alpha other``, also ``sub`` and, swapped, ``rsub``."""
+    left, right = node.args[0], node.args[1]
+    alpha = number(node, 2, "alpha", 1.0)
+    if swapped:
+        left, right = right, left
+    frame = e.frame(node, left, right)
+    a, b = e.operand(left, frame), e.operand(right, frame)
+    if alpha != 1.0:
+        scaled = a if swapped else b
+        if isinstance(scaled, str):
+            raise Unsupported("alpha scales a parameter")
+        if isinstance(scaled, Tile):
+            scaled = e.binary("mul", scaled, alpha, scaled.features, "f32")
+        else:
+            scaled = scaled * alpha
+        a, b = (scaled, b) if swapped else (a, scaled)
+    return Value(e.binary(kind, a, b, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+
+
+def divide(e: Emitter, node: fx.Node) -> Value:
+    if node.kwargs.get("rounding_mode") is not None:
+        raise Unsupported("division with a rounding mode")
+    return binary(e, node, "div", node.args[0], node.args[1])
+
+
+def power(e: Emitter, node: fx.Node) -> Value:
+    exponent = node.args[1]
+    kinds = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if isinstance(exponent, int | float) and exponent in kinds:
+        return unary(e, node, kinds[exponent])
+    if exponent == 3:
+        x = e.tile(node.args[0])
+        frame = e.natural(node.args[0])
+        square = e.emit("square", frame.features, "f32", (x,))
+        return Value(e.binary("mul", square, x, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+    raise Unsupported("only powers -1, -0.5, 0.5, 2 and 3 are tile ops")
+
+
+def clamp(e: Emitter, node: fx.Node) -> Value:
+    """``clamp``, ``clamp_min``, ``clamp_max`` and ``hardtanh``: maximum, then minimum."""
+    low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    if packet(node) is aten.hardtanh:
+        low, high = number(node, 1, "min_val", -1.0), number(node, 2, "max_val", 1.0)
+    if packet(node) is aten.clamp_max:
+        low, high = None, node.args[1]
+    frame = e.frame(node, node.args[0])
+    tile = e.tile(node.args[0], frame)
+    for kind, bound in (("maximum", low), ("minimum", high)):
+        if bound is not None:
+            tile = e.binary(kind, tile, e.operand(bound, frame), frame.features, dtype_of(node))
+    return Value(tile, frame.rows, frame.dropped)
+
+
+def leaky_relu(e: Emitter, node: fx.Node) -> Value:
+    slope = number(node, 1, "negative_slope", 0.01)
+    if not 0 <= slope <= 1:
+        raise Unsupported("a negative_slope outside 0 to 1")
+    frame = e.natural(node.args[0])
+    x = e.tile(node.args[0])
+    scaled = e.binary("mul", x, slope, frame.features, "f32")
+    return Value(e.binary("maximum", x, scaled, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+
+
+def hard(e: Emitter, node: fx.Node) -> Value:
+    """``hardsigmoid`` and ``hardswish``."""
+    frame = e.natural(node.args[0])
+    x = e.tile(node.args[0])
+    gate: Tile = x
+    for kind, scalar in (("add", 3.0), ("maximum", 0.0), ("minimum", 6.0)):
+        gate = e.binary(kind, gate, scalar, frame.features, "f32")
+    if packet(node) is aten.hardswish:
+        gate = e.binary("mul", gate, x, frame.features, "f32")
+    return Value(e.binary("div", gate, 6.0, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+
+
+def mish(e: Emitter, node: fx.Node) -> Value:
+    frame = e.natural(node.args[0])
+    x = e.tile(node.args[0])
+    gate = e.emit("softplus", frame.features, "f32", (x,), beta=1.0, threshold=20.0)
+    gate = e.emit("tanh", frame.features, "f32", (gate,))
+    return Value(e.binary("mul", x, gate, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+
+
+def addcmul(e: Emitter, node: fx.Node) -> Value:
+    base, left, right = node.args[:3]
+    frame = e.frame(node, base, left, right)
+    scale = number(node, 3, "value", 1.0)
+    a, b, c = (e.operand(x, frame) for x in (left, right, base))
+    widths = [x.features if isinstance(x, Tile) else frame.features for x in (a, b)]
+    both = e.binary("mul", a, b, max(widths), "f32")
+    if scale != 1.0:
+        both = e.binary("mul", both, scale, both.features, "f32")
+    return Value(e.binary("add", both, c, frame.features, dtype_of(node)), frame.rows, frame.dropped)

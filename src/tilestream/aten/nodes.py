@@ -1,0 +1,118 @@
+"""Questions about ATen nodes: which operator, which arguments, is it only a view."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tilestream.capture import value
+from tilestream.emitter import Unsupported
+
+aten = torch.ops.aten
+
+MATMULS = {aten.mm, aten.addmm, aten.linear}
+"""Operators that apply a weight to rows."""
+
+VIEWS = {
+    aten.view,
+    aten._unsafe_view,
+    aten.reshape,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.t,
+    aten.permute,
+    aten.transpose,
+    aten.expand,
+    aten.detach,
+    aten.alias,
+    aten.slice,
+    aten.select,
+    aten.split,
+    aten.split_with_sizes,
+    aten.unbind,
+    aten.as_strided,
+}
+"""Operators that only make another view of their operand: free outside a region."""
+
+
+def packet(node: fx.Node) -> object:
+    """The operator without its overload; the target itself where it is no ATen operator."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def name(node: fx.Node) -> str:
+    """The operator's name as users know it, ``aten.addmm.default``."""
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether ``node`` only makes views: nothing is computed or moved."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return packet(node.args[0]) in VIEWS
+    return packet(node) in VIEWS
+
+
+def is_slice(node: fx.Node) -> bool:
+    """Whether ``node`` takes part of its operand's features, and nothing else."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return packet(node.args[0]) in (aten.split, aten.split_with_sizes)
+    if packet(node) not in (aten.slice, aten.select) or not isinstance(node.args[0], fx.Node):
+        return False
+    before = value(node.args[0])
+    dim = argument(node, 1, "dim", 0)
+    return before is not None and isinstance(dim, int) and before.dim() > 0 and dim % before.dim() == before.dim() - 1
+
+
+def is_sym(node: fx.Node) -> bool:
+    """Whether ``node`` is arithmetic on sizes."""
+    fake = node.meta.get("val")
+    return isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
+
+
+def argument(node: fx.Node, position: int, key: str, default: object = None) -> object:
+    """An argument by position or keyword."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(key, default)
+
+
+def number(node: fx.Node, position: int, key: str, default: float) -> float:
+    """A numeric argument.
+
+    Raises:
+        Unsupported: it is symbolic.
+    """
+    found = argument(node, position, key, default)
+    if found is None:
+        return default
+    if isinstance(found, bool | int | float):
+        return float(found)
+    raise Unsupported(f"argument {key} is not a constant")
+
+
+def integer(node: fx.Node, position: int, key: str, default: int | None = None) -> int:
+    """An integer argument.
+
+    Raises:
+        Unsupported: it is symbolic, or missing without a default.
+    """
+    found = argument(node, position, key, default)
+    if isinstance(found, int):
+        return found
+    raise Unsupported(f"argument {key} is not a constant")
+
+
+def last_dim(node: fx.Node, x: object, dim: object) -> None:
+    """Raise unless ``dim`` (an int, or a list of one) is the feature dimension of ``x``."""
+    fake = value(x) if isinstance(x, fx.Node) else None
+    if fake is None:
+        raise Unsupported("an operand is not a tensor")
+    dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
+    if not fake.dim() or [d % fake.dim() for d in dims if isinstance(d, int)] != [fake.dim() - 1]:
+        raise Unsupported("works along rows")

@@ -1,0 +1,185 @@
+"""A group of fx nodes becomes a Region: a one-stage program, and how tensors go in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch import fx
+
+from tilestream import aten
+from tilestream.aten.nodes import is_sym, is_view, name
+from tilestream.capture import expression, hint, product, source, value
+from tilestream.emitter import Emitter, Unsupported, Value
+from tilestream.ir import Pipeline, Role, Stage, Tensor, TileOp
+from tilestream.peephole import fuse_rms_norm
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a tensor of the program comes from: argument ``index`` of the region, after ``steps``."""
+
+    tensor: str
+    index: int
+    steps: tuple[tuple[str | int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the region: tensor ``tensor`` of the program, reshaped.
+
+    ``shape`` has ints and expressions of the region's symbolic sizes. ``order`` is the order of the
+    dimensions in memory where the model expects another than row-major.
+    """
+
+    tensor: str
+    shape: tuple[int | sympy.Expr, ...]
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """A convex group of ATen operators that is compiled as one.
+
+    ``program`` is one stage with every operation in topological order. ``graph`` is the region
+    alone, for eager and Inductor; it takes ``arguments`` (names of nodes of the outer graph) and
+    returns ``results`` as a tuple. ``symbols`` tells which argument's dimension is which symbolic
+    size; dimension ``-1`` means the argument is the size itself. ``rows`` is the number of rows in
+    the call that was captured.
+    """
+
+    name: str
+    program: Pipeline
+    graph: fx.GraphModule
+    arguments: tuple[str, ...]
+    inputs: tuple[Operand, ...]
+    parameters: tuple[Operand, ...]
+    results: tuple[Result, ...]
+    symbols: tuple[tuple[sympy.Symbol, int, int], ...]
+    rows: int
+    device: torch.device
+    operators: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def lower(
+    owner: fx.GraphModule, nodes: Sequence[fx.Node], known: Mapping[fx.Node, Value], title: str
+) -> tuple[Region, tuple[fx.Node, ...]]:
+    """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
+
+    Raises:
+        Unsupported: with the node that stands in the way.
+    """
+    members = frozenset(nodes)
+    e = Emitter(known, members)
+    for node in nodes:
+        try:
+            aten.emit(e, node)
+        except Unsupported as reason:
+            raise Unsupported(reason.reason, node) from reason
+    outputs = tuple(n for n in nodes if any(u not in members for u in n.users))
+    results = tuple(_store(e, node, index) for index, node in enumerate(outputs))
+    bound = dict.fromkeys(b.node for b in (*e.inputs, *e.parameters))
+    graph, arguments = extract(owner, outputs, bound)
+    position = {node: index for index, node in enumerate(arguments)}
+    operands = {b.tensor: Operand(b.tensor, position[b.node], b.steps) for b in (*e.inputs, *e.parameters)}
+    program = Pipeline(title, tuple(e.tensors.values()), (Stage("all", fuse_rms_norm(tuple(e.ops))),), ())
+    first = e.inputs[0]
+    fake = value(first.node)
+    assert fake is not None
+    compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
+    region = Region(
+        name=title,
+        program=program,
+        graph=graph,
+        arguments=tuple(n.name for n in arguments),
+        inputs=tuple(operands[b.tensor] for b in e.inputs),
+        parameters=tuple(operands[b.tensor] for b in e.parameters),
+        results=results,
+        symbols=_symbols(arguments),
+        rows=_rows(fake, e.tensors[first.tensor].features),
+        device=fake.device,
+        operators=tuple(name(n) for n in compute if name(n) != "getitem"),
+        sources=tuple(dict.fromkeys(s for s in map(source, compute) if s)),
+    )
+    return region, outputs
+
+
+def extract(
+    owner: fx.GraphModule, outputs: Sequence[fx.Node], inputs: Iterable[fx.Node]
+) -> tuple[fx.GraphModule, tuple[fx.Node, ...]]:
+    """The part of a graph between ``inputs`` and ``outputs`` as a module of its own, and its arguments.
+
+    Placeholders of the outer graph that are reached are arguments too (sizes, for one).
+    """
+    stops = set(inputs)
+    needed: set[fx.Node] = set()
+    queue = list(outputs)
+    while queue:
+        node = queue.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node not in stops:
+            queue.extend(node.all_input_nodes)
+    needed |= stops
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    arguments = tuple(n for n in owner.graph.nodes if n in needed and (n in stops or n.op == "placeholder"))
+    for node in arguments:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in owner.graph.nodes:
+        if node in needed and node not in copies:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    result = graph.output(tuple(copies[n] for n in outputs))
+    result.meta["val"] = tuple(n.meta.get("val") for n in outputs)
+    return fx.GraphModule(owner, graph), arguments
+
+
+def _tuple(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), list | tuple) and not is_view(node) and not is_sym(node)
+
+
+def _store(e: Emitter, node: fx.Node, index: int) -> Result:
+    fake, own = value(node), e.values[node]
+    if fake is None or own.tile.name in e.deferred:
+        raise Unsupported("a result that is no tile leaves the region", node)
+    title = f"y{index}"
+    dtype = own.tile.dtype
+    e.tensors[title] = Tensor(title, Role.OUTPUT, (own.tile.features,), dtype)
+    e.ops.append(TileOp("store", None, (own.tile.name,), (title,), (), source(node)))
+    shape = tuple(d if isinstance(d, int) else expression(d) for d in fake.shape)
+    return Result(title, shape, _order(fake))
+
+
+def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
+    expected = [product(fake.shape[i + 1 :]) for i in range(fake.dim())]
+    sizes = [hint(d) for d in fake.shape]
+    strides = [hint(s) for s in fake.stride()]
+    if all(expression(s) == x or n == 1 for s, x, n in zip(fake.stride(), expected, sizes, strict=True)):
+        return None
+    return tuple(sorted(range(fake.dim()), key=lambda i: -strides[i]))
+
+
+def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int], ...]:
+    found: dict[sympy.Symbol, tuple[int, int]] = {}
+    for index, node in enumerate(arguments):
+        fake = node.meta.get("val")
+        dims = [(-1, fake)] if isinstance(fake, torch.SymInt) else []
+        if isinstance(fake, torch.Tensor):
+            dims = list(enumerate(fake.shape))
+        for dim, size in dims:
+            expr = expression(size)
+            if isinstance(expr, sympy.Symbol):
+                found.setdefault(expr, (index, dim))
+    return tuple((symbol, index, dim) for symbol, (index, dim) in found.items())
+
+
+def _rows(fake: torch.Tensor, features: int) -> int:
+    total = 1
+    for dim in fake.shape:
+        total *= hint(dim)
+    return total // features

@@ -1,0 +1,213 @@
+"""Selection: which operators of a graph become regions, and why the others do not."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import fx
+
+from tilestream import aten
+from tilestream.aten.nodes import MATMULS, is_slice, is_sym, is_view, name, packet
+from tilestream.capture import source
+from tilestream.emitter import Emitter, Unsupported, Value
+from tilestream.grouping import Groups
+from tilestream.lower import Region, lower
+from tilestream.segments import Segment, arrange
+
+log = logging.getLogger(__name__)
+
+POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """An operator that stays out of every region: ``aten.sort.default``, the user's line, and why."""
+
+    op: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A graph cut into regions and the rest, in an order in which they can run.
+
+    ``operators`` counts the operators that compute: no views, no arithmetic on sizes.
+    """
+
+    regions: tuple[Region, ...]
+    exclusions: tuple[Exclusion, ...]
+    segments: tuple[Segment, ...]
+    operators: int
+
+
+@dataclass
+class _Facts:
+    """What single nodes are, before any grouping."""
+
+    known: dict[fx.Node, Value] = field(default_factory=dict)
+    tiles: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    parameters: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    reasons: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
+    """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
+
+    Every row-streamed tensor of a region has the same (symbolic) number of rows. A region holds at
+    least one linear layer.
+    """
+    nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
+    facts = _examine(nodes)
+    while True:
+        found = [g for g in _group(nodes, facts) if _worth(g, facts)]
+        try:
+            lowered = [lower(owner, group, facts.known, f"{prefix}{i}") for i, group in enumerate(found)]
+            break
+        except Unsupported as reason:
+            assert reason.node is not None
+            log.debug("%s leaves its region: %s", reason.node, reason.reason)
+            _exclude(facts, reason.node, reason.reason)
+    inside = {node for group in found for node in group}
+    compute = [n for n in nodes if computes(n)]
+    exclusions = tuple(
+        Exclusion(name(n), source(n), facts.reasons.get(n, POINTWISE)) for n in compute if n not in inside
+    )
+    segments = arrange(owner, [(r, tuple(g), outs) for (r, outs), g in zip(lowered, found, strict=True)])
+    return Partition(tuple(r for r, _ in lowered), exclusions, segments, len(compute))
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether a node is an operator that computes or moves data: no view, no size, no part of a tuple."""
+    return node.op == "call_function" and not is_view(node) and not is_sym(node) and node.target is not operator.getitem
+
+
+def _examine(nodes: list[fx.Node]) -> _Facts:
+    facts = _Facts()
+    for node in nodes:
+        if is_sym(node):
+            continue
+        check = Emitter(facts.known)
+        try:
+            facts.known[node] = aten.emit(check, node)
+        except Unsupported as reason:
+            facts.reasons[node] = reason.reason
+        else:
+            facts.tiles[node] = frozenset(check.tile_nodes)
+            facts.parameters[node] = frozenset(check.parameter_nodes)
+    for node in nodes:
+        # The parts of a tuple live and die with it: nothing but tensors may cross a region's border.
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            whole = node.args[0]
+            if node in facts.reasons and whole in facts.known:
+                _exclude(facts, whole, facts.reasons[node])
+            elif node in facts.known and whole not in facts.known:
+                _exclude(facts, node, facts.reasons.get(whole, ""))
+    for node in nodes:
+        if node.target is operator.getitem and node in facts.known and node.args[0] not in facts.known:
+            facts.known.pop(node)
+    return facts
+
+
+def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
+    whole = node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
+    for each in (whole, *(u for u in whole.users if u.target is operator.getitem)):
+        facts.known.pop(each, None)
+        facts.tiles.pop(each, None)
+        facts.parameters.pop(each, None)
+        facts.reasons.setdefault(each, reason)
+
+
+def _group(nodes: list[fx.Node], facts: _Facts) -> list[list[fx.Node]]:
+    groups = Groups(nodes, {n: facts.parameters[n] for n in nodes if n in facts.known})
+    for node in nodes:
+        if node.target is operator.getitem and node in facts.known:
+            groups.merge(node.args[0], node, force=True)
+    for _ in range(2):
+        for node in nodes:
+            for operand in sorted(facts.tiles.get(node, ()), key=groups.position):
+                if _same(facts.known, operand, node):
+                    groups.merge(operand, node)
+        readers: dict[tuple[fx.Node, sympy.Expr], fx.Node] = {}
+        for node in nodes:
+            for operand in facts.tiles.get(node, ()):
+                first = readers.setdefault((operand, facts.known[node].rows), node)
+                if first is not node:
+                    groups.merge(first, node)
+    return [trimmed for group in groups.all() if (trimmed := _trim(group, facts))]
+
+
+def _same(known: Mapping[fx.Node, Value], a: fx.Node, b: fx.Node) -> bool:
+    return a in known and b in known and known[a].rows == known[b].rows and _device(a) == _device(b)
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    fake = node.meta.get("val")
+    fake = fake[0] if isinstance(fake, list | tuple) and fake else fake
+    return fake.device if isinstance(fake, torch.Tensor) else None
+
+
+def _worth(group: list[fx.Node], facts: _Facts) -> bool:
+    if any(packet(n) in MATMULS for n in group):
+        return True
+    for node in group:
+        facts.reasons.setdefault(node, POINTWISE)
+    return False
+
+
+def _trim(group: list[fx.Node], facts: _Facts) -> list[fx.Node]:
+    """Leave the views at the borders outside, where they cost nothing.
+
+    A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes,
+    if the whole value leaves anyway or nothing inside uses it.
+    """
+    members = set(group)
+    changed = True
+    while changed:
+        changed = False
+        for node in [*group, *reversed(group)]:
+            if node in members and _borders(node, members, facts):
+                gone = {node}
+                if node.target is operator.getitem or packet(node) in (torch.ops.aten.split,):
+                    whole = node.args[0] if node.target is operator.getitem else node
+                    assert isinstance(whole, fx.Node)
+                    gone = {whole, *whole.users}
+                members -= gone
+                changed = True
+    return [n for n in group if n in members]
+
+
+def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
+    if not is_view(node):
+        return False
+    if not is_slice(node) and not node.users.keys() & members:
+        return True
+    if not _cuts(node) and not facts.tiles[node] & members:
+        return True
+    return _leaves(node, members) and _source_leaves(node, members)
+
+
+def _cuts(node: fx.Node) -> bool:
+    return is_slice(node) or packet(node) in (torch.ops.aten.split, torch.ops.aten.split_with_sizes)
+
+
+def _leaves(node: fx.Node, members: set[fx.Node]) -> bool:
+    """A slice, or a split with all its parts, that nothing inside the region uses."""
+    if node.target is operator.getitem:
+        whole = node.args[0]
+        return isinstance(whole, fx.Node) and _leaves(whole, members)
+    if packet(node) in (torch.ops.aten.split, torch.ops.aten.split_with_sizes):
+        return all(not part.users.keys() & members for part in node.users)
+    return is_slice(node) and not node.users.keys() & members
+
+
+def _source_leaves(node: fx.Node, members: set[fx.Node]) -> bool:
+    at = node.args[0] if node.target is not operator.getitem else node.args[0].args[0]  # pyright: ignore
+    assert isinstance(at, fx.Node)
+    inside = [u for u in at.users if u in members]
+    return len(inside) < len(at.users) or all(_leaves(u, members) for u in inside)
