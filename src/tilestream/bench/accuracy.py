@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tilestream import oracle
+from tilestream.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,21 @@ class Accuracy:
 
 
 class Oracle:
-    """Runs ``module`` eagerly, and a float64 copy of it, once each."""
+    """Runs ``module`` eagerly, and a float64 copy of it, once each.
+
+    Raises:
+        CaptureError: the module does not run on these inputs.
+    """
 
     def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            self.eager = tensors(module(*inputs))
-            double = copy.deepcopy(module).double()
-            self.exact = tensors(double(*(x.double() if x.is_floating_point() else x for x in inputs)))
+        try:
+            with torch.no_grad():
+                self.eager = tensors(module(*inputs))
+                double = copy.deepcopy(module).double()
+                self.exact = tensors(double(*(x.double() if x.is_floating_point() else x for x in inputs)))
+        except (RuntimeError, TypeError, ValueError) as failure:
+            cause = f"the model does not run on its inputs: {str(failure).splitlines()[0]}"
+            raise CaptureError(cause, "make it run eagerly and in float64 first") from failure
 
     def judge(self, result: object) -> Accuracy:
         """Hold ``result``, of the module's own form, against float64; another dtype counts as wrong."""

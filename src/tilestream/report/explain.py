@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -14,6 +14,9 @@ from rich.text import Text
 
 from tilestream.analysis import Analysis, RegionAnalysis
 from tilestream.report import facts
+
+if TYPE_CHECKING:
+    from tilestream.planner import Plan
 
 WIDTH = 120
 
@@ -96,6 +99,7 @@ def _region(region: RegionAnalysis) -> list[RenderableType]:
     if region.plan is None:
         return [*parts, Text(f"not planned, left to Inductor: {region.problem}", style="yellow")]
     parts.append(candidates(region.plan))
+    parts += [Text(f"{c.name}: {c.rejected}", style="dim") for c in region.plan.candidates if c.rejected]
     pipeline = region.plan.chosen.pipeline
     if pipeline is None:
         return [*parts, Text("chosen: Inductor, nothing above is faster", style="yellow")]
@@ -106,25 +110,23 @@ def _region(region: RegionAnalysis) -> list[RenderableType]:
     return parts
 
 
-def candidates(plan: Any) -> Table:
+def candidates(plan: Plan) -> Table:
     """A plan's candidates, the chosen one marked."""
     table = _table("candidates")
     table.add_column("")
-    table.add_column("strategy")
+    table.add_column("strategy", no_wrap=True)
     for heading in ("predicted us", "measured us", "launches", "stages"):
         table.add_column(heading, justify="right")
-    table.add_column("why not", overflow="fold", max_width=70)
     for candidate in plan.candidates:
         chosen = candidate == plan.chosen
         pipeline = candidate.pipeline
         table.add_row(
             "*" if chosen else "",
-            "inductor" if pipeline is None and candidate.strategy == "fallback" else candidate.strategy,
+            "inductor" if pipeline is None and candidate.strategy == "fallback" else candidate.name,
             microseconds(candidate.predicted_us),
             microseconds(candidate.measured_us),
             "" if pipeline is None else str(len(list(pipeline.launches()))),
             "" if pipeline is None else str(len(pipeline.stages)),
-            escape(candidate.rejected),
             style="bold green" if chosen else "",
         )
     return table

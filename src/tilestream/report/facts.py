@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilestream.errors import TilestreamError
 from tilestream.ir import Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.work import weight_bytes
+
+if TYPE_CHECKING:
+    from tilestream.options import Options
+    from tilestream.planner import Candidate, Plan
 
 
 def pipeline_facts(pipeline: Pipeline) -> dict[str, Any]:
@@ -104,9 +108,26 @@ def _footprint(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
     return {"shared_bytes": made.shared_bytes, "registers": made.registers, "shared_parts": dict(made.parts)}
 
 
-def candidate_facts(candidate: Any) -> dict[str, Any]:
-    """A ``planner.Candidate`` without its pipeline: strategy, microseconds, why not."""
+def distinct(plan: Plan) -> list[Candidate]:
+    """The legal candidates, one a strategy: the chosen one, else the one of the lowest prediction."""
+    best: dict[str, Candidate] = {}
+    for candidate in plan.candidates:
+        held = best.get(candidate.strategy)
+        if candidate.pipeline is None or held == plan.chosen:
+            continue
+        if held is None or candidate == plan.chosen or _predicted(candidate) < _predicted(held):
+            best[candidate.strategy] = candidate
+    return list(best.values())
+
+
+def _predicted(candidate: Candidate) -> float:
+    return float("inf") if candidate.predicted_us is None else candidate.predicted_us
+
+
+def candidate_facts(candidate: Candidate) -> dict[str, Any]:
+    """A candidate without its pipeline: strategy, microseconds, why not."""
     return {
+        "name": candidate.name,
         "strategy": candidate.strategy,
         "predicted_us": candidate.predicted_us,
         "measured_us": candidate.measured_us,
@@ -114,7 +135,7 @@ def candidate_facts(candidate: Any) -> dict[str, Any]:
     }
 
 
-def options_facts(options: Any) -> dict[str, Any]:
+def options_facts(options: Options) -> dict[str, Any]:
     """Options as JSON takes them."""
     return {
         name: value if value is None or isinstance(value, (bool, int)) else str(value)

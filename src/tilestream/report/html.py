@@ -100,7 +100,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
         return shown
     shown["candidates"] = [
         {
-            "strategy": c.strategy,
+            "strategy": c.name,
             "predicted": microseconds(c.predicted_us),
             "measured": microseconds(c.measured_us),
             "launches": "" if c.pipeline is None else len(list(c.pipeline.launches())),
@@ -110,7 +110,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
         }
         for c in plan.candidates
     ]
-    drawn = _distinct([c for c in plan.candidates if c.pipeline is not None], plan.chosen)
+    drawn = facts.distinct(plan)
     if not drawn:
         return shown
     first = plan.chosen if plan.chosen.pipeline is not None else drawn[0]
@@ -130,20 +130,6 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
     if plan.chosen.pipeline is not None:
         shown["stages"] = _stages(facts.pipeline_facts(plan.chosen.pipeline))
     return shown
-
-
-def _distinct(candidates: Sequence[Any], chosen: Any) -> list[Any]:
-    """One candidate a strategy: the chosen one, else the one of the lowest prediction."""
-    best: dict[str, Any] = {}
-    for c in candidates:
-        held = best.get(c.strategy)
-        if held is None or c == chosen or (held != chosen and _predicted(c) < _predicted(held)):
-            best[c.strategy] = c
-    return list(best.values())
-
-
-def _predicted(candidate: Any) -> float:
-    return float("inf") if candidate.predicted_us is None else candidate.predicted_us
 
 
 def _traffic(candidates: Sequence[Any], rows: int) -> list[dict[str, Any]]:

@@ -1,0 +1,5 @@
+"""``python -m tilestream`` is the ``tilestream`` command."""
+
+from tilestream.cli import main
+
+main()

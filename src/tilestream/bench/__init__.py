@@ -1,0 +1,184 @@
+"""``tilestream bench``: one model, four ways to run it, errors against float64, the plan and its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tilestream import devices, planner, traffic
+from tilestream.analysis import Analysis, analyse
+from tilestream.apps.load import Workload
+from tilestream.bench import arms as arms_
+from tilestream.bench import dram
+from tilestream.bench.accuracy import Oracle, repeatable
+from tilestream.bench.environment import environment
+from tilestream.errors import TilestreamError
+from tilestream.options import Options
+from tilestream.report.explain import Report
+
+SCHEMA = 1
+PREDICTED = ("h200", "a100")
+ARMS = arms_.ARMS
+
+
+def run(
+    workload: Workload,
+    options: Options,
+    *,
+    arms: Sequence[str] = ARMS,
+    predict: Sequence[str] = PREDICTED,
+    rows: int | None = None,
+    counters: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure ``workload`` and return the result as JSON takes it; times in microseconds.
+
+    On a GPU every arm is timed by ``bench.timing``'s protocol and checked. Elsewhere, or with
+    ``target="reference"``, tilestream's arm is executed by the reference machine, and only errors and
+    predictions are given.
+
+    Args:
+        predict: devices to predict times for.
+        rows: rows to plan and predict for, where that is not the workload's own number.
+        counters: arguments of ``bench.once`` after the model, to count DRAM bytes; None leaves that out.
+        progress: told what is going on, one line at a time.
+    """
+    on_gpu = workload.inputs[0].is_cuda and options.target != "reference"
+    made: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": workload.name,
+        "rows": workload.rows,
+        "dtype": str(workload.dtype).removeprefix("torch."),
+        "inputs": [list(x.shape) for x in workload.inputs],
+        "environment": environment(),
+    }
+    torch.compiler.reset()
+    progress("running eager and float64")
+    oracle = Oracle(workload.module, workload.inputs)
+    if on_gpu:
+        made |= _on_gpu(workload, options, arms, oracle, progress)
+    else:
+        made |= _on_reference(workload, options, oracle, progress)
+    progress("planning")
+    analysis = analyse(workload.module, workload.inputs, options)
+    if rows is not None and rows != workload.rows:
+        analysis = replan(analysis, devices.get(analysis.device), rows)
+    made["planned_rows"] = workload.rows if rows is None else rows
+    made["plan"] = Report(analysis).json()
+    made["predictions"] = predictions(analysis, predict)
+    made["dram_bytes"] = {"ir": ir_bytes(analysis)}
+    if on_gpu and counters is not None:
+        for name in [a for a in ("tilestream", "inductor") if a in arms]:
+            progress(f"counting DRAM bytes of {name}")
+            made["dram_bytes"][name] = dram.measure(name, workload.name, counters)
+    return made
+
+
+def predictions(analysis: Analysis, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Device to strategy to predicted microseconds: the best candidate of each strategy, summed over the regions."""
+    found: dict[str, dict[str, float]] = {}
+    for name in names:
+        totals: dict[str, float] = {}
+        for region in replan(analysis, devices.get(name)).regions:
+            best: dict[str, float] = {}
+            for c in region.plan.candidates if region.plan is not None else ():
+                if c.predicted_us is not None and not c.rejected:
+                    best[c.strategy] = min(c.predicted_us, best.get(c.strategy, float("inf")))
+            for strategy, us in best.items():
+                totals[strategy] = totals.get(strategy, 0.0) + us
+        found[name] = totals
+    return found
+
+
+def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) -> Analysis:
+    """The same regions planned for another device, another number of rows, or both; predictions only."""
+    regions = []
+    for region in analysis.regions:
+        wanted = region.rows if rows is None else rows
+        plan, problem = None, ""
+        try:
+            plan = planner.plan(region.program, wanted, device, analysis.options)
+        except TilestreamError as failure:
+            problem = str(failure)
+        regions.append(replace(region, rows=wanted, plan=plan, problem=problem))
+    return replace(analysis, device=device.name, regions=tuple(regions))
+
+
+def ir_bytes(analysis: Analysis) -> dict[str, int] | None:
+    """DRAM bytes that the chosen pipelines move by the IR's own count; None where Inductor was chosen."""
+    read = written = 0
+    for region in analysis.regions:
+        if region.plan is None or region.plan.chosen.pipeline is None:
+            return None
+        counted = traffic.traffic(region.plan.chosen.pipeline, region.rows)
+        read, written = read + counted.dram_read, written + counted.dram_written
+    return {"read": read, "write": written}
+
+
+def _on_gpu(
+    workload: Workload, options: Options, names: Sequence[str], oracle: Oracle, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    from tilestream.bench import timing
+
+    captured: dict[str, timing.Captured] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        progress(f"compiling and capturing {name}")
+        try:
+            arm = arms_.make(name, workload.module, workload.inputs, options)
+            captured[name] = timing.capture(arm.run)
+            accuracy = oracle.judge(timing.poisoned_replay(captured[name]))
+        except (RuntimeError, TilestreamError) as failure:
+            captured.pop(name, None)
+            results[name] = {"us": None, "failed": f"{type(failure).__name__}: {failure}"}
+            continue
+        results[name] = {
+            "us": None,
+            "error": accuracy.error,
+            "ok": accuracy.ok,
+            "repeatable": repeatable(arm.run),
+            "compile_s": arm.compile_s,
+        }
+    progress("timing")
+    for name, timed in timing.interleaved(captured).items():
+        results[name] |= {"us": timed.us, "us_min": timed.us_min, "us_max": timed.us_max, "calls": timed.calls}
+    made = _summary(results, oracle)
+    made["protocol"] = timing.PROTOCOL
+    return made
+
+
+def _on_reference(
+    workload: Workload, options: Options, oracle: Oracle, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    progress("executing on the reference machine")
+    arm = arms_.make("tilestream", workload.module, workload.inputs, options.with_(target="reference"))
+    accuracy = oracle.judge(arm.run())
+    results = {
+        "tilestream": {
+            "us": None,
+            "error": accuracy.error,
+            "ok": accuracy.ok,
+            "repeatable": repeatable(arm.run),
+            "compile_s": arm.compile_s,
+            "ran_on": "reference machine",
+        }
+    }
+    return _summary(results, oracle)
+
+
+def _summary(results: dict[str, dict[str, Any]], oracle: Oracle) -> dict[str, Any]:
+    mine = results.get("tilestream", {})
+    others = {n: r["us"] for n, r in results.items() if n != "tilestream" and r.get("us")}
+    best = min(others, key=lambda n: others[n]) if others else None
+    us = mine.get("us")
+    return {
+        "arms": results,
+        "error": mine.get("error"),
+        "eager_error": oracle.judge(oracle.eager).eager_error,
+        "ok": mine.get("ok"),
+        "best_alternative": best,
+        "speedup": others[best] / us if best is not None and us else None,
+    }

@@ -1,0 +1,69 @@
+"""A benchmark's result as the terminal shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from tilestream.report.explain import microseconds
+
+
+def render(result: dict[str, Any]) -> RenderableType:
+    """Arms with times and errors, then predictions, then DRAM bytes."""
+    env = result["environment"]
+    where = env["gpu"] or "no GPU: executed on the reference machine"
+    heading = Text(f"{result['model']}, {result['rows']:,} rows, {result['dtype']}, {where}", style="bold")
+    parts: list[RenderableType] = [heading, _arms(result)]
+    if result["speedup"]:
+        best, times = result["best_alternative"], result["speedup"]
+        parts.append(Text(f"tilestream takes 1/{times:.2f} of the time of {best}, the best of the others\n"))
+    parts.append(_predictions(result))
+    bytes_ = result["dram_bytes"]
+    for name, counted in bytes_.items():
+        if isinstance(counted, dict):
+            parts.append(
+                Text(f"DRAM, {name}: {counted['read'] / 1e6:,.1f} MB read, {counted['write'] / 1e6:,.1f} written")
+            )
+        elif counted:
+            parts.append(Text(f"DRAM, {name}: {counted}"))
+    return Group(*parts)
+
+
+def _arms(result: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("arm")
+    for heading in ("us", "error", "eager's error", "first call s"):
+        table.add_column(heading, justify="right")
+    table.add_column("", overflow="fold")
+    for name, arm in result["arms"].items():
+        if "failed" in arm:
+            table.add_row(name, "", "", "", "", escape(arm["failed"].splitlines()[0]), style="red")
+            continue
+        verdict = "within tolerance" if arm["ok"] else "OUTSIDE TOLERANCE"
+        table.add_row(
+            name,
+            microseconds(arm["us"]),
+            f"{arm['error']:.2e}",
+            f"{result['eager_error']:.2e}",
+            f"{arm['compile_s']:.1f}",
+            verdict + ("" if arm["repeatable"] else ", not repeatable"),
+            style="" if arm["ok"] else "red",
+        )
+    return table
+
+
+def _predictions(result: dict[str, Any]) -> Table:
+    found: dict[str, dict[str, float]] = result["predictions"]
+    strategies = list(dict.fromkeys(s for by in found.values() for s in by))
+    table = Table(title="predicted us", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("device")
+    for strategy in strategies:
+        table.add_column("inductor" if strategy == "fallback" else strategy, justify="right")
+    for device, by in found.items():
+        table.add_row(device, *(microseconds(by.get(s)) for s in strategies))
+    return table

@@ -1,0 +1,334 @@
+"""``tilestream``: demo, explain, simulate, trace, check and bench from a shell.
+
+Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from tilestream.errors import OptionError, TilestreamError
+from tilestream.progress import Progress
+from tilestream.report.explain import WIDTH
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+
+CAPTURED_ROWS = 512
+REFERENCE_ROWS = 1024
+
+Target = Annotated[
+    str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
+]
+Rows = Annotated[int | None, typer.Option(help="Rows; for a file, passed to the function's argument rows.")]
+Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
+Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical or spatial.")]
+Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
+RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
+Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
+Cache = Annotated[bool, typer.Option(help="Keep plans and kernels on disk.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _reported(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors that tilestream raises on purpose become one line on standard error, and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (TilestreamError, OSError) as error:
+            if kwargs.get("debug"):
+                raise
+            Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+@app.command()
+@_reported
+def explain(
+    model: Target,
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    device: Device = None,
+    target: RunOn = "auto",
+    queue_depth: Depth = None,
+    cache: Cache = True,
+    html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Coverage, regions, candidates, stages on SMs, queues, and why each operator that stayed out did so."""
+    from tilestream.report.explain import Report
+
+    with Progress() as progress:
+        analysis = _analysed(model, rows, dtype, _options(strategy, device, target, queue_depth, cache), progress)
+        report = Report(analysis)
+        if html is not None:
+            from tilestream.report import html as page
+            from tilestream.report.simulation import Simulation
+
+            runs = Simulation.of(analysis, progress).by_region()
+            page.write(html, report, page.Content(simulations=runs))
+    out.print(report)
+    _write(json_, report.json())
+
+
+@app.command()
+@_reported
+def simulate(
+    model: Target,
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    device: Device = None,
+    queue_depth: Depth = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU."""
+    from tilestream.report.simulation import Simulation
+
+    with Progress() as progress:
+        options = _options(strategy, device or "h200", "auto", queue_depth, True)
+        made = Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
+    out.print(made)
+    _write(json_, made.json())
+
+
+@app.command()
+@_reported
+def trace(
+    model: Target,
+    output: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("timeline.json"),
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    device: Device = None,
+    queue_depth: Depth = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens."""
+    from tilestream.report import timeline
+    from tilestream.report.simulation import Simulation
+
+    with Progress() as progress:
+        options = _options(strategy, device or "h200", "auto", queue_depth, True)
+        made = Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
+        timeline.write(output, made.timelines())
+    out.print(made)
+    out.print(f"timeline: {output} (open it in ui.perfetto.dev or chrome://tracing)")
+    _write(json_, {**made.json(), "timeline": str(output)})
+
+
+@app.command()
+@_reported
+def check(
+    model: Target,
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    target: RunOn = "auto",
+    queue_depth: Depth = None,
+    cache: Cache = True,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Run the model and hold it against float64: exit code 0 only if within twice eager's own error."""
+    from tilestream.apps.load import load
+    from tilestream.bench import accuracy, arms
+
+    options = _options(strategy, None, target, queue_depth, cache)
+    on = _where(target)
+    with Progress() as progress:
+        progress(f"loading {model}")
+        workload = load(model, _rows_to_run(model, rows, on), dtype, on)
+        progress("running eager and float64")
+        oracle = accuracy.Oracle(workload.module, workload.inputs)
+        progress(f"running through tilestream, target {target}")
+        arm = arms.make("tilestream", workload.module, workload.inputs, options)
+        judged = oracle.judge(arm.run())
+        same = accuracy.repeatable(arm.run)
+    ok = judged.ok and same
+    out.print(
+        f"{workload.name}, {workload.rows:,} rows: error {judged.error:.3e}, eager's own {judged.eager_error:.3e}, "
+        f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}"
+    )
+    facts = {"model": workload.name, "rows": workload.rows, "target": target, "ok": ok, "repeatable": same}
+    _write(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
+    if not ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+@_reported
+def bench(
+    model: Annotated[str, typer.Argument(help="A model, as elsewhere, or the word queues: ring queues by payload.")],
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    target: RunOn = "auto",
+    device: Device = None,
+    queue_depth: Depth = None,
+    cache: Cache = True,
+    arms: Annotated[str, typer.Option(help="Which arms, separated by commas.")] = "",
+    ncu: Annotated[bool, typer.Option(help="Count DRAM bytes with Nsight Compute where it is installed.")] = True,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Time eager, Inductor, Inductor max-autotune and tilestream, with errors, plan and predictions."""
+    from tilestream import bench as bench_
+    from tilestream.apps.load import load
+    from tilestream.bench import text
+
+    if model == "queues":
+        _bench_queues(json_)
+        return
+    chosen = _arms(arms)
+    options = _options(strategy, device, target, queue_depth, cache)
+    on = _where(target)
+    with Progress() as progress:
+        progress(f"loading {model}")
+        run_rows = _rows_to_run(model, rows, on)
+        workload = load(model, run_rows, dtype, on)
+        counters = _counters(run_rows, dtype, strategy) if ncu and bench_.dram.available() else None
+        planned = _planned_rows(model, rows)
+        result = bench_.run(
+            workload, options, arms=chosen, rows=planned if on == "cpu" else None, counters=counters, progress=progress
+        )
+    out.print(text.render(result))
+    _write(json_, result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+@_reported
+def demo(
+    output: Annotated[Path, typer.Option("--out", help="The folder for the report and the timeline.")] = Path(
+        "demo-out"
+    ),
+    rows: Annotated[int, typer.Option(help="Points that times are predicted and measured for.")] = 262144,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """A NeRF on the rays of a made scene, from capture to report; on a GPU it also runs the kernels."""
+    from tilestream import demo as demo_
+
+    with Progress() as progress:
+        result = demo_.run(output, rows, out, progress)
+    _write(json_, result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool):
+    from tilestream.options import parse
+
+    given = {"strategy": strategy, "device": device, "target": target, "queue_depth": queue_depth, "cache": cache}
+    return parse(given)
+
+
+def _analysed(model: str, rows: int | None, dtype: str | None, options, progress: Progress):
+    """Capture on the CPU with few rows, then plan for all of them: planning needs no data."""
+    from tilestream import devices
+    from tilestream.analysis import analyse
+    from tilestream.apps.load import load
+    from tilestream.bench import replan
+
+    wanted = _planned_rows(model, rows)
+    progress(f"loading {model}")
+    few = rows if wanted is None else min(wanted, CAPTURED_ROWS)
+    workload = load(model, few, dtype)
+    progress("capturing and planning")
+    analysis = analyse(workload.module, workload.inputs, options)
+    if wanted is not None and wanted != workload.rows:
+        analysis = replan(analysis, devices.get(analysis.device), wanted)
+    return replace(analysis, model=workload.name)
+
+
+def _planned_rows(model: str, rows: int | None) -> int | None:
+    """A named model's number of rows; None for a file, whose function decides."""
+    from tilestream.apps import APPS
+
+    if model in APPS:
+        return APPS[model].rows if rows is None else rows
+    return None
+
+
+def _rows_to_run(model: str, rows: int | None, on: str) -> int | None:
+    """The reference machine runs few rows of a named model unless told how many."""
+    planned = _planned_rows(model, rows)
+    return min(planned, REFERENCE_ROWS) if planned is not None and on == "cpu" and rows is None else rows
+
+
+def _where(target: str) -> str:
+    return "cuda" if torch.cuda.is_available() and target != "reference" else "cpu"
+
+
+def _arms(given: str) -> tuple[str, ...]:
+    from tilestream.bench import ARMS
+
+    chosen = tuple(a.strip() for a in given.split(",") if a.strip()) or ARMS
+    unknown = [a for a in chosen if a not in ARMS]
+    if unknown:
+        raise OptionError(f"--arms names {unknown[0]!r}", f"use some of {', '.join(ARMS)}")
+    return chosen
+
+
+def _counters(rows: int | None, dtype: str | None, strategy: str) -> list[str]:
+    """Arguments of ``bench.once`` that make the same model again in another process."""
+    given = ["--strategy", strategy]
+    if rows is not None:
+        given += ["--rows", str(rows)]
+    if dtype is not None:
+        given += ["--dtype", dtype]
+    return given
+
+
+def _bench_queues(json_: Path | None) -> None:
+    from tilestream.bench import queues
+
+    with Progress() as progress:
+        progress("measuring ring queues")
+        result = queues.run()
+    out.print(queues.render(result))
+    _write(json_, result)
+
+
+def _write(path: Path | None, result: object) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_plain(result), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    out.print(f"written: {path}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they become the strings ``inf``, ``-inf`` and ``nan``."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,37 @@
+"""What a long command is doing: a spinner on a terminal, lines elsewhere. Always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress:
+    """Call it with a line whenever the work moves on; use it as a context manager."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.start = time.perf_counter()
+        self.status: Status | None = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            self.status = self.console.status("starting")
+            self.status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+    def __call__(self, line: str) -> None:
+        if self.status is not None:
+            self.status.update(line)
+        else:
+            self.console.print(f"{time.perf_counter() - self.start:6.1f} s  {line}", soft_wrap=True, markup=False)

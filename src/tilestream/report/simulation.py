@@ -1,0 +1,127 @@
+"""``tilestream.simulate`` as text, JSON and timelines: every strategy of every region, on a device by name."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tilestream import devices, simulate
+from tilestream.analysis import Analysis
+from tilestream.report import facts
+from tilestream.report.explain import WIDTH, microseconds, size
+
+
+@dataclass(frozen=True)
+class Run:
+    """One candidate of one region, simulated. ``predicted_us`` is the cost model's time for the same."""
+
+    region: str
+    strategy: str
+    chosen: bool
+    predicted_us: float | None
+    outcome: simulate.Simulation
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All runs of a model on one device. ``str()`` is the text, ``json()`` the same as plain data."""
+
+    analysis: Analysis
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, analysis: Analysis, progress: Callable[[str], None] = lambda _: None) -> Simulation:
+        """Simulate the best candidate of each strategy of each region, on the device the plans are for."""
+        device = devices.get(analysis.device)
+        runs = []
+        for region in analysis.regions:
+            if region.plan is None:
+                continue
+            for candidate in facts.distinct(region.plan):
+                progress(f"simulating {region.name}, {candidate.strategy}, on {device.name}")
+                outcome = simulate.simulate(candidate.pipeline, region.rows, device)
+                chosen = candidate == region.plan.chosen
+                runs.append(Run(region.name, candidate.strategy, chosen, candidate.predicted_us, outcome))
+        return cls(analysis, tuple(runs))
+
+    def by_region(self) -> dict[str, dict[str, simulate.Simulation]]:
+        found: dict[str, dict[str, simulate.Simulation]] = {}
+        for run in self.runs:
+            found.setdefault(run.region, {})[run.strategy] = run.outcome
+        return found
+
+    def timelines(self) -> dict[str, simulate.Simulation]:
+        """Runs by title, as ``report.timeline`` takes them."""
+        return {f"{run.region} {run.strategy}": run.outcome for run in self.runs}
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+        console.print(self)
+        file = console.file
+        assert isinstance(file, io.StringIO)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+    def __rich__(self) -> RenderableType:
+        title = Text(f"{self.analysis.model} simulated on {self.analysis.device}\n", style="bold")
+        if not self.runs:
+            return Group(title, Text("No pipeline to simulate: nothing of this model was planned."))
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("", "region", "strategy"):
+            table.add_column(heading)
+        for heading in (
+            "rows",
+            "simulated us",
+            "cost model us",
+            "launches",
+            "DRAM",
+            "L2",
+            "busy: tensor",
+            "DRAM",
+            "L2",
+        ):
+            table.add_column(heading, justify="right")
+        for run in self.runs:
+            o = run.outcome
+            table.add_row(
+                "*" if run.chosen else "",
+                run.region,
+                run.strategy,
+                f"{o.rows:,}",
+                microseconds(o.time_us),
+                microseconds(run.predicted_us),
+                str(len(o.launches_us)),
+                size(o.bytes.get("dram", 0)),
+                size(o.bytes.get("l2", 0)),
+                *(f"{o.utilisation.get(level, 0):.0%}" for level in ("tensor", "dram", "l2")),
+                style="bold green" if run.chosen else "",
+            )
+        return Group(title, table)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "model": self.analysis.model,
+            "device": self.analysis.device,
+            "runs": [
+                {
+                    "region": run.region,
+                    "strategy": run.strategy,
+                    "chosen": run.chosen,
+                    "rows": run.outcome.rows,
+                    "simulated_us": run.outcome.time_us,
+                    "predicted_us": run.predicted_us,
+                    "launches_us": list(run.outcome.launches_us),
+                    "bytes": dict(run.outcome.bytes),
+                    "utilisation": dict(run.outcome.utilisation),
+                    "exact": run.outcome.exact,
+                    "note": run.outcome.note,
+                }
+                for run in self.runs
+            ],
+        }
