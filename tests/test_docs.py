@@ -1,0 +1,23 @@
+"""The code in the documentation runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_worked_example_of_the_ir_page():
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "ir.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    scope: dict[str, object] = {}
+    exec(compile("\n".join(blocks), "docs/ir.md", "exec"), scope)
+    assert not (scope["one"] == scope["two"]).all()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_ir_page_names_every_tile_op():
+    from tilestream.tileops import OPS
+
+    table = (DOCS / "ir.md").read_text().split("## Tile ops")[1]
+    assert set(OPS) <= set(re.findall(r"[a-z_]+", table))
