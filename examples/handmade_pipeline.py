@@ -13,9 +13,21 @@ from dataclasses import replace
 
 import torch
 
-from tilestream import devices, reference
-from tilestream.errors import PipelineDeadlock, VerifyError
-from tilestream.ir import Pipeline, Queue, Residency, Role, Stage, Tensor, Tile, TileOp, Transport
+from tilestream import (
+    Pipeline,
+    PipelineDeadlock,
+    Queue,
+    Residency,
+    Role,
+    Stage,
+    Tensor,
+    Tile,
+    TileOp,
+    Transport,
+    VerifyError,
+    devices,
+    reference,
+)
 from tilestream.verify import verify
 
 POINT, WIDTH, COLOUR = 63, 128, 3

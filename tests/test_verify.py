@@ -233,6 +233,15 @@ def test_an_operand_of_a_linear_may_be_wider_than_registers():
     rejected(joined.with_stages((replace(s, ops=computed),)), "tile 'u' has 320 features > 256")
 
 
+def test_a_wide_cat_may_be_stored_and_so_may_cross_dram_but_not_the_l2():
+    a = Stage("a", (load("u"), op("cat", "v", *["u"] * 40, width=320)), 1, Shard(0))
+    b = Stage("b", (op("linear", "w", "v", params=("k",)), store("w")))
+    x, k = tensor("x", 8, role=Role.INPUT), tensor("k", 8, 320)
+    p = pipeline(a, b, queues=(Queue("v", "a", ("b",), Transport.DRAM, 0),), tensors=(x, Y, k))
+    verify(p, H200)
+    rejected(replace(p, queues=(Queue("v", "a", ("b",)),)), "stage 'a' .*: tile 'v' has 320 features > 256")
+
+
 def test_replicas_need_sms_of_their_own():
     p = chain(depth=600, replicas=131, placement=Shard(1))
     p = replace(p, queues=tuple(replace(q, depth=264) for q in p.queues))

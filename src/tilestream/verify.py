@@ -250,4 +250,5 @@ def _in_registers(p: Pipeline, stage: Stage) -> list[str]:
             names += (n for n in op.ins if n not in cats)  # a cat is stored part by part
         elif op.kind not in ("load", "cat", "slice"):
             names += (*op.ins, *made)
-    return names + [q.tile for q in p.queues if q.producer == stage.name]
+    on_chip = [q for q in p.queues if q.transport is not Transport.DRAM or q.tile not in cats]  # DRAM: a store
+    return names + [q.tile for q in on_chip if q.producer == stage.name]
