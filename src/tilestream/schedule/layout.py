@@ -9,14 +9,18 @@ from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
-OUT_SLOTS = 2
 ALIGN = 1024  # of a swizzled tile
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets in bytes from the start of shared memory."""
+    """Offsets in bytes from the start of shared memory.
 
+    Under Shard(0) the warpgroups share one weight ring and have an input ring each; under Shard(1)
+    they share one input ring and have a weight ring each. Both have their own output staging.
+    """
+
+    page_rings: int
     pages: int
     page_bytes: int
     page_data: int
@@ -40,9 +44,8 @@ def page_rows(schedule: Schedule) -> int:
 
 
 def pages_of(schedule: Schedule, step: Step, gemm: Gemm) -> int:
-    """Pages one product takes in: one a chunk of its depth, two where both warpgroups have columns."""
-    halves = 1 if schedule.stage.placement.dim == 0 else (2 if step.features > schedule.width(step) else 1)
-    return halves * sum(seg.chunks(schedule.chunk_columns) for seg in gemm.segments)
+    """Pages one product takes from a weight ring: one a chunk of its depth."""
+    return sum(seg.chunks(schedule.chunk_columns) for seg in gemm.segments)
 
 
 def chunks_in(schedule: Schedule) -> int:
@@ -63,27 +66,30 @@ def lay_out(schedule: Schedule) -> Layout:
     both = schedule.stage.placement.dim == 1
     # An epilogue holds a chunk of each of its streams at once (under Shard(1), one for each warpgroup).
     need_in = max(1 if chunks_in(schedule) else 0, streamed * (2 if both else 1))
-    staged = any(k.kind == "staged" for s in schedule.steps for p in s.phases for k in p.sinks)
-    out_slots = OUT_SLOTS if staged else 0
+    staged = max((sum(k.kind == "staged" for k in p.sinks) for s in schedule.steps for p in s.phases), default=0)
+    # The publisher gives a slot back when it starts the next copy: one more than an epilogue fills at once.
+    out_slots = staged + 1 if staged else 0
     buffer_bytes = tuple(ceil_to(f * element, 128) * 64 for f in schedule.buffer_features)
     fixed = sum(buffer_bytes) * rings + out_slots * 2 * CHUNK
     resident = schedule.stage.residency is Residency.RESIDENT
     bars = 4096 if resident and total_pages > 64 else 2048
     left = SHARED_LIMIT - fixed - bars
+    page_rings = 2 if both else 1
+    page_all = page * page_rings
     want_in = max(need_in, min(8, _loads(schedule)))
     if resident or total_pages == 0:
         pages = total_pages
-        in_slots = max(need_in, min(want_in, (left - pages * page) // (rings * CHUNK))) if want_in else 0
+        in_slots = max(need_in, min(want_in, (left - pages * page_all) // (rings * CHUNK))) if want_in else 0
     else:
         # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
         layer = max(pages_of(schedule, s, s.gemm) for s in schedule.steps if s.gemm)
         enough = min(layer + 1, total_pages)
         in_slots = need_in
-        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page >= max(enough, 2):
+        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= max(enough, 2):
             in_slots += 1
-        pages = max(2, min((left - in_slots * rings * CHUNK) // page, 64))
+        pages = max(2, min((left - in_slots * rings * CHUNK) // page_all, 64))
     offset = 0
-    page_data, offset = offset, offset + pages * page
+    page_data, offset = offset, offset + pages * page_all
     in_data, offset = offset, offset + in_slots * rings * CHUNK
     out_data, offset = offset, offset + out_slots * 2 * CHUNK
     buffers = []
@@ -91,19 +97,19 @@ def lay_out(schedule: Schedule) -> Layout:
         buffers.append(offset)
         offset += size * rings
     page_bars = offset
-    in_bars = page_bars + pages * 16
+    in_bars = page_bars + pages * page_rings * 16
     out_bars = in_bars + in_slots * rings * 16
     scratch = ceil_to(out_bars + out_slots * 2 * 16, 128)
     total = scratch + (1024 if both else 0)
     parts = (
-        ("weights" if resident else "weight ring", pages * page),
+        ("weights" if resident else "weight ring", pages * page_all),
         ("input ring", in_slots * rings * CHUNK),
         ("output staging", out_slots * 2 * CHUNK),
         ("tile buffers", sum(buffer_bytes) * rings),
         ("barriers", total - page_bars),
     )
     return Layout(
-        pages, page, page_data, in_slots, in_data, out_slots, out_data, tuple(buffers), buffer_bytes,
+        page_rings, pages, page, page_data, in_slots, in_data, out_slots, out_data, tuple(buffers), buffer_bytes,
         page_bars, in_bars, out_bars, scratch, total, parts,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ using u64 = unsigned long long;
 
 #define TS_DEV __device__ __forceinline__
 #define TS_LANES              // on the host: a loop over the 128 lanes t of a warpgroup
+#define TS_LANE lane_in_group()  // t
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 
 struct alignas(64) TensorMap {
@@ -153,6 +154,12 @@ TS_DEV void store_global(T* p, T v) {
 
 // ---- warpgroup products: descriptors of K-major operands with the 128-byte swizzle
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
+// The values are in their registers now: without it ptxas moves them behind the fence (C7519).
+template <int K>
+TS_DEV void pin(Registers<float, K>& r) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) asm volatile("" : "+f"(r.v[k])::"memory");
+}
 TS_DEV void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TS_DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
@@ -167,6 +174,10 @@ template <int N>
 TS_DEV void registers_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
+
+// acc += a @ b.T, 64 x 8 BLOCKS; the emitter writes a specialisation for each width that a kernel needs.
+template <class T, int BLOCKS>
+struct Mma;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half
 struct bf16 {
@@ -255,13 +266,21 @@ TS_DEV float min_nan(float a, float b) {
 }
 TS_DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TS_DEV float round_(float x) { return rintf(x); }
-TS_DEV float quad_sum(float v) {
-  v += __shfl_xor_sync(~0u, v, 1);
-  return v + __shfl_xor_sync(~0u, v, 2);
+// The four lanes of a row combine what they hold; all get the result.
+TS_DEV void row_sum(Registers<float, 2>& r) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    r.v[j] += __shfl_xor_sync(~0u, r.v[j], 1);
+    r.v[j] += __shfl_xor_sync(~0u, r.v[j], 2);
+  }
 }
-TS_DEV float quad_max(float v) {
-  v = max_nan(v, __shfl_xor_sync(~0u, v, 1));
-  return max_nan(v, __shfl_xor_sync(~0u, v, 2));
+TS_DEV void row_max(Registers<float, 2>& r) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    r.v[j] = max_nan(r.v[j], __shfl_xor_sync(~0u, r.v[j], 1));
+    r.v[j] = max_nan(r.v[j], __shfl_xor_sync(~0u, r.v[j], 2));
+  }
 }
+TS_DEV bool group_leader() { return (threadIdx.x & 127) == 0; }
 
 }  // namespace ts

@@ -5,16 +5,23 @@
 namespace ts {
 
 struct PageOp {  // one page of weights
-  int map, x, y, bytes;
+  int map, x, y, bytes, ring;
 };
 struct LoadOp {      // one chunk of an input or of a queue's tile
   int map;           // tensor map, or -1: by ordinary loads
   int tensor;        // index of pointer and stride, for ordinary loads
   int col, cols;     // first column, and how many are valid
-  int queue, end;    // queue index or -1
+  int queue;         // queue index or -1
 };
 struct StoreOp {  // one chunk of an output or of a queue's tile
   int map, x, queue, first, last;
+};
+struct Worker {  // which replica of which stage this CTA is, and where the stage's tables start
+  int replica, replicas, stage;
+  int page_ops, load_ops, store_ops, pointers, credits;
+};
+struct Credit {  // a queue this stage takes from, and which of its consumers the stage is
+  int queue, consumer;
 };
 struct QueueInfo {
   int lines;      // index of its first flag line: `depth` full flags, then `depth` free flags a consumer
@@ -87,19 +94,45 @@ TS_DEV void queue_free(const Sync& s, const QueueInfo& info, int consumer, int t
   flag_relaxed(s.flags + (info.lines + (1 + consumer) * info.depth + tile % info.depth) * LINE, ticket(s, tile));
 }
 
+// ---- barriers
+template <class S>
+TS_DEV void init_barriers(u32 smem) {
+  constexpr u32 GROUP = 4, BOTH = 8;  // arrivals: one a warp
+  for (int i = 0; i < S::PAGES * S::PAGE_RINGS; ++i) {
+    bar_init(smem + S::PAGE_BARS + i * 16, 1);
+    bar_init(smem + S::PAGE_BARS + i * 16 + 8, S::TILES == 2 ? BOTH : GROUP);
+  }
+  for (int i = 0; i < S::IN_SLOTS * S::TILES; ++i) {
+    bar_init(smem + S::IN_BARS + i * 16, 1);
+    bar_init(smem + S::IN_BARS + i * 16 + 8, S::TILES == 2 ? GROUP : BOTH);
+  }
+  for (int i = 0; i < S::OUT_SLOTS * 2; ++i) {
+    bar_init(smem + S::OUT_BARS + i * 16, GROUP);
+    bar_init(smem + S::OUT_BARS + i * 16 + 8, 1);
+  }
+}
+
 // ---- weights
+template <class S, class P, class R>
+TS_DEV void load_page(const P& p, const PageOp& op, R& ring) {
+  if (!S::RESIDENT) ring.wait_empty();
+  bar_expect(ring.full(), (u32)op.bytes);
+  tma_load(ring.addr(), &p.maps[op.map], op.x, op.y, ring.full(), EVICT_LAST);
+  ring.advance();
+}
 template <class S, class P>
-TS_DEV void load_weights(const P& p, u32 smem, int replica) {
+TS_DEV void load_weights(const P& p, u32 smem, const Worker& w) {
   if (lane_in_warp() != 0) return;
-  Ring<S::PAGES, S::PAGE_BYTES> ring(smem + S::PAGE_BARS, smem + S::PAGE_DATA);
-  for (Units<S::TILES> u(p.rows, replica, S::REPLICAS); u.more(); u.next()) {
+  Ring<S::PAGES, S::PAGE_BYTES> first(smem + S::PAGE_BARS, smem + S::PAGE_DATA);
+  Ring<S::PAGES, S::PAGE_BYTES> second(smem + S::PAGE_BARS + S::PAGES * 16, smem + S::PAGE_DATA + S::PAGES * S::PAGE_BYTES);
+  for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
 #pragma unroll 1
     for (int k = 0; k < S::PAGE_OPS; ++k) {
-      PageOp op = S::page_op(k);
-      if (!S::RESIDENT) ring.wait_empty();
-      bar_expect(ring.full(), (u32)op.bytes);
-      tma_load(ring.addr(), &p.maps[op.map], op.x, op.y, ring.full(), EVICT_LAST);
-      ring.advance();
+      PageOp op = p.page_op(w.page_ops + k);
+      if (S::PAGE_RINGS == 2 && op.ring == 1)
+        load_page<S>(p, op, second);
+      else
+        load_page<S>(p, op, first);
     }
     if (S::RESIDENT) return;
   }
@@ -121,14 +154,14 @@ TS_DEV void load_elements(u32 dst, const void* src, int stride, int row0, int ro
 }
 
 template <class S, class P>
-TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, int replica, int g) {
+TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w, int g) {
   using T = typename S::T;
   Ring<S::IN_SLOTS, CHUNK_BYTES> ring(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES);
-  for (Units<S::TILES> u(p.rows, replica, S::REPLICAS); u.more(); u.next()) {
+  for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
 #pragma unroll 1
     for (int k = 0; k < S::LOAD_OPS; ++k) {
-      LoadOp op = S::load_op(k);
+      LoadOp op = p.load_op(w.load_ops + k);
       if (op.map >= 0) {
         if (lane_in_warp() == 0) {
           int y = tile * ROWS;
@@ -154,49 +187,66 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, int replica, int
 }
 
 // ---- outputs
-// Serves warpgroups first..last; their chunks come in the order of the program, and so do the copies.
-// A staging slot is given back one copy later, when the one before has been read.
-template <class S, class P>
-TS_DEV void publish(const P& p, const Sync& sync, u32 smem, int replica, int first, int last) {
+// The copies of one group of chunks of warpgroup g. A staging slot is given back one copy later, when
+// the one before has been read: `unread` is the empty barrier of the copy still being read.
+template <class S, class P, class R>
+TS_DEV void publish_group(const P& p, const Sync& sync, R& ring, u32& unread, int tile, int begin, int end) {
+#pragma unroll 1
+  for (int e = begin; e < end; ++e) {
+    StoreOp op = p.store_op(e);
+    int y = tile * ROWS;
+    QueueInfo info = {0, 1, 0};
+    if (op.queue >= 0) {
+      info = p.queue(op.queue);
+      if (op.first) queue_wait_free(sync, info, op.queue, tile);
+      y = (tile % info.depth) * ROWS;
+    }
+    ring.wait_full();
+    tma_store(&p.maps[op.map], op.x, y, ring.addr(), op.queue >= 0 ? EVICT_LAST : EVICT_FIRST);
+    store_commit();
+    if (unread != 0) {
+      store_wait_read<1>();
+      bar_arrive(unread);
+    }
+    unread = ring.empty();
+    ring.advance();
+    if (op.queue >= 0 && op.last) {
+      store_wait<0>();
+      bar_arrive(unread);
+      unread = 0;
+      queue_publish(sync, info, tile);
+    }
+  }
+}
+// Serves warpgroup 0, 1 or both; chunks go in the order of the program.
+template <class S, bool ZERO, bool ONE, class P>
+TS_DEV void publish(const P& p, const Sync& sync, u32 smem, const Worker& w) {
   if (lane_in_warp() != 0) return;
-  Ring<S::OUT_SLOTS, CHUNK_BYTES> rings[2] = {
-      {smem + S::OUT_BARS, smem + S::OUT_DATA},
-      {smem + S::OUT_BARS + S::OUT_SLOTS * 16, smem + S::OUT_DATA + S::OUT_SLOTS * CHUNK_BYTES}};
-  u32 unread = 0;  // the empty barrier of the copy still being read
-  for (Units<S::TILES> u(p.rows, replica, S::REPLICAS); u.more(); u.next()) {
+  Ring<S::OUT_SLOTS, CHUNK_BYTES> zero(smem + S::OUT_BARS, smem + S::OUT_DATA);
+  Ring<S::OUT_SLOTS, CHUNK_BYTES> one(smem + S::OUT_BARS + S::OUT_SLOTS * 16, smem + S::OUT_DATA + S::OUT_SLOTS * CHUNK_BYTES);
+  u32 unread = 0;
+  for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
 #pragma unroll 1
-    for (int k = 0; k < S::STORE_GROUPS; ++k)
-#pragma unroll 1
-      for (int g = first; g <= last; ++g) {
-        int tile = u.tile(g);
-        Ring<S::OUT_SLOTS, CHUNK_BYTES>& ring = rings[g];
-#pragma unroll 1
-        for (int e = S::store_begin(k, g); e < S::store_begin(k, g + 1); ++e) {
-          StoreOp op = S::store_op(e);
-          int y = tile * ROWS;
-          QueueInfo info = {0, 1, 0};
-          if (op.queue >= 0) {
-            info = p.queue(op.queue);
-            if (op.first) queue_wait_free(sync, info, op.queue, tile);
-            y = (tile % info.depth) * ROWS;
-          }
-          ring.wait_full();
-          tma_store(&p.maps[op.map], op.x, y, ring.addr(), op.queue >= 0 ? EVICT_LAST : EVICT_FIRST);
-          store_commit();
-          if (unread != 0) {
-            store_wait_read<1>();
-            bar_arrive(unread);
-          }
-          unread = ring.empty();
-          ring.advance();
-          if (op.queue >= 0 && op.last) {
-            store_wait<0>();
-            queue_publish(sync, info, tile);
-          }
-        }
-      }
+    for (int k = 0; k < S::STORE_GROUPS; ++k) {
+      int at = w.store_ops + 3 * k;
+      if (ZERO) publish_group<S>(p, sync, zero, unread, u.tile(0), p.store_bound(at), p.store_bound(at + 1));
+      if (ONE) publish_group<S>(p, sync, one, unread, u.tile(1), p.store_bound(at + 1), p.store_bound(at + 2));
+    }
   }
   store_wait<0>();
+}
+
+// The four warps of the loader group. With resident weights the first one is soon free to publish.
+template <class S, class P>
+TS_DEV void loader_warp(const P& p, const Sync& sync, u32 smem, const Worker& w, int warp) {
+  if (warp == 0) {
+    if (S::PAGES > 0) load_weights<S>(p, smem, w);
+    if (S::OUT_SLOTS > 0 && S::TWO_PUBLISHERS) publish<S, false, true>(p, sync, smem, w);
+  } else if (warp == 3) {
+    if (S::OUT_SLOTS > 0) publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);
+  } else if (S::IN_SLOTS > 0 && warp - 1 < S::TILES) {
+    load_inputs<S>(p, sync, smem, w, warp - 1);
+  }
 }
 
 }  // namespace ts

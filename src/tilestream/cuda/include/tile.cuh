@@ -11,15 +11,17 @@
 namespace ts {
 
 constexpr int ROWS = 64;
+// Named barriers: one a warpgroup, one for both, and the turns on the tensor cores.
+constexpr int GROUP_BARRIER = 1, BOTH_GROUPS = 3, TURN = 5;
 constexpr u32 CHUNK_BYTES = ROWS * 128;
 
 template <class T>
 constexpr int CHUNK_BLOCKS = 16 / T::BYTES;  // blocks of 8 columns in a chunk
 
 template <int BLOCKS>
-using Fragment = Registers<float, 4 * BLOCKS>;
+struct Fragment : Registers<float, 4 * BLOCKS> {};
 template <int BLOCKS>
-using Packed = Registers<u32, 2 * BLOCKS>;
+struct Packed : Registers<u32, 2 * BLOCKS> {};
 using RowVector = Registers<float, 2>;  // one value for each of a lane's two rows
 
 TS_DEV int row_of(u32 t, int j) { return (int)((t >> 5) * 16 + ((t & 31) >> 2)) + 8 * j; }
@@ -107,13 +109,23 @@ struct Ring {
     }
   }
   TS_DEV void wait_full() { bar_wait(full(), parity); }
+  TS_DEV u32 take() {
+    wait_full();
+    return addr();
+  }
   TS_DEV void wait_empty() { bar_wait(empty(), parity ^ 1); }
+  // The slot that was advanced past first and has not been announced yet.
+  TS_DEV u32 published() {
+    u32 bar = bars + (u32)behind * 16;
+    next_behind();
+    return bar;
+  }
   // Consumers free slots in order, one product behind the one in flight.
   TS_DEV void release() {
     group_arrive(bars + (u32)behind * 16 + 8);
-    skip_release();
+    next_behind();
   }
-  TS_DEV void skip_release() {
+  TS_DEV void next_behind() {
     if (++behind == SLOTS) behind = 0;
   }
 };
@@ -128,16 +140,19 @@ struct Resident {
   TS_DEV void advance() {
     if (++slot == SLOTS) slot = 0;
   }
-  TS_DEV void wait_full() { bar_wait(bars + (u32)slot * 16, 0); }
+  TS_DEV u32 take() {
+    bar_wait(bars + (u32)slot * 16, 0);
+    return addr();
+  }
   TS_DEV void release() {}
-  TS_DEV void skip_release() {}
 };
 
 // Tiles of one replica: units of TILES tiles, taken round robin.
 template <int TILES>
 struct Units {
   int unit, count, stride;
-  TS_DEV Units(int rows, int replica, int replicas) : unit(replica), stride(replicas) {
+  template <class W>
+  TS_DEV Units(int rows, const W& w) : unit(w.replica), stride(w.replicas) {
     int tiles = (rows + ROWS - 1) / ROWS;
     count = (tiles + TILES - 1) / TILES;
   }
@@ -147,12 +162,93 @@ struct Units {
   TS_DEV int tile(int g) const { return unit * TILES + (TILES == 2 ? g : 0); }
 };
 
+// The two columns of a vector parameter that a lane needs; zeros beyond its end.
+template <class V, int FEATURES>
+TS_DEV void vector_pair(const void* v, int col, bool whole, float& a, float& b) {
+  if (whole) {
+    Io<V>::param2(v, col, a, b);
+  } else {
+    a = col < FEATURES ? Io<V>::param(v, col) : 0.0f;
+    b = col + 1 < FEATURES ? Io<V>::param(v, col + 1) : 0.0f;
+  }
+}
+
+// Accumulators start from the bias: it is loaded while the other warpgroup multiplies.
+template <class V, int FEATURES, int BLOCKS, bool WHOLE>
+TS_DEV void start_from(Fragment<BLOCKS>& acc, const void* bias, int col0) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) {
+      float a, b;
+      vector_pair<V, FEATURES>(bias, col0 + col_of(t, i), WHOLE || (col0 == 0 && 8 * i + 8 <= FEATURES), a, b);
+      TS_REG(acc, 4 * i) = TS_REG(acc, 4 * i + 2) = a;
+      TS_REG(acc, 4 * i + 1) = TS_REG(acc, 4 * i + 3) = b;
+    }
+  }
+}
+template <int BLOCKS>
+TS_DEV void start_from_zero(Fragment<BLOCKS>& acc) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    (void)t;
+#pragma unroll
+    for (int i = 0; i < 4 * BLOCKS; ++i) TS_REG(acc, i) = 0.0f;
+  }
+}
+template <int FROM, int TO, int BLOCKS>
+TS_DEV void zero_blocks(Packed<BLOCKS>& a) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    (void)t;
+#pragma unroll
+    for (int k = 2 * FROM; k < 2 * TO; ++k) TS_REG(a, k) = 0;
+  }
+}
+// Columns of the last chunk beyond a tile's last block: products read the whole chunk.
+template <class T, int FROM, int TO>
+TS_DEV void zero_columns(u32 base) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    for (int i = FROM; i < TO; ++i)
+      for (int j = 0; j < 2; ++j) Io<T>::store(pair_addr<T>(base, t, i, j), 0.0f, 0.0f);
+  }
+}
+TS_DEV void fill_rows(RowVector& r, float v) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    (void)t;
+    TS_REG(r, 0) = TS_REG(r, 1) = v;
+  }
+}
+
+// Under Shard(1) each warpgroup has reduced its own columns: add or compare with the other's, in one order.
+template <bool MAX>
+TS_DEV void combine_halves(RowVector& r, u32 scratch, int g) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    if ((t & 3) == 0) {
+      stsf(scratch + (u32)g * 256 + 4 * row_of(t, 0), TS_REG(r, 0));
+      stsf(scratch + (u32)g * 256 + 4 * row_of(t, 1), TS_REG(r, 1));
+    }
+  }
+  named_sync(BOTH_GROUPS, 256);
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float a = ldsf(scratch + 4 * row_of(t, j)), b = ldsf(scratch + 256 + 4 * row_of(t, j));
+      TS_REG(r, j) = MAX ? max_nan(a, b) : a + b;
+    }
+  }
+}
+
 template <class M, int KSTEPS, int BLOCKS>
 TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
   u64 da = mma_desc(a), db = mma_desc(b);
   mma_fence();
 #pragma unroll
-  for (int k = 0; k < KSTEPS; ++k) M::shared(acc.v, da + 2 * k, db + 2 * k);
+  for (int k = 0; k < KSTEPS; ++k) M::shared(acc, da + 2 * k, db + 2 * k);
   mma_commit();
 }
 // A from registers: KSTEPS steps of 16 columns, from column block `first` of `a`.
@@ -161,7 +257,7 @@ TS_DEV void product_registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, i
   u64 db = mma_desc(b);
   mma_fence();
 #pragma unroll
-  for (int k = 0; k < KSTEPS; ++k) M::registers(acc.v, a.v, 2 * first + 4 * k, db + 2 * k);
+  for (int k = 0; k < KSTEPS; ++k) M::registers(acc, a, 2 * first + 4 * k, db + 2 * k);
   mma_commit();
 }
 

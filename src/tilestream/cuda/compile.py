@@ -1,0 +1,112 @@
+"""Source to cubin with NVRTC, which needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilestream.cuda.emit import KernelSource, headers
+from tilestream.errors import CompileError
+
+# Warnings that mean a slow or wrong kernel: setmaxnreg ignored, wgmma serialised.
+_FATAL = re.compile(r"C75\d\d")
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What the compiler made of a kernel. ``spills`` counts bytes stored and loaded."""
+
+    name: str
+    cubin: bytes
+    registers: int
+    spills: int
+    stack: int
+    shared_bytes: int
+    seconds: float
+    log: str
+
+
+def compile_source(source: KernelSource) -> KernelReport:
+    """Compile one pipeline kernel; see ``compile_text``."""
+    return compile_text(source.text, source.name, source.shared_bytes)
+
+
+@lru_cache(maxsize=1)
+def compiler_version() -> str:
+    """Version of NVRTC, or "none"."""
+    try:
+        from cuda.bindings import nvrtc
+
+        return ".".join(str(v) for v in nvrtc.nvrtcVersion()[1:])
+    except (ImportError, RuntimeError):
+        return "none"
+
+
+def compile_text(text: str, name: str, shared_bytes: int, arch: str = "sm_90a") -> KernelReport:
+    """Compile CUDA C++ that may include our headers.
+
+    Raises:
+        CompileError: NVRTC is not installed, rejects the source, spills, or gives a C75xx warning.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as e:
+        raise CompileError(
+            f"NVRTC's Python bindings are missing ({e})", "pip install 'tilestream[cuda]', or use target='reference'"
+        ) from e
+    start = time.perf_counter()
+    include = headers()
+    include_names = [n.encode() for n in include]
+    texts = [t.encode() for t in include.values()]
+    try:
+        err, prog = nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), len(texts), texts, include_names)
+    except RuntimeError as e:  # the bindings raise this when the library itself cannot be loaded
+        raise CompileError(f"the NVRTC library cannot be loaded ({e})", "pip install nvidia-cuda-nvrtc of your CUDA version") from e
+    _check(nvrtc, err)
+    flags = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", "-default-device"]
+    options = [f.encode() for f in flags]
+    (result,) = nvrtc.nvrtcCompileProgram(prog, len(options), options)
+    log = _text(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, prog)
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC refused kernel {name}: {log[:2000]}", "report this with the pipeline (--json)")
+    cubin = _bytes(nvrtc, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, prog)
+    nvrtc.nvrtcDestroyProgram(prog)
+    report = KernelReport(
+        name=name,
+        cubin=cubin,
+        registers=_number(r"Used (\d+) registers", log),
+        spills=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        stack=_number(r"(\d+) bytes stack frame", log),
+        shared_bytes=shared_bytes,
+        seconds=time.perf_counter() - start,
+        log=log,
+    )
+    if found := _FATAL.search(log):
+        line = next(t for t in log.splitlines() if found[0] in t)
+        raise CompileError(f"kernel {name} would run slowly: {line.strip()}", "choose another strategy; report this")
+    return report
+
+
+def _check(nvrtc, err) -> None:
+    if err != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC: {err}", "check the installation of nvidia-cuda-nvrtc")
+
+
+def _bytes(nvrtc, size_of, get, prog) -> bytes:
+    err, size = size_of(prog)
+    _check(nvrtc, err)
+    data = b" " * size
+    (err,) = get(prog, data)
+    _check(nvrtc, err)
+    return data
+
+
+def _text(nvrtc, size_of, get, prog) -> str:
+    return _bytes(nvrtc, size_of, get, prog).rstrip(b"\0 ").decode(errors="replace")
+
+
+def _number(pattern: str, log: str) -> int:
+    found = re.findall(pattern, log)
+    return max((int(f) for f in found), default=0)

@@ -1,0 +1,505 @@
+"""C++ of a stage's consumer warpgroups, one block of text a step, from its schedule."""
+
+from __future__ import annotations
+
+import re
+
+from tilestream.cuda.snippets import expression, literal
+from tilestream.cuda.tables import Tables
+from tilestream.errors import CompileError
+from tilestream.ir import DTYPE_BYTES, Pipeline, TileOp
+from tilestream.schedule.layout import Layout
+from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Segment, Step, ceil_to
+
+_POINTER = re.compile(r"@P(\d+)@")
+TURN_FEATURES = 64  # narrower products are too short to be worth a turn
+
+
+class ConsumerEmitter:
+    """Emits the loop body of one stage. Pointers and credits go to the tables in order of use,
+
+    so that stages and steps that differ in nothing else have the same text: equal stages share
+    code, and runs of equal steps become loops.
+    """
+
+    def __init__(self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables) -> None:
+        self.s, self.layout, self.pipeline, self.tables = schedule, layout, pipeline, tables
+        self.split = schedule.stage.placement.dim == 1
+        self.pointers = 0
+        self.credits = 0
+        self.reduces = 0
+        self.rows: set[str] = set()
+        self.turns = 0
+        self.last_use = self._last_queue_uses()
+
+    # -- the whole body
+
+    def body(self) -> str:
+        """Text of everything inside the loop over units."""
+        blocks = [self._step(step) for step in self.s.steps]
+        return "\n".join(_roll(blocks))
+
+    def declarations(self) -> str:
+        lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
+        rows = sorted(t for t, p in self.s.places.items() if p is Place.ROW)
+        lines += [f"RowVector {self._row(t)};" for t in rows]
+        return "\n".join("  " + line for line in lines)
+
+    # -- names
+
+    def _row(self, tile: str) -> str:
+        return "row_" + re.sub(r"\W", "_", tile)
+
+    def _pointer(self, kind: str, name: str) -> str:
+        self.tables.stage_pointers.append(self.tables.pointer(kind, name))
+        self.pointers += 1
+        return f"p.pointer(w.pointers + @P{self.pointers - 1}@)"
+
+    def _buffer(self, tile: str) -> str:
+        k = self.s.buffers[tile]
+        base = f"smem + {self.layout.buffers[k]}u"
+        return base if self.split else f"{base} + g * {self.layout.buffer_bytes[k]}u"
+
+    def _last_queue_uses(self) -> dict[str, tuple[int, int, str]]:
+        """For each queue taken: the last (step, phase or -1 for the product, stream) that reads it."""
+        last: dict[str, tuple[int, int, str]] = {}
+        for step in self.s.steps:
+            if step.gemm:
+                for seg in step.gemm.segments:
+                    if seg.place is Place.STREAM and self.s.streams[seg.tile].queue:
+                        last[self._queue_of(seg.tile)] = (step.index, -1, seg.tile)
+            for k, phase in enumerate(step.phases):
+                for t in phase.streams:
+                    if self.s.streams[t].queue:
+                        last[self._queue_of(t)] = (step.index, k, t)
+        return last
+
+    def _queue_of(self, tile: str) -> str:
+        names = {q.tile for q in self.tables.queues}
+        while tile not in names:
+            tile = next(op.ins[0] for op in self.s.stage.ops if op.out is not None and op.out.name == tile)
+        return tile
+
+    def _credits(self, step: int, phase: int) -> list[str]:
+        lines = []
+        for tile, (s, p, _) in sorted(self.last_use.items()):
+            if (s, p) == (step, phase):
+                queue = self.tables.queue(tile)
+                consumer = self.tables.queues[queue].consumers.index(self.s.stage.name)
+                self.tables.credits.append((queue, consumer))
+                who = "group_leader() && g == 0" if self.split else "group_leader()"
+                lines.append(f"if ({who}) give_credit(p, sync, w.credits + {self.credits}, tile);")
+                self.credits += 1
+        return lines
+
+    # -- a step
+
+    def _step(self, step: Step) -> str:
+        out: list[str] = []
+        width = self.s.width(step)
+        blocks = ceil_to(width, 8) // 8
+        out.append("{")
+        out.append(f"  Fragment<{blocks}> acc;")
+        if self.split:
+            out.append(f"  const int col0 = g * {width};")
+        else:
+            out.append("  constexpr int col0 = 0;")
+        if step.gemm is not None:
+            out += self._gemm(step, step.gemm, blocks, width)
+        for k, phase in enumerate(step.phases):
+            out += self._phase(step, k, phase, blocks, width)
+        out.append("}")
+        return "\n".join("    " + line for line in out)
+
+    def _gemm(self, step: Step, gemm: Gemm, blocks: int, width: int) -> list[str]:
+        out = []
+        whole = "true" if gemm.features == width * (2 if self.split else 1) and width % 8 == 0 else "false"
+        if gemm.bias:
+            vector = self.pipeline.tensor(gemm.bias)
+            out.append(f"  start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>(acc, {self._pointer('vector', gemm.bias)}, col0);")
+        else:
+            out.append("  start_from_zero(acc);")
+        turn = not self.split and gemm.features >= TURN_FEATURES
+        if turn:
+            out.append("  turn.wait();")
+        out.append("  pin(acc);")
+        idle = self.split and gemm.features <= width  # no columns for the second warpgroup
+        streamed = [s for s in gemm.segments if s.place is Place.STREAM]
+        body: list[str] = []
+        first = True
+        for count, ksteps in _runs(streamed, self.s.chunk_columns):
+            body += self._streamed_chunks(count, ksteps, blocks, first)
+            first = False
+        was_stream = bool(streamed)
+        for seg in gemm.segments:
+            if seg.place is Place.STREAM:
+                continue
+            done = 0
+            for count, ksteps in _runs([seg], self.s.chunk_columns):
+                body += self._resident_chunks(seg, done, count, ksteps, blocks, first, was_stream)
+                done += count
+                first, was_stream = False, False
+        credits = self._credits(step.index, -1)
+        tail = ["mma_wait<0>();"]
+        if was_stream:
+            tail.append("in.release();")
+        tail.append("pages.release();")
+        if turn:
+            body.append("turn.pass();")
+            self.turns += 1
+        if idle:
+            stream_chunks = sum(s.chunks(self.s.chunk_columns) for s in streamed)
+            out.append("  if (g == 0) {")
+            out += ["    " + line for line in (*body, *credits, *tail)]
+            out.append("  } else {")
+            if stream_chunks:
+                out.append(f"    for (int c = 0; c < {stream_chunks}; ++c) {{ in.wait_full(); in.advance(); in.release(); }}")
+            out.append("  }")
+        else:
+            out += ["  " + line for line in (*body, *credits, *tail)]
+        return out
+
+    def _streamed_chunks(self, count, ksteps, blocks, first) -> list[str]:
+        """Chunks that come through the input ring."""
+        product = f"product_shared<Mma<T, {blocks}>, {ksteps}>(acc, in.addr(), pages.take());"
+        lines = ["#pragma unroll", f"for (int c = 0; c < {count}; ++c) {{", "  in.wait_full();", f"  {product}"]
+        lines += ["  in.advance();", "  pages.advance();"]
+        free = f"mma_wait<1>(); in.release(); pages.release();"
+        lines.append(f"  if (c > 0) {{ {free} }}" if first else f"  {free}")
+        if first and count == 1:
+            lines.pop()
+        lines.append("}")
+        return lines
+
+    def _resident_chunks(self, seg: Segment, done, count, ksteps, blocks, first, was_stream) -> list[str]:
+        """Chunks of an operand that waits in registers or shared memory."""
+        columns = self.s.chunk_columns
+        lines = []
+        if seg.place is Place.REGISTERS:
+            slot = self.s.slots[seg.tile]
+            for c in range(done, done + count):
+                block = (seg.start + c * columns) // 8
+                lines.append(f"product_registers<Mma<T, {blocks}>, {ksteps}>(acc, r{slot}, {block}, pages.take());")
+                lines += self._free_behind(first and c == done, was_stream and c == done)
+            return lines
+        base = self._buffer(seg.tile)
+        chunk0 = seg.start // columns + done
+        lines += ["#pragma unroll", f"for (int c = 0; c < {count}; ++c) {{"]
+        lines.append(
+            f"  product_shared<Mma<T, {blocks}>, {ksteps}>(acc, {base} + (c + {chunk0}) * CHUNK_BYTES, pages.take());"
+        )
+        lines.append("  pages.advance();")
+        if first:
+            lines.append(f"  if (c > 0) {{ mma_wait<1>(); pages.release(); }}")
+        else:
+            extra = "if (c == 0) in.release(); " if was_stream else ""
+            lines.append(f"  mma_wait<1>(); {extra}pages.release();")
+        lines.append("}")
+        return lines
+
+    def _free_behind(self, first: bool, was_stream: bool) -> list[str]:
+        lines = ["pages.advance();"]
+        if not first:
+            lines.append(f"mma_wait<1>(); {'in.release(); ' if was_stream else ''}pages.release();")
+        return lines
+
+    # -- an epilogue pass
+
+    def _phase(self, step: Step, index: int, phase: Phase, blocks: int, width: int) -> list[str]:
+        columns = self.s.chunk_columns
+        per_chunk = columns // 8
+        chunks = ceil_to(width, columns) // columns
+        staged = [s for s in phase.sinks if s.kind == "staged"]
+        shared = [s for s in phase.sinks if s.kind == "shared"]
+        out = [f"  fill_rows({self._row(op.out.name)}, {self._neutral(op)});" for op in phase.reduces if op.out]
+        names = _Names(self, step, phase, width)
+        out += names.setup
+        if shared:
+            # Whoever still reads the buffer's last tenant must be done.
+            out.append(f"  {self._barrier()}")
+        if not (phase.nodes or phase.reduces or phase.sinks):
+            return out
+        out += ["#pragma unroll", f"  for (int c = 0; c < {chunks}; ++c) {{"]
+        for t in phase.streams:
+            out += self._take(t)
+        guard = f"if (col0 + c * {columns} < {step.features}) " if self.split and staged else ""
+        for k, _ in enumerate(staged):
+            out.append(f"    u32 out{k} = 0;")
+            out.append(f"    {guard}{{ out.wait_empty(); out{k} = out.addr(); out.advance(); }}")
+        out.append("    TS_LANES {")
+        out.append("      const u32 t = TS_LANE;")
+        out.append("#pragma unroll")
+        out.append(f"      for (int k = 0; k < {per_chunk}; ++k) {{")
+        out.append(f"        const int i = c * {per_chunk} + k;")
+        out.append(f"        if (i >= {blocks}) break;" if blocks % per_chunk else "")
+        whole = not self.split and step.features % 8 == 0 or self.split and step.features == 2 * width
+        if whole:
+            out.append("        constexpr bool ok0 = true, ok1 = true;")
+        else:
+            out.append(f"        const bool whole = {'8 * i + 8 <= ' + str(step.features) if not self.split else 'false'};")
+            out.append("        const int col = col0 + col_of(t, i);")
+            out.append(f"        const bool ok0 = whole || col < {step.features}, ok1 = whole || col + 1 < {step.features};")
+        out.append("#pragma unroll")
+        out.append("        for (int j = 0; j < 2; ++j) {")
+        out += ["          " + line for line in names.evaluate()]
+        out += ["          " + line for line in self._reduce_lines(phase, names)]
+        if phase.keep:
+            a, b = names.pair(phase.keep)
+            out.append(f"          TS_REG(acc, 4 * i + 2 * j) = {a};")
+            out.append(f"          TS_REG(acc, 4 * i + 2 * j + 1) = {b};")
+        for k, sink in enumerate(staged):
+            a, b = names.masked(sink.tile)
+            store = f"Io<T>::store(pair_addr<T>(out{k}, t, k, j), {a}, {b});"
+            out.append(f"          {guard}{store}")
+        for sink in phase.sinks:
+            if sink.kind != "staged":
+                out += ["          " + line for line in self._sink(sink, names)]
+        out += ["        }", "      }"]
+        out.append("      fence_async_shared();" if staged else "")
+        out.append("    }")
+        for _ in staged:
+            out.append(f"    {guard}group_arrive(out.published());")
+        for _t in phase.streams:
+            out.append("    in.release();" + (" in.release();" if self.split else ""))
+        out.append("  }")
+        out += self._after(phase, shared, blocks, width, step)
+        out += ["  " + line for line in self._credits(step.index, index)]
+        return [line for line in out if line]
+
+    def _take(self, tile: str) -> list[str]:
+        name = "in_" + re.sub(r"\W", "_", tile)
+        if not self.split:
+            return [f"    in.wait_full(); const u32 {name} = in.addr(); in.advance();"]
+        return [
+            f"    u32 {name} = 0;",
+            f"    for (int h = 0; h < 2; ++h) {{ in.wait_full(); if (h == g) {name} = in.addr(); in.advance(); }}",
+        ]
+
+    def _neutral(self, op: TileOp) -> str:
+        return literal(0.0) if op.kind == "sum" else literal(float("-inf"))
+
+    def _reduce_lines(self, phase: Phase, names: _Names) -> list[str]:
+        lines = []
+        for op in phase.reduces:
+            assert op.out is not None
+            a, b = names.pair(op.ins[0])
+            row = f"TS_REG({self._row(op.out.name)}, j)"
+            if op.kind == "sum":
+                lines.append(f"{row} += (ok0 ? {a} : 0.0f) + (ok1 ? {b} : 0.0f);")
+            else:
+                lines.append(f"if (ok0) {row} = max_nan({row}, {a});")
+                lines.append(f"if (ok1) {row} = max_nan({row}, {b});")
+        return lines
+
+    def _sink(self, sink, names: _Names) -> list[str]:
+        a, b = names.masked(sink.tile)
+        if sink.kind == "registers":
+            return [f"TS_REG(r{self.s.slots[sink.target]}, 2 * i + j) = T::pack({a}, {b});"]
+        if sink.kind == "shared":
+            base = self._buffer(sink.target)
+            if sink.column % 8 == 0 and not self.split:
+                return [f"Io<T>::store(pair_addr<T>({base}, t, i + {sink.column // 8}, j), {a}, {b});"]
+            if sink.column == 0:
+                return [f"Io<T>::store(pair_addr<T>({base}, t, i + col0 / 8, j), {a}, {b});"]
+            at = f"{base}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {sink.column}"
+            return [
+                f"if (ok0) Io<T>::store1(element_addr<T>({at})), {a});",
+                f"if (ok1) Io<T>::store1(element_addr<T>({at} + 1)), {b});",
+            ]
+        if sink.kind == "direct":
+            return names.direct(sink, *names.pair(sink.tile))
+        raise CompileError(f"sink {sink.kind!r} has no CUDA form", "report this with the pipeline")
+
+    def _barrier(self) -> str:
+        return "named_sync(BOTH_GROUPS, 256);" if self.split else "named_sync(GROUP_BARRIER + g, 128);"
+
+    def _after(self, phase: Phase, shared, blocks: int, width: int, step: Step) -> list[str]:
+        out = []
+        columns = self.s.chunk_columns
+        for sink in phase.sinks:
+            if sink.kind == "registers":
+                even = ceil_to(blocks, 2)
+                if even > blocks:
+                    out.append(f"  zero_blocks<{blocks}, {even}>(r{self.s.slots[sink.target]});")
+            if sink.kind == "shared" and sink.target == sink.tile:
+                full = ceil_to(step.features, columns) // 8
+                mine = blocks * (2 if self.split else 1)
+                if full > blocks and not self.split:
+                    out.append(f"  zero_columns<T, {blocks}, {full}>({self._buffer(sink.target)});")
+                elif self.split and full > mine:
+                    out.append(f"  if (g == 1) zero_columns<T, {mine}, {full}>({self._buffer(sink.target)});")
+        if shared:
+            out.append("  fence_async_shared();")
+            out.append(f"  {self._barrier()}")
+        for op in phase.reduces:
+            assert op.out is not None
+            row = self._row(op.out.name)
+            out.append(f"  row_{op.kind}({row});")
+            if self.split:
+                flag = "true" if op.kind == "max" else "false"
+                out.append(f"  combine_halves<{flag}>({row}, smem + {self.layout.scratch + 512 * (self.reduces % 2)}u, g);")
+                self.reduces += 1
+        if phase.row_nodes:
+            out.append("  TS_LANES {")
+            out.append("    const u32 t = TS_LANE; (void)t;")
+            out.append("    for (int j = 0; j < 2; ++j) {")
+            for op in phase.row_nodes:
+                assert op.out is not None
+                args = [f"TS_REG({self._row(i)}, j)" for i in op.ins]
+                out.append(f"      TS_REG({self._row(op.out.name)}, j) = {expression(op, args)};")
+            out.append("    }")
+            out.append("  }")
+        return out
+
+
+class _Names:
+    """C++ names of the values of one phase, for one pair of columns."""
+
+    def __init__(self, e: ConsumerEmitter, step: Step, phase: Phase, width: int) -> None:
+        self.e, self.step, self.phase, self.width = e, step, phase, width
+        self.values: dict[str, tuple[str, str]] = {}
+        self.lines: list[str] = []
+        self.setup: list[str] = []
+        self.count = 0
+        self.vectors: dict[str, str] = {}
+        held = step.held
+        for earlier in step.phases:
+            if earlier is phase:
+                break
+            held = earlier.keep or held
+        self.held = held
+        for op in phase.nodes:
+            for name in op.params:
+                self._vector(name)
+        for sink in phase.sinks:
+            if sink.kind == "direct":
+                self._vector(sink.target, "output")
+
+    def _vector(self, name: str, kind: str = "vector") -> str:
+        if name not in self.vectors:
+            var = f"v{len(self.vectors)}"
+            self.vectors[name] = var
+            self.setup.append(f"  const void* {var} = {self.e._pointer(kind, name)};")
+        return self.vectors[name]
+
+    def fresh(self, a: str, b: str) -> tuple[str, str]:
+        self.count += 1
+        x, y = f"a{self.count}", f"b{self.count}"
+        self.lines.append(f"const float {x} = {a}, {y} = {b};")
+        return x, y
+
+    def fill(self, form: str) -> tuple[str, str]:
+        self.count += 1
+        x, y = f"a{self.count}", f"b{self.count}"
+        self.lines.append(f"float {x}, {y};")
+        self.lines.append(form.format(a=x, b=y))
+        return x, y
+
+    def evaluate(self) -> list[str]:
+        """Lines that compute every value the phase needs."""
+        for op in self.phase.nodes:
+            assert op.out is not None
+            operands = [self.pair(i) for i in op.ins]
+            for name in op.params:
+                operands.append(self._param(name))
+            a = expression(op, [x for x, _ in operands])
+            b = expression(op, [y for _, y in operands])
+            self.values[op.out.name] = self.fresh(a, b)
+        for tile in [op.ins[0] for op in self.phase.reduces] + [s.tile for s in self.phase.sinks] + [self.phase.keep]:
+            if tile:
+                self.pair(tile)
+        lines, self.lines = self.lines, []
+        return lines
+
+    def pair(self, tile: str) -> tuple[str, str]:
+        if tile not in self.values:
+            self.values[tile] = self._leaf(tile)
+        return self.values[tile]
+
+    def masked(self, tile: str) -> tuple[str, str]:
+        """Zero in the columns that pad the last block, so that products may read them."""
+        a, b = self.pair(tile)
+        return f"ok0 ? {a} : 0.0f", f"ok1 ? {b} : 0.0f"
+
+    def _leaf(self, tile: str) -> tuple[str, str]:
+        e, s = self.e, self.e.s
+        if tile == self.held:
+            return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
+        if tile in s.streams:
+            name = "in_" + re.sub(r"\W", "_", tile)
+            return self.fill(f"Io<T>::load(pair_addr<T>({name}, t, k, j), {{a}}, {{b}});")
+        base, start = s.views.get(tile, (tile, 0))
+        place = s.places[base]
+        if place is Place.ROW:
+            return (f"TS_REG({e._row(base)}, j)",) * 2
+        if place is Place.REGISTERS:
+            word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
+            return self.fresh(f"T::low({word})", f"T::high({word})")
+        buffer = e._buffer(base)
+        if start % 8 == 0:
+            at = f"i + {start // 8}" + (" + col0 / 8" if e.split else "")
+            return self.fill(f"Io<T>::load(pair_addr<T>({buffer}, t, {at}, j), {{a}}, {{b}});")
+        at = f"{buffer}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {start}"
+        # A view's last pair may reach past the buffer's end; its value is masked.
+        return self.fresh(f"Io<T>::load1(element_addr<T>({at})))", f"Io<T>::load1(element_addr<T>({at} + (ok1 ? 1 : 0))))")
+
+    def _param(self, name: str) -> tuple[str, str]:
+        tensor = self.e.pipeline.tensor(name)
+        var = self.vectors[name]
+        if tensor.features == 1:
+            return self.fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
+        whole = "ok1 && ok0" if self.e.split else f"8 * i + 8 <= {self.step.features}"
+        return self.fill(
+            f"vector_pair<{tensor.dtype}, {self.step.features}>({var}, col0 + col_of(t, i), {whole}, {{a}}, {{b}});"
+        )
+
+    def direct(self, sink, a: str, b: str) -> list[str]:
+        tensor = self.e.pipeline.tensor(sink.target)
+        var = self.vectors[sink.target]
+        io = f"Io<{tensor.dtype}>"
+        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + (col0 + col_of(t, i) + {sink.column})"
+        inside = "tile * ROWS + row_of(t, j) < p.rows"
+        even = tensor.features % 2 == 0 and sink.column % 2 == 0 and DTYPE_BYTES[tensor.dtype] == 2
+        if even and self.step.features % 2 == 0:
+            return [f"if (ok0 && {inside}) {io}::global2((void*){var}, {at}, {a}, {b});"]
+        return [
+            f"if (ok0 && {inside}) {io}::global1((void*){var}, {at}, {a});",
+            f"if (ok1 && {inside}) {io}::global1((void*){var}, {at} + 1, {b});",
+        ]
+
+
+def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
+    """(chunks, k-steps) of consecutive segments; ragged chunks apart."""
+    runs: list[tuple[int, int]] = []
+    for k in (seg.ksteps(c, columns) for seg in segments for c in range(seg.chunks(columns))):
+        if runs and runs[-1][1] == k:
+            runs[-1] = (runs[-1][0] + 1, k)
+        else:
+            runs.append((1, k))
+    return runs
+
+
+def _roll(blocks: list[str]) -> list[str]:
+    """Runs of steps with the same text but for consecutive pointers become loops: less code to fetch."""
+    out: list[str] = []
+    k = 0
+    while k < len(blocks):
+        n = 1
+        while k + n < len(blocks) and _shifted(blocks[k], blocks[k + n], n):
+            n += 1
+        if n > 1:
+            count = len(set(_POINTER.findall(blocks[k])))
+            out.append(f"#pragma unroll 1\n    for (int l = 0; l < {n}; ++l)")
+            out.append(_POINTER.sub(lambda m, c=count: f"{m[1]} + {c} * l", blocks[k]))
+        else:
+            out.append(_POINTER.sub(lambda m: m[1], blocks[k]))
+        k += n
+    return out
+
+
+def _shifted(first: str, other: str, n: int) -> bool:
+    here, there = _POINTER.findall(first), _POINTER.findall(other)
+    if "give_credit" in first or _POINTER.sub("@", first) != _POINTER.sub("@", other):
+        return False
+    count = len(set(here))
+    return [int(a) + n * count for a in here] == [int(b) for b in there]

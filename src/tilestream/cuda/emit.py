@@ -1,0 +1,144 @@
+"""A pipeline's CUDA source: constants, one consumer function a kind of stage, one kernel.
+
+A pipeline with DRAM queues is several launches; ``emit`` takes one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+import jinja2
+
+from tilestream.cuda.consumer import ConsumerEmitter
+from tilestream.cuda.mma import specialisation
+from tilestream.cuda.tables import StageTables, Tables, add_queues, add_stage
+from tilestream.ir import Pipeline, Residency
+from tilestream.schedule import build
+from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.model import Schedule, ceil_to
+
+THREADS = 384
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """Stages with the same code: layout constants and the consumer's text."""
+
+    index: int
+    dtype: str
+    layout: Layout
+    tiles: int
+    tables: StageTables
+    resident: bool
+    two_publishers: bool
+    declarations: str
+    body: str
+    turns: bool
+
+
+@dataclass(frozen=True)
+class StageUse:
+    name: str
+    kind: int
+    replicas: int
+    tables: StageTables
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Source text of one launch, and what its host side must prepare."""
+
+    name: str
+    text: str
+    tables: Tables
+    stages: tuple[StageUse, ...]
+    shared_bytes: int
+    pipeline: Pipeline
+
+    @property
+    def cooperative(self) -> bool:
+        """Stages that wait for each other must be resident together."""
+        return len(self.stages) > 1
+
+
+def emit(pipeline: Pipeline) -> KernelSource:
+    """Generate the kernel of a pipeline without DRAM queues.
+
+    Raises:
+        VerifyError: from the schedule, naming the user's line.
+        CompileError: a tile op has no CUDA snippet.
+    """
+    tables = Tables()
+    add_queues(tables, pipeline)
+    kinds: list[StageKind] = []
+    uses: list[StageUse] = []
+    products: set[tuple[str, int]] = set()
+    shared = 0
+    for stage in pipeline.stages:
+        schedule = build(stage, pipeline)
+        layout = lay_out(schedule)
+        shared = max(shared, layout.total)
+        at = add_stage(tables, schedule, layout, pipeline)
+        at.pointers, at.credits = len(tables.stage_pointers), len(tables.credits)
+        emitter = ConsumerEmitter(schedule, layout, pipeline, tables)
+        body = emitter.body()
+        kind = StageKind(
+            len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
+            stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
+            emitter.declarations(), body, emitter.turns > 0,
+        )  # fmt: skip
+        same = next((k for k in kinds if _same(k, kind)), None)
+        if same is None:
+            kinds.append(kind)
+        uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
+        products |= _products(schedule)
+    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    text = _template().render(
+        name=name,
+        pipeline=pipeline,
+        kinds=kinds,
+        stages=uses,
+        tables=tables,
+        mma=[specialisation(d, b) for d, b in sorted(products)],
+        threads=THREADS,
+    )
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    return KernelSource(name, text, tables, tuple(uses), shared, pipeline)
+
+
+def _same(a: StageKind, b: StageKind) -> bool:
+    def key(k: StageKind) -> tuple:
+        counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
+        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.declarations, k.body)
+
+    return key(a) == key(b)
+
+
+def _products(schedule: Schedule) -> set[tuple[str, int]]:
+    return {(schedule.dtype, ceil_to(schedule.width(s), 8) // 8) for s in schedule.steps if s.gemm}
+
+
+def headers() -> dict[str, str]:
+    """Our device library, by file name."""
+    folder = files("tilestream.cuda") / "include"
+    return {f.name: f.read_text() for f in folder.iterdir() if f.name.endswith(".cuh")}
+
+
+@lru_cache(maxsize=1)
+def headers_digest() -> str:
+    return hashlib.sha256("".join(f"{k}{v}" for k, v in sorted(headers().items())).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    # PTX operands look like Jinja's default delimiters ({%0).
+    env = jinja2.Environment(
+        block_start_string="<%", block_end_string="%>", variable_start_string="@{", variable_end_string="}@",
+        comment_start_string="<#", comment_end_string="#>", trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined, autoescape=False,
+    )  # fmt: skip
+    return env.from_string((files("tilestream.cuda") / "templates" / "kernel.cu.j2").read_text())

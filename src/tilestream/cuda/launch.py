@@ -1,0 +1,185 @@
+"""Run compiled pipelines on the current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tilestream.cuda import driver, pack
+from tilestream.cuda.compile import KernelReport
+from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.emit import THREADS, KernelSource
+from tilestream.cuda.workspace import Workspace, Workspaces
+from tilestream.errors import DeviceError, InputError
+from tilestream.ir import DTYPE_BYTES, Pipeline, Role, Tensor
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+TIMEOUT_NS = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """Byte offsets in the kernel's Params, as the template declares it."""
+
+    pointers: int
+    strides: int
+    tail: int
+    size: int
+
+
+class Launch:
+    """One kernel of a pipeline, with its workspaces."""
+
+    def __init__(self, source: KernelSource, report: KernelReport, device: torch.device) -> None:
+        self.source, self.report, self.device = source, report, device
+        self.tables = source.tables
+        driver.ensure_context(device.index or 0)
+        self.function = driver.Function(report.cubin, source.name, source.shared_bytes)
+        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.wanted = sum(s.replicas for s in source.stages)
+        room = self.function.blocks_per_sm(THREADS) * self.sms
+        if len(source.stages) > 1 and self.wanted > room:
+            raise DeviceError(
+                f"pipeline {source.pipeline.name!r} needs {self.wanted} CTAs at once and this GPU holds {room}",
+                "plan for this GPU (options device=None), or with fewer replicas",
+            )
+        if room < 1:
+            raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
+        self.dtype = _operand_dtype(source.pipeline)
+        self.workspaces = Workspaces(self.tables, self.dtype, device)
+        self.pack = pack.Packer(self.tables.packs, DTYPE_BYTES[self.dtype], device) if self.tables.packs else None
+        maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
+        at = maps * driver.MAP_BYTES
+        tail = at + 16 * pointers
+        self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48) // 64) * 64)
+        self.dump = Dump(self.tables, [s.name for s in source.stages]) if self.tables.queues else None
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor], rows: int) -> None:
+        """Enqueue on the current stream. ``tensors`` holds inputs, parameters and outputs by name."""
+        if self.dump is not None:
+            self.dump.check()
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        space = self.workspaces.take(stream)
+        if self.pack is not None:
+            self.pack(tensors, space.packed, stream)
+        params = self._params(tensors, space, rows)
+        tiles = -(-rows // 64)
+        if len(self.source.stages) == 1:
+            per_unit = self.source.pipeline.stages[0].tiles_per_step
+            grid = min(self.sms, self.wanted, -(-tiles // per_unit))
+        else:
+            grid = self.wanted
+        self.function.launch((grid, 1), THREADS, stream, params, cooperative=self.source.cooperative)
+
+    def _params(self, tensors: Mapping[str, torch.Tensor], space: Workspace, rows: int) -> ctypes.Array:
+        o = self.offsets
+        raw = (ctypes.c_char * o.size)()
+        for k, spec in enumerate(self.tables.maps):
+            if spec.kind == "ring":
+                t = space.rings[int(spec.name)]
+            elif spec.kind == "packed":
+                t = space.packed[int(spec.name)]
+            else:
+                t = tensors[spec.name]
+            count = spec.rows or rows
+            raw[k * 128 : (k + 1) * 128] = driver.tensor_map(
+                self.dtype, t.data_ptr(), spec.columns, count, t.stride(0) * t.element_size(), spec.box_rows
+            )
+        for k, (_, name) in enumerate(self.tables.pointers):
+            t = tensors[name]
+            struct.pack_into("<Q", raw, o.pointers + 8 * k, t.data_ptr())
+            struct.pack_into("<q", raw, o.strides + 8 * k, t.stride(0) if t.dim() else 1)
+        dump = self.dump.address if self.dump is not None else 0
+        struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, 0)
+        return raw
+
+
+class CompiledPipeline:
+    """A pipeline ready to run: its launches in order.
+
+    Call it with every input ``[rows, features]`` and every parameter by name; it returns the outputs
+    ``[rows, features]``. Work is enqueued on torch's current stream and may be captured in a graph.
+    """
+
+    def __init__(self, pipeline: Pipeline, launches: list[Launch], device: torch.device) -> None:
+        self.pipeline, self.launches, self.device = pipeline, launches, device
+        self._outputs = pipeline.by_role(Role.OUTPUT)
+        spilled: dict[str, Tensor] = {}
+        for launch in launches:
+            for t in launch.source.pipeline.by_role(Role.OUTPUT):
+                spilled[t.name] = t
+        self._buffers = [t for n, t in spilled.items() if all(n != o.name for o in self._outputs)]
+
+    @property
+    def reports(self) -> list[KernelReport]:
+        return [launch.report for launch in self.launches]
+
+    def __call__(
+        self, tensors: Mapping[str, torch.Tensor], rows: int, out: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Enqueue the pipeline for ``rows`` rows.
+
+        Args:
+            tensors: inputs ``[rows, features]`` with contiguous features, and parameters, on this device.
+            rows: any number, 0 included.
+            out: tensors to write instead of new ones.
+
+        Raises:
+            InputError: a tensor is missing or has the wrong shape, dtype or device.
+            QueueTimeout: an earlier launch of this pipeline expired.
+        """
+        have = {name: self._checked(t, tensors, rows) for t in (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER)) for name in (t.name,)}
+        results = {}
+        for t in self._outputs:
+            given = out[t.name] if out is not None else None
+            results[t.name] = given if given is not None else self._empty(t, rows)
+        if rows == 0:
+            return results
+        have |= results
+        have |= {t.name: self._empty(t, rows) for t in self._buffers}
+        for launch in self.launches:
+            launch(have, rows)
+        return results
+
+    def _empty(self, t: Tensor, rows: int) -> torch.Tensor:
+        return torch.empty(rows, t.features, dtype=TORCH_DTYPES[t.dtype], device=self.device)
+
+    def _checked(self, t: Tensor, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
+        value = tensors.get(t.name)
+        if value is None:
+            raise InputError(f"tensor {t.name!r} is missing", "give every input and parameter of the pipeline")
+        want = (rows, t.features) if t.role is Role.INPUT else t.shape
+        if tuple(value.shape) != want or value.dtype != TORCH_DTYPES[t.dtype] or value.device != self.device:
+            raise InputError(
+                f"tensor {t.name!r} is {tuple(value.shape)} {value.dtype} on {value.device}; "
+                f"the pipeline wants {want} {TORCH_DTYPES[t.dtype]} on {self.device}",
+                "convert it before the call",
+            )
+        return value if _addressable(value) else value.clone(memory_format=torch.contiguous_format)
+
+
+def _addressable(t: torch.Tensor) -> bool:
+    """Whether kernels can read it in place; views at odd addresses or strides are copied instead."""
+    if t.data_ptr() % 16:
+        return False
+    if t.dim() == 0:
+        return True
+    if t.shape[-1] > 1 and t.stride(-1) != 1:
+        return False
+    if t.dim() == 1:
+        return True
+    row = t.stride(0) * t.element_size()
+    # Rows that bulk copies address start on 16 bytes; rows of odd widths are read element by element.
+    return t.stride(0) >= t.shape[-1] and (row % 16 == 0 or t.shape[-1] * t.element_size() % 16 != 0)
+
+
+def _operand_dtype(pipeline: Pipeline) -> str:
+    for stage in pipeline.stages:
+        for op in stage.ops:
+            if op.kind in ("load", "linear"):
+                return pipeline.tensor(op.params[0]).dtype
+    return next(iter(pipeline.tiles().values())).dtype

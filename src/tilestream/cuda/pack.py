@@ -1,0 +1,43 @@
+"""The copy of odd-sized weights that runs before a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import torch
+
+from tilestream.cuda import driver
+from tilestream.cuda.compile import compile_text
+from tilestream.cuda.tables import PackSpec
+
+ENTRY_BYTES = 48
+
+
+@lru_cache(maxsize=8)
+def _function(entries: int, device_index: int) -> driver.Function:
+    driver.ensure_context(device_index)
+    report = compile_text(f"#define PACK_ENTRIES {entries}\n#include \"pack.cuh\"\n", "tilestream_pack", 0)
+    return driver.Function(report.cubin, "tilestream_pack", 0)
+
+
+class Packer:
+    """Fills the packed copies of ``specs`` from the weights, on the given stream."""
+
+    def __init__(self, specs: Sequence[PackSpec], element_bytes: int, device: torch.device) -> None:
+        self.specs, self.element = specs, element_bytes
+        self.entries = [(k, s, seg) for k, s in enumerate(specs) for seg in s.segments]
+        self.function = _function(len(self.entries), device.index or 0)
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor], packed: Sequence[torch.Tensor], stream: int) -> None:
+        raw = (ctypes.c_char * (len(self.entries) * ENTRY_BYTES + 8))()
+        chunk = 128 // self.element
+        for n, (k, spec, (column, columns, at)) in enumerate(self.entries):
+            source, target = tensors[spec.weight], packed[k]
+            struct.pack_into(
+                "<QQ8i", raw, n * ENTRY_BYTES, source.data_ptr(), target.data_ptr(), spec.rows, columns,
+                source.stride(0), target.stride(0), column, at, -(-columns // chunk) * chunk, self.element,
+            )  # fmt: skip
+        self.function.launch((16, len(self.entries)), 256, stream, raw)

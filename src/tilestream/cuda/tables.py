@@ -1,0 +1,219 @@
+"""The constant tables that a stage's loader and publisher warps walk, and the tensor maps they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilestream.ir import DTYPE_BYTES, Pipeline, Role, Transport
+from tilestream.schedule.layout import Layout, page_rows
+from tilestream.schedule.model import Place, Schedule, ceil_to
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A tensor map to encode at launch. ``kind``: weight, packed (weight in the arena), input, output or ring.
+
+    Boxes are ``box_rows`` x 128 bytes with the 128-byte swizzle; rows and columns outside read as zero.
+    """
+
+    kind: str
+    name: str
+    columns: int
+    box_rows: int
+    rows: int = 0  # of weights and rings; inputs and outputs have the launch's rows
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """A weight whose rows TMA cannot address, or whose segments must be padded: copied before the kernel.
+
+    ``segments``: (first column in the weight, columns, first column in the copy).
+    """
+
+    weight: str
+    rows: int
+    columns: int
+    segments: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class QueueSpec:
+    """A ring in L2. Its flags are ``depth`` full lines, then ``depth`` free lines a consumer, from ``line``."""
+
+    tile: str
+    features: int  # a multiple of 16 bytes
+    depth: int
+    consumers: tuple[str, ...]
+    line: int
+    source: str
+
+
+@dataclass
+class Tables:
+    """Everything the kernel's constants and its launch need, in the order of its indices."""
+
+    maps: list[MapSpec] = field(default_factory=list)
+    pointers: list[tuple[str, str]] = field(default_factory=list)  # (kind, tensor)
+    packs: list[PackSpec] = field(default_factory=list)
+    queues: list[QueueSpec] = field(default_factory=list)
+    page_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    load_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    store_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    store_bounds: list[int] = field(default_factory=list)
+    stage_pointers: list[int] = field(default_factory=list)
+    credits: list[tuple[int, int]] = field(default_factory=list)
+    lines: int = 0
+
+    def map(self, spec: MapSpec) -> int:
+        if spec not in self.maps:
+            self.maps.append(spec)
+        return self.maps.index(spec)
+
+    def pointer(self, kind: str, name: str) -> int:
+        if (kind, name) not in self.pointers:
+            self.pointers.append((kind, name))
+        return self.pointers.index((kind, name))
+
+    def queue(self, tile: str) -> int:
+        return next(i for i, q in enumerate(self.queues) if q.tile == tile)
+
+
+@dataclass
+class StageTables:
+    """Where one stage's entries start, and how many there are."""
+
+    page_ops: int = 0
+    pages: int = 0
+    load_ops: int = 0
+    loads: int = 0
+    store_ops: int = 0
+    store_groups: int = 0
+    pointers: int = 0
+    credits: int = 0
+
+
+def add_queues(tables: Tables, pipeline: Pipeline) -> None:
+    tiles = pipeline.tiles()
+    for q in pipeline.queues:
+        if q.transport is Transport.L2:
+            tile = tiles[q.tile]
+            features = ceil_to(tile.features, 16 // DTYPE_BYTES[tile.dtype])
+            tables.queues.append(QueueSpec(q.tile, features, q.depth, q.consumers, tables.lines, q.source))
+            tables.lines += q.depth * (1 + len(q.consumers))
+
+
+def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipeline) -> StageTables:
+    """Append a stage's pages, loads and stores in the order in which its consumers take them."""
+    at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
+    columns = schedule.chunk_columns
+    halves = (0, 1) if schedule.stage.placement.dim == 1 else (0,)
+    for step in schedule.steps:
+        if step.gemm is not None:
+            _weights(tables, schedule, step, pipeline)
+            for segment in step.gemm.segments:
+                if segment.place is Place.STREAM:
+                    for c in range(segment.chunks(columns)):
+                        _load(tables, schedule, segment.tile, c * columns, pipeline)
+        for phase in step.phases:
+            share = ceil_to(schedule.width(step), columns) // columns
+            for c in range(share):
+                for tile in phase.streams:
+                    for h in halves:
+                        _load(tables, schedule, tile, (c + h * share) * columns, pipeline)
+            _stores(tables, schedule, step, phase, pipeline, at)
+    at.pages = len(tables.page_ops) - at.page_ops
+    at.loads = len(tables.load_ops) - at.load_ops
+    return at
+
+
+def _weights(tables: Tables, schedule: Schedule, step, pipeline: Pipeline) -> None:
+    gemm = step.gemm
+    columns, width = schedule.chunk_columns, schedule.width(step)
+    element = DTYPE_BYTES[schedule.dtype]
+    weight = pipeline.tensor(gemm.weight)
+    out, depth = weight.shape
+    by_column = sorted(gemm.segments, key=lambda s: s.weight_column)
+    aligned = depth * element % 16 == 0 and all(s.features % columns == 0 for s in by_column[:-1])
+    box = ceil_to(width, 8)
+    if aligned:
+        start = {s: s.weight_column for s in by_column}
+        index = tables.map(MapSpec("weight", gemm.weight, depth, box, out))
+    else:
+        start, at = {}, 0
+        for s in by_column:
+            start[s] = at
+            at += ceil_to(s.features, columns)
+        spec = PackSpec(gemm.weight, out, at, tuple((s.weight_column, s.features, start[s]) for s in by_column))
+        if spec not in tables.packs:
+            tables.packs.append(spec)
+        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), at, box, out))
+    rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
+    for segment in gemm.segments:
+        for c in range(segment.chunks(columns)):
+            for ring, y in enumerate(rows):
+                tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring))
+    assert box <= page_rows(schedule)
+
+
+def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline) -> None:
+    stream = schedule.streams[tile]
+    columns = schedule.chunk_columns
+    element = DTYPE_BYTES[schedule.dtype]
+    if stream.queue:
+        base = stream.tile
+        q = next((i for i, q in enumerate(tables.queues) if q.tile == base), None)
+        if q is None:  # a slice of a queue's tile
+            q = tables.queue(_base_queue(schedule, tile, tables))
+        spec = tables.queues[q]
+        index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64))
+        tables.load_ops.append((index, 0, stream.start + column, columns, q))
+        return
+    tensor = pipeline.tensor(stream.tensor)
+    valid = max(0, min(columns, stream.features - column))
+    at_end = stream.start + stream.features == tensor.features
+    if tensor.features * element % 16 == 0 and (at_end or valid == columns):
+        index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64))
+        tables.load_ops.append((index, 0, stream.start + column, valid, -1))
+    else:
+        tables.load_ops.append((-1, tables.pointer("input", stream.tensor), stream.start + column, valid, -1))
+
+
+def _base_queue(schedule: Schedule, tile: str, tables: Tables) -> str:
+    names = {q.tile for q in tables.queues}
+    for op in schedule.stage.ops:
+        if op.out is not None and op.out.name == tile:
+            base = op.ins[0]
+            return base if base in names else _base_queue(schedule, base, tables)
+    return tile
+
+
+def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline, at: StageTables) -> None:
+    staged = [s for s in phase.sinks if s.kind == "staged"]
+    if not staged:
+        return
+    columns, width = schedule.chunk_columns, schedule.width(step)
+    share = ceil_to(width, columns) // columns
+    at.store_groups += 1
+    split = schedule.stage.placement.dim == 1
+    last_chunk = ceil_to(step.features, columns) // columns - 1
+    for g in (0, 1):
+        tables.store_bounds.append(len(tables.store_ops))
+        for c in range(share):
+            chunk = c + (g * share if split else 0)
+            if chunk > last_chunk:
+                continue
+            for sink in staged:
+                queue = tables.queue(sink.target[6:]) if sink.target.startswith("queue:") else -1
+                if queue >= 0:
+                    spec = tables.queues[queue]
+                    index = tables.map(MapSpec("ring", str(queue), spec.features, 64, spec.depth * 64))
+                else:
+                    index = tables.map(MapSpec("output", sink.target, pipeline.tensor(sink.target).features, 64))
+                tables.store_ops.append(
+                    (index, sink.column + chunk * columns, queue, int(chunk == 0), int(chunk == last_chunk))
+                )
+    tables.store_bounds.append(len(tables.store_ops))
+
+
+def outputs_of(pipeline: Pipeline) -> tuple[str, ...]:
+    return tuple(t.name for t in pipeline.by_role(Role.OUTPUT))
