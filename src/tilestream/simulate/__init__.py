@@ -44,7 +44,14 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
     note = f"{part} of {rows} rows simulated step by step (at most {most_steps} steps), the rest at their steady rate"
     levels = traffic(pipeline, rows).levels()
     return replace(
-        whole, rows=rows, time_us=time_us, launches_us=launches, bytes=levels, exact=False, simulated_rows=part, note=note
+        whole,
+        rows=rows,
+        time_us=time_us,
+        launches_us=launches,
+        bytes=levels,
+        exact=False,
+        simulated_rows=part,
+        note=note,
     )
 
 

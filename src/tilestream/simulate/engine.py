@@ -73,8 +73,12 @@ class Launch:
         self.steps = [ceil(self.tiles / s.tiles_per_step) for s in launch.stages]
         self.dram, self.l2 = Server(), Server()
         self.records: list[Record] = []
-        self.ins: list[list[int]] = [[i for i, q in enumerate(launch.queues) if s.name in q.consumers] for s in self.stages]
-        self.outs: list[list[int]] = [[i for i, q in enumerate(launch.queues) if q.producer == s.name] for s in self.stages]
+        self.ins: list[list[int]] = [
+            [i for i, q in enumerate(launch.queues) if s.name in q.consumers] for s in self.stages
+        ]
+        self.outs: list[list[int]] = [
+            [i for i, q in enumerate(launch.queues) if q.producer == s.name] for s in self.stages
+        ]
         self.queues = [_Ring(q, launch, device) for q in launch.queues]
         self.load_s, self.store_s, self.l2_s = zip(*(_memory(s, launch, device) for s in self.stages), strict=True)
         self._events: list[tuple[float, int, int]] = []  # (time, 0 start or 1 finish, worker)

@@ -1,0 +1,29 @@
+"""Write the golden files of ``test_passes.py`` again: ``python tests/golden.py``. Read the difference first."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from programs import chain, edge_block, elementwise, nerf
+from test_passes import GOLDEN, H200, SPLITS, after_split
+
+from tilestream.passes import order_memory_ops
+from tilestream.show import show
+
+PROGRAMS = (chain, nerf, edge_block, partial(edge_block, 512, 2, "silu"), elementwise)
+
+
+def main() -> None:
+    Path(GOLDEN).mkdir(exist_ok=True)
+    for make in PROGRAMS:
+        program = make()
+        for split in ("bulk", "vertical", "spatial"):
+            if split == "spatial" and program.name == "elementwise":
+                continue
+            text = show(after_split(SPLITS[split](order_memory_ops(program), device=H200)))
+            (GOLDEN / f"{program.name}.{split}.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

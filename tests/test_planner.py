@@ -1,0 +1,149 @@
+"""The planner: candidates with reasons, forced strategies, measured choice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import chain, edge_block, elementwise, nerf
+from strategies import programs
+
+from tilestream import devices
+from tilestream.errors import CompileError, PlanError
+from tilestream.options import Options
+from tilestream.planner import FALLBACK, MEASURED, Candidate, plan, summary
+from tilestream.verify import verify
+
+H200 = devices.get("h200")
+
+
+class Clock:
+    """Stands for the GPU: microseconds by strategy, or an error to raise."""
+
+    def __init__(self, **us: float | Exception) -> None:
+        self.us = us
+        self.asked: list[str] = []
+
+    def __call__(self, candidate: Candidate) -> float:
+        self.asked.append(candidate.name)
+        found = self.us.get(candidate.strategy, 1000.0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def test_auto_prefers_the_cheapest_prediction():
+    made = plan(chain(8), 262_144, H200, Options())
+    assert made.chosen.strategy == "vertical"
+    assert made.chosen in made.candidates
+    assert made.chosen.predicted_us == min(c.predicted_us for c in made.candidates if c.predicted_us is not None)
+    assert {c.strategy for c in made.candidates} == {"vertical", "spatial", "bulk", FALLBACK}
+    assert "vertical" in summary(made) and "fallback" in summary(made)
+
+
+def test_every_legal_candidate_passes_the_verifier():
+    for candidate in plan(nerf(), 65_536, H200, Options()).candidates:
+        if candidate.pipeline is not None:
+            verify(candidate.pipeline, H200)
+            assert candidate.predicted_us is not None and not candidate.rejected
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.sampled_from((0, 1, 1000, 100_000)))
+def test_any_program_has_a_plan(program, rows):
+    made = plan(program, rows, H200, Options())
+    assert made.rows == rows and made.chosen in made.candidates
+    for candidate in made.candidates:
+        assert candidate.strategy == FALLBACK or (candidate.pipeline is None) == bool(candidate.rejected)
+
+
+@pytest.mark.parametrize("strategy", ["bulk", "vertical", "spatial"])
+def test_a_forced_strategy_is_chosen_even_if_slower(strategy):
+    made = plan(chain(8), 262_144, H200, Options(strategy=strategy))
+    assert made.chosen.strategy == strategy
+    assert made.chosen.pipeline is not None and made.chosen.pipeline.strategy == strategy
+
+
+def test_a_forced_strategy_without_a_pipeline_is_an_error_with_all_reasons():
+    with pytest.raises(PlanError, match="fewer than two linears") as error:
+        plan(chain(1), 1024, H200, Options(strategy="spatial"))
+    assert "strategy='auto'" in error.value.remedy
+    with pytest.raises(PlanError, match="1024 features > 512"):
+        plan(chain(2, 1024), 1024, H200, Options(strategy="vertical"))
+
+
+def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
+    made = plan(chain(2, 1024), 1024, H200, Options())
+    assert made.chosen.strategy == FALLBACK
+    assert all("1024 features > 512" in c.rejected for c in made.candidates if c.strategy in ("vertical", "bulk"))
+
+
+def test_the_fastest_measured_wins_whatever_was_predicted():
+    clock = Clock(vertical=500.0, spatial=400.0, fallback=1000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 400.0)
+    assert len(clock.asked) == MEASURED + 1 and clock.asked.count(FALLBACK) == 1
+    assert "measured" in summary(made)
+
+
+@pytest.mark.parametrize(("us", "winner"), [(985.0, "vertical"), (995.0, FALLBACK), (1000.0, FALLBACK)])
+def test_a_pipeline_must_beat_the_fallback_by_one_per_cent(us, winner):
+    made = plan(chain(8), 262_144, H200, Options(), Clock(vertical=us, spatial=2000.0, fallback=1000.0))
+    assert made.chosen.strategy == winner
+
+
+def test_a_candidate_that_cannot_be_measured_is_rejected_with_the_reason():
+    clock = Clock(vertical=CompileError("no NVRTC", "install it"), spatial=300.0, fallback=1000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.strategy == "spatial"
+    assert "no NVRTC" in next(c for c in made.candidates if c.strategy == "vertical").rejected
+
+
+def test_nothing_measurable_means_the_fallback():
+    broken = CompileError("no NVRTC", "install it")
+    made = plan(chain(8), 262_144, H200, Options(), Clock(vertical=broken, spatial=broken, fallback=1000.0))
+    assert made.chosen.strategy == FALLBACK
+
+
+def test_a_program_error_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        plan(chain(8), 262_144, H200, Options(), Clock(vertical=ZeroDivisionError()))
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+def test_unknown_rows_are_planned_for_and_never_measured(rows):
+    clock = Clock()
+    made = plan(nerf(), rows, H200, Options(), clock)
+    assert not clock.asked and made.rows == rows
+    assert made.chosen.pipeline is not None
+
+
+def test_hopeless_candidates_are_not_measured():
+    clock = Clock()
+    plan(nerf(), 4096, H200, Options(), clock)
+    assert not any(name.startswith("spatial (1 layer") for name in clock.asked)
+
+
+def test_queue_depth_option_reaches_the_queues():
+    made = plan(chain(4), 65_536, H200, Options(strategy="spatial", queue_depth=132))
+    assert made.chosen.pipeline is not None
+    assert {q.depth for q in made.chosen.pipeline.queues} == {132}
+    with pytest.raises(PlanError, match="depth 2 <"):
+        plan(chain(4), 65_536, H200, Options(strategy="spatial", queue_depth=2))
+
+
+def test_equal_candidates_are_listed_once():
+    made = plan(edge_block(), 32_768, H200, Options())
+    pipelines = [c.pipeline for c in made.candidates if c.pipeline is not None]
+    assert len(pipelines) == len(set(pipelines))
+
+
+def test_planning_does_not_change_the_program():
+    program = elementwise()
+    before = repr(program)
+    plan(program, 100, H200, Options())
+    assert repr(program) == before
+
+
+def test_the_same_input_gives_the_same_plan():
+    assert plan(nerf(), 65_536, H200, Options()) == plan(nerf(), 65_536, H200, Options())
