@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tilestream import devices, planner, traffic
-from tilestream.analysis import Analysis, analyse
+from tilestream import devices, planner, runtime, traffic
+from tilestream.analysis import Analysis, RegionAnalysis, analyse
 from tilestream.apps.load import Workload
 from tilestream.bench import arms as arms_
 from tilestream.bench import dram
@@ -56,6 +56,7 @@ def run(
         "environment": environment(),
     }
     torch.compiler.reset()
+    compiled = len(runtime.analyses())
     progress("running eager and float64")
     oracle = Oracle(workload.module, workload.inputs)
     if on_gpu:
@@ -63,7 +64,7 @@ def run(
     else:
         made |= _on_reference(workload, options, oracle, progress)
     progress("planning")
-    analysis = analyse(workload.module, workload.inputs, options)
+    analysis = _as_used(analyse(workload.module, workload.inputs, options), runtime.analyses()[compiled:])
     if rows is not None and rows != workload.rows:
         analysis = replan(analysis, devices.get(analysis.device), rows)
     made["planned_rows"] = workload.rows if rows is None else rows
@@ -105,6 +106,12 @@ def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) 
             problem = str(failure)
         regions.append(replace(region, rows=wanted, plan=plan, problem=problem))
     return replace(analysis, device=device.name, regions=tuple(regions))
+
+
+def _as_used(analysis: Analysis, used: Sequence[RegionAnalysis]) -> Analysis:
+    """The analysis with the plans that the compiled model runs, which hold what was measured."""
+    by_program = {r.program: r for r in used}
+    return replace(analysis, regions=tuple(by_program.get(r.program, r) for r in analysis.regions))
 
 
 def ir_bytes(analysis: Analysis) -> dict[str, int] | None:

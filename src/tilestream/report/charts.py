@@ -8,6 +8,7 @@ from html import escape
 
 from tilestream.report.drawing import COLOURS
 from tilestream.report.explain import microseconds
+from tilestream.report.timeline import by_worker, waits
 from tilestream.simulate import Simulation, Span
 
 WIDTH = 1040
@@ -39,9 +40,14 @@ def gantt(run: Simulation) -> str:
         span = workers[worker]
         label = f"{span.stage}[{span.replica}]"
         parts.append(f'<text class="row" x="{LEFT - 8}" y="{index * ROW + 22}">{escape(_short(label))}</text>')
-    for span in run.spans:
-        if span.worker in rows and span.start_us < window:
-            parts += _bar(span, rows[span.worker] * ROW + 10, window, scale, stages.index(span.stage) % COLOURS)
+    for worker, spans in by_worker(run).items():
+        if worker not in rows:
+            continue
+        for span, (idle, why) in zip(spans, waits(spans), strict=True):
+            if idle < window and why:
+                parts.append(_idle(idle, min(span.start_us, window), why, rows[worker] * ROW + 10, scale))
+            if span.start_us < window:
+                parts.append(_bar(span, rows[worker] * ROW + 10, window, scale, stages.index(span.stage) % COLOURS))
     return "".join([*parts, "</svg>"])
 
 
@@ -88,22 +94,21 @@ def _nice(value: float) -> float:
     return next(power * n for n in (1, 2, 5, 10) if power * n >= value)
 
 
-def _bar(span: Span, y: int, window: float, scale: float, colour: int) -> list[str]:
-    made = []
+def _idle(start: float, end: float, why: str, y: int, scale: float) -> str:
+    title = f"waits for {why}: {end - start:.2f} µs"
+    return (
+        f'<rect class="wait" x="{LEFT + start * scale:.1f}" y="{y}" width="{max(0.5, (end - start) * scale):.1f}" '
+        f'height="{ROW - 5}"><title>{escape(title)}</title></rect>'
+    )
+
+
+def _bar(span: Span, y: int, window: float, scale: float, colour: int) -> str:
     start, end = LEFT + span.start_us * scale, LEFT + min(span.end_us, window) * scale
-    if span.waited_us > 0:
-        begin = LEFT + max(0.0, span.start_us - span.waited_us) * scale
-        why = f"waits for {span.waited_for or 'a tile'}: {span.waited_us:.2f} µs"
-        made.append(
-            f'<rect class="wait" x="{begin:.1f}" y="{y}" width="{max(0.5, start - begin):.1f}" height="{ROW - 5}">'
-            f"<title>{escape(why)}</title></rect>"
-        )
     title = f"{span.stage}[{span.replica}] tile {span.tile}: {span.end_us - span.start_us:.2f} µs"
-    made.append(
+    return (
         f'<rect class="s{colour}" x="{start:.1f}" y="{y}" width="{max(0.6, end - start - 0.6):.1f}" '
         f'height="{ROW - 5}" rx="2"><title>{escape(title)}</title></rect>'
     )
-    return made
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,167 @@
+"""Text, JSON, HTML and timelines say what the plan says."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import samples
+
+from tilestream import devices, planner
+from tilestream.analysis import Analysis, RegionAnalysis
+from tilestream.options import Options
+from tilestream.regions import Exclusion
+from tilestream.report import charts, drawing, facts, html, timeline
+from tilestream.report.explain import Report, microseconds, size
+from tilestream.simulate import Simulation, Span
+
+
+@pytest.fixture
+def analysis() -> Analysis:
+    program = samples.vertical()
+    plan = planner.plan(program, 5000, devices.get("h200"), Options())
+    operators = ("aten.mm.default",) * 4 + ("aten.relu.default",) * 4 + ("aten.add.Tensor",)
+    region = RegionAnalysis("region0", 0, 5000, operators, ("model.py:10 in forward: x",), program, plan)
+    excluded = Exclusion("aten.sort.default", "model.py:33 in forward: x.sort()", "needs all <rows> at once")
+    return Analysis("Net", "h200", Options(), 1, 10, 9, (region,), (excluded,))
+
+
+def run(spans: int = 6) -> Simulation:
+    made = []
+    for worker, stage in enumerate(("layer0", "layer1")):
+        at = float(worker)
+        for step in range(spans):
+            waited = 0.25 if step == 2 else 0.0
+            why = "h1" if waited else ""
+            made.append(Span(0, stage, 0, worker, 2 * step, 2, at + waited, at + waited + 1, waited, why))
+            at += 1 + waited
+    made.sort(key=lambda s: s.start_us)
+    return Simulation("net", "h200", 5000, 12.5, (12.5,), tuple(made), {"dram": 10, "l2": 20}, {"tensor": 0.5})
+
+
+def test_text_gives_coverage_candidates_stages_and_reasons(analysis: Analysis) -> None:
+    text = str(Report(analysis))
+    assert "9 of 10 operators (90%) in 1 region, 1 graph" in text
+    assert "aten.mm.default x4" in text
+    for candidate in analysis.regions[0].plan.candidates:
+        if candidate.pipeline is not None:
+            assert candidate.name in text and microseconds(candidate.predicted_us) in text
+    assert re.search(r"\*\s+" + re.escape(analysis.regions[0].plan.chosen.name), text)
+    assert "linear 64>64 + relu" in text
+    assert "aten.sort.default" in text and "needs all <rows> at once" in text and "model.py:33" in text
+
+
+def test_a_region_without_a_plan_says_why(analysis: Analysis) -> None:
+    from dataclasses import replace
+
+    region = replace(analysis.regions[0], plan=None, problem="too wide")
+    assert "left to Inductor: too wide" in str(Report(replace(analysis, regions=(region,))))
+
+
+def test_json_is_plain_and_complete(analysis: Analysis) -> None:
+    made = json.loads(json.dumps(Report(analysis).json()))
+    assert made["coverage"] == 0.9
+    region = made["regions"][0]
+    assert len(region["candidates"]) == len(analysis.regions[0].plan.candidates)
+    assert region["chosen"]["pipeline"]["launches"][0]["stages"][0]["ctas"][0] == 0
+    assert made["exclusions"][0]["reason"] == "needs all <rows> at once"
+
+
+def test_stages_take_consecutive_ctas_and_queues_know_their_rings() -> None:
+    described = facts.pipeline_facts(samples.spatial())
+    ctas = [s["ctas"] for s in described["launches"][0]["stages"]]
+    assert ctas == [[0, 3], [4, 7], [8, 11], [12, 15]]
+    skip = next(q for q in described["launches"][0]["queues"] if q["tile"] == "h0")
+    assert skip["tile_bytes"] == 64 * 64 * 2 and skip["ring_bytes"] == 64 * skip["tile_bytes"]
+    bulk = facts.pipeline_facts(samples.bulk())
+    assert len(bulk["launches"]) == 4 and len(bulk["dram_queues"]) == 4
+
+
+def test_summary_counts_equal_layers() -> None:
+    pipeline = samples.vertical()
+    assert facts.summary(pipeline.stages[0], pipeline) == (
+        "load 64, linear 64>64 + relu (x3), linear 64>64 + relu + add, store 64"
+    )
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects what the page would load from elsewhere."""
+
+    void = {"meta", "input", "br", "rect", "path", "line", "link", "img"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.void:
+            self.open.append(tag)
+        self.loaded += [v or "" for n, v in attrs if n in ("src", "href", "action", "xlink:href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [v or "" for n, v in attrs if n in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.void:
+            assert self.open.pop() == tag
+
+
+def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path) -> None:
+    report = Report(analysis)
+    content = html.Content(
+        times={"h200": [("vertical", 3.5, "predicted"), ("eager", 9.0, "measured")]},
+        simulations={"region0": {"spatial": run()}},
+        kernels=[{"kernel": "region0", "registers": "168"}],
+        accuracy=[{"what": "reference", "rows": 1000, "error": 1e-3, "eager_error": 2e-3, "ok": True}],
+        environment={"torch": "x.y", "gpu": None},
+    )
+    text = html.write(tmp_path / "deep" / "r.html", report, content).read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == [] and page.loaded == []
+    assert not re.search(r"https?://|url\(", text)
+    for wanted in ("within tolerance", "torch x.y", "168", "aten.sort.default", "needs all &lt;rows&gt; at once"):
+        assert wanted in text
+    for candidate in facts.distinct(analysis.regions[0].plan):
+        assert f">{candidate.strategy}</label>" in text
+
+
+def test_drawing_has_every_stage_and_queue() -> None:
+    pipeline = samples.spatial()
+    svg = drawing.svg(pipeline)
+    assert all(f">{s.name}<" in svg for s in pipeline.stages)
+    assert svg.count('class="queue l2"') == len(pipeline.queues)
+    assert "64 × 8.0 KiB" in svg  # the deep ring of the skip
+    assert drawing.svg(samples.bulk()).count('class="queue dram"') == 4
+    layers = drawing.svg(samples.vertical(6))
+    assert layers.count("64→64") == 6
+
+
+def test_gantt_shows_waits_and_survives_no_rows() -> None:
+    svg = charts.gantt(run())
+    assert svg.count('class="wait"') == 2 and "waits for h1: 0.25" in svg
+    empty = Simulation("net", "h200", 0, 0.0, (), (), {}, {})
+    assert "no rows" in charts.gantt(empty)
+
+
+def test_trace_is_what_perfetto_reads(tmp_path) -> None:
+    made = json.loads(timeline.write(tmp_path / "t.json", {"net": run()}).read_text())
+    events = made["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X"}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == 12 + 2
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "SM 0: layer0[0]", 1: "SM 1: layer1[0]"}
+    for tid in names:
+        own = sorted((e["ts"], e["dur"]) for e in slices if e["tid"] == tid)
+        assert all(a + d <= b + 1e-6 for (a, d), (b, _) in zip(own, own[1:], strict=False))
+    waits = [e for e in slices if e["cat"] == "wait"]
+    assert {w["name"] for w in waits} == {"wait: h1"} and waits[0]["dur"] == 0.25
+
+
+def test_sizes_and_times_are_short() -> None:
+    assert [microseconds(v) for v in (None, 1234.5, 12.34, 1.234)] == ["", "1,234", "12.3", "1.23"]
+    assert [size(v) for v in (None, 12, 2048, 3 << 20)] == ["", "12 B", "2.0 KiB", "3.0 MiB"]
