@@ -16,8 +16,8 @@ from tilestream.errors import DeviceError
 H200 = devices.get("h200")
 
 
-def properties(name: str, major: int, minor: int, sms: int) -> SimpleNamespace:
-    return SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=sms)
+def properties(name: str, capability: tuple[int, int], sms: int) -> SimpleNamespace:
+    return SimpleNamespace(name=name, major=capability[0], minor=capability[1], multi_processor_count=sms)
 
 
 def test_get_is_case_blind_and_lists_known_names():
@@ -57,7 +57,7 @@ def test_larger_payloads_never_arrive_sooner(a, b):
 
 
 def test_a_smaller_gpu_of_the_same_kind_keeps_the_rate_of_an_sm():
-    device = describe(properties("NVIDIA H200 NVL", 9, 0, 114))
+    device = describe(properties("NVIDIA H200 NVL", (9, 0), 114))
     assert device is not None
     assert (device.name, device.sms) == ("h200", 114)
     assert device.tensor_flops["bf16"] / 114 == pytest.approx(H200.tensor_flops["bf16"] / 132)
@@ -76,7 +76,7 @@ def test_a_smaller_gpu_of_the_same_kind_keeps_the_rate_of_an_sm():
     ],
 )
 def test_describe_by_name_then_by_capability(name, capability, expected):
-    device = describe(properties(name, *capability, 132 if capability != (8, 0) else 108))
+    device = describe(properties(name, capability, 132 if capability != (8, 0) else 108))
     assert (device.name if device else None) == expected
 
 

@@ -49,11 +49,12 @@ def _solve(launch: Pipeline, device: Device) -> dict[str, int]:
         LinearConstraint(rows, -np.inf, 0.0),
         LinearConstraint(np.array([[1.0] * n + [0.0]]), device.sms, device.sms),
     ]
+    least, most = np.array([1.0] * n + [0.0]), np.array([float(device.sms)] * n + [ceiling])
     solved = milp(
         np.array([0.0] * n + [-1.0]),
         constraints=constraints,
         integrality=np.array([1] * n + [0]),
-        bounds=Bounds(np.array([1.0] * n + [0.0]), np.array([float(device.sms)] * n + [ceiling])),
+        bounds=Bounds(least, most),  # pyright: ignore[reportArgumentType]  (arrays, whatever the stub says)
     )
     if solved.x is None:
         raise VerifyError(

@@ -11,8 +11,8 @@ from dataclasses import replace
 from tilestream.cost import predict, traffic
 from tilestream.devices import Device
 from tilestream.ir import TILE_ROWS, Pipeline
-from tilestream.simulate.engine import Launch
-from tilestream.simulate.spans import Simulation, Span
+from tilestream.simulator.engine import Launch
+from tilestream.simulator.spans import Simulation, Span
 from tilestream.work import phases, tiles_of
 
 __all__ = ["Simulation", "Span", "simulate"]

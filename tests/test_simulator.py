@@ -17,7 +17,7 @@ from tilestream.cost import predict, traffic
 from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.planner import plan
-from tilestream.simulate import Simulation, simulate
+from tilestream.simulator import Simulation, simulate
 from tilestream.work import tiles_of
 
 H200 = devices.get("h200")
