@@ -83,7 +83,7 @@ def analyse(
     parts = [regions.partition(graph) for graph in found.graphs]
     made = tuple(_plan(region, index, device, options) for index, part in enumerate(parts) for region in part.regions)
     return Analysis(
-        model=type(model).__name__ if not hasattr(model, "__name__") else model.__name__,
+        model=str(getattr(model, "__name__", type(model).__name__)),
         device=device.name,
         options=options,
         graphs=len(parts),

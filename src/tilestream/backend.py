@@ -106,7 +106,7 @@ def summary(found: Partition) -> str:
 def _trace(found: Partition) -> None:
     """Put the partition into tlparse's report, where torch has structured traces."""
     try:
-        from torch._logging import trace_structured
+        from torch._logging._internal import trace_structured
     except ImportError:
         return
     from tilestream.show import show

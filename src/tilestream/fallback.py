@@ -24,7 +24,7 @@ def announce(message: str) -> None:
         log.warning("tilestream: %s", message)
 
 
-def whole(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def whole(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     """A Dynamo graph compiled by Inductor as if it had been asked in the first place."""
     try:
         from torch._inductor.compile_fx import compile_fx

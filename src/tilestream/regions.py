@@ -148,8 +148,8 @@ def _same(known: Mapping[fx.Node, Value], a: fx.Node, b: fx.Node) -> bool:
 
 def _device(node: fx.Node) -> torch.device | None:
     fake = node.meta.get("val")
-    fake = fake[0] if isinstance(fake, list | tuple) and fake else fake
-    return fake.device if isinstance(fake, torch.Tensor) else None
+    first = fake[0] if isinstance(fake, list | tuple) and fake else fake
+    return first.device if isinstance(first, torch.Tensor) else None
 
 
 def _worth(group: list[fx.Node], facts: _Facts) -> bool:

@@ -79,7 +79,7 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
         if target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing():
             from tilestream.measure import Measurer
 
-            measure = Measurer(region, target)
+            measure = Measurer(region, target, against=options.strategy == "auto")
         _plans[key] = cached_plan(region.program, region.rows, target.hardware, options, measure)
     return _plans[key]
 
@@ -216,8 +216,8 @@ def concrete(shape: tuple[int | sympy.Expr, ...], sizes: Mapping[sympy.Symbol, i
 def _size(dim: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int | None:
     if isinstance(dim, sympy.Symbol):
         return sizes.get(dim)
-    found = dim.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
-    return int(found) if not found.free_symbols else None
+    found = dim.subs({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
+    return int(found) if isinstance(found, sympy.Integer) else None
 
 
 def shaped(tensor: torch.Tensor, result: Result, sizes: Mapping[sympy.Symbol, int]) -> torch.Tensor:

@@ -46,6 +46,7 @@ def arrange(
     done: set[fx.Node] = set(placeholders.values())
     rest = [n for n in nodes if n not in home and n in needs]
     left = dict.fromkeys(range(len(regions)))
+    wanted = {*output.all_input_nodes, *(by_name[a] for region, _, _ in regions for a in region.arguments)}
     segments: list[Segment] = []
     while rest or left:
         run: list[fx.Node] = []
@@ -55,7 +56,7 @@ def arrange(
                 done.add(node)
         rest = [n for n in rest if n not in done]
         if run:
-            segments.append(_rest(owner, run, needs, home, output))
+            segments.append(_rest(owner, run, wanted | {u for n in rest for u in n.all_input_nodes}))
         ready = next(
             (i for i in left if all(by_name[a] in done for a in regions[i][0].arguments)),
             None,
@@ -86,20 +87,11 @@ def _needs(nodes, output, regions, home, by_name) -> set[fx.Node]:
     return needed
 
 
-def _rest(
-    owner: fx.GraphModule,
-    run: list[fx.Node],
-    needs: set[fx.Node],
-    home: dict[fx.Node, int],
-    output: fx.Node,
-) -> Segment:
+def _rest(owner: fx.GraphModule, run: list[fx.Node], wanted: set[fx.Node]) -> Segment:
+    """The nodes of ``run`` as a segment, whose results are those that are ``wanted`` later."""
     inside = set(run)
     inputs = dict.fromkeys(p for n in run for p in n.all_input_nodes if p not in inside)
-    used = [n for n in run if n.is_impure() or any(_outside(u, inside, needs, home, output) for u in n.users)]
+    used = [n for n in run if n.is_impure() or n in wanted]
     graph, arguments = extract(owner, used, inputs)
     trivial = all(is_view(n) or is_sym(n) or n.op == "get_attr" for n in run)
     return Segment(graph, tuple(n.name for n in arguments), tuple(n.name for n in used), None, trivial)
-
-
-def _outside(user: fx.Node, inside: set[fx.Node], needs: set[fx.Node], home: dict[fx.Node, int], output: fx.Node):
-    return user not in inside and (user is output or user in needs or user in home)

@@ -73,7 +73,7 @@ def binary(e: Emitter, node: fx.Node, kind: str, left: object, right: object) ->
 
 
 def add(e: Emitter, node: fx.Node, kind: str = "add", swapped: bool = False) -> Value:
-    """``self + alpha other``, also ``sub`` and, swapped, ``rsub``."""
+    """``self + alpha other``, also ``sub`` and ``rsub`` (``other - alpha self``)."""
     left, right = node.args[0], node.args[1]
     alpha = number(node, 2, "alpha", 1.0)
     if swapped:
@@ -81,14 +81,9 @@ def add(e: Emitter, node: fx.Node, kind: str = "add", swapped: bool = False) -> 
     frame = e.frame(node, left, right)
     a, b = e.operand(left, frame), e.operand(right, frame)
     if alpha != 1.0:
-        scaled = a if swapped else b
-        if isinstance(scaled, str):
+        if isinstance(b, str):
             raise Unsupported("alpha scales a parameter")
-        if isinstance(scaled, Tile):
-            scaled = e.binary("mul", scaled, alpha, scaled.features, "f32")
-        else:
-            scaled = scaled * alpha
-        a, b = (scaled, b) if swapped else (a, scaled)
+        b = e.binary("mul", b, alpha, b.features, "f32") if isinstance(b, Tile) else b * alpha
     return Value(e.binary(kind, a, b, frame.features, dtype_of(node)), frame.rows, frame.dropped)
 
 

@@ -88,9 +88,9 @@ def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile |
         if fake.dim() == 1 or (fake.dim() == 2 and fake.shape[0] == 1 and bias not in e.known):
             return bias
     operand = e.operand(bias, Frame(frame.rows, outs, False, 2))
-    if isinstance(operand, float):
-        raise Unsupported("a scalar bias")
-    return operand
+    if isinstance(operand, Tile | str):
+        return operand
+    raise Unsupported("a scalar bias")
 
 
 def _matmul_precision(dtype: str) -> None:

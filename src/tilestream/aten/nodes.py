@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -37,7 +38,7 @@ VIEWS = {
 """Operators that only make another view of their operand: free outside a region."""
 
 
-def packet(node: fx.Node) -> object:
+def packet(node: fx.Node) -> Any:
     """The operator without its overload; the target itself where it is no ATen operator."""
     return getattr(node.target, "overloadpacket", node.target)
 

@@ -1,0 +1,198 @@
+"""Times a region's candidates on the GPU against Inductor, and rejects those that compute something else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream import fallback, oracle
+from tilestream.capture import DTYPES, hint
+from tilestream.errors import PlanError
+from tilestream.lower import Region
+from tilestream.planner import Candidate
+from tilestream.runtime import RegionCall, executable
+from tilestream.target import Target
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 20
+BURST_US = 500.0
+MOST_CALLS = 50
+
+
+@dataclass
+class Arm:
+    """A call captured in a CUDA graph ``calls`` times over, its last outputs, and its times in microseconds."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: list[torch.Tensor]
+    calls: int
+    samples: list[float]
+    keep: fallback.Call  # holds what the graph points to
+
+    @property
+    def us(self) -> float:
+        return statistics.median(self.samples)
+
+
+class Measurer:
+    """The ``measure`` of ``planner.plan`` for one region, on fresh random inputs.
+
+    Every candidate's rounds are interleaved with rounds of the fallback; times are medians over CUDA-graph
+    replays. Before a candidate is timed, its results must be within the oracle's tolerance.
+
+    Args:
+        region: what is measured.
+        target: the GPU.
+        against: whether the fallback takes part; not where a strategy is forced.
+    """
+
+    def __init__(self, region: Region, target: Target, against: bool = True) -> None:
+        self._region = region
+        self._target = target
+        self._against = against
+        self._inputs: list[Any] | None = None
+        self._fallback: Arm | None = None
+        self._eager: list[torch.Tensor] = []
+        self._exact: list[torch.Tensor] = []
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Microseconds of one call.
+
+        Raises:
+            PlanError: the candidate's results are wrong; with the errors.
+            TilestreamError: it cannot be built, or does not run.
+        """
+        if self._inputs is None:
+            with _real(self._target.device):
+                self._inputs = random_arguments(self._region)
+                self._eager = list(self._region.graph(*self._inputs))
+                self._exact = float64(self._region.graph, self._inputs)
+        if self._fallback is None and (self._against or candidate.pipeline is None):
+            call = fallback.rest(self._region.graph)
+            with _real(self._target.device):
+                self._fallback = self._capture(call)
+        if candidate.pipeline is None:
+            assert self._fallback is not None
+            if not self._fallback.samples:
+                with _real(self._target.device):
+                    _interleave([self._fallback])
+            return self._fallback.us
+        with _real(self._target.device):
+            arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
+            self._check(candidate, arm)
+            _interleave([arm] if self._fallback is None else [arm, self._fallback])
+        log.info("%s: %s takes %.1f us", self._region.name, candidate.name, arm.us)
+        return arm.us
+
+    def _capture(self, call: fallback.Call) -> Arm:
+        assert self._inputs is not None
+        inputs = self._inputs
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(side):
+            call(inputs)
+            start.record()
+            for _ in range(3):
+                call(inputs)
+            end.record()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        calls = max(1, min(MOST_CALLS, math.ceil(3 * BURST_US / max(1e-3, start.elapsed_time(end) * 1000))))
+        graph = torch.cuda.CUDAGraph()
+        outputs: Sequence[torch.Tensor] = ()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                outputs = call(inputs)
+        return Arm(graph, list(outputs), calls, [], call)
+
+    def _check(self, candidate: Candidate, arm: Arm) -> None:
+        """Replay over poisoned outputs and compare: every element must be written, and right."""
+        for output in arm.outputs:
+            output.fill_(float("nan"))
+        arm.graph.replay()
+        torch.cuda.synchronize()
+        error, own, good = oracle.judge(arm.outputs, self._eager, self._exact)
+        if not good:
+            message = (
+                f"{self._region.name}: {candidate.name} computes a wrong result: its error against float64 is "
+                f"{error:.2e}, eager's is {own:.2e}"
+            )
+            log.error("%s. It is not used; please report this", message)
+            raise PlanError(message, "report this with the model; the other candidates are used")
+
+
+def _interleave(arms: list[Arm]) -> None:
+    for arm in arms:
+        arm.graph.replay()
+    torch.cuda.synchronize()
+    for index in range(ROUNDS):
+        for arm in arms if index % 2 else arms[::-1]:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            arm.graph.replay()
+            end.record()
+            end.synchronize()
+            arm.samples.append(start.elapsed_time(end) * 1000 / arm.calls)
+
+
+@contextlib.contextmanager
+def _real(device: torch.device) -> Iterator[None]:
+    """Run real kernels in the middle of a compilation: no fake tensors, no gradients, on ``device``."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
+        yield
+
+
+def random_arguments(region: Region, seed: int = 0) -> list[Any]:
+    """Values for ``region.arguments``: normal numbers, weights scaled so that activations stay of order one."""
+    weights = {p.index for p in region.parameters if len(region.program.tensor(p.tensor).shape) == 2}
+    values: list[Any] = []
+    generator = torch.Generator(region.device).manual_seed(seed)
+    for index, node in enumerate(n for n in region.graph.graph.nodes if n.op == "placeholder"):
+        fake = node.meta["val"]
+        if not isinstance(fake, torch.Tensor):
+            values.append(hint(fake))
+            continue
+        shape = [hint(d) for d in fake.shape]
+        value = torch.randn(shape, device=region.device, generator=generator)
+        if index in weights:
+            value /= math.sqrt(region_width(region, index))
+        values.append(value.to(fake.dtype))
+    return values
+
+
+def region_width(region: Region, index: int) -> int:
+    """Input features of the weight that is argument ``index``."""
+    operand = next(p for p in region.parameters if p.index == index)
+    return region.program.tensor(operand.tensor).shape[-1]
+
+
+class _Double(fx.Interpreter):
+    """Runs an ATen graph in float64: no cast rounds."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.aten._softmax.default or target is torch.ops.aten._log_softmax.default:
+            args = (*args[:2], False)
+        args = tuple(map(_widest, args))
+        return super().call_function(target, args, {name: _widest(v) for name, v in kwargs.items()})
+
+
+def _widest(argument: Any) -> Any:
+    return torch.float64 if isinstance(argument, torch.dtype) and argument in DTYPES else argument
+
+
+def float64(graph: fx.GraphModule, values: Sequence[Any]) -> list[torch.Tensor]:
+    """The results of an ATen graph computed in float64 from start to end."""
+    double = [v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values]
+    return list(_Double(graph).run(*double))

@@ -1,0 +1,117 @@
+"""Lowering: the program of a region, run by the reference machine, means what the model means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from modules import ALL, Case, Fn, linear
+from torch import nn
+
+from tilestream import oracle
+from tilestream.capture import capture
+from tilestream.measure import float64, random_arguments
+from tilestream.reference import run
+from tilestream.regions import Partition, partition
+from tilestream.runtime import RegionCall
+from tilestream.shapes import check_shapes
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def cut(module: nn.Module, *inputs: Any) -> Partition:
+    found = capture(module, inputs)
+    assert len(found.graphs) == 1
+    return partition(found.graphs[0])
+
+
+def example(case: Case, dtype: torch.dtype) -> tuple[nn.Module, list[torch.Tensor]]:
+    module, shapes = case
+    return module.to(dtype), [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_module_is_one_region_with_the_same_meaning(name: str):
+    module, inputs = example(ALL[name], torch.bfloat16)
+    found = cut(module, *inputs)
+    assert found.exclusions == ()
+    (region,) = found.regions
+    check_shapes(region.program)
+    assert len(region.operators) == found.operators
+    values = random_arguments(region)
+    got = RegionCall(region, lambda tensors, rows: run(region.program, tensors))(values)
+    with torch.no_grad():
+        eager = list(region.graph(*values))
+    error, own, good = oracle.judge(got, eager, float64(region.graph, values))
+    assert good, f"error {error:.2e}, eager's {own:.2e}"
+    for mine, plain in zip(got, eager, strict=True):
+        assert (mine.shape, mine.dtype, mine.stride()) == (plain.shape, plain.dtype, plain.stride())
+
+
+def kinds(found: Partition) -> list[str]:
+    return [op.kind for region in found.regions for op in region.program.stages[0].ops]
+
+
+def test_rms_norm_in_pieces_is_recognised():
+    module, inputs = example(ALL["rms_norm"], torch.bfloat16)
+    names = kinds(cut(module, *inputs))
+    assert "rms_norm" in names and "rsqrt" not in names
+
+
+def test_a_sliced_linear_becomes_linears_over_rows_of_its_weight():
+    module, inputs = example(ALL["gated_wide"], torch.bfloat16)
+    found = cut(module, *inputs)
+    shapes = [t.shape for t in found.regions[0].program.tensors if len(t.shape) == 2]
+    assert shapes == [(300, 9), (300, 9), (5, 300)]
+    assert "slice" not in kinds(found)
+
+
+def test_an_input_that_is_split_is_loaded_once():
+    module, inputs = example(ALL["split"], torch.bfloat16)
+    names = kinds(cut(module, *inputs))
+    assert names.count("load") == 1 and names.count("slice") == 2
+
+
+def test_a_slice_that_leaves_is_a_view_of_the_stored_value():
+    module = Fn(lambda m, x: m.layers[0](x).chunk(2, -1), linear(9, 14)).bfloat16()
+    found = cut(module, torch.randn(37, 9).bfloat16())
+    assert kinds(found) == ["load", "linear", "store"]
+    assert [s.trivial for s in found.segments] == [False, True]
+
+
+def test_names_do_not_depend_on_the_rows():
+    module, inputs = example(ALL["layer_norm"], torch.bfloat16)
+    (few,) = cut(module, *inputs).regions
+    torch._dynamo.reset()
+    (many,) = cut(module, torch.randn(123, 9).bfloat16()).regions
+    assert few.program == many.program and hash(few.program) == hash(many.program)
+    assert (few.rows, many.rows) == (37, 123)
+
+
+def test_symbolic_rows_give_the_same_program():
+    module, inputs = example(ALL["gelu"], torch.bfloat16)
+    (static,) = cut(module, *inputs).regions
+    torch._dynamo.reset()
+    torch._dynamo.mark_dynamic(inputs[0], 0)
+    (symbolic,) = cut(module, *inputs).regions
+    assert symbolic.program == static.program
+    assert symbolic.symbols and not static.symbols
+
+
+def test_every_operation_names_the_users_line():
+    module, inputs = example(ALL["gelu"], torch.bfloat16)
+    (region,) = cut(module, *inputs).regions
+    assert all("modules.py:" in op.source for op in region.program.stages[0].ops)
+
+
+def test_float64_run_does_not_round():
+    module, inputs = example(ALL["casts"], torch.bfloat16)
+    (region,) = cut(module, *inputs).regions
+    values = random_arguments(region)
+    (exact,) = float64(region.graph, values)
+    assert exact.dtype == torch.float64
+    assert not torch.equal(exact, exact.bfloat16().double())

@@ -1,0 +1,159 @@
+"""Selection: convexity, what stays out and why, the order of segments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from modules import Fn, linear
+from torch import Tensor, fx, nn
+
+from tilestream.capture import capture
+from tilestream.emitter import MAX_FEATURES
+from tilestream.grouping import Groups, successors
+from tilestream.regions import POINTWISE, Partition, partition
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def cut(module: nn.Module, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Partition:
+    found = capture(module.to(dtype), [torch.randn(shape).to(dtype) for shape in shapes])
+    return partition(found.graphs[0])
+
+
+def reasons(found: Partition) -> dict[str, str]:
+    return {e.op: e.reason for e in found.exclusions}
+
+
+def test_an_unknown_operator_is_named_with_its_line():
+    found = cut(Fn(lambda m, x: m.layers[0](x).sort(-1)[0], linear(9, 13)), (37, 9))
+    (exclusion,) = found.exclusions
+    assert exclusion.op == "aten.sort.default"
+    assert exclusion.reason == "no tile op does this"
+    assert exclusion.source.startswith("test_regions.py:") and "sort(-1)" in exclusion.source
+
+
+def test_a_path_through_an_outsider_splits_the_region():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.layers[0](x)
+        return m.layers[1](h) + h.cumsum(-1).relu()
+
+    found = cut(Fn(forward, linear(9, 13), linear(13, 13)), (37, 9))
+    names = [s.region.name if s.region else "rest" for s in found.segments if not s.trivial]
+    assert names.index("region0") < names.index("rest")
+    (h_readers,) = (s for s in found.segments if s.region and s.region.name == "region0")
+    assert [len(r.operators) for r in found.regions] == [2] and len(h_readers.results) == 2
+    assert set(reasons(found)) == {"aten.cumsum.default", "aten.relu.default", "aten.add.Tensor"}
+
+
+@pytest.mark.parametrize(
+    ("function", "layers", "shapes", "operator", "says"),
+    [
+        (lambda m, x: m.layers[0](x), [(9, MAX_FEATURES + 1)], [(37, 9)], "addmm", "513 features wide"),
+        (lambda m, x: m.layers[0](x) + x.sum(0), [(9, 9)], [(37, 9)], "sum", "works along rows"),
+        (lambda m, x: m.layers[0](x).softmax(0), [(9, 9)], [(37, 9)], "_softmax", "works along rows"),
+        (lambda m, x: m.layers[0](x).view(-1).exp(), [(9, 4)], [(37, 9)], "exp", "nothing to stream"),
+        (lambda m, x, y: m.layers[0](x)[:, None] + y, [(9, 4)], [(37, 9), (37, 5, 4)], "add", "broadcasts along rows"),
+        (lambda m, x: torch.div(m.layers[0](x), 2, rounding_mode="floor"), [(9, 4)], [(37, 9)], "div", "rounding mode"),
+        (lambda m, x: m.layers[0](x) > 0, [(9, 4)], [(37, 9)], "gt", "no tile op"),
+        (lambda m, x: m.layers[0](x)[:, ::2].exp(), [(9, 4)], [(37, 9)], "exp", "nothing to stream"),
+    ],
+)
+def test_reasons(function, layers, shapes, operator: str, says: str):
+    found = cut(Fn(function, *(linear(*sizes) for sizes in layers)), *shapes)
+    matching = [e.reason for e in found.exclusions if operator in e.op]
+    assert matching and says in matching[0]
+
+
+def test_float64_falls_back():
+    found = cut(linear(9, 13), (37, 9), dtype=torch.float64)
+    assert not found.regions
+    assert "dtype float64" in reasons(found)["aten.addmm.default"]
+
+
+def test_float32_follows_torchs_flag():
+    assert "highest" in reasons(cut(linear(9, 13), (37, 9), dtype=torch.float32))["aten.addmm.default"]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        torch._dynamo.reset()
+        assert len(cut(linear(9, 13), (37, 9), dtype=torch.float32).regions) == 1
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_pointwise_alone_is_left_to_inductor():
+    found = cut(Fn(lambda m, x: x.exp().relu()), (37, 9))
+    assert not found.regions
+    assert {e.reason for e in found.exclusions} == {POINTWISE}
+
+
+def test_different_row_counts_are_different_regions():
+    found = cut(Fn(lambda m, x: m.layers[1](m.layers[0](x).mean(1)), linear(9, 13), linear(13, 2)), (4, 5, 9))
+    assert [r.rows for r in found.regions] == [20, 4]
+
+
+def test_attention_keeps_its_linears():
+    module = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    found = cut(Fn(lambda m, x: m.layers[0](x, x, x, need_weights=False)[0], module), (2, 5, 16))
+    operators = [op for r in found.regions for op in r.operators]
+    assert [op for op in operators if "mm" in op] == ["aten.mm.default", "aten.addmm.default"]
+
+
+def test_a_parameter_of_the_same_region_is_refused():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        keys, queries = m.layers[0](x), m.layers[1](x)
+        return queries @ keys.t()
+
+    found = cut(Fn(forward, linear(9, 9), linear(9, 9)), (37, 9))
+    shapes = [t.shape for r in found.regions for t in r.program.tensors if len(t.shape) == 2]
+    assert (37, 9) in shapes  # the keys are a whole operand of the second product
+    for region in found.regions:
+        assert len({t.name for t in region.program.tensors}) == len(region.program.tensors)
+
+
+def test_every_needed_value_is_made_before_it_is_used():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        a = m.layers[0](x).cumsum(0)
+        b = m.layers[1](a).sort(-1)[0]
+        return m.layers[2](a + b)
+
+    found = cut(Fn(forward, *(linear(9, 9) for _ in range(3))), (37, 9))
+    made = {a for s in found.segments for a in s.arguments if a.startswith("arg")}
+    for segment in found.segments:
+        assert set(segment.arguments) <= made, segment.arguments
+        made |= set(segment.results)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[fx.Node], set[int]]:
+    """A random acyclic fx graph, and which of its nodes may be grouped."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder("x")]
+    for _ in range(draw(st.integers(2, 14))):
+        operands = draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=3))
+        nodes.append(graph.call_function(max, tuple(operands)))
+    return nodes[1:], draw(st.sets(st.integers(0, len(nodes) - 2)))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(graphs(), st.randoms())
+def test_groups_never_make_a_cycle(made: tuple[list[fx.Node], set[int]], random):
+    nodes, chosen = made
+    groups = Groups(nodes, {nodes[i]: frozenset() for i in chosen})
+    pairs = [(a, b) for a in nodes for b in a.users]
+    random.shuffle(pairs)
+    for a, b in pairs:
+        groups.merge(a, b)
+    home = {n: tuple(g) for g in groups.all() for n in g}
+    unit = {n: home.get(n, (n,)) for n in nodes}
+    after = {u: {unit[s] for n in u for s in successors(nodes)[n]} - {u} for u in set(unit.values())}
+    done: set[tuple[fx.Node, ...]] = set()
+    while len(done) < len(after):
+        ready = [u for u in after if u not in done and not any(u in after[v] for v in after if v not in done)]
+        assert ready, "the contracted graph has a cycle"
+        done.update(ready)
