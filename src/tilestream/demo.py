@@ -119,12 +119,12 @@ def _kernels(analysis: Analysis, progress: Progress) -> list[dict[str, str]] | s
     for region, candidate in _planned(analysis):
         if candidate.strategy == "bulk" or candidate.pipeline is None:
             continue
-        for launch in candidate.pipeline.launches():
-            progress(f"compiling {region}, {candidate.strategy}, for sm_90a")
-            try:
-                made = cuda.compile_only(launch)
-            except CompileError as error:
-                return f"Not compiled: {error}"
+        progress(f"compiling {region}, {candidate.strategy}, for sm_90a")
+        try:
+            reports = cuda.compile_only(candidate.pipeline)
+        except CompileError as error:
+            return f"Not compiled: {error}"
+        for launch, made in zip(candidate.pipeline.launches(), reports, strict=True):
             rows.append(
                 {
                     "kernel": f"{region} {candidate.strategy}",

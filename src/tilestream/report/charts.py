@@ -9,7 +9,7 @@ from html import escape
 from tilestream.report.drawing import COLOURS
 from tilestream.report.explain import microseconds
 from tilestream.report.timeline import by_worker, waits
-from tilestream.simulate import Simulation, Span
+from tilestream.simulator import Simulation, Span
 
 WIDTH = 1040
 LEFT = 150

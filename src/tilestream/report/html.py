@@ -14,7 +14,7 @@ from tilestream import traffic
 from tilestream.analysis import RegionAnalysis
 from tilestream.report import charts, drawing, facts
 from tilestream.report.explain import Report, microseconds, size
-from tilestream.simulate import Simulation
+from tilestream.simulator import Simulation
 
 
 @dataclass

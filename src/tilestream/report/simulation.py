@@ -12,10 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tilestream import devices, simulate
+from tilestream import devices
 from tilestream.analysis import Analysis
 from tilestream.report import facts
 from tilestream.report.explain import WIDTH, microseconds, size
+from tilestream.simulator import Simulation as Outcome
+from tilestream.simulator import simulate
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Run:
     strategy: str
     chosen: bool
     predicted_us: float | None
-    outcome: simulate.Simulation
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,30 @@ class Simulation:
                 continue
             for candidate in facts.distinct(region.plan):
                 progress(f"simulating {region.name}, {candidate.strategy}, on {device.name}")
-                outcome = simulate.simulate(candidate.pipeline, region.rows, device)
+                outcome = simulate(candidate.pipeline, region.rows, device)
                 chosen = candidate == region.plan.chosen
                 runs.append(Run(region.name, candidate.strategy, chosen, candidate.predicted_us, outcome))
         return cls(analysis, tuple(runs))
 
-    def by_region(self) -> dict[str, dict[str, simulate.Simulation]]:
-        found: dict[str, dict[str, simulate.Simulation]] = {}
+    def by_region(self) -> dict[str, dict[str, Outcome]]:
+        found: dict[str, dict[str, Outcome]] = {}
         for run in self.runs:
             found.setdefault(run.region, {})[run.strategy] = run.outcome
         return found
 
-    def timelines(self) -> dict[str, simulate.Simulation]:
+    def timelines(self) -> dict[str, Outcome]:
         """Runs by title, as ``report.timeline`` takes them."""
         return {f"{run.region} {run.strategy}": run.outcome for run in self.runs}
+
+    def problems(self) -> list[str]:
+        """Why regions have no pipeline on this device."""
+        found = []
+        for region in self.analysis.regions:
+            if region.plan is None:
+                found.append(f"{region.name}: {region.problem}")
+            else:
+                found += [f"{region.name}, {c.name}: {c.rejected}" for c in region.plan.candidates if c.rejected]
+        return found
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
@@ -71,22 +83,14 @@ class Simulation:
     def __rich__(self) -> RenderableType:
         title = Text(f"{self.analysis.model} simulated on {self.analysis.device}\n", style="bold")
         if not self.runs:
-            return Group(title, Text("No pipeline to simulate: nothing of this model was planned."))
+            return Group(title, Text("No pipeline to simulate."), *map(Text, self.problems()))
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "region", "strategy"):
-            table.add_column(heading)
-        for heading in (
-            "rows",
-            "simulated us",
-            "cost model us",
-            "launches",
-            "DRAM",
-            "L2",
-            "busy: tensor",
-            "DRAM",
-            "L2",
-        ):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("rows", "simulated us", "cost model us", "launches", "DRAM", "L2"):
             table.add_column(heading, justify="right")
+        for level in ("tensor", "DRAM", "L2"):
+            table.add_column(f"{level} busy", justify="right")
         for run in self.runs:
             o = run.outcome
             table.add_row(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilestream.simulate import Simulation, Span
+from tilestream.simulator import Simulation, Span
 
 
 def trace(runs: Mapping[str, Simulation]) -> dict[str, Any]:
