@@ -159,48 +159,41 @@ class ConsumerEmitter:
             out += ["  " + line for line in (*body, *credits, *tail)]
         return out
 
+    def _subs(self, blocks: int) -> list[tuple[int, int]]:
+        """(blocks, first block) of each page that a product's columns are spread over."""
+        page = self.layout.page_rows // 8
+        return [(min(page, blocks - at), at) for at in range(0, blocks, page)]
+
     def _streamed_chunks(self, count, ksteps, blocks, first) -> list[str]:
         """Chunks that come through the input ring."""
-        product = f"product_shared<Mma<T, {blocks}>, {ksteps}>(acc, in.addr(), pages.take());"
-        lines = ["#pragma unroll", f"for (int c = 0; c < {count}; ++c) {{", "  in.wait_full();", f"  {product}"]
-        lines += ["  in.advance();", "  pages.advance();"]
-        free = f"mma_wait<1>(); in.release(); pages.release();"
-        lines.append(f"  if (c > 0) {{ {free} }}" if first else f"  {free}")
-        if first and count == 1:
-            lines.pop()
-        lines.append("}")
-        return lines
+        lines = ["#pragma unroll", f"for (int c = 0; c < {count}; ++c) {{", "  const u32 a = in.take();"]
+        for n, (sub, at) in enumerate(self._subs(blocks)):
+            lines.append(f"  product_shared<Mma<T, {sub}, {at}>, {ksteps}>(acc, a, pages.take());")
+            lines.append("  pages.advance();")
+            free = "mma_wait<1>(); pages.release();" if n else "mma_wait<1>(); in.release(); pages.release();"
+            if n or not first:
+                lines.append(f"  {free}")
+            elif count > 1:
+                lines.append(f"  if (c > 0) {{ {free} }}")
+        return [*lines, "  in.advance();", "}"]
 
     def _resident_chunks(self, seg: Segment, done, count, ksteps, blocks, first, was_stream) -> list[str]:
         """Chunks of an operand that waits in registers or shared memory."""
         columns = self.s.chunk_columns
         lines = []
-        if seg.place is Place.REGISTERS:
-            slot = self.s.slots[seg.tile]
-            for c in range(done, done + count):
-                block = (seg.start + c * columns) // 8
-                lines.append(f"product_registers<Mma<T, {blocks}>, {ksteps}>(acc, r{slot}, {block}, pages.take());")
-                lines += self._free_behind(first and c == done, was_stream and c == done)
-            return lines
-        base = self._buffer(seg.tile)
-        chunk0 = seg.start // columns + done
-        lines += ["#pragma unroll", f"for (int c = 0; c < {count}; ++c) {{"]
-        lines.append(
-            f"  product_shared<Mma<T, {blocks}>, {ksteps}>(acc, {base} + (c + {chunk0}) * CHUNK_BYTES, pages.take());"
-        )
-        lines.append("  pages.advance();")
-        if first:
-            lines.append(f"  if (c > 0) {{ mma_wait<1>(); pages.release(); }}")
-        else:
-            extra = "if (c == 0) in.release(); " if was_stream else ""
-            lines.append(f"  mma_wait<1>(); {extra}pages.release();")
-        lines.append("}")
-        return lines
-
-    def _free_behind(self, first: bool, was_stream: bool) -> list[str]:
-        lines = ["pages.advance();"]
-        if not first:
-            lines.append(f"mma_wait<1>(); {'in.release(); ' if was_stream else ''}pages.release();")
+        for c in range(done, done + count):
+            for n, (sub, at) in enumerate(self._subs(blocks)):
+                m = f"Mma<T, {sub}, {at}>, {ksteps}"
+                if seg.place is Place.REGISTERS:
+                    block = (seg.start + c * columns) // 8
+                    lines.append(f"product_registers<{m}>(acc, r{self.s.slots[seg.tile]}, {block}, pages.take());")
+                else:
+                    at_chunk = f"{self._buffer(seg.tile)} + {seg.start // columns + c} * CHUNK_BYTES"
+                    lines.append(f"product_shared<{m}>(acc, {at_chunk}, pages.take());")
+                lines.append("pages.advance();")
+                if not first:
+                    lines.append(f"mma_wait<1>(); {'in.release(); ' if was_stream else ''}pages.release();")
+                first, was_stream = False, False
         return lines
 
     # -- an epilogue pass

@@ -20,6 +20,7 @@ from tilestream.ir import Pipeline, Residency
 from tilestream.schedule import build
 from tilestream.schedule.layout import Layout, lay_out
 from tilestream.schedule.model import Schedule, ceil_to
+from tilestream.schedule.places import REGISTER_SPLITS
 
 THREADS = 384
 
@@ -77,11 +78,11 @@ def emit(pipeline: Pipeline) -> KernelSource:
     kinds: list[StageKind] = []
     uses: list[StageUse] = []
     products: set[tuple[str, int]] = set()
-    shared = 0
+    shared, registers = 0, 0
     for stage in pipeline.stages:
         schedule = build(stage, pipeline)
         layout = lay_out(schedule)
-        shared = max(shared, layout.total)
+        shared, registers = max(shared, layout.total), max(registers, schedule.registers)
         at = add_stage(tables, schedule, layout, pipeline)
         at.pointers, at.credits = len(tables.stage_pointers), len(tables.credits)
         emitter = ConsumerEmitter(schedule, layout, pipeline, tables)
@@ -95,7 +96,7 @@ def emit(pipeline: Pipeline) -> KernelSource:
         if same is None:
             kinds.append(kind)
         uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
-        products |= _products(schedule)
+        products |= _products(schedule, layout)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     text = _template().render(
         name=name,
@@ -105,6 +106,7 @@ def emit(pipeline: Pipeline) -> KernelSource:
         tables=tables,
         mma=[specialisation(d, b) for d, b in sorted(products)],
         threads=THREADS,
+        split=next((s for s in REGISTER_SPLITS if s[0] >= registers), REGISTER_SPLITS[-1]),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     return KernelSource(name, text, tables, tuple(uses), shared, pipeline)
@@ -118,8 +120,12 @@ def _same(a: StageKind, b: StageKind) -> bool:
     return key(a) == key(b)
 
 
-def _products(schedule: Schedule) -> set[tuple[str, int]]:
-    return {(schedule.dtype, ceil_to(schedule.width(s), 8) // 8) for s in schedule.steps if s.gemm}
+def _products(schedule: Schedule, layout: Layout) -> set[tuple[str, int]]:
+    """(dtype, blocks) of every product: whole pages and what is left over."""
+    page = layout.page_rows // 8
+    widths = [ceil_to(schedule.width(s), 8) // 8 for s in schedule.steps if s.gemm]
+    sizes = {min(page, w) for w in widths} | {w % page for w in widths if w > page and w % page}
+    return {(schedule.dtype, n) for n in sizes}
 
 
 def headers() -> dict[str, str]:

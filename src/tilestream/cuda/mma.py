@@ -6,7 +6,7 @@ _SHAPE = {"bf16": ("k16", "bf16.bf16", ", 0, 0", ", 0"), "f16": ("k16", "f16.f16
 
 
 def specialisation(dtype: str, blocks: int) -> str:
-    """C++ source for acc[64, 8 blocks] += A @ B.T, A from shared memory or (16-bit) from registers.
+    """C++ source for acc[64, 8 AT to 8 (AT + blocks)] += A @ B.T, A from shared memory or (16-bit) from registers.
 
     Accumulators are initialised by the caller, so scale-d is always one. Operands are K-major.
     """
@@ -14,21 +14,21 @@ def specialisation(dtype: str, blocks: int) -> str:
     count = 4 * blocks
     name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
     regs = ", ".join(f"%{i}" for i in range(count))
-    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
+    outs = ", ".join(f'"+f"(acc.v[4 * AT + {i}])' for i in range(count))
     shared = (
         f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{name} {{{regs}}}, %{count}, %{count + 1}, p, 1, 1{trans_both};\\n}}"\n'
         f'                 : {outs}\n                 : "l"(a), "l"(b));\n'
     )
     text = (
-        f"template <>\nstruct Mma<{dtype}, {blocks}> {{\n"
-        f"  static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b) {{\n{shared}  }}\n"
+        f"template <int AT>\nstruct Mma<{dtype}, {blocks}, AT> {{\n"
+        f"  template <int BLOCKS>\n  static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b) {{\n{shared}  }}\n"
     )
     if dtype != "f32":
         a_regs = ", ".join(f"%{count + i}" for i in range(4))
         a_ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
         text += (
-            f"  template <int ABLOCKS>\n"
-            f"  static TS_DEV void registers(Fragment<{blocks}>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {{\n"
+            f"  template <int BLOCKS, int ABLOCKS>\n"
+            f"  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {{\n"
             f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{name} {{{regs}}}, {{{a_regs}}}, %{count + 4}, p, 1, 1{trans_b};\\n}}"\n'
             f'                 : {outs}\n                 : {a_ins}, "l"(b));\n  }}\n'
         )

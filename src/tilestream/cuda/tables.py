@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilestream.ir import DTYPE_BYTES, Pipeline, Role, Transport
-from tilestream.schedule.layout import Layout, page_rows
+from tilestream.schedule.layout import Layout
 from tilestream.schedule.model import Place, Schedule, ceil_to
 
 
@@ -57,7 +57,7 @@ class Tables:
     packs: list[PackSpec] = field(default_factory=list)
     queues: list[QueueSpec] = field(default_factory=list)
     page_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    load_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    load_ops: list[tuple[int, ...]] = field(default_factory=list)
     store_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     store_bounds: list[int] = field(default_factory=list)
     stage_pointers: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     halves = (0, 1) if schedule.stage.placement.dim == 1 else (0,)
     for step in schedule.steps:
         if step.gemm is not None:
-            _weights(tables, schedule, step, pipeline)
+            _weights(tables, schedule, layout, step, pipeline)
             for segment in step.gemm.segments:
                 if segment.place is Place.STREAM:
                     for c in range(segment.chunks(columns)):
@@ -126,7 +126,7 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     return at
 
 
-def _weights(tables: Tables, schedule: Schedule, step, pipeline: Pipeline) -> None:
+def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline) -> None:
     gemm = step.gemm
     columns, width = schedule.chunk_columns, schedule.width(step)
     element = DTYPE_BYTES[schedule.dtype]
@@ -134,7 +134,7 @@ def _weights(tables: Tables, schedule: Schedule, step, pipeline: Pipeline) -> No
     out, depth = weight.shape
     by_column = sorted(gemm.segments, key=lambda s: s.weight_column)
     aligned = depth * element % 16 == 0 and all(s.features % columns == 0 for s in by_column[:-1])
-    box = ceil_to(width, 8)
+    box = min(ceil_to(width, 8), layout.page_rows)
     if aligned:
         start = {s: s.weight_column for s in by_column}
         index = tables.map(MapSpec("weight", gemm.weight, depth, box, out))
@@ -150,9 +150,10 @@ def _weights(tables: Tables, schedule: Schedule, step, pipeline: Pipeline) -> No
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
     for segment in gemm.segments:
         for c in range(segment.chunks(columns)):
-            for ring, y in enumerate(rows):
-                tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring))
-    assert box <= page_rows(schedule)
+            for ring, first in enumerate(rows):
+                for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
+                    y = first + sub * layout.page_rows
+                    tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring))
 
 
 def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline) -> None:
@@ -166,16 +167,18 @@ def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: 
             q = tables.queue(_base_queue(schedule, tile, tables))
         spec = tables.queues[q]
         index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64))
-        tables.load_ops.append((index, 0, stream.start + column, columns, q))
+        tables.load_ops.append((index, stream.start + column, q, 0, 0, 0, 0))
         return
     tensor = pipeline.tensor(stream.tensor)
     valid = max(0, min(columns, stream.features - column))
     at_end = stream.start + stream.features == tensor.features
     if tensor.features * element % 16 == 0 and (at_end or valid == columns):
         index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64))
-        tables.load_ops.append((index, 0, stream.start + column, valid, -1))
+        tables.load_ops.append((index, stream.start + column, -1, 0, 0, 0, 0))
     else:
-        tables.load_ops.append((-1, tables.pointer("input", stream.tensor), stream.start + column, valid, -1))
+        pointer = tables.pointer("input", stream.tensor)
+        padded = min(columns, ceil_to(valid, columns // 4))
+        tables.load_ops.append((-1, stream.start + column, -1, pointer, tensor.features, valid, padded))
 
 
 def _base_queue(schedule: Schedule, tile: str, tables: Tables) -> str:

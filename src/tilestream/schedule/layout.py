@@ -21,6 +21,7 @@ class Layout:
     """
 
     page_rings: int
+    page_rows: int
     pages: int
     page_bytes: int
     page_data: int
@@ -38,14 +39,15 @@ class Layout:
     parts: tuple[tuple[str, int], ...]
 
 
-def page_rows(schedule: Schedule) -> int:
-    """Weight rows in a page: the widest product's share of one warpgroup."""
+def widest(schedule: Schedule) -> int:
+    """Columns of the widest product's share of one warpgroup: the most that a page can hold in rows."""
     return max((ceil_to(schedule.width(s), 8) for s in schedule.steps if s.gemm), default=8)
 
 
-def pages_of(schedule: Schedule, step: Step, gemm: Gemm) -> int:
-    """Pages one product takes from a weight ring: one a chunk of its depth."""
-    return sum(seg.chunks(schedule.chunk_columns) for seg in gemm.segments)
+def pages_of(schedule: Schedule, step: Step, gemm: Gemm, rows: int) -> int:
+    """Pages of ``rows`` weight rows that one product takes from a weight ring."""
+    subs = -(-ceil_to(schedule.width(step), 8) // rows)
+    return subs * sum(seg.chunks(schedule.chunk_columns) for seg in gemm.segments)
 
 
 def chunks_in(schedule: Schedule) -> int:
@@ -57,35 +59,46 @@ def chunks_in(schedule: Schedule) -> int:
 
 
 def lay_out(schedule: Schedule) -> Layout:
-    """Give every ring and buffer its place; what is left deepens the weight ring, then the input ring."""
-    rings = 2 if schedule.stage.placement.dim == 0 else 1
-    element = DTYPE_BYTES[schedule.dtype]
-    page = page_rows(schedule) * 128
-    total_pages = sum(pages_of(schedule, s, s.gemm) for s in schedule.steps if s.gemm)
-    streamed = max((len(p.streams) for s in schedule.steps for p in s.phases), default=0)
+    """Give every ring and buffer its place; what is left deepens the weight ring, then the input ring.
+
+    Pages as tall as the widest product want the fewest instructions; where too few of them fit to
+    load ahead, they are halved.
+    """
+    rows = widest(schedule)
+    layout = _lay_out(schedule, rows)
+    while layout.pages < 4 and rows > 64 and schedule.stage.residency is Residency.STREAMED and layout.pages:
+        rows = ceil_to(rows // 2, 64)
+        layout = _lay_out(schedule, rows)
+    return layout
+
+
+def _lay_out(schedule: Schedule, page_rows: int) -> Layout:
     both = schedule.stage.placement.dim == 1
+    rings, page_rings = (1, 2) if both else (2, 1)
+    page = page_rows * 128
+    page_all = page * page_rings
+    per_step = [pages_of(schedule, s, s.gemm, page_rows) for s in schedule.steps if s.gemm]
+    total_pages = sum(per_step)
     # An epilogue holds a chunk of each of its streams at once (under Shard(1), one for each warpgroup).
+    streamed = max((len(p.streams) for s in schedule.steps for p in s.phases), default=0)
     need_in = max(1 if chunks_in(schedule) else 0, streamed * (2 if both else 1))
     staged = max((sum(k.kind == "staged" for k in p.sinks) for s in schedule.steps for p in s.phases), default=0)
     # The publisher gives a slot back when it starts the next copy: one more than an epilogue fills at once.
     out_slots = staged + 1 if staged else 0
+    element = DTYPE_BYTES[schedule.dtype]
     buffer_bytes = tuple(ceil_to(f * element, 128) * 64 for f in schedule.buffer_features)
-    fixed = sum(buffer_bytes) * rings + out_slots * 2 * CHUNK
     resident = schedule.stage.residency is Residency.RESIDENT
-    bars = 4096 if resident and total_pages > 64 else 2048
-    left = SHARED_LIMIT - fixed - bars
-    page_rings = 2 if both else 1
-    page_all = page * page_rings
+    reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
+    left = SHARED_LIMIT - sum(buffer_bytes) * rings - out_slots * 2 * CHUNK - reserve
     want_in = max(need_in, min(8, _loads(schedule)))
     if resident or total_pages == 0:
         pages = total_pages
         in_slots = max(need_in, min(want_in, (left - pages * page_all) // (rings * CHUNK))) if want_in else 0
     else:
         # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
-        layer = max(pages_of(schedule, s, s.gemm) for s in schedule.steps if s.gemm)
-        enough = min(layer + 1, total_pages)
+        enough = max(2, min(max(per_step) + 1, total_pages))
         in_slots = need_in
-        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= max(enough, 2):
+        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1
         pages = max(2, min((left - in_slots * rings * CHUNK) // page_all, 64))
     offset = 0
@@ -109,8 +122,8 @@ def lay_out(schedule: Schedule) -> Layout:
         ("barriers", total - page_bars),
     )
     return Layout(
-        page_rings, pages, page, page_data, in_slots, in_data, out_slots, out_data, tuple(buffers), buffer_bytes,
-        page_bars, in_bars, out_bars, scratch, total, parts,
+        page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, tuple(buffers),
+        buffer_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
     )  # fmt: skip
 
 

@@ -175,8 +175,8 @@ TS_DEV void registers_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// acc += a @ b.T, 64 x 8 BLOCKS; the emitter writes a specialisation for each width that a kernel needs.
-template <class T, int BLOCKS>
+// acc[blocks AT to AT + BLOCKS] += a @ b.T; the emitter writes a specialisation for each width that a kernel needs.
+template <class T, int BLOCKS, int AT>
 struct Mma;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half

@@ -9,9 +9,11 @@ struct PageOp {  // one page of weights
 };
 struct LoadOp {      // one chunk of an input or of a queue's tile
   int map;           // tensor map, or -1: by ordinary loads
-  int tensor;        // index of pointer and stride, for ordinary loads
-  int col, cols;     // first column, and how many are valid
+  int col;           // first column
   int queue;         // queue index or -1
+  int tensor;        // for ordinary loads: index of pointer and stride, row width,
+  int features;
+  int cols, padded;  // columns that are valid, and up to where zeros follow
 };
 struct StoreOp {  // one chunk of an output or of a queue's tile
   int map, x, queue, first, last;
@@ -139,18 +141,51 @@ TS_DEV void load_weights(const P& p, u32 smem, const Worker& w) {
 }
 
 // ---- inputs
-// A chunk whose rows do not start on 16 bytes, or whose width TMA cannot cut: element by element, zeros outside.
+// Rows whose width TMA cannot address. Contiguous rows are read flat, 16 bytes at a time (64 rows always
+// start on 16 bytes), and scattered; any others element by element. Columns up to `padded` become zero.
 template <class T>
-TS_DEV void load_elements(u32 dst, const void* src, int stride, int row0, int rows, int col, int cols) {
-  constexpr int COLS = 128 / T::BYTES;
-  for (int c = (int)lane_in_warp(); c < COLS; c += WARP) {
-#pragma unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-      float v = 0.0f;
-      if (c < cols && row0 + r < rows) v = Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c);
-      Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), v);
+TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int cols) {
+  int r = element / features, c = element - r * features - col;
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int k = 0; k < 16 / T::BYTES; ++k) {
+    if ((u32)c < (u32)cols) {
+      u32 at = element_addr<T>(dst, (u32)r, (u32)c);
+      if (T::BYTES == 2)
+        sts16(at, (u16)(words[k / 2] >> (16 * (k & 1))));
+      else
+        sts32(at, words[k % 4]);
+    }
+    if (++c == features - col) {
+      c = -col;
+      ++r;
     }
   }
+}
+template <class T>
+TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded) {
+  const int left = rows - row0 < ROWS ? rows - row0 : ROWS;
+  const int lane = (int)lane_in_warp();
+  int flat = 0;
+  if (stride == features && left > 0) {
+    constexpr int PER = 16 / T::BYTES;
+    const uint4* base = (const uint4*)((const char*)src + (u64)row0 * (u64)features * T::BYTES);
+    const int vectors = left * features / PER;
+    for (int v = lane; v < vectors; v += 2 * WARP) {
+      const bool two = v + WARP < vectors;
+      uint4 a = load_global(base + v), b = two ? load_global(base + v + WARP) : a;
+      scatter<T>(dst, a, v * PER, features, col, cols);
+      if (two) scatter<T>(dst, b, (v + WARP) * PER, features, col, cols);
+    }
+    flat = vectors * PER;
+  }
+  const int first = flat / features;  // rows before it are whole
+  for (int r = first; r < left; ++r)
+    for (int c = lane; c < cols; c += WARP)
+      Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c),
+                    Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c));
+  for (int r = lane; r < ROWS; r += WARP)
+    for (int c = cols; c < padded; ++c) Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), 0.0f);
 }
 
 template <class S, class P>
@@ -176,7 +211,8 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
         }
       } else {
         ring.wait_empty();
-        load_elements<T>(ring.addr(), p.pointers[op.tensor], p.strides[op.tensor], tile * ROWS, p.rows, op.col, op.cols);
+        load_odd_rows<T>(ring.addr(), p.pointers[op.tensor], op.features, (int)p.strides[op.tensor], tile * ROWS, p.rows, op.col,
+                         op.cols, op.padded);
         fence_async_shared();
         sync_warp();
         if (lane_in_warp() == 0) bar_arrive(ring.full());

@@ -99,6 +99,7 @@ struct Ring {
   int slot = 0, behind = 0;
   u32 parity = 0;
   TS_DEV Ring(u32 bars, u32 data) : bars(bars), data(data) {}
+  TS_DEV void start() {}
   TS_DEV u32 addr() const { return data + (u32)slot * BYTES; }
   TS_DEV u32 full() const { return bars + (u32)slot * 16; }
   TS_DEV u32 empty() const { return full() + 8; }
@@ -136,10 +137,9 @@ struct Resident {
   u32 bars, data;
   int slot = 0;
   TS_DEV Resident(u32 bars, u32 data) : bars(bars), data(data) {}
+  TS_DEV void start() { slot = 0; }  // a tile takes every page once, so addresses are constants
   TS_DEV u32 addr() const { return data + (u32)slot * BYTES; }
-  TS_DEV void advance() {
-    if (++slot == SLOTS) slot = 0;
-  }
+  TS_DEV void advance() { ++slot; }
   TS_DEV u32 take() {
     bar_wait(bars + (u32)slot * 16, 0);
     return addr();
@@ -243,6 +243,7 @@ TS_DEV void combine_halves(RowVector& r, u32 scratch, int g) {
   }
 }
 
+// acc[block AT ...] += A B.T over one page; M says how many blocks and which.
 template <class M, int KSTEPS, int BLOCKS>
 TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
   u64 da = mma_desc(a), db = mma_desc(b);
