@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -352,12 +353,13 @@ def test_bad_inputs_are_named():
     pipeline = one_op("linear", (5,), 3, ((3, 5),), dtype="bf16")
     good = tensors_for(pipeline, 10)
 
-    def refused(match: str, **changes: torch.Tensor | None) -> None:
+    def refused(match: str, **changes: Any) -> None:
         tensors = {n: t for n, t in (good | changes).items() if t is not None}
         with pytest.raises(InputError, match=match):
             reference.run(pipeline, tensors)
 
     refused("was not given 'p0'.*Remedy: pass every input and parameter: x0, p0", p0=None)
+    refused("parameter 'p0' is a list", p0=[1.0])
     refused("does not take 'z'", z=torch.ones(1))
     refused("does not take 'y'", y=torch.ones(10, 3))
     refused(r"input 'x0' has shape \[10, 4\], the pipeline takes \[rows, 5\]", x0=torch.ones(10, 4).bfloat16())

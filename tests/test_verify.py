@@ -239,6 +239,8 @@ def test_a_wide_cat_may_be_stored_and_so_may_cross_dram_but_not_the_l2():
     x, k = tensor("x", 8, role=Role.INPUT), tensor("k", 8, 320)
     p = pipeline(a, b, queues=(Queue("v", "a", ("b",), Transport.DRAM, 0),), tensors=(x, Y, k))
     verify(p, H200)
+    for launch in p.launches():
+        verify(launch, H200)
     rejected(replace(p, queues=(Queue("v", "a", ("b",)),)), "stage 'a' .*: tile 'v' has 320 features > 256")
 
 

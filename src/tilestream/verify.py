@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilestream.errors import IRError, VerifyError
-from tilestream.ir import Pipeline, Queue, Role, Stage, Transport
+from tilestream.ir import Pipeline, Queue, Residency, Role, Stage, Transport
 from tilestream.shapes import check_shapes
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def queues_hold_a_step(p: Pipeline) -> None:
                 )
         if q.depth % 2:
             raise VerifyError(
-                f"{_queue(q)} has depth {q.depth}, which is odd: a step of two tiles would not fit or would wrap around",
+                f"{_queue(q)} has depth {q.depth}, which is odd: a step of two tiles would not fit, or wrap around",
                 f"use {q.depth + 1}",
             )
 
@@ -181,11 +181,11 @@ def stages_fit_sm(launch: Pipeline, device: Device) -> None:
     for stage in launch.stages:
         need = footprint(stage, launch)
         if need.shared_bytes > device.shared_bytes_per_cta:
-            parts = " + ".join(f"{name} {size}" for name, size in need.parts)
+            parts = " + ".join(f"{name} {size}" for name, size in need.parts if size)
             raise VerifyError(
                 f"{_named(stage)} needs {parts} = {need.shared_bytes} > {device.shared_bytes_per_cta}"
                 f" bytes of shared memory on {device.name}",
-                "stream its weights, or split it into several stages",
+                "stream its weights" if stage.residency is Residency.RESIDENT else "split it into several stages",
             )
         if need.registers > REGISTERS_PER_THREAD:
             raise VerifyError(

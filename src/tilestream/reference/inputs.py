@@ -49,6 +49,8 @@ def check_inputs(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], arithm
 
 def _check_tensor(want: Tensor, got: torch.Tensor, arithmetic: Arithmetic) -> None:
     what = f"{want.role.value} {want.name!r}"
+    if not isinstance(got, torch.Tensor):
+        raise InputError(f"{what} is a {type(got).__name__}", "give a torch.Tensor")
     shape = tuple(got.shape)
     is_input = want.role is Role.INPUT
     if shape[1:] != want.shape if is_input and shape else shape != want.shape or is_input:
