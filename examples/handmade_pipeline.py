@@ -25,6 +25,7 @@ from tilestream import (
     TileOp,
     Transport,
     VerifyError,
+    cuda,
     devices,
     reference,
 )
@@ -126,6 +127,14 @@ def main(rows: int = 10_000) -> None:
     wider = replace(pipeline, stages=tuple(replace(s, replicas=2) for s in pipeline.stages))
     assert torch.equal(reference.run(wider, tensors)["colour"], got)
     print("two replicas of each stage: the same bits")
+
+    if why := cuda.available():
+        print(f"GPU: left out, {why}")
+        return
+    kernel = cuda.build(pipeline)
+    on_gpu = kernel({name: t.cuda() for name, t in tensors.items()}, rows)["colour"].cpu()
+    print(f"GPU: error {error(on_gpu, exact):.1e}")
+    assert error(on_gpu, exact) <= 2 * limit
 
 
 if __name__ == "__main__":

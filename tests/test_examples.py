@@ -17,3 +17,4 @@ def test_handmade_pipeline(capsys: pytest.CaptureFixture[str]):
     assert "VerifyError: queue of 'code' from 'encode' has depth 1 < 2" in said
     assert "PipelineDeadlock: no stage of pipeline 'handmade' can go on" in said
     assert "the same bits" in said
+    assert "GPU: " in said
