@@ -122,7 +122,7 @@ def candidates(plan: Plan) -> Table:
         pipeline = candidate.pipeline
         table.add_row(
             "*" if chosen else "",
-            "inductor" if pipeline is None and candidate.strategy == "fallback" else candidate.name,
+            "inductor" if candidate.strategy == "fallback" else candidate.name,
             microseconds(candidate.predicted_us),
             microseconds(candidate.measured_us),
             "" if pipeline is None else str(len(list(pipeline.launches()))),
@@ -204,7 +204,7 @@ def size(value: int | None) -> str:
     """Bytes in binary units; empty for None."""
     if value is None:
         return ""
-    for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value} B"

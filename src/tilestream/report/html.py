@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from tilestream import traffic
 from tilestream.analysis import RegionAnalysis
+from tilestream.planner import FALLBACK
 from tilestream.report import charts, drawing, facts
 from tilestream.report.explain import Report, microseconds, size
 from tilestream.simulator import Simulation
@@ -100,7 +101,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
         return shown
     shown["candidates"] = [
         {
-            "strategy": c.name,
+            "strategy": "inductor" if c.strategy == FALLBACK else c.name,
             "predicted": microseconds(c.predicted_us),
             "measured": microseconds(c.measured_us),
             "launches": "" if c.pipeline is None else len(list(c.pipeline.launches())),

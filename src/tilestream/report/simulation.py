@@ -87,10 +87,10 @@ class Simulation:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "region", "strategy"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("rows", "simulated us", "cost model us", "launches", "DRAM", "L2"):
-            table.add_column(heading, justify="right")
+        for heading in ("rows", "simulated us", "formula us", "DRAM", "L2"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for level in ("tensor", "DRAM", "L2"):
-            table.add_column(f"{level} busy", justify="right")
+            table.add_column(f"{level} busy", justify="right", no_wrap=True)
         for run in self.runs:
             o = run.outcome
             table.add_row(
@@ -100,7 +100,6 @@ class Simulation:
                 f"{o.rows:,}",
                 microseconds(o.time_us),
                 microseconds(run.predicted_us),
-                str(len(o.launches_us)),
                 size(o.bytes.get("dram", 0)),
                 size(o.bytes.get("l2", 0)),
                 *(f"{o.utilisation.get(level, 0):.0%}" for level in ("tensor", "dram", "l2")),
