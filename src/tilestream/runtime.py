@@ -53,7 +53,7 @@ def executable(pipeline: Pipeline, target: Target) -> Execute:
 def _kernels(pipeline: Pipeline, target: Target) -> Execute:
     from tilestream import cuda
 
-    return cuda.build(pipeline, target.hardware)
+    return cuda.build(pipeline, target.device)
 
 
 def _reference(pipeline: Pipeline) -> Execute:

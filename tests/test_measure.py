@@ -1,0 +1,112 @@
+"""Measured choice: real kernels against Inductor on a GPU; wrong candidates are rejected."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from modules import ALL, Fn, linear
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tilestream import fallback, oracle, runtime
+from tilestream.backend import tilestream
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch):
+    torch._dynamo.reset()
+    for name in ("_executables", "_plans"):
+        monkeypatch.setattr(runtime, name, {})
+    monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(fallback, "_said", set())
+
+
+def chain(width: int = 64, layers: int = 3) -> nn.Module:
+    modules = [m for _ in range(layers) for m in (linear(width, width), nn.ReLU())]
+    return nn.Sequential(*modules).to("cuda", torch.bfloat16)
+
+
+def check(module: nn.Module, inputs: list[Tensor], **options: Any) -> None:
+    fast = torch.compile(module, backend=tilestream, options={"target": "cuda", **options})
+    with torch.no_grad():
+        got = pytree.tree_leaves(fast(*inputs))
+        eager = pytree.tree_leaves(module(*inputs))
+        kept = {name: p.detach().clone() for name, p in module.state_dict().items()}
+        exact = pytree.tree_leaves(module.double()(*(x.double() for x in inputs)))
+        module.to(eager[0].dtype).load_state_dict(kept)
+    error, own, good = oracle.judge(got, eager, exact)
+    assert good, f"error {error:.2e}, eager's {own:.2e}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["vertical", "spatial"])
+@pytest.mark.parametrize("name", ALL)
+def test_modules_on_the_gpu(name: str, strategy: str):
+    module, shapes = ALL[name]
+    module = module.to("cuda", torch.bfloat16)
+    try:
+        check(
+            module, [torch.randn(s).to("cuda", torch.bfloat16) for s in shapes], strategy=strategy, measure=False
+        )
+    finally:
+        module.to("cpu")
+
+
+@pytest.mark.gpu
+def test_candidates_are_timed_beside_the_fallback():
+    check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
+    (analysis,) = runtime.analyses()
+    assert analysis.plan is not None
+    timed = {c.strategy: c.measured_us for c in analysis.plan.candidates if c.measured_us is not None}
+    assert "fallback" in timed and len(timed) > 1
+    best = min(timed.values())
+    assert analysis.plan.chosen.measured_us in (best, timed["fallback"])
+
+
+@pytest.mark.gpu
+def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    right = runtime._kernels
+
+    def wrong(pipeline: Any, target: Any) -> runtime.Execute:
+        run = right(pipeline, target)
+
+        def execute(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+            return {name: t * 1.05 for name, t in run(tensors, rows).items()}
+
+        return execute
+
+    monkeypatch.setattr(runtime, "_kernels", wrong)
+    with caplog.at_level(logging.ERROR, "tilestream"):
+        check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
+    (analysis,) = runtime.analyses()
+    assert analysis.plan is not None and analysis.plan.chosen.pipeline is None
+    assert any("wrong result" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.gpu
+def test_graph_capture_and_new_row_counts():
+    module = chain()
+    fast = torch.compile(module, backend=tilestream, options={"strategy": "vertical"})
+    with torch.no_grad():
+        for rows in (8192, 100, 1, 65):
+            x = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
+            torch.testing.assert_close(fast(x), module(x), rtol=0.05, atol=0.05)
+        assert len(runtime._executables) == 1
+        x = torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)
+        fast(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = fast(x)
+        for _ in range(1000):
+            graph.replay()
+        torch.testing.assert_close(out, module(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.gpu
+def test_misaligned_inputs_are_copied():
+    module = Fn(lambda m, x: m.layers[0](x[1:]), linear(9, 13)).to("cuda", torch.bfloat16)
+    check(module, [torch.randn(129, 9, device="cuda", dtype=torch.bfloat16)], strategy="vertical")
