@@ -14,16 +14,16 @@ class Program:
         self.tensors: list[Tensor] = []
         self.ops: list[TileOp] = []
 
-    def tensor(self, name: str, role: Role, *shape: int) -> str:
-        self.tensors.append(Tensor(name, role, shape, self.dtype))
+    def tensor(self, name: str, role: Role, *shape: int, dtype: str = "") -> str:
+        self.tensors.append(Tensor(name, role, shape, dtype or self.dtype))
         return name
 
-    def load(self, name: str, features: int) -> Tile:
-        self.tensor(name, Role.INPUT, features)
-        return self.op("load", features, params=(name,))
+    def load(self, name: str, features: int, dtype: str = "") -> Tile:
+        self.tensor(name, Role.INPUT, features, dtype=dtype)
+        return self.op("load", features, params=(name,), dtype=dtype)
 
-    def op(self, kind: str, features: int, *ins: Tile, params: tuple[str, ...] = (), **attrs) -> Tile:
-        tile = Tile(f"{kind}{len(self.ops)}", features, self.dtype)
+    def op(self, kind: str, features: int, *ins: Tile, params: tuple[str, ...] = (), dtype: str = "", **attrs) -> Tile:
+        tile = Tile(f"{kind}{len(self.ops)}", features, dtype or self.dtype)
         source = f"model.py:{len(self.ops)}"
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), source))
         return tile

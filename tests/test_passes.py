@@ -182,6 +182,22 @@ def test_vertical_is_cut_where_the_fewest_bytes_cross(monkeypatch):
     same_meaning(program, made)
 
 
+def test_vertical_is_cut_beside_a_cast_where_dtypes_must_not_mix(monkeypatch):
+    p = Program("autocast")
+    x = p.op("cast", 64, p.op("sin", 64, p.load("x", 64, dtype="f32"), dtype="f32"))
+    p.store(p.linear(p.linear(x, 64, "relu"), 64))
+    program = p.build()
+
+    def one_dtype(b, start, stop, device):
+        return "mixes" if {op.kind for op in b.ops[start:stop]} >= {"sin", "linear"} else ""
+
+    monkeypatch.setattr(import_module("tilestream.passes.cut_vertical"), "_reason", one_dtype)
+    made = cut_vertical(program, H200)
+    assert kinds(made)[0] == ["load", "sin", "cast"]  # the narrower side: bf16 crosses, not f32
+    assert len(made.stages) == 2
+    same_meaning(program, made)
+
+
 def test_vertical_says_why_nothing_fits():
     with pytest.raises(VerifyError, match="1024 features > 512"):
         cut_vertical(chain(2, 1024), H200)

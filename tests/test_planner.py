@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import chain, edge_block, elementwise, nerf
+from programs import Program, chain, edge_block, elementwise, nerf
 from strategies import programs
 
 from tilestream import devices
 from tilestream.errors import CompileError, PlanError
 from tilestream.options import Options
+from tilestream.passes import split_bulk
 from tilestream.planner import FALLBACK, MEASURED, Candidate, plan, summary
 from tilestream.verify import verify
 
@@ -148,3 +149,13 @@ def test_planning_does_not_change_the_program():
 
 def test_the_same_input_gives_the_same_plan():
     assert plan(nerf(), 65_536, H200, Options()) == plan(nerf(), 65_536, H200, Options())
+
+
+def test_independent_parts_of_a_region_are_planned_together():
+    p = Program("towers")
+    for name in ("a", "b"):
+        p.store(p.linear(p.linear(p.load(name, 64), 64, "relu"), 64))
+    made = plan(p.build(), 10_000, H200, Options())
+    assert all(c.pipeline is not None for c in made.candidates if c.strategy in ("vertical", "bulk"))
+    one_each = split_bulk(p.build(), H200)
+    assert len(one_each.stages) == 4

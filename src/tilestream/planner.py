@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_ROWS = 65_536  # planned for where the number of rows is 0 or not known
 MEASURED = 3  # candidates that are timed, besides the fallback
-HOPELESS = 2.0  # candidates predicted this many times slower than the best are not timed
+HOPELESS = 1.5  # candidates predicted this many times slower than the best are not timed
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 FALLBACK = "fallback"
 
@@ -128,7 +128,7 @@ class Recipe:
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
-    """What is tried under ``options.strategy``: with ``auto``, everything."""
+    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth."""
     linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
     several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
     spatial = [
@@ -139,7 +139,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             f"{layers} layer{'s' * (layers > 1)} a stage, {steps} steps a queue",
         )
         for layers in several
-        for steps in ((2, 4) if options.queue_depth is None else (2,))
+        for steps in ((2, 4) if options.strategy == "spatial" and options.queue_depth is None else (2,))
         if layers < max(linears, 2)
     ]
     every = {

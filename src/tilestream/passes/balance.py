@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-
 from tilestream.cost import stage_cost
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
@@ -40,6 +37,9 @@ def _solve(launch: Pipeline, device: Device) -> dict[str, int]:
         )
     if n == 1:
         return {names[0]: device.sms}
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that a cached plan need not spend
+
     costs = [stage_cost(s, launch, device, sms=device.sms) for s in launch.stages]
     rates = np.array([c.tiles_per_step / c.step_s for c in costs])
     scale = rates.max()

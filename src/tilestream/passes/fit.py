@@ -13,7 +13,8 @@ from tilestream.verify import stages_fit_sm, tiles_fit_registers
 def isolated(stage: str, p: Pipeline) -> Pipeline:
     """The stage alone: what it takes is loaded from tensors, what it hands on is stored to tensors."""
     spilled = replace(p, queues=tuple(replace(q, transport=Transport.DRAM, depth=0) for q in p.queues))
-    return next(launch for launch in spilled.launches() if launch.stages[0].name == stage)
+    launch = next(launch for launch in spilled.launches() if any(s.name == stage for s in launch.stages))
+    return launch.with_stages((launch.stage(stage),))  # stages that share no queue share a launch
 
 
 def problem(stage: Stage, alone: Pipeline, device: Device) -> str:
