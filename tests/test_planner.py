@@ -159,3 +159,12 @@ def test_independent_parts_of_a_region_are_planned_together():
     assert all(c.pipeline is not None for c in made.candidates if c.strategy in ("vertical", "bulk"))
     one_each = split_bulk(p.build(), H200)
     assert len(one_each.stages) == 4
+
+
+def test_few_rows_are_spread_by_columns_over_twice_as_many_sms():
+    def shard(rows: int) -> int:
+        chosen = plan(chain(8), rows, H200, Options(strategy="vertical")).chosen.pipeline
+        assert chosen is not None
+        return chosen.stages[0].placement.dim
+
+    assert (shard(8192), shard(262_144)) == (1, 0)

@@ -95,7 +95,7 @@ def plan(
             merge_common_ops,
             order_memory_ops,
             partial(recipe.split, device=device),
-            partial(choose_placement, device=device),
+            partial(choose_placement, device=device, dims=recipe.dims),
             partial(choose_residency, device=device),
             partial(balance, device=device),
             partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
@@ -119,12 +119,13 @@ def verified(p: Pipeline, device: Device) -> Pipeline:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one candidate is made: the splitting pass, and steps of room in its queues."""
+    """How one candidate is made: the splitting pass, steps of room in its queues, and placements by preference."""
 
     strategy: str
     split: Callable[..., Pipeline]
     steps: int = 2
     detail: str = ""
+    dims: tuple[int, ...] = (0, 1)
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
@@ -143,7 +144,10 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
         if layers < max(linears, 2)
     ]
     every = {
-        "vertical": [Recipe("vertical", cut_vertical)],
+        "vertical": [
+            Recipe("vertical", cut_vertical),
+            Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
+        ],
         "spatial": spatial,
         "bulk": [Recipe("bulk", split_bulk)],
     }

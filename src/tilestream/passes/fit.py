@@ -32,13 +32,16 @@ def problem(stage: Stage, alone: Pipeline, device: Device) -> str:
     return ""
 
 
-def narrowest(stage: Stage, p: Pipeline, device: Device) -> tuple[Stage, str]:
-    """The stage, weights streamed, under the first placement that fits: rows, else columns. And why none does."""
+def narrowest(stage: Stage, p: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)) -> tuple[Stage, str]:
+    """The stage, weights streamed, under the first of the placements that fits; and why none does.
+
+    If none does, the stage has the last of them.
+    """
     alone = isolated(stage.name, p)
-    reason = ""
-    for dim in (0, 1):
+    candidate, reason = stage, ""
+    for dim in dims:
         candidate = replace(stage, placement=Shard(dim), residency=Residency.STREAMED)
         reason = problem(candidate, alone, device)
         if not reason:
-            return candidate, ""
-    return replace(stage, placement=Shard(1), residency=Residency.STREAMED), reason
+            break
+    return candidate, reason
