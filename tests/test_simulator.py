@@ -14,6 +14,7 @@ from strategies import pipelines
 
 from tilestream import devices
 from tilestream.cost import predict, traffic
+from tilestream.errors import PipelineDeadlock
 from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.planner import plan
@@ -100,6 +101,13 @@ def test_a_full_queue_holds_its_producer_back():
     assert run.time_us > 2 * fair.time_us
     assert any(name.endswith(" full") for name in starved(run))
     assert run.utilisation["s1"] > 0.8 > run.utilisation["s0"]
+
+
+def test_a_queue_that_holds_less_than_a_step_is_a_deadlock_and_says_where():
+    spatial = planned(chain(2), 4096, "spatial")
+    shallow = spatial.with_stages(spatial.stages, tuple(replace(q, depth=1) for q in spatial.queues))
+    with pytest.raises(PipelineDeadlock, match=f"room for tile . in the queue of '{spatial.queues[0].tile}'"):
+        simulate(shallow, 4096, H200)
 
 
 def test_an_empty_queue_holds_its_consumer_back():

@@ -7,7 +7,6 @@ larger than the L2, clock changes under load, and the tail of the last wave beyo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from tilestream.devices import Device
 from tilestream.ir import Pipeline, Residency, Stage, Transport
@@ -206,8 +205,3 @@ def topological(launch: Pipeline) -> list[Stage]:
         placed.add(ready.name)
         left.remove(ready)
     return order
-
-
-def whole_steps(rows: int, stage: Stage) -> int:
-    """Steps that all replicas of ``stage`` share out."""
-    return ceil(tiles_of(rows) / stage.tiles_per_step)

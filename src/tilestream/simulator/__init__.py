@@ -25,6 +25,9 @@ def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MO
 
     Launches of strategy ``bulk`` stand for library kernels: each takes as long as the cost model says.
     More than ``most_steps`` steps are not simulated one by one: the rest follows from the rate of the second half.
+
+    Raises:
+        PipelineDeadlock: the queues hold too little for the pipeline to finish.
     """
     if rows <= 0:
         return Simulation(pipeline.name, device.name, 0, 0.0, (), (), traffic(pipeline, 0).levels(), {})

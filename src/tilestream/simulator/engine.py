@@ -17,6 +17,7 @@ from math import ceil
 
 from tilestream.cost import StageCost
 from tilestream.devices import Device
+from tilestream.errors import PipelineDeadlock
 from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
 from tilestream.work import bytes_of, tiles_of, weight_bytes
 
@@ -82,7 +83,7 @@ class Launch:
         self.queues = [_Ring(q, launch, device) for q in launch.queues]
         self.load_s, self.store_s, self.l2_s = zip(*(_memory(s, launch, device) for s in self.stages), strict=True)
         self._events: list[tuple[float, int, int]] = []  # (time, 0 start or 1 finish, worker)
-        self._sleeping: dict[tuple[int, str, int], list[int]] = defaultdict(list)  # (queue, what, step) -> workers
+        self._sleeping: dict[tuple[int, str, int], list[int]] = defaultdict(list)  # (queue, what, tile) -> workers
         self.workers = self._make_workers(launch)
         self.seconds = self._run()
 
@@ -106,8 +107,23 @@ class Launch:
         while self._events:
             now, kind, index = heapq.heappop(self._events)
             (self._start, self._finish)[kind](self.workers[index], now)
+        self._check_done()
         done = max((r.end for r in self.records), default=self.device.launch_s)
         return max(done, self.dram.free_at)
+
+    def _check_done(self) -> None:
+        stuck = [w for w in self.workers if w.step < self.steps[w.stage]]
+        if stuck:
+            waits = sorted(
+                {
+                    f"{what} for tile {tile} in the queue of {self.queues[number].tile!r}"
+                    for number, what, tile in self._sleeping
+                }
+            )
+            raise PipelineDeadlock(
+                f"{len(stuck)} of {len(self.workers)} workers cannot go on: they wait for {'; '.join(waits[:4])}",
+                "check the pipeline with verify(): its queues hold too little",
+            )
 
     def _tiles(self, worker: Worker) -> range:
         per_step = self.stages[worker.stage].tiles_per_step
