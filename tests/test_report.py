@@ -15,7 +15,7 @@ from tilestream.options import Options
 from tilestream.regions import Exclusion
 from tilestream.report import charts, drawing, facts, html, timeline
 from tilestream.report.explain import Report, microseconds, size
-from tilestream.simulate import Simulation, Span
+from tilestream.simulator import Simulation, Span
 
 
 @pytest.fixture

@@ -189,6 +189,9 @@ def bench(
     cache: Cache = True,
     arms: Annotated[str, typer.Option(help="Which arms, separated by commas.")] = "",
     ncu: Annotated[bool, typer.Option(help="Count DRAM bytes with Nsight Compute where it is installed.")] = True,
+    compile_time: Annotated[
+        bool, typer.Option("--compile-time", help="Also time the first call, cold and with warm caches.")
+    ] = False,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -207,10 +210,15 @@ def bench(
         progress(f"loading {model}")
         run_rows = _rows_to_run(model, rows, on)
         workload = load(model, run_rows, dtype, on)
-        counters = _counters(run_rows, dtype, strategy) if ncu and bench_.dram.available() else None
-        planned = _planned_rows(model, rows)
+        again = _again(run_rows, dtype, strategy, target)
         result = bench_.run(
-            workload, options, arms=chosen, rows=planned if on == "cpu" else None, counters=counters, progress=progress
+            workload,
+            options,
+            arms=chosen,
+            rows=_planned_rows(model, rows) if on == "cpu" else None,
+            counters=again if ncu and bench_.dram.available() else None,
+            first_call=again if compile_time else None,
+            progress=progress,
         )
     out.print(text.render(result))
     _write(json_, result)
@@ -297,9 +305,9 @@ def _arms(given: str) -> tuple[str, ...]:
     return chosen
 
 
-def _counters(rows: int | None, dtype: str | None, strategy: str) -> list[str]:
-    """Arguments of ``bench.once`` that make the same model again in another process."""
-    given = ["--strategy", strategy]
+def _again(rows: int | None, dtype: str | None, strategy: str, target: str) -> list[str]:
+    """Arguments of ``bench.once`` and ``bench.first_call`` that make the same model in another process."""
+    given = ["--strategy", strategy, "--target", target]
     if rows is not None:
         given += ["--rows", str(rows)]
     if dtype is not None:

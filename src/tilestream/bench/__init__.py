@@ -13,6 +13,7 @@ from tilestream.analysis import Analysis, RegionAnalysis, analyse
 from tilestream.apps.load import Workload
 from tilestream.bench import arms as arms_
 from tilestream.bench import dram
+from tilestream.bench import first_call as first_call_
 from tilestream.bench.accuracy import Oracle, repeatable
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
@@ -32,6 +33,7 @@ def run(
     predict: Sequence[str] = PREDICTED,
     rows: int | None = None,
     counters: Sequence[str] | None = None,
+    first_call: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure ``workload`` and return the result as JSON takes it; times in microseconds.
@@ -44,6 +46,7 @@ def run(
         predict: devices to predict times for.
         rows: rows to plan and predict for, where that is not the workload's own number.
         counters: arguments of ``bench.once`` after the model, to count DRAM bytes; None leaves that out.
+        first_call: the same, to time the first call in processes of its own, cold and warm.
         progress: told what is going on, one line at a time.
     """
     on_gpu = workload.inputs[0].is_cuda and options.target != "reference"
@@ -75,6 +78,9 @@ def run(
         for name in [a for a in ("tilestream", "inductor") if a in arms]:
             progress(f"counting DRAM bytes of {name}")
             made["dram_bytes"][name] = dram.measure(name, workload.name, counters)
+    if first_call is not None:
+        progress("timing the first call, cold and warm")
+        made["first_call"] = first_call_.measure(workload.name, first_call)
     return made
 
 

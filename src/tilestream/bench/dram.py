@@ -33,7 +33,7 @@ def measure(arm: str, target: str, arguments: Sequence[str]) -> dict[str, float]
     command = [
         *("ncu", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
         *("--metrics", ",".join(METRICS), "--csv", "--print-units", "base"),
-        *(sys.executable, "-m", "tilestream.bench.once", arm, target, *arguments),
+        *(sys.executable, "-m", "tilestream.bench.once", target, "--arm", arm, *arguments),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -11,17 +11,23 @@ from tilestream.bench import arms
 from tilestream.options import Options
 
 
+def parser() -> argparse.ArgumentParser:
+    """Arguments that make the same model again in another process."""
+    made = argparse.ArgumentParser()
+    made.add_argument("model")
+    made.add_argument("--rows", type=int)
+    made.add_argument("--dtype")
+    made.add_argument("--strategy", default="auto")
+    made.add_argument("--target", default="auto")
+    made.add_argument("--arm", choices=arms.ARMS, default="tilestream")
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("arm", choices=arms.ARMS)
-    parser.add_argument("target")
-    parser.add_argument("--rows", type=int)
-    parser.add_argument("--dtype")
-    parser.add_argument("--strategy", default="auto")
-    given = parser.parse_args()
-    workload = load(given.target, given.rows, given.dtype, "cuda")
-    # The plan was measured by the benchmark itself; under the profiler a time means nothing.
-    options = Options(strategy=given.strategy)
+    given = parser().parse_args()
+    workload = load(given.model, given.rows, given.dtype, "cuda")
+    # The plan was measured by the benchmark and is in the cache; under the profiler a time means nothing.
+    options = Options(strategy=given.strategy, target=given.target)
     arm = arms.make(given.arm, workload.module, workload.inputs, options)
     arm.run()
     torch.cuda.synchronize()

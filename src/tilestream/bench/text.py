@@ -31,6 +31,9 @@ def render(result: dict[str, Any]) -> RenderableType:
             )
         elif counted:
             parts.append(Text(f"DRAM, {name}: {counted}"))
+    if "first_call" in result:
+        first = result["first_call"]
+        parts.append(Text(f"first call: {first['cold_s']:.1f} s cold, {first['warm_s']:.2f} s in a second process"))
     return Group(*parts)
 
 

@@ -1,0 +1,167 @@
+"""Write README's tables from ``benchmarks/results``: what stands between two markers is made here.
+
+python benchmarks/make_tables.py             rewrite README.md
+python benchmarks/make_tables.py --check     exit code 1 if README.md is not what the results say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import MAIN, OTHERS, RESULTS, Case
+
+README = Path(__file__).parent.parent / "README.md"
+NONE = "No results yet: `python benchmarks/run_all.py` on an H200 makes them."
+ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
+
+
+def load(case: Case) -> dict[str, Any] | None:
+    return json.loads(case.path.read_text()) if case.path.exists() else None
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, the first column to the left and the others to the right."""
+    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def us(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def predicted(result: dict[str, Any]) -> float | None:
+    """The prediction for the pipelines that ran, summed over the regions; None where Inductor was kept."""
+    chosen = [r["chosen"] for r in result["plan"]["regions"]]
+    if not chosen or any(c is None or c["predicted_us"] is None or c["strategy"] == "fallback" for c in chosen):
+        return None
+    return sum(c["predicted_us"] for c in chosen)
+
+
+def strategies(result: dict[str, Any]) -> str:
+    return ", ".join(dict.fromkeys(r["chosen"]["strategy"] for r in result["plan"]["regions"] if r["chosen"]))
+
+
+def times(cases: Sequence[Case]) -> str:
+    """Microseconds of every arm, the gain over the best of the others, the goal, and the prediction's error."""
+    goals = any(case.goal_us for case in cases)
+    headings = ["case (bf16)", "rows", "eager", "Inductor", "max-autotune", "tilestream", "gain"]
+    headings += (["goal"] if goals else []) + ["strategy", "predicted", "error / eager's"]
+    rows = []
+    for case in cases:
+        result = load(case)
+        if result is None:
+            continue
+        arm = {name: result["arms"].get(name, {}).get("us") for name in ARMS}
+        ours = arm["tilestream"]
+        gain = "-" if result["speedup"] is None else f"{result['speedup']:.2f}"
+        guess = predicted(result)
+        off = f"{us(guess)} ({guess / ours - 1:+.0%})" if guess and ours else us(guess)
+        ratio = result["error"] / result["eager_error"] if result["eager_error"] else float("nan")
+        rows.append(
+            [
+                case.title,
+                f"{result['rows']:,}",
+                *(us(arm[name]) for name in ARMS[:3]),
+                f"**{us(ours)}**",
+                gain,
+                *([us(case.goal_us)] if goals else []),
+                strategies(result),
+                off,
+                f"{ratio:.2f}",
+            ]
+        )
+    return table(headings, rows) if rows else NONE
+
+
+def dram(cases: Sequence[Case]) -> str:
+    """DRAM bytes by ncu beside the IR's own count."""
+    rows = []
+    for case in cases:
+        counted = (load(case) or {}).get("dram_bytes", {})
+        ir, ours, other = counted.get("ir"), counted.get("tilestream"), counted.get("inductor")
+        if not isinstance(ours, dict) or ir is None:
+            continue
+        inductor = f"{(other['read'] + other['write']) / 1e6:,.0f}" if isinstance(other, dict) else "-"
+        cells = (ours["read"], ir["read"], ours["write"], ir["write"])
+        rows.append([case.title, *(f"{v / 1e6:,.1f}" for v in cells), inductor])
+    headings = ["case", "MB read", "the IR's count", "MB written", "the IR's count", "Inductor, MB in all"]
+    return table(headings, rows) if rows else NONE
+
+
+def first_call(cases: Sequence[Case]) -> str:
+    """Seconds of the first call, cold and in a second process."""
+    found = [(case, (load(case) or {}).get("first_call")) for case in cases]
+    rows = [[c.title, f"{f['cold_s']:.1f}", f"{f['warm_s']:.2f}"] for c, f in found if f]
+    return table(["model", "first call, cold (s)", "in a second process (s)"], rows) if rows else NONE
+
+
+def queues() -> str:
+    """Ring queues as ``tilestream bench queues`` measured them."""
+    path = RESULTS / "queues.json"
+    if not path.exists():
+        return NONE
+    found = json.loads(path.read_text())["queues"]
+    headings = [h.replace("_", " ") for h in found[0]]
+    return table(headings, [[f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()] for row in found])
+
+
+def machine() -> str:
+    """What the results were made with; several lines where they were not all made with the same."""
+    seen = []
+    for case in (*MAIN, *OTHERS):
+        e = (load(case) or {}).get("environment")
+        if e:
+            seen.append(f"{e['gpu']}, driver {e['driver']}, CUDA {e['cuda']}, torch {e['torch']}, Triton {e['triton']}")
+    return "\n".join(f"- {line}" for line in dict.fromkeys(seen)) or NONE
+
+
+def tables() -> dict[str, str]:
+    """Marker to what stands under it."""
+    return {
+        "main": times(MAIN),
+        "others": times(OTHERS),
+        "dram": dram(MAIN),
+        "first-call": first_call(MAIN),
+        "queues": queues(),
+        "machine": machine(),
+    }
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked part rewritten.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    for name, made in tables().items():
+        pattern = re.compile(rf"(<!-- {name}: made by benchmarks/make_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        text, times_ = pattern.subn(lambda m, made=made: m[1] + made + m[2], text)
+        if times_ != 1:
+            raise ValueError(f"README.md has {times_} parts marked {name!r}, not one")
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    made = filled(text)
+    if given.check:
+        if made != text:
+            print("README.md is not what benchmarks/results says: run `make tables`", file=sys.stderr)
+        return int(made != text)
+    README.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

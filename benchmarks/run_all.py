@@ -1,0 +1,50 @@
+"""Run the benchmark cases one after another, each by ``tilestream bench`` in a process of its own.
+
+    python benchmarks/run_all.py                 every case
+    python benchmarks/run_all.py nerf chain      some of them
+    python benchmarks/run_all.py --missing       those without a result file
+    python benchmarks/run_all.py --queues        the ring queues too
+
+Needs an H100 or H200. Results go to ``benchmarks/results``; ``make_tables.py`` turns them into README's tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+from cases import CASES, RESULTS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(CASES)}")
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--queues", action="store_true")
+    given = parser.parse_args()
+    unknown = [name for name in given.cases if name not in CASES]
+    if unknown:
+        parser.error(f"no case is called {unknown[0]!r}; the cases are {', '.join(CASES)}")
+    chosen = [CASES[name] for name in given.cases or CASES]
+    if given.missing:
+        chosen = [case for case in chosen if not case.path.exists()]
+    commands = [(case.name, case.command()) for case in chosen]
+    if given.queues:
+        commands.append(("queues", ["bench", "queues", "--json", str(RESULTS / "queues.json")]))
+    failed = []
+    for number, (name, words) in enumerate(commands, start=1):
+        print(f"[{number}/{len(commands)}] {name}", flush=True)
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "tilestream", *words], check=False)
+        print(f"[{number}/{len(commands)}] {name}: {time.perf_counter() - start:.0f} s", flush=True)
+        if done.returncode != 0:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

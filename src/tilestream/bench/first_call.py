@@ -1,0 +1,64 @@
+"""How long the first call of a compiled model takes: cold, and again in a second process that finds the caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from tilestream.errors import CompileError
+
+TIMEOUT_S = 600
+
+
+def measure(target: str, arguments: Sequence[str]) -> dict[str, float]:
+    """Seconds of the first call of tilestream's arm in a process of its own, with empty caches and then with full ones.
+
+    Args:
+        target: an app's name or ``FILE.py:FUNCTION``.
+        arguments: ``--rows``, ``--dtype``, ``--strategy``, ``--target`` for that process.
+
+    Raises:
+        CompileError: the process failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(
+            os.environ, TILESTREAM_CACHE_DIR=f"{folder}/ours", TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor"
+        )
+        return {name: _run(target, arguments, environment) for name in ("cold_s", "warm_s")}
+
+
+def _run(target: str, arguments: Sequence[str], environment: dict[str, str]) -> float:
+    command = [sys.executable, "-m", "tilestream.bench.first_call", target, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise CompileError(f"the first call failed: {lines[-1] if lines else 'no message'}", f"run {' '.join(command)}")
+    return float(json.loads(done.stdout.splitlines()[-1])["first_call_s"])
+
+
+def main() -> None:
+    """Print the seconds from the first line of the call to its result; making the model is not counted."""
+    import torch
+
+    from tilestream.apps.load import load
+    from tilestream.bench import arms
+    from tilestream.bench.once import parser
+    from tilestream.options import Options
+
+    given = parser().parse_args()
+    on = "cuda" if torch.cuda.is_available() and given.target != "reference" else "cpu"
+    workload = load(given.model, given.rows, given.dtype, on)
+    if on == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    arms.make("tilestream", workload.module, workload.inputs, Options(strategy=given.strategy, target=given.target))
+    print(json.dumps({"first_call_s": time.perf_counter() - start}))
+
+
+if __name__ == "__main__":
+    main()
