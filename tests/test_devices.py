@@ -17,7 +17,15 @@ H200 = devices.get("h200")
 
 
 def properties(name: str, capability: tuple[int, int], sms: int) -> SimpleNamespace:
-    return SimpleNamespace(name=name, major=capability[0], minor=capability[1], multi_processor_count=sms)
+    return SimpleNamespace(
+        name=name,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=sms,
+        L2_cache_size=50 << 20,
+        total_memory=96 << 30,
+        shared_memory_per_block_optin=232_448,
+    )
 
 
 def test_get_is_case_blind_and_lists_known_names():
@@ -62,6 +70,14 @@ def test_a_smaller_gpu_of_the_same_kind_keeps_the_rate_of_an_sm():
     assert (device.name, device.sms) == ("h200", 114)
     assert device.tensor_flops["bf16"] / 114 == pytest.approx(H200.tensor_flops["bf16"] / 132)
     assert device.dram_bytes_per_s == H200.dram_bytes_per_s
+    assert (device.l2_bytes, device.dram_bytes) == (50 << 20, 96 << 30)
+
+
+@pytest.mark.gpu
+def test_the_gpu_of_this_machine_is_known():
+    device = devices.detect()
+    assert device is not None and device.compute_capability == (9, 0)
+    assert device.sms > 0 and device.shared_bytes_per_cta == 232_448
 
 
 @pytest.mark.parametrize(

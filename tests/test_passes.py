@@ -43,9 +43,13 @@ SPLITS = {
 
 
 def after_split(p: Pipeline) -> Pipeline:
-    for step in (choose_placement, choose_residency, balance):
+    """The passes behind a split, each followed by the verifier; balance and depth only make sense together."""
+    for step in (choose_placement, choose_residency):
         p = step(p, H200)
-    return set_queue_depth(p)
+        verify(p)
+    p = set_queue_depth(balance(p, H200))
+    verify(p)
+    return p
 
 
 def kinds(p: Pipeline) -> list[list[str]]:

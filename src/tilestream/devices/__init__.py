@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from tilestream.devices.a100 import A100
 from tilestream.devices.device import Device
@@ -32,7 +33,7 @@ def get(name: str) -> Device:
 def detect(index: int | None = None) -> Device | None:
     """The current CUDA device as torch describes it, or None without a GPU that we know.
 
-    The number of SMs, shared memory and cache are the GPU's own; rates come from the nearest device file.
+    SMs and sizes of memories are the GPU's own; rates come from the nearest device file.
     """
     import torch
 
@@ -59,7 +60,7 @@ def describe(properties) -> Device | None:
     sms = properties.multi_processor_count
     if sms != device.sms:
         log.info(
-            "%s has %d SMs where %s is planned with %d: planning for %d",
+            "%s has %d SMs, %s is described with %d: planning for %d",
             properties.name,
             sms,
             device.name,
@@ -67,4 +68,9 @@ def describe(properties) -> Device | None:
             sms,
         )
         device = device.with_sms(sms)
-    return device
+    return replace(
+        device,
+        l2_bytes=properties.L2_cache_size,
+        dram_bytes=properties.total_memory,
+        shared_bytes_per_cta=properties.shared_memory_per_block_optin,
+    )
