@@ -31,7 +31,10 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
                 buffer = spilled[q.tile]
                 if stage.name in q.consumers:
                     tensors[buffer.name] = replace(buffer, role=Role.INPUT)
-                    ops.insert(0, TileOp("load", tiles[q.tile], (), (buffer.name,), (), q.source))
+                    # A name of its own: several stages of one launch may load the same tile.
+                    here = replace(tiles[q.tile], name=f"{q.tile}@{stage.name}")
+                    ops = [replace(op, ins=tuple(here.name if i == q.tile else i for i in op.ins)) for op in ops]
+                    ops.insert(0, TileOp("load", here, (), (buffer.name,), (), q.source))
                 if stage.name == q.producer:
                     tensors[buffer.name] = buffer
                     ops.append(TileOp("store", None, (q.tile,), (buffer.name,), (), q.source))

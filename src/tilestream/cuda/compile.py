@@ -29,8 +29,17 @@ class KernelReport:
 
 
 def compile_source(source: KernelSource) -> KernelReport:
-    """Compile one pipeline kernel; see ``compile_text``."""
-    return compile_text(source.text, source.name, source.shared_bytes)
+    """Compile one pipeline kernel with the register split that spills least; see ``compile_text``."""
+    best: KernelReport | None = None
+    for consumer, loader in source.register_splits:
+        defines = {"CONSUMER_REGISTERS": consumer, "LOADER_REGISTERS": loader}
+        report = compile_text(source.text, source.name, source.shared_bytes, defines)
+        if best is None or report.spills < best.spills:
+            best = report
+        if best.spills == 0:
+            break
+    assert best is not None
+    return best
 
 
 @lru_cache(maxsize=1)
@@ -44,7 +53,7 @@ def compiler_version() -> str:
         return "none"
 
 
-def compile_text(text: str, name: str, shared_bytes: int, arch: str = "sm_90a") -> KernelReport:
+def compile_text(text: str, name: str, shared_bytes: int, defines: dict[str, int] | None = None) -> KernelReport:
     """Compile CUDA C++ that may include our headers.
 
     Raises:
@@ -65,7 +74,8 @@ def compile_text(text: str, name: str, shared_bytes: int, arch: str = "sm_90a") 
     except RuntimeError as e:  # the bindings raise this when the library itself cannot be loaded
         raise CompileError(f"the NVRTC library cannot be loaded ({e})", "pip install nvidia-cuda-nvrtc of your CUDA version") from e
     _check(nvrtc, err)
-    flags = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", "-default-device"]
+    flags = ["--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v", "-default-device"]
+    flags += [f"-D{name}={value}" for name, value in (defines or {}).items()]
     options = [f.encode() for f in flags]
     (result,) = nvrtc.nvrtcCompileProgram(prog, len(options), options)
     log = _text(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, prog)

@@ -59,6 +59,7 @@ class KernelSource:
     stages: tuple[StageUse, ...]
     shared_bytes: int
     pipeline: Pipeline
+    register_splits: tuple[tuple[int, int], ...]  # (consumer, loader) to try: the first without spills is taken
 
     @property
     def cooperative(self) -> bool:
@@ -106,10 +107,11 @@ def emit(pipeline: Pipeline) -> KernelSource:
         tables=tables,
         mma=[specialisation(d, b) for d, b in sorted(products)],
         threads=THREADS,
-        split=next((s for s in REGISTER_SPLITS if s[0] >= registers), REGISTER_SPLITS[-1]),
+        step=max(s.tiles_per_step for s in pipeline.stages),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
-    return KernelSource(name, text, tables, tuple(uses), shared, pipeline)
+    splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
+    return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits)
 
 
 def _same(a: StageKind, b: StageKind) -> bool:

@@ -19,7 +19,7 @@ ENTRY_BYTES = 48
 @lru_cache(maxsize=8)
 def _function(entries: int, device_index: int) -> driver.Function:
     driver.ensure_context(device_index)
-    report = compile_text(f"#define PACK_ENTRIES {entries}\n#include \"pack.cuh\"\n", "tilestream_pack", 0)
+    report = compile_text('#include "pack.cuh"\n', "tilestream_pack", 0, {"PACK_ENTRIES": entries})
     return driver.Function(report.cubin, "tilestream_pack", 0)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from tilestream.ir import DTYPE_BYTES, Pipeline, Role, Transport
+from tilestream.ir import DTYPE_BYTES, Pipeline, Transport
 from tilestream.schedule.layout import Layout
-from tilestream.schedule.model import Place, Schedule, ceil_to
+from tilestream.schedule.model import Place, Schedule, Sink, ceil_to
 
 
 @dataclass(frozen=True)
@@ -107,23 +108,35 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
     columns = schedule.chunk_columns
     halves = (0, 1) if schedule.stage.placement.dim == 1 else (0,)
+    left = Counter(tile for _, tile in _takes(schedule))
     for step in schedule.steps:
         if step.gemm is not None:
             _weights(tables, schedule, layout, step, pipeline)
             for segment in step.gemm.segments:
                 if segment.place is Place.STREAM:
+                    left[segment.tile] -= 1
                     for c in range(segment.chunks(columns)):
-                        _load(tables, schedule, segment.tile, c * columns, pipeline)
+                        _load(tables, schedule, segment.tile, c * columns, pipeline, left[segment.tile])
         for phase in step.phases:
             share = ceil_to(schedule.width(step), columns) // columns
+            left.subtract(phase.streams)
             for c in range(share):
                 for tile in phase.streams:
                     for h in halves:
-                        _load(tables, schedule, tile, (c + h * share) * columns, pipeline)
+                        _load(tables, schedule, tile, (c + h * share) * columns, pipeline, left[tile])
             _stores(tables, schedule, step, phase, pipeline, at)
     at.pages = len(tables.page_ops) - at.page_ops
     at.loads = len(tables.load_ops) - at.load_ops
     return at
+
+
+def _takes(schedule: Schedule) -> list[tuple[int, str]]:
+    """(step, tile) of every use of a stream, in order."""
+    takes = []
+    for step in schedule.steps:
+        takes += [(step.index, s.tile) for s in (step.gemm.segments if step.gemm else ()) if s.place is Place.STREAM]
+        takes += [(step.index, t) for phase in step.phases for t in phase.streams]
+    return takes
 
 
 def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline) -> None:
@@ -156,7 +169,8 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
                     tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring))
 
 
-def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline) -> None:
+def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline, again: int) -> None:
+    """``again``: how many more times this stage takes the tile; only the last may leave the L2 first."""
     stream = schedule.streams[tile]
     columns = schedule.chunk_columns
     element = DTYPE_BYTES[schedule.dtype]
@@ -167,18 +181,18 @@ def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: 
             q = tables.queue(_base_queue(schedule, tile, tables))
         spec = tables.queues[q]
         index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64))
-        tables.load_ops.append((index, stream.start + column, q, 0, 0, 0, 0))
+        tables.load_ops.append((index, stream.start + column, q, 0, 0, 0, 0, again))
         return
     tensor = pipeline.tensor(stream.tensor)
     valid = max(0, min(columns, stream.features - column))
     at_end = stream.start + stream.features == tensor.features
     if tensor.features * element % 16 == 0 and (at_end or valid == columns):
         index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64))
-        tables.load_ops.append((index, stream.start + column, -1, 0, 0, 0, 0))
+        tables.load_ops.append((index, stream.start + column, -1, 0, 0, 0, 0, again))
     else:
         pointer = tables.pointer("input", stream.tensor)
         padded = min(columns, ceil_to(valid, columns // 4))
-        tables.load_ops.append((-1, stream.start + column, -1, pointer, tensor.features, valid, padded))
+        tables.load_ops.append((-1, stream.start + column, -1, pointer, tensor.features, valid, padded, again))
 
 
 def _base_queue(schedule: Schedule, tile: str, tables: Tables) -> str:
@@ -196,27 +210,31 @@ def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline,
         return
     columns, width = schedule.chunk_columns, schedule.width(step)
     share = ceil_to(width, columns) // columns
-    at.store_groups += 1
-    split = schedule.stage.placement.dim == 1
-    last_chunk = ceil_to(step.features, columns) // columns - 1
-    for g in (0, 1):
+    chunks = ceil_to(step.features, columns) // columns
+    # Under Shard(1) the warpgroups hold the same inputs: their chunks must go out in turn, or each waits
+    # for the other. Under Shard(0) they are independent, and a tile is published sooner in one go.
+    if schedule.stage.placement.dim == 1:
+        groups = [([c], [c + share] if c + share < chunks else []) for c in range(share)]
+    else:
+        groups = [(list(range(chunks)),) * 2]
+    order = [c for group in groups for c in (group[0] + group[1] if schedule.stage.placement.dim == 1 else group[0])]
+    for group in groups:
+        at.store_groups += 1
+        for mine in group:
+            tables.store_bounds.append(len(tables.store_ops))
+            for c in mine:
+                for sink in staged:
+                    index, queue = _store_target(tables, sink, pipeline)
+                    ends = (int(c == order[0]), int(c == order[-1]))
+                    tables.store_ops.append((index, sink.column + c * columns, queue, *ends))
         tables.store_bounds.append(len(tables.store_ops))
-        for c in range(share):
-            chunk = c + (g * share if split else 0)
-            if chunk > last_chunk:
-                continue
-            for sink in staged:
-                queue = tables.queue(sink.target[6:]) if sink.target.startswith("queue:") else -1
-                if queue >= 0:
-                    spec = tables.queues[queue]
-                    index = tables.map(MapSpec("ring", str(queue), spec.features, 64, spec.depth * 64))
-                else:
-                    index = tables.map(MapSpec("output", sink.target, pipeline.tensor(sink.target).features, 64))
-                tables.store_ops.append(
-                    (index, sink.column + chunk * columns, queue, int(chunk == 0), int(chunk == last_chunk))
-                )
-    tables.store_bounds.append(len(tables.store_ops))
 
 
-def outputs_of(pipeline: Pipeline) -> tuple[str, ...]:
-    return tuple(t.name for t in pipeline.by_role(Role.OUTPUT))
+def _store_target(tables: Tables, sink: Sink, pipeline: Pipeline) -> tuple[int, int]:
+    """(tensor map, queue or -1) of a staged sink."""
+    if sink.target.startswith("queue:"):
+        queue = tables.queue(sink.target.removeprefix("queue:"))
+        spec = tables.queues[queue]
+        return tables.map(MapSpec("ring", str(queue), spec.features, 64, spec.depth * 64)), queue
+    return tables.map(MapSpec("output", sink.target, pipeline.tensor(sink.target).features, 64)), -1
+

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilestream.ir import Pipeline, Stage
-from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.partition import partition
 
@@ -40,12 +40,12 @@ def build(stage: Stage, pipeline: Pipeline) -> Schedule:
     return partition(stage, pipeline)
 
 
-def footprint(stage: Stage, pipeline: Pipeline) -> Footprint:
-    """Registers and shared memory of one replica.
+def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Footprint:
+    """Registers and shared memory of one replica; rings fill up to ``limit`` bytes where they can.
 
     Raises:
         VerifyError: as ``build``. Whether it fits a device is for the caller to compare.
     """
     schedule = build(stage, pipeline)
-    layout = lay_out(schedule)
+    layout = lay_out(schedule, limit)
     return Footprint(layout.total, schedule.registers, layout.parts)

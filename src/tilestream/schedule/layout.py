@@ -58,21 +58,21 @@ def chunks_in(schedule: Schedule) -> int:
     )
 
 
-def lay_out(schedule: Schedule) -> Layout:
+def lay_out(schedule: Schedule, limit: int = SHARED_LIMIT) -> Layout:
     """Give every ring and buffer its place; what is left deepens the weight ring, then the input ring.
 
     Pages as tall as the widest product want the fewest instructions; where too few of them fit to
-    load ahead, they are halved.
+    load ahead, they are halved. ``limit``: bytes of shared memory to fill; a total beyond it does not fit.
     """
     rows = widest(schedule)
-    layout = _lay_out(schedule, rows)
-    while layout.pages < 4 and rows > 64 and schedule.stage.residency is Residency.STREAMED and layout.pages:
+    layout = _lay_out(schedule, rows, limit)
+    while layout.pages < 3 and rows > 64 and schedule.stage.residency is Residency.STREAMED and layout.pages:
         rows = ceil_to(rows // 2, 64)
-        layout = _lay_out(schedule, rows)
+        layout = _lay_out(schedule, rows, limit)
     return layout
 
 
-def _lay_out(schedule: Schedule, page_rows: int) -> Layout:
+def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     both = schedule.stage.placement.dim == 1
     rings, page_rings = (1, 2) if both else (2, 1)
     page = page_rows * 128
@@ -89,7 +89,7 @@ def _lay_out(schedule: Schedule, page_rows: int) -> Layout:
     buffer_bytes = tuple(ceil_to(f * element, 128) * 64 for f in schedule.buffer_features)
     resident = schedule.stage.residency is Residency.RESIDENT
     reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
-    left = SHARED_LIMIT - sum(buffer_bytes) * rings - out_slots * 2 * CHUNK - reserve
+    left = limit - sum(buffer_bytes) * rings - out_slots * 2 * CHUNK - reserve
     want_in = max(need_in, min(8, _loads(schedule)))
     if resident or total_pages == 0:
         pages = total_pages

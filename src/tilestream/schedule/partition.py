@@ -60,7 +60,7 @@ class _Partition:
         for op in self.stage.ops:
             for name in op.params:
                 tensor = self.pipeline.tensor(name)
-                if op.kind in ("load", "linear"):
+                if op.kind == "load" or (op.kind == "linear" and name == op.params[0]):
                     dtypes.setdefault(tensor.dtype, op.source or op.kind)
         for name in self.stage.taken():
             dtypes.setdefault(self.tiles[name].dtype, f"queue of {name}")
@@ -73,6 +73,12 @@ class _Partition:
                 "cast inputs and weights to one dtype outside the region",
             )
         dtype = next(iter(dtypes))
+        for q in self.pipeline.queues:
+            if q.producer == self.stage.name and self.tiles[q.tile].dtype != dtype:
+                raise VerifyError(
+                    f"stage {self.stage.name!r} computes in {dtype} and queues {q.tile!r} as {self.tiles[q.tile].dtype}",
+                    f"cast the tile to {dtype} before the queue",
+                )
         for name in (p for op in self.stage.ops for p in op.params):
             tensor = self.pipeline.tensor(name)
             if tensor.role is Role.PARAMETER and tensor.dtype not in (dtype, "f32"):
@@ -108,16 +114,8 @@ class _Partition:
 
     # -- making values available
 
-    def compute(self, name: str, op: TileOp) -> None:
-        """Give a floating value (a function of streams alone) a step of its own."""
-        if name in self.floating:
-            node = self.floating.pop(name)
-            step = self.new_step(self.features[name], op)
-            self.drafts[step].nodes.append(node)
-            self.step_of[name] = step
-
     def as_tile(self, name: str, op: TileOp) -> str:
-        """A row value, or a stream that must be copied, as an ordinary one-step tile."""
+        """A row value, a stream that must be copied, or a function of streams alone, as a step's result."""
         if name not in self.copies:
             copy = Tile(f"{name}.tile", self.features[name], self.tiles[name].dtype)
             self.tiles[copy.name], self.features[copy.name] = copy, copy.features
@@ -134,9 +132,8 @@ class _Partition:
         column, last = 0, -1
         for part in self.parts(name):
             source = part
-            if part in self.streams or part in self.rows or part in self.views:
+            if part in self.streams or part in self.rows or part in self.views or part in self.floating:
                 source = self.as_tile(part, op)
-            self.compute(source, op)
             self.drafts[self.step_of[source]].sinks.append(Sink(source, "shared", name, column))
             last = max(last, self.step_of[source])
             column += self.features[part]
@@ -173,11 +170,9 @@ class _Partition:
             start += more
         if base in self.cats:
             self.gather(base, op)
-        elif base in self.rows:
-            base = self.as_tile(base, op)
-            self.shared.add(base)
         else:
-            self.compute(base, op)
+            if base in self.rows or base in self.floating:
+                base = self.as_tile(base, op)
             self.shared.add(base)
         self.views[name] = (base, start)
 
@@ -185,7 +180,7 @@ class _Partition:
         assert op.out is not None
         segments = []
         for part in self.parts(op.ins[0]):
-            if part in self.rows:
+            if part in self.rows or part in self.floating:
                 part = self.as_tile(part, op)
             elif part in self.views:
                 base, start = self.views[part]
@@ -194,7 +189,6 @@ class _Partition:
                     part = self.as_tile(part, op)
             elif part in self.streams and self.streams[part].start % 8 and self.streams[part].queue:
                 part = self.as_tile(part, op)
-            self.compute(part, op)
             segments.append(part)
         step = self.new_step(op.out.features, op)
         self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
@@ -241,9 +235,8 @@ class _Partition:
             column = 0
             for part in parts:
                 source = part
-                if part in self.streams or part in self.rows or part in self.views or part in self.cats:
+                if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
                     source = self.as_tile(part, op)
-                self.compute(source, op)
                 kind = "staged" if self._can_stage(target, column, self.features[part], len(parts)) else "direct"
                 # A queue is known by its tile's name, also where a copy is what is pushed.
                 self.drafts[self.step_of[source]].sinks.append(Sink(source, kind, target or f"queue:{tile}", column))

@@ -10,8 +10,9 @@ from tilestream.schedule.model import Place, Sink, ceil_to
 if TYPE_CHECKING:
     from tilestream.schedule.partition import _Partition
 
-# Registers of a consumer and of a loader thread, set by setmaxnreg; 256 and 128 threads share 65536.
-REGISTER_SPLITS = ((208, 96), (224, 64), (240, 32))
+# Registers of a consumer and of a loader thread, set by setmaxnreg. 256 and 128 threads share the 168 x 384
+# that the CTA starts with: a split that asks for more waits for ever.
+REGISTER_SPLITS = ((208, 88), (224, 56), (232, 40), (240, 24))
 REGISTER_LIMIT = 232  # what a schedule may ask for: the rest of the largest split is slack for ptxas
 OVERHEAD = 36  # addresses, ring cursors, temporaries: read off compiled kernels
 

@@ -87,11 +87,11 @@ TS_DEV bool bar_try(u32 bar, u32 parity) {
       : "memory");
   return ok;
 }
-// Bounded: each try suspends for up to about a microsecond, so this gives up after some ten seconds.
+// Bounded: each try suspends for up to about a microsecond, so this gives up after some seconds.
 // A lost hand-over then ends the kernel; flag waits, which expire sooner, say which queue it was.
 TS_DEV void bar_wait(u32 bar, u32 parity) {
 #pragma unroll 1
-  for (u32 i = 0; i < (1u << 24); ++i)
+  for (u32 i = 0; i < (1u << 21); ++i)
     if (bar_try(bar, parity)) return;
   trap();
 }

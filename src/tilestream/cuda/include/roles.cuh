@@ -14,12 +14,14 @@ struct LoadOp {      // one chunk of an input or of a queue's tile
   int tensor;        // for ordinary loads: index of pointer and stride, row width,
   int features;
   int cols, padded;  // columns that are valid, and up to where zeros follow
+  int again;         // uses of the same tile still to come
 };
 struct StoreOp {  // one chunk of an output or of a queue's tile
   int map, x, queue, first, last;
 };
 struct Worker {  // which replica of which stage this CTA is, and where the stage's tables start
   int replica, replicas, stage;
+  int step;  // tiles that the widest step of the launch takes: every stage rounds up to it
   int page_ops, load_ops, store_ops, pointers, credits;
 };
 struct Credit {  // a queue this stage takes from, and which of its consumers the stage is
@@ -207,7 +209,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
           }
           ring.wait_empty();
           bar_expect(ring.full(), CHUNK_BYTES);
-          tma_load(ring.addr(), &p.maps[op.map], op.col, y, ring.full(), op.queue >= 0 ? EVICT_LAST : EVICT_FIRST);
+          tma_load(ring.addr(), &p.maps[op.map], op.col, y, ring.full(), op.queue >= 0 ? EVICT_LAST : op.again ? EVICT_NORMAL : EVICT_FIRST);
         }
       } else {
         ring.wait_empty();

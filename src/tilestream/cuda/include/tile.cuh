@@ -154,7 +154,7 @@ struct Units {
   template <class W>
   TS_DEV Units(int rows, const W& w) : unit(w.replica), stride(w.replicas) {
     int tiles = (rows + ROWS - 1) / ROWS;
-    count = (tiles + TILES - 1) / TILES;
+    count = (tiles + w.step - 1) / w.step * w.step / TILES;
   }
   TS_DEV bool more() const { return unit < count; }
   TS_DEV void next() { unit += stride; }
