@@ -28,6 +28,12 @@ def analysis() -> Analysis:
     return Analysis("Net", "h200", Options(), 1, 10, 9, (region,), (excluded,))
 
 
+def plan_of(analysis: Analysis) -> planner.Plan:
+    plan = analysis.regions[0].plan
+    assert plan is not None
+    return plan
+
+
 def run(spans: int = 6) -> Simulation:
     made = []
     for worker, stage in enumerate(("layer0", "layer1")):
@@ -45,10 +51,11 @@ def test_text_gives_coverage_candidates_stages_and_reasons(analysis: Analysis) -
     text = str(Report(analysis))
     assert "9 of 10 operators (90%) in 1 region, 1 graph" in text
     assert "aten.mm.default x4" in text
-    for candidate in analysis.regions[0].plan.candidates:
+    plan = plan_of(analysis)
+    for candidate in plan.candidates:
         if candidate.pipeline is not None:
             assert candidate.name in text and microseconds(candidate.predicted_us) in text
-    assert re.search(r"\*\s+" + re.escape(analysis.regions[0].plan.chosen.name), text)
+    assert re.search(r"\*\s+" + re.escape(plan.chosen.name), text)
     assert "linear 64>64 + relu" in text
     assert "aten.sort.default" in text and "needs all <rows> at once" in text and "model.py:33" in text
 
@@ -64,7 +71,7 @@ def test_json_is_plain_and_complete(analysis: Analysis) -> None:
     made = json.loads(json.dumps(Report(analysis).json()))
     assert made["coverage"] == 0.9
     region = made["regions"][0]
-    assert len(region["candidates"]) == len(analysis.regions[0].plan.candidates)
+    assert len(region["candidates"]) == len(plan_of(analysis).candidates)
     assert region["chosen"]["pipeline"]["launches"][0]["stages"][0]["ctas"][0] == 0
     assert made["exclusions"][0]["reason"] == "needs all <rows> at once"
 
@@ -125,7 +132,7 @@ def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path)
     assert not re.search(r"https?://|url\(", text)
     for wanted in ("within tolerance", "torch x.y", "168", "aten.sort.default", "needs all &lt;rows&gt; at once"):
         assert wanted in text
-    for candidate in facts.distinct(analysis.regions[0].plan):
+    for candidate, _ in facts.distinct(plan_of(analysis)):
         assert f">{candidate.strategy}</label>" in text
 
 

@@ -19,8 +19,8 @@ from tilestream.apps.load import Workload, load
 from tilestream.bench import accuracy, arms
 from tilestream.bench.environment import environment
 from tilestream.errors import CompileError, TilestreamError
+from tilestream.ir import Pipeline
 from tilestream.options import Options
-from tilestream.planner import Candidate
 from tilestream.progress import Progress
 from tilestream.report import facts, html, timeline
 from tilestream.report.explain import Report, microseconds, size
@@ -107,8 +107,10 @@ def _on_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
-def _planned(analysis: Analysis) -> list[tuple[str, Candidate]]:
-    return [(r.name, c) for r in analysis.regions if r.plan is not None for c in facts.distinct(r.plan)]
+def _planned(analysis: Analysis) -> list[tuple[str, str, Pipeline]]:
+    """Region, strategy and pipeline of every candidate that is shown."""
+    plans = [(r.name, r.plan) for r in analysis.regions if r.plan is not None]
+    return [(name, c.strategy, p) for name, plan in plans for c, p in facts.distinct(plan)]
 
 
 def _kernels(analysis: Analysis, progress: Progress) -> list[dict[str, str]] | str:
@@ -116,18 +118,18 @@ def _kernels(analysis: Analysis, progress: Progress) -> list[dict[str, str]] | s
     from tilestream import cuda
 
     rows = []
-    for region, candidate in _planned(analysis):
-        if candidate.strategy == "bulk" or candidate.pipeline is None:
+    for region, strategy, pipeline in _planned(analysis):
+        if strategy == "bulk":
             continue
-        progress(f"compiling {region}, {candidate.strategy}, for sm_90a")
+        progress(f"compiling {region}, {strategy}, for sm_90a")
         try:
-            reports = cuda.compile_only(candidate.pipeline)
+            reports = cuda.compile_only(pipeline)
         except CompileError as error:
             return f"Not compiled: {error}"
-        for launch, made in zip(candidate.pipeline.launches(), reports, strict=True):
+        for launch, made in zip(pipeline.launches(), reports, strict=True):
             rows.append(
                 {
-                    "kernel": f"{region} {candidate.strategy}",
+                    "kernel": f"{region} {strategy}",
                     "stages": str(len(launch.stages)),
                     "registers a thread": str(made.registers),
                     "spilled bytes": str(made.spills),

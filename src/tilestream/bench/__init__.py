@@ -73,11 +73,12 @@ def run(
     made["planned_rows"] = workload.rows if rows is None else rows
     made["plan"] = Report(analysis).json()
     made["predictions"] = predictions(analysis, predict)
-    made["dram_bytes"] = {"ir": ir_bytes(analysis)}
+    counted: dict[str, Any] = {"ir": ir_bytes(analysis)}
     if on_gpu and counters is not None:
         for name in [a for a in ("tilestream", "inductor") if a in arms]:
             progress(f"counting DRAM bytes of {name}")
-            made["dram_bytes"][name] = dram.measure(name, workload.name, counters)
+            counted[name] = dram.measure(name, workload.name, counters)
+    made["dram_bytes"] = counted
     if first_call is not None:
         progress("timing the first call, cold and warm")
         made["first_call"] = first_call_.measure(workload.name, first_call)

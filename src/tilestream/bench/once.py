@@ -31,10 +31,10 @@ def main() -> None:
     arm = arms.make(given.arm, workload.module, workload.inputs, options)
     arm.run()
     torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
+    torch.cuda.profiler.start()
     arm.run()
     torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStop()
+    torch.cuda.profiler.stop()
 
 
 if __name__ == "__main__":

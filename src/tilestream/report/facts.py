@@ -108,8 +108,8 @@ def _footprint(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
     return {"shared_bytes": made.shared_bytes, "registers": made.registers, "shared_parts": dict(made.parts)}
 
 
-def distinct(plan: Plan) -> list[Candidate]:
-    """The legal candidates, one a strategy: the chosen one, else the one of the lowest prediction."""
+def distinct(plan: Plan) -> list[tuple[Candidate, Pipeline]]:
+    """The legal candidates with their pipelines, one a strategy: the chosen one, else the best predicted."""
     best: dict[str, Candidate] = {}
     for candidate in plan.candidates:
         held = best.get(candidate.strategy)
@@ -117,7 +117,7 @@ def distinct(plan: Plan) -> list[Candidate]:
             continue
         if held is None or candidate == plan.chosen or _predicted(candidate) < _predicted(held):
             best[candidate.strategy] = candidate
-    return list(best.values())
+    return [(c, c.pipeline) for c in best.values() if c.pipeline is not None]
 
 
 def _predicted(candidate: Candidate) -> float:

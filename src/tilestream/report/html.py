@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from tilestream import traffic
 from tilestream.analysis import RegionAnalysis
-from tilestream.planner import FALLBACK
+from tilestream.ir import Pipeline
+from tilestream.planner import FALLBACK, Candidate
 from tilestream.report import charts, drawing, facts
 from tilestream.report.explain import Report, microseconds, size
 from tilestream.simulator import Simulation
@@ -114,9 +115,9 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
     drawn = facts.distinct(plan)
     if not drawn:
         return shown
-    first = plan.chosen if plan.chosen.pipeline is not None else drawn[0]
+    first = plan.chosen if plan.chosen.pipeline is not None else drawn[0][0]
     shown["drawings"] = [
-        {"title": c.strategy, "chosen": c == first, "svg": Markup(drawing.svg(c.pipeline)), "note": ""} for c in drawn
+        {"title": c.strategy, "chosen": c == first, "svg": Markup(drawing.svg(p)), "note": ""} for c, p in drawn
     ]
     shown["timelines"] = [
         {
@@ -133,9 +134,9 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
     return shown
 
 
-def _traffic(candidates: Sequence[Any], rows: int) -> list[dict[str, Any]]:
+def _traffic(drawn: Sequence[tuple[Candidate, Pipeline]], rows: int) -> list[dict[str, Any]]:
     titles = {"dram": "DRAM", "l2": "L2", "shared": "shared memory", "registers": "registers"}
-    levels = {c.strategy: traffic.traffic(c.pipeline, rows).levels() for c in candidates}
+    levels = {c.strategy: traffic.traffic(p, rows).levels() for c, p in drawn}
     return [
         {
             "title": title,

@@ -46,9 +46,9 @@ class Simulation:
         for region in analysis.regions:
             if region.plan is None:
                 continue
-            for candidate in facts.distinct(region.plan):
+            for candidate, pipeline in facts.distinct(region.plan):
                 progress(f"simulating {region.name}, {candidate.strategy}, on {device.name}")
-                outcome = simulate(candidate.pipeline, region.rows, device)
+                outcome = simulate(pipeline, region.rows, device)
                 chosen = candidate == region.plan.chosen
                 runs.append(Run(region.name, candidate.strategy, chosen, candidate.predicted_us, outcome))
         return cls(analysis, tuple(runs))
