@@ -168,3 +168,10 @@ def test_few_rows_are_spread_by_columns_over_twice_as_many_sms():
         return chosen.stages[0].placement.dim
 
     assert (shard(8192), shard(262_144)) == (1, 0)
+
+
+@pytest.mark.parametrize("name", sorted(devices.DEVICES))
+@pytest.mark.parametrize("make", [chain, nerf, edge_block], ids=lambda f: f.__name__)
+def test_every_strategy_has_a_prediction_on_every_device(name, make):
+    made = plan(make(), 65_536, devices.get(name), Options())
+    assert {c.strategy for c in made.candidates if c.predicted_us} == {"vertical", "spatial", "bulk", FALLBACK}

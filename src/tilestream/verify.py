@@ -179,7 +179,7 @@ def stages_fit_sm(launch: Pipeline, device: Device) -> None:
     from tilestream.schedule import footprint
 
     for stage in launch.stages:
-        need = footprint(stage, launch)
+        need = footprint(stage, launch, device.shared_bytes_per_cta)
         if need.shared_bytes > device.shared_bytes_per_cta:
             parts = " + ".join(f"{name} {size}" for name, size in need.parts if size)
             raise VerifyError(
