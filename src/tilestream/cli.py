@@ -12,15 +12,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 
 from tilestream.errors import OptionError, TilestreamError
+from tilestream.options import Options, parse
 from tilestream.progress import Progress
 from tilestream.report.explain import WIDTH
+
+if TYPE_CHECKING:
+    from tilestream.analysis import Analysis
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
@@ -77,7 +81,11 @@ def explain(
     from tilestream.report.explain import Report
 
     with Progress() as progress:
-        analysis = _analysed(model, rows, dtype, _options(strategy, device, target, queue_depth, cache), progress)
+        options = _options(strategy, device, target, queue_depth, cache)
+        if _where(target) == "cuda" and device is None:
+            analysis = _measured(model, rows, dtype, options, progress)
+        else:
+            analysis = _analysed(model, rows, dtype, options, progress)
         report = Report(analysis)
         if html is not None:
             from tilestream.report import html as page
@@ -251,14 +259,12 @@ def main() -> None:
     app()
 
 
-def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool):
-    from tilestream.options import parse
-
+def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool) -> Options:
     given = {"strategy": strategy, "device": device, "target": target, "queue_depth": queue_depth, "cache": cache}
     return parse(given)
 
 
-def _analysed(model: str, rows: int | None, dtype: str | None, options, progress: Progress):
+def _analysed(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:
     """Capture on the CPU with few rows, then plan for all of them: planning needs no data."""
     from tilestream import devices
     from tilestream.analysis import analyse
@@ -274,6 +280,17 @@ def _analysed(model: str, rows: int | None, dtype: str | None, options, progress
     if wanted is not None and wanted != workload.rows:
         analysis = replan(analysis, devices.get(analysis.device), wanted)
     return replace(analysis, model=workload.name)
+
+
+def _measured(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:
+    """Compile and run on the GPU, so that the candidates have measured times."""
+    from tilestream.apps.load import load
+    from tilestream.bench import measured
+
+    progress(f"loading {model}")
+    workload = load(model, rows, dtype, "cuda")
+    progress("compiling, and timing the candidates on the GPU")
+    return replace(measured(workload, options), model=workload.name)
 
 
 def _planned_rows(model: str, rows: int | None) -> int | None:

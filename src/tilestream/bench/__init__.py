@@ -115,6 +115,13 @@ def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) 
     return replace(analysis, device=device.name, regions=tuple(regions))
 
 
+def measured(workload: Workload, options: Options) -> Analysis:
+    """The analysis of a model after it has been compiled and run once, so that candidates have measured times."""
+    compiled = len(runtime.analyses())
+    arms_.make("tilestream", workload.module, workload.inputs, options)
+    return _as_used(analyse(workload.module, workload.inputs, options), runtime.analyses()[compiled:])
+
+
 def _as_used(analysis: Analysis, used: Sequence[RegionAnalysis]) -> Analysis:
     """The analysis with the plans that the compiled model runs, which hold what was measured."""
     by_program = {r.program: r for r in used}

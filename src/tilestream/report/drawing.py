@@ -126,7 +126,7 @@ def _lines(summary: str) -> list[tuple[str, str]]:
     for word in summary.split(", "):
         kind = "memory" if word.startswith(("load", "store")) else "linear" if word.startswith("linear") else "plain"
         text = word.replace(">", "→").replace("linear ", "").replace("(x", "(×") if kind == "linear" else word
-        made.append((kind, text if len(text) <= 23 else text[:22] + "…"))
+        made.append((kind, text if len(text) <= 22 else text[:21] + "…"))
     return made
 
 
