@@ -1,8 +1,6 @@
 // The kernel around the roles: which worker a CTA is, its barriers, and who does what.
 #pragma once
 
-#define TS_CONSTANT __constant__ const
-
 namespace ts {
 
 // The two warpgroups take turns on the tensor cores: one multiplies while the other runs its epilogue.

@@ -1,5 +1,5 @@
 // The machine, one primitive a function: barriers, bulk tensor copies, flags, proxies, warpgroup products.
-// Everything above this file is written against these names; host/machine.hpp implements them with threads.
+// Everything above this file is written against these names; host/ptx.cuh implements them with threads.
 // Shared-memory addresses are 32-bit shared addresses throughout: a generic pointer would turn the
 // epilogues' ld.shared into LD.E (measured: 480 against 450 us on the 8x256 chain).
 #pragma once
@@ -12,6 +12,12 @@ using u64 = unsigned long long;
 #define TS_LANES              // on the host: a loop over the 128 lanes t of a warpgroup
 #define TS_LANE lane_in_group()  // t
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
+#define TS_CONSTANT __constant__ const
+#define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define TS_PARAM __grid_constant__
+#define TS_SHARED(base)                               \
+  extern __shared__ __align__(1024) char ts_shared[]; \
+  const u32 base = (u32)__cvta_generic_to_shared(ts_shared)
 
 struct alignas(64) TensorMap {
   u64 opaque[16];
@@ -42,6 +48,9 @@ TS_DEV u64 now_ns() {
 }
 TS_DEV void trap() { asm volatile("trap;"); }
 TS_DEV void sync_cta() { __syncthreads(); }
+TS_DEV int cta_index() { return (int)blockIdx.x; }
+TS_DEV int cta_count() { return (int)gridDim.x; }
+TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
 
 // ---- shared memory
