@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from strategies import programs, tensors_for
 
 from tilestream import devices, reference
 from tilestream.errors import TilestreamError, VerifyError
-from tilestream.ir import Pipeline, Residency, Transport
+from tilestream.ir import Pipeline, Residency, Shard, Transport
 from tilestream.passes import (
     balance,
     choose_placement,
@@ -159,7 +160,7 @@ def test_bulk_gives_each_linear_a_kernel_with_its_epilogue():
 
 def test_bulk_folds_a_concatenation_that_is_too_wide_into_the_linear(monkeypatch):
     module = import_module("tilestream.passes.split_bulk")
-    monkeypatch.setattr(module, "narrowest", lambda stage, p, device: (stage, "too wide"))
+    monkeypatch.setattr(module, "narrowest", lambda alone, device: (Shard(1), "too wide"))
     assert kinds(split_bulk(edge_block(), H200))[0] == ["load", "load", "load", "cat", "linear", "relu"]
 
 
@@ -303,6 +304,13 @@ def test_balance_is_optimal(sms):
         need = sum(max(1, -int(-middle // rate[s.name])) for s in p.stages)
         low, high = (middle, high) if need <= sms else (low, middle)
     assert got == pytest.approx(low, rel=1e-6)
+
+
+def test_balance_where_memory_is_the_limit_still_shares_fairly():
+    slow_memory = replace(H200, dram_bytes_per_s=1e11)
+    p = split_spatial(chain(4), slow_memory)
+    replicas = [s.replicas for s in balance(p, slow_memory).stages]
+    assert max(replicas) - min(replicas) < 12
 
 
 def test_more_stages_than_sms_are_refused():

@@ -10,6 +10,8 @@ from tilestream.errors import VerifyError
 from tilestream.ir import TILE_ROWS, Pipeline
 from tilestream.traffic import dram_of, l2_of
 
+TIE_BREAK = 1e-3
+
 
 def balance(p: Pipeline, device: Device) -> Pipeline:
     """Replicas that maximise the tiles a second of each launch; every SM of the device is used.
@@ -43,17 +45,20 @@ def _solve(launch: Pipeline, device: Device) -> dict[str, int]:
     costs = [stage_cost(s, launch, device, sms=device.sms) for s in launch.stages]
     rates = np.array([c.tiles_per_step / c.step_s for c in costs])
     scale = rates.max()
-    rows = np.hstack([-np.diag(rates / scale), np.ones((n, 1))])
-    ceiling = memory_bound(launch, device) / scale
+    # Unknowns: replicas of each stage, the slowest stage's rate, and T. Where memory is the limit, T alone would
+    # leave the replicas open: the slowest stage's rate then decides among the solutions.
+    stage_rates = np.hstack([-np.diag(rates / scale), np.ones((n, 1)), np.zeros((n, 1))])
     constraints = [
-        LinearConstraint(rows, -np.inf, 0.0),
-        LinearConstraint(np.array([[1.0] * n + [0.0]]), device.sms, device.sms),
+        LinearConstraint(stage_rates, -np.inf, 0.0),
+        LinearConstraint(np.array([[0.0] * n + [-1.0, 1.0]]), -np.inf, 0.0),
+        LinearConstraint(np.array([[1.0] * n + [0.0, 0.0]]), device.sms, device.sms),
     ]
-    least, most = np.array([1.0] * n + [0.0]), np.array([float(device.sms)] * n + [ceiling])
+    least = np.array([1.0] * n + [0.0, 0.0])
+    most = np.array([float(device.sms)] * n + [np.inf, memory_bound(launch, device) / scale])
     solved = milp(
-        np.array([0.0] * n + [-1.0]),
+        np.array([0.0] * n + [-TIE_BREAK, -1.0]),
         constraints=constraints,
-        integrality=np.array([1] * n + [0]),
+        integrality=np.array([1] * n + [0, 0]),
         bounds=Bounds(least, most),  # pyright: ignore[reportArgumentType]  (arrays, whatever the stub says)
     )
     if solved.x is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilestream.devices import Device
 from tilestream.ir import Pipeline
-from tilestream.passes.fit import narrowest
+from tilestream.passes.fit import isolated, narrowest
 
 
 def choose_placement(p: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)) -> Pipeline:
@@ -13,4 +15,5 @@ def choose_placement(p: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)
     By rows (0), each warpgroup has a tile of its own and one's epilogue runs beside the other's products. By
     columns (1), a tile is done in half the time and twice as many SMs have work: better for few rows.
     """
-    return p.with_stages(tuple(narrowest(stage, p, device, dims)[0] for stage in p.stages))
+    alone = isolated(p)
+    return p.with_stages(tuple(replace(s, placement=narrowest(alone[s.name], device, dims)[0]) for s in p.stages))

@@ -11,9 +11,10 @@ from tilestream.passes.fit import isolated, problem
 
 def choose_residency(p: Pipeline, device: Device) -> Pipeline:
     """``RESIDENT`` for every stage whose weights then fit beside its tiles, else ``STREAMED``."""
+    alone = isolated(p)
     stages = []
     for stage in p.stages:
-        resident = replace(stage, residency=Residency.RESIDENT)
-        fits = any(op.kind == "linear" for op in stage.ops) and not problem(resident, isolated(stage.name, p), device)
-        stages.append(resident if fits else replace(stage, residency=Residency.STREAMED))
+        has_weights = any(op.kind == "linear" for op in stage.ops)
+        fits = has_weights and not problem(alone[stage.name], device, stage.placement, Residency.RESIDENT)
+        stages.append(replace(stage, residency=Residency.RESIDENT if fits else Residency.STREAMED))
     return p.with_stages(tuple(stages))

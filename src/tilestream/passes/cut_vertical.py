@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir import Pipeline, Transport
-from tilestream.passes.fit import narrowest
+from tilestream.passes.fit import isolated, narrowest
 from tilestream.passes.segments import Body, body, cut
 
 
@@ -59,5 +59,4 @@ def _reason(parts: Body, start: int, stop: int, device: Device) -> str:
     """Why the ops from ``start`` to ``stop`` do not fit one stage; empty if they do."""
     inner = [b for b in (start, stop) if 0 < b < len(parts.ops)]
     pipeline = cut(parts, inner, Transport.DRAM, "vertical")
-    stage = pipeline.stages[1 if start else 0]
-    return narrowest(stage, pipeline, device)[1]
+    return narrowest(isolated(pipeline)["s1" if start else "s0"], device)[1]

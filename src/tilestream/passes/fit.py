@@ -6,24 +6,20 @@ from dataclasses import replace
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir import Pipeline, Residency, Shard, Stage, Transport
+from tilestream.ir import Pipeline, Residency, Shard, Transport
 from tilestream.verify import stages_fit_sm, tiles_fit_registers
 
 
-def isolated(stage: str, p: Pipeline) -> Pipeline:
-    """The stage alone: what it takes is loaded from tensors, what it hands on is stored to tensors."""
+def isolated(p: Pipeline) -> dict[str, Pipeline]:
+    """Each stage by itself: what it takes is loaded from tensors, what it hands on is stored to tensors."""
     spilled = replace(p, queues=tuple(replace(q, transport=Transport.DRAM, depth=0) for q in p.queues))
-    launch = next(launch for launch in spilled.launches() if any(s.name == stage for s in launch.stages))
-    return launch.with_stages((launch.stage(stage),))  # stages that share no queue share a launch
+    # Stages that share no queue share a launch: take them apart too.
+    return {s.name: launch.with_stages((s,)) for launch in spilled.launches() for s in launch.stages}
 
 
-def problem(stage: Stage, alone: Pipeline, device: Device) -> str:
-    """Why ``stage``, with its placement and residency, does not fit one SM; empty if it does.
-
-    ``alone`` is ``isolated`` of it: there, only placement and residency are taken from ``stage``.
-    """
-    changed = replace(alone.stages[0], placement=stage.placement, residency=stage.residency)
-    pipeline = alone.with_stages((changed,))
+def problem(alone: Pipeline, device: Device, placement: Shard, residency: Residency) -> str:
+    """Why the stage of ``alone`` (see ``isolated``) does not fit one SM in this way; empty if it does."""
+    pipeline = alone.with_stages((replace(alone.stages[0], placement=placement, residency=residency),))
     try:
         tiles_fit_registers(pipeline)
         stages_fit_sm(pipeline, device)
@@ -32,16 +28,12 @@ def problem(stage: Stage, alone: Pipeline, device: Device) -> str:
     return ""
 
 
-def narrowest(stage: Stage, p: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)) -> tuple[Stage, str]:
-    """The stage, weights streamed, under the first of the placements that fits; and why none does.
-
-    If none does, the stage has the last of them.
-    """
-    alone = isolated(stage.name, p)
-    candidate, reason = stage, ""
+def narrowest(alone: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)) -> tuple[Shard, str]:
+    """The first of the placements under which the stage fits, weights streamed; the last and why not, if none does."""
+    placement, reason = Shard(dims[-1]), ""
     for dim in dims:
-        candidate = replace(stage, placement=Shard(dim), residency=Residency.STREAMED)
-        reason = problem(candidate, alone, device)
+        placement = Shard(dim)
+        reason = problem(alone, device, placement, Residency.STREAMED)
         if not reason:
             break
-    return candidate, reason
+    return placement, reason

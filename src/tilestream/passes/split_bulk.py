@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilestream.devices import Device
 from tilestream.ir import Pipeline, Transport
-from tilestream.passes.fit import narrowest
+from tilestream.passes.fit import isolated, narrowest
 from tilestream.passes.segments import Body, body, cut
 from tilestream.tileops import OPS
 
@@ -20,10 +20,11 @@ def split_bulk(program: Pipeline, device: Device) -> Pipeline:
     parts = body(program, cheap=("load",))
     cuts = _kernel_starts(parts)
     pipeline = cut(parts, cuts, Transport.DRAM, "bulk")
+    alone = isolated(pipeline)
     wide = {
         stage.name
         for stage in pipeline.stages[:-1]
-        if all(op.kind in ("load", "cat", "slice") for op in stage.ops) and narrowest(stage, pipeline, device)[1]
+        if all(op.kind in ("load", "cat", "slice") for op in stage.ops) and narrowest(alone[stage.name], device)[1]
     }
     if not wide:
         return pipeline

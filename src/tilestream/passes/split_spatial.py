@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilestream.cost import stage_cost
 from tilestream.devices import Device
@@ -35,35 +35,38 @@ def split_spatial(program: Pipeline, device: Device, layers_per_stage: int = 1) 
     heaviest = sorted((look.seconds for look in looks.values()), reverse=True)
     share = sum(heaviest[:layers_per_stage]) * SLACK
     cuts: list[int] = []
-    start, used = pieces[0][0], looks[pieces[0]].seconds
+    start, stage = pieces[0][0], looks[pieces[0]]
+    used = stage.seconds
     for piece in pieces[1:]:
-        joined = _look(parts, (start, piece[1]), device)
-        apart = _look(parts, (start, piece[0]), device)
-        keeps = joined.resident or layers_per_stage > 1 or not (apart.resident and looks[piece].resident)
-        if used + looks[piece].seconds <= share and joined.fits and keeps:
-            used += looks[piece].seconds
-        else:
-            cuts.append(piece[0])
-            start, used = piece[0], looks[piece].seconds
+        next_one = looks[piece]
+        if used + next_one.seconds <= share:
+            joined = _look(parts, (start, piece[1]), device)
+            keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
+            if joined.fits and keeps:
+                stage, used = joined, used + next_one.seconds
+                continue
+        cuts.append(piece[0])
+        start, stage, used = piece[0], next_one, next_one.seconds
     if not cuts:
         raise VerifyError(f"{layers_per_stage} layers a stage put the whole region into one stage", "use fewer")
     return cut(parts, cuts, Transport.L2, "spatial")
 
 
+@dataclass(frozen=True)
 class _Look:
-    """What a stage of some ops would be like: whether it fits, with weights resident, and seconds a tile."""
+    """What a stage of some ops would be like: whether it fits, with weights resident too, and seconds a tile."""
 
-    def __init__(self, fits: bool, resident: bool, seconds: float) -> None:
-        self.fits = fits
-        self.resident = resident
-        self.seconds = seconds
+    fits: bool
+    resident: bool
+    seconds: float
 
 
 def _look(parts: Body, piece: tuple[int, int], device: Device) -> _Look:
     inner = [b for b in piece if 0 < b < len(parts.ops)]
     pipeline = cut(parts, inner, Transport.DRAM, "spatial")
-    stage, reason = narrowest(pipeline.stages[1 if piece[0] else 0], pipeline, device)
-    alone = isolated(stage.name, pipeline)
-    resident = replace(stage, residency=Residency.RESIDENT)
-    cost = stage_cost(replace(alone.stages[0], placement=stage.placement, residency=Residency.RESIDENT), alone, device)
-    return _Look(not reason, not problem(resident, alone, device), cost.step_s / cost.tiles_per_step)
+    alone = isolated(pipeline)["s1" if piece[0] else "s0"]
+    placement, reason = narrowest(alone, device)
+    resident = not problem(alone, device, placement, Residency.RESIDENT)
+    stage = replace(alone.stages[0], placement=placement, residency=Residency.RESIDENT)
+    cost = stage_cost(stage, alone, device)
+    return _Look(not reason, resident, cost.step_s / cost.tiles_per_step)
