@@ -121,6 +121,7 @@ def test_bench_on_the_reference_machine(model: str, tmp_path) -> None:
         (("simulate", "nerf", "--device", "h2000"), "h200"),
         (("explain", "nerf", "--strategy", "spacial"), "did you mean 'spatial'"),
         (("explain", "nerf", "--strategy", "vertical", "--queue-depth", "4"), "contradicts"),
+        (("check", "chain", "--rows", "8", "--strategy", "spatial", "--queue-depth", "2"), "no legal spatial pipeline"),
         (("bench", "nerf", "--arms", "eager,fast"), "use some of eager"),
         (("check", "nerf", "--rows", "-1"), "--rows is -1"),
         (("explain", "{file}:make", "--json", "/proc/no/such/place.json"), "error:"),
@@ -132,6 +133,15 @@ def test_bad_input_is_one_line_and_exit_code_2(model: str, words: tuple[str, ...
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and says in errors[0]
     assert "Traceback" not in done.output
+
+
+def test_kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in ("check", "bench"):
+        done = run(command, "chain", "--rows", "8", "--target", "cuda")
+        assert done.exit_code == 2 and "no GPU" in done.stderr and "--target reference" in done.stderr
 
 
 def test_debug_shows_the_exception() -> None:

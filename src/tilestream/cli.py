@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 
-from tilestream.errors import OptionError, TilestreamError
+from tilestream.errors import DeviceError, OptionError, TilestreamError
 from tilestream.options import Options, parse
 from tilestream.progress import Progress
 from tilestream.report.explain import WIDTH
@@ -26,7 +25,11 @@ from tilestream.report.explain import WIDTH
 if TYPE_CHECKING:
     from tilestream.analysis import Analysis
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
+
+Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 CAPTURED_ROWS = 512
@@ -53,8 +56,9 @@ def _reported(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (TilestreamError, OSError) as error:
-            if kwargs.get("debug"):
+        except (TilestreamError, OSError, RuntimeError) as failure:
+            error = getattr(failure, "inner_exception", failure)  # torch.compile wraps what a back end raises
+            if kwargs.get("debug") or not isinstance(error, (TilestreamError, OSError)):
                 raise
             Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
             raise typer.Exit(2) from None
@@ -82,7 +86,7 @@ def explain(
 
     with Progress() as progress:
         options = _options(strategy, device, target, queue_depth, cache)
-        if _where(target) == "cuda" and device is None:
+        if device is None and target != "reference" and _where("auto") == "cuda":
             analysis = _measured(model, rows, dtype, options, progress)
         else:
             analysis = _analysed(model, rows, dtype, options, progress)
@@ -169,16 +173,19 @@ def check(
         workload = load(model, _rows_to_run(model, rows, on), dtype, on)
         progress("running eager and float64")
         oracle = accuracy.Oracle(workload.module, workload.inputs)
-        progress(f"running through tilestream, target {target}")
+        ran_on = "the reference machine" if on == "cpu" else "the GPU"
+        progress(f"running through tilestream on {ran_on}")
+        if on == "cpu":
+            options = options.with_(target="reference")
         arm = arms.make("tilestream", workload.module, workload.inputs, options)
         judged = oracle.judge(arm.run())
         same = accuracy.repeatable(arm.run)
     ok = judged.ok and same
     out.print(
-        f"{workload.name}, {workload.rows:,} rows: error {judged.error:.3e}, eager's own {judged.eager_error:.3e}, "
+        f"{workload.name}, {workload.rows:,} rows on {ran_on}: error {judged.error:.3e}, eager's own {judged.eager_error:.3e}, "
         f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}"
     )
-    facts = {"model": workload.name, "rows": workload.rows, "target": target, "ok": ok, "repeatable": same}
+    facts = {"model": workload.name, "rows": workload.rows, "ran_on": ran_on, "ok": ok, "repeatable": same}
     _write(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
     if not ok:
         raise typer.Exit(1)
@@ -309,6 +316,15 @@ def _rows_to_run(model: str, rows: int | None, on: str) -> int | None:
 
 
 def _where(target: str) -> str:
+    """Where a model is run for ``target``: ``cuda`` or ``cpu``.
+
+    Raises:
+        DeviceError: kernels are asked for and there is no GPU.
+    """
+    import torch
+
+    if target == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("--target cuda was given, and torch sees no GPU", "use --target reference, or leave it out")
     return "cuda" if torch.cuda.is_available() and target != "reference" else "cpu"
 
 
