@@ -56,6 +56,7 @@ UNARY: dict[str, Case] = {
     "leaky_relu": _unary(lambda x: F.leaky_relu(x, 0.2)),
     "hardswish_hardsigmoid": _unary(lambda x: F.hardswish(4 * x) + F.hardsigmoid(4 * x)),
     "mish_logsigmoid": _unary(lambda x: F.mish(x) + F.logsigmoid(x)),
+    "elu_selu": _unary(lambda x: F.elu(x, 0.5) + F.selu(x) + F.celu(x, 2.0)),
     "glu": _unary(F.glu, 26),
     "casts": _unary(lambda x: (x.float() * 1.5).to(x.dtype).contiguous().clone()),
     "dropout": _unary(lambda x: F.dropout(x, 0.5, training=False)),
@@ -127,6 +128,15 @@ FEATURES: dict[str, Case] = {
     "log_softmax": (Fn(lambda m, x: m.layers[0](x).log_softmax(-1), linear(9, 13)), ((37, 9),)),
     "softmax_float": (Fn(lambda m, x: m.layers[0](x).softmax(-1, dtype=torch.float32), linear(9, 13)), ((37, 9),)),
 }
+
+FEATURES["batch_norm"] = (
+    Fn(lambda m, x: m.layers[1](m.layers[0](x)).relu(), linear(9, 13), nn.BatchNorm1d(13).eval()),
+    ((37, 9),),
+)
+FEATURES["einsum"] = (
+    Fn(lambda m, x: m.layers[0](torch.einsum("bnd,df->bnf", x, m.w).relu()), linear(13, 5), w=(9, 13)),
+    ((3, 7, 9),),
+)
 
 SHAPES: dict[str, Case] = {
     "vector_input": (linear(9, 13), ((9,),)),

@@ -49,9 +49,7 @@ def test_modules_on_the_gpu(name: str, strategy: str):
     module, shapes = ALL[name]
     module = module.to("cuda", torch.bfloat16)
     try:
-        check(
-            module, [torch.randn(s).to("cuda", torch.bfloat16) for s in shapes], strategy=strategy, measure=False
-        )
+        check(module, [torch.randn(s).to("cuda", torch.bfloat16) for s in shapes], strategy=strategy, measure=False)
     finally:
         module.to("cpu")
 

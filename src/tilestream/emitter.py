@@ -17,6 +17,10 @@ MAX_FEATURES = 512
 """Widest linear result, and widest computed tile, of one stage: two warpgroups of 256 columns."""
 
 
+Steps = tuple[tuple[str | int | float, ...], ...]
+"""What is done to a tensor before the program sees it; the words are those of ``Binding``."""
+
+
 class Unsupported(Exception):
     """A node that cannot be a tile op; the text says why. Never leaves the front end."""
 
@@ -42,14 +46,15 @@ class Value:
 class Binding:
     """How a tensor of the program is made from an fx node.
 
-    ``steps`` are applied in order to the node's tensor: ``("t",)`` transposes, ``("rows", a, b)``
-    takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``, ``("vector", n)`` to ``[n]``,
-    ``("scalar",)`` to ``[]``.
+    ``steps`` are applied in order to the node's tensor: ``("matrix",)`` drops a leading 1, ``("t",)``
+    transposes, ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``,
+    ``("vector", n)`` to ``[n]``, ``("scalar",)`` to ``[]``, and ``("rstd", eps)`` makes ``1 / sqrt(x + eps)``
+    in fp32 of a variance.
     """
 
     tensor: str
     node: fx.Node
-    steps: tuple[tuple[str | int, ...], ...]
+    steps: Steps
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Emitter:
     tile_nodes: set[fx.Node] = field(default_factory=set)
     deferred: dict[str, fx.Node] = field(default_factory=dict)
     _loads: dict[tuple[fx.Node, int], Tile] = field(default_factory=dict)
-    _bound: dict[tuple[fx.Node, tuple[tuple[str | int, ...], ...]], str] = field(default_factory=dict)
+    _bound: dict[tuple[fx.Node, Steps], str] = field(default_factory=dict)
     _source: str = ""
     _device: torch.device | None = None
 
@@ -147,12 +152,12 @@ class Emitter:
         known = self._known(node)
         if known and known.rows == frame.rows and known.dropped == frame.dropped:
             if known.tile.features in (1, frame.features):
-                return self._rows(node, known.tile.features)
+                return self._rows(node, known.tile.features, frame.rows)
         elif fake.dim() and (frame.rows != 1 or fake.dim() == frame.rank):
             if product(fake.shape[:-1]) == frame.rows and not frame.dropped and _one_of(fake.shape[-1], frame.features):
-                return self._rows(node, _features(fake.shape[-1]))
+                return self._rows(node, _features(fake.shape[-1]), frame.rows)
             if frame.dropped and product(fake.shape) == frame.rows and fake.dim() == frame.rank:
-                return self._rows(node, 1)
+                return self._rows(node, 1, frame.rows)
         if product(fake.shape) == 1:
             return self.parameter(node, (("scalar",),), ())
         if not frame.dropped and product(fake.shape[:-1]) == 1 and _one_of(fake.shape[-1], frame.features):
@@ -173,10 +178,12 @@ class Emitter:
         size = _features(fake.shape[-1]) if fake.dim() else 1
         return self.parameter(node, (("vector", size),), (size,))
 
-    def _rows(self, node: fx.Node, features: int) -> Tile:
+    def _rows(self, node: fx.Node, features: int, rows: sympy.Expr) -> Tile:
         self.tile_nodes.add(node)
         own = self.values.get(node)
         if own is not None:
+            if own.tile.features != features or own.rows != rows:
+                raise Unsupported("takes other rows of a value of the region")
             return own.tile
         if self.members is not None and node in self.members:
             raise Unsupported("its operand is defined later in the region")
@@ -191,8 +198,8 @@ class Emitter:
             self._loads[key] = tile
         return self._loads[key]
 
-    def parameter(self, node: object, steps: tuple[tuple[str | int, ...], ...], shape: tuple[int, ...]) -> str:
-        """The name of a whole operand that every tile uses."""
+    def parameter(self, node: object, steps: Steps, shape: tuple[int, ...], dtype: str = "") -> str:
+        """The name of a whole operand that every tile uses; ``dtype`` is the node's own if not given."""
         if not isinstance(node, fx.Node):
             raise Unsupported("a parameter is not a tensor")
         self.parameter_nodes.add(node)
@@ -203,7 +210,7 @@ class Emitter:
             self._check_device(node)
             kind = "w" if len(shape) == 2 else "v"
             name = f"{kind}{len(self.parameters)}"
-            self._tensor(Tensor(name, Role.PARAMETER, shape, dtype_of(node)))
+            self._tensor(Tensor(name, Role.PARAMETER, shape, dtype or dtype_of(node)))
             self.parameters.append(Binding(name, node, steps))
             self._bound[key] = name
         return self._bound[key]

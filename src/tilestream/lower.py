@@ -12,18 +12,19 @@ from torch import fx
 from tilestream import aten
 from tilestream.aten.nodes import is_sym, is_view, name
 from tilestream.capture import expression, hint, product, source, value
-from tilestream.emitter import Emitter, Unsupported, Value
+from tilestream.emitter import Emitter, Steps, Unsupported, Value
 from tilestream.ir import Pipeline, Role, Stage, Tensor, TileOp
 from tilestream.peephole import fuse_rms_norm
 
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a tensor of the program comes from: argument ``index`` of the region, after ``steps``."""
+    """Where a tensor of the program comes from: argument ``index`` (of ``dtype``) of the region, after ``steps``."""
 
     tensor: str
     index: int
-    steps: tuple[tuple[str | int, ...], ...]
+    steps: Steps
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,10 @@ def lower(
     bound = dict.fromkeys(b.node for b in (*e.inputs, *e.parameters))
     graph, arguments = extract(owner, outputs, bound)
     position = {node: index for index, node in enumerate(arguments)}
-    operands = {b.tensor: Operand(b.tensor, position[b.node], b.steps) for b in (*e.inputs, *e.parameters)}
+    operands = {
+        b.tensor: Operand(b.tensor, position[b.node], b.steps, b.node.meta["val"].dtype)
+        for b in (*e.inputs, *e.parameters)
+    }
     program = Pipeline(title, tuple(e.tensors.values()), (Stage("all", fuse_rms_norm(tuple(e.ops))),), ())
     first = e.inputs[0]
     fake = value(first.node)

@@ -14,6 +14,7 @@ from tilestream import fallback
 from tilestream.analysis import RegionAnalysis
 from tilestream.capture import TORCH_DTYPES
 from tilestream.devices import Device
+from tilestream.emitter import Steps
 from tilestream.errors import InputError, PlanError, TilestreamError
 from tilestream.ir import Pipeline
 from tilestream.lower import Operand, Region, Result
@@ -104,6 +105,8 @@ def compile_region(region: Region, options: Options, target: Target) -> fallback
         TilestreamError: with ``fallback=False``: why the region cannot run as a pipeline.
     """
     problem, found, pipeline = "", None, None
+    if region.rows == 0:
+        return fallback.eager(region.graph)  # nothing to plan for: every result is empty
     try:
         found = plan(region, options, target)
         pipeline = choose(found, target).pipeline
@@ -162,11 +165,10 @@ class RegionCall:
 
     def _bind(self, operand: Operand, values: Sequence[Any]) -> torch.Tensor:
         tensor = values[operand.index]
-        declared = self.region.program.tensor(operand.tensor)
-        if tensor.dtype != TORCH_DTYPES[declared.dtype] or tensor.device.type != self.region.device.type:
+        if tensor.dtype != operand.dtype or tensor.device.type != self.region.device.type:
             raise InputError(
                 f"{self.region.name}: {operand.tensor!r} is {tensor.dtype} on {tensor.device}, "
-                f"compiled for {TORCH_DTYPES[declared.dtype]} on {self.region.device}",
+                f"compiled for {operand.dtype} on {self.region.device}",
                 "call torch.compile again for the new kind of input",
             )
         return bind(tensor, operand.steps)
@@ -182,12 +184,14 @@ class RegionCall:
         return torch.empty(concrete(result.shape, sizes, 0), dtype=dtype, device=self.region.device)
 
 
-def bind(tensor: torch.Tensor, steps: tuple[tuple[str | int, ...], ...]) -> torch.Tensor:
+def bind(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
     """Apply the steps of an operand; the result is contiguous, and on a GPU aligned to 16 bytes for TMA."""
     tensor = tensor.detach()
     for what, *numbers in steps:
         if what == "t":
             tensor = tensor.t()
+        elif what == "matrix":
+            tensor = tensor[0]
         elif what == "rows":
             first, last = numbers
             tensor = tensor[int(first) : int(last)]
@@ -196,6 +200,8 @@ def bind(tensor: torch.Tensor, steps: tuple[tuple[str | int, ...], ...]) -> torc
             tensor = tensor.reshape(tensor.numel() // features, features)
         elif what == "vector":
             tensor = tensor.reshape(int(numbers[0]))
+        elif what == "rstd":
+            tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
         else:
             tensor = tensor.reshape(())
     tensor = tensor.contiguous()

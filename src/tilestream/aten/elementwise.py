@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
 from tilestream.aten.nodes import argument, number, packet
-from tilestream.capture import expression, product, value
+from tilestream.capture import DTYPES, expression, product, same_size, value
 from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
 from tilestream.ir import Tile
 
@@ -60,9 +62,77 @@ def identity(e: Emitter, node: fx.Node) -> Value:
     tile = e.tile(x)
     if fake.dim() and product(fake.shape[:-1]) == own.rows and expression(fake.shape[-1]) == own.features:
         return Value(tile, own.rows)
-    if own.features == 1 and product(fake.shape) == own.rows:
+    if own.features == 1 and product(fake.shape) == own.rows and _drops(x, fake):
         return Value(tile, own.rows, dropped=True)
     raise Unsupported("changes which elements make a row")
+
+
+def _drops(x: object, result: torch.Tensor) -> bool:
+    """Whether a view of a column only leaves its last dimension out, or has none to leave out."""
+    before = value(x) if isinstance(x, fx.Node) else None
+    if before is None or not same_size(before.shape[-1], 1) or before.dim() != result.dim() + 1:
+        return before is not None and not same_size(before.shape[-1], 1)
+    return all(same_size(a, b) for a, b in zip(before.shape, result.shape, strict=False))
+
+
+def permute(e: Emitter, node: fx.Node) -> Value:
+    """A permutation that moves only dimensions of size 1: no operation at all."""
+    x = node.args[0]
+    before = value(x) if isinstance(x, fx.Node) else None
+    if before is None:
+        raise Unsupported("an operand is not a tensor")
+    dims = list(range(before.dim()))
+    if packet(node) is aten.permute:
+        order = argument(node, 1, "dims")
+        dims = [int(d) % before.dim() for d in order] if isinstance(order, list | tuple) else dims
+    elif before.dim() > 1:
+        a, b = (0, 1) if packet(node) is aten.t else (int(str(d)) % before.dim() for d in node.args[1:3])
+        dims[a], dims[b] = dims[b], dims[a]
+    wide = [d for d in dims if not same_size(before.shape[d], 1)]
+    if wide != sorted(wide):
+        raise Unsupported("permutes rows or features")
+    own = e.natural(x)
+    return Value(e.tile(x), own.rows, own.dropped)
+
+
+def elu(e: Emitter, node: fx.Node) -> Value:
+    """``elu``, ``selu``, ``celu``: scale max(x, 0) + alpha scale (exp(input_scale min(x, 0)) - 1)."""
+    alpha, scale = number(node, 1, "alpha", 1.0), number(node, 2, "scale", 1.0)
+    inner = number(node, 3, "input_scale", 1.0)
+    if packet(node) is aten.celu:
+        inner = 1.0 / alpha
+    frame = e.natural(node.args[0])
+    x = e.tile(node.args[0])
+    low: Tile = e.binary("minimum", x, 0.0, frame.features, "f32")
+    for kind, scalar in (("mul", inner), ("exp", None), ("sub", 1.0), ("mul", alpha * scale)):
+        if scalar is None:
+            low = e.emit(kind, frame.features, "f32", (low,))
+        elif (kind, scalar) != ("mul", 1.0):
+            low = e.binary(kind, low, scalar, frame.features, "f32")
+    high = e.binary("maximum", x, 0.0, frame.features, "f32")
+    if scale != 1.0:
+        high = e.binary("mul", high, scale, frame.features, "f32")
+    return Value(e.binary("add", high, low, frame.features, dtype_of(node)), frame.rows, frame.dropped)
+
+
+def batch_norm(e: Emitter, node: fx.Node) -> Value:
+    """BatchNorm with running statistics on ``[rows, features]``: vectors only."""
+    x, scale, shift, mean, variance = node.args[:5]
+    fake = value(x) if isinstance(x, fx.Node) else None
+    if fake is None or fake.dim() != 2:
+        raise Unsupported("its channels are not the last dimension")
+    if any(u.target is not operator.getitem or u.args[1] != 0 for u in node.users):
+        raise Unsupported("its statistics are used too")
+    frame = e.natural(x)
+    vector = ("vector", frame.features)
+    rstd = e.parameter(variance, (vector, ("rstd", number(node, 6, "eps", 1e-5))), (frame.features,), "f32")
+    dtype = DTYPES[node.meta["val"][0].dtype]
+    tile = e.binary("sub", e.tile(x), e.vector(mean), frame.features, "f32")
+    tile = e.binary("mul", tile, rstd, frame.features, "f32")
+    for kind, other in (("mul", scale), ("add", shift)):
+        if other is not None:
+            tile = e.binary(kind, tile, e.vector(other), frame.features, "f32")
+    return Value(e.emit("cast", frame.features, dtype, (tile,)), frame.rows, frame.dropped)
 
 
 def binary(e: Emitter, node: fx.Node, kind: str, left: object, right: object) -> Value:

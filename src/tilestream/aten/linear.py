@@ -6,8 +6,8 @@ import torch
 from torch import fx
 
 from tilestream.aten.nodes import argument, number, packet
-from tilestream.capture import product, value
-from tilestream.emitter import MAX_FEATURES, Emitter, Frame, Unsupported, Value, dtype_of
+from tilestream.capture import product, same_size, value
+from tilestream.emitter import MAX_FEATURES, Emitter, Frame, Steps, Unsupported, Value, dtype_of
 from tilestream.ir import Tile
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def weight(node: object) -> tuple[fx.Node, bool]:
 
 
 def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Value:
-    """``mm``, ``addmm`` and ``linear``; ``rows`` takes a part of the weight's rows only."""
+    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix; ``rows`` takes a part of the weight's rows only."""
     kind = packet(node)
     bias = node.args[0] if kind is aten.addmm else argument(node, 2, "bias") if kind is aten.linear else None
     x, matrix = node.args[1:3] if kind is aten.addmm else node.args[:2]
@@ -36,9 +36,11 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Va
         raise Unsupported("addmm with alpha or beta")
     assert isinstance(stored, fx.Node)
     fake = value(stored)
-    if fake is None or fake.dim() != 2:
+    if fake is None or fake.dim() != (3 if kind is aten.bmm else 2):
         raise Unsupported("the weight is not a matrix")
-    outs, ins = fake.shape if straight else reversed(fake.shape)
+    if kind is aten.bmm and not same_size(fake.shape[0], 1):
+        raise Unsupported("a batch of matrices: rows do not share one weight")
+    outs, ins = fake.shape[-2:] if straight else reversed(fake.shape[-2:])
     if not isinstance(outs, int) or not isinstance(ins, int):
         raise Unsupported("the weight's size is dynamic")
     if outs < 1 or ins < 1:
@@ -48,7 +50,9 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Va
     if frame.dropped:
         raise Unsupported("its rows have no feature dimension")
     first, last = rows or (0, outs)
-    steps = () if straight else (("t",),)
+    steps: Steps = () if straight else (("t",),)
+    if kind is aten.bmm:
+        steps = (("matrix",), *steps)
     if rows is not None:
         steps = (*steps, ("rows", first, last))
     tile = e.tile(x)

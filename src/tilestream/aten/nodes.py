@@ -13,7 +13,7 @@ from tilestream.emitter import Unsupported
 
 aten = torch.ops.aten
 
-MATMULS = {aten.mm, aten.addmm, aten.linear}
+MATMULS = {aten.mm, aten.addmm, aten.linear, aten.bmm}
 """Operators that apply a weight to rows."""
 
 VIEWS = {
