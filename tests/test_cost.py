@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from tilestream.cost import predict, stage_cost, traffic
 from tilestream.ir import Pipeline, Queue, Residency, Role, Shard, Transport
 from tilestream.options import Options
 from tilestream.passes import split_bulk, split_spatial
-from tilestream.planner import plan
+from tilestream.planner import FALLBACK, plan
 from tilestream.traffic import l2_of
 from tilestream.work import bytes_of, padded_flops, phases, steps_of
 
@@ -203,3 +205,26 @@ def test_skip_queues_do_not_confuse_the_order_of_stages():
     shuffled = spatial.with_stages(tuple(reversed(spatial.stages)), spatial.queues)
     assert predict(shuffled, 65_536, H200).us == pytest.approx(predict(spatial, 65_536, H200).us)
     assert all(isinstance(q, Queue) for q in shuffled.queues)
+
+
+CASES = {
+    "8 x 256 linear+ReLU, 262,144 rows": (chain(8), 262_144),
+    "NeRF, 262,144 points": (nerf(), 262_144),
+    "NeRF, 16,384 points": (nerf(), 16_384),
+    "MLP 384-128-128-128 + LayerNorm + residual, 262,144 rows": (edge_block(), 262_144),
+    "the same, 32,768 rows": (edge_block(), 32_768),
+    "MLP 1536-512-512 + SiLU + LayerNorm + residual, 327,680 rows": (edge_block(512, 2, "silu"), 327_680),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_table_of_predictions_in_the_docs_is_current(case):
+    program, rows = CASES[case]
+    text = (Path(__file__).parent.parent / "docs" / "strategies.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith(f"| {case} |") and line.count("|") == 6)
+    written = [float(re.findall(r"[\d.]+", cell)[0]) for cell in line.split("|")[2:6]]
+    made = plan(program, rows, H200, Options()).candidates
+    vertical = min(c.predicted_us for c in made if c.strategy == "vertical" and c.predicted_us)
+    spatial = [c.predicted_us for c in made if c.strategy == "spatial" and c.predicted_us]
+    library = next(c.predicted_us for c in made if c.strategy == FALLBACK)
+    assert written == [pytest.approx(v, abs=0.51) for v in (vertical, spatial[0], min(spatial), library)]
