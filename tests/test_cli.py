@@ -87,7 +87,13 @@ def test_check_is_0_within_the_tolerance(model: str, tmp_path) -> None:
     done = run("check", model, "--target", "reference", "--json", str(tmp_path / "c.json"))
     assert done.exit_code == 0, done.output
     made = json.loads((tmp_path / "c.json").read_text())
+    assert set(made["regions"].values()) == {"vertical"}
     assert made["ok"] and made["repeatable"] and 0 < made["error"]
+
+
+def test_check_says_where_a_region_went_to_inductor(model: str) -> None:
+    done = run("check", model, "--strategy", "spatial", "--queue-depth", "2", "--target", "reference")
+    assert done.exit_code == 0 and "region0: inductor" in done.output
 
 
 def test_check_is_1_where_a_result_is_wrong(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +127,6 @@ def test_bench_on_the_reference_machine(model: str, tmp_path) -> None:
         (("simulate", "nerf", "--device", "h2000"), "h200"),
         (("explain", "nerf", "--strategy", "spacial"), "did you mean 'spatial'"),
         (("explain", "nerf", "--strategy", "vertical", "--queue-depth", "4"), "contradicts"),
-        (("check", "chain", "--rows", "8", "--strategy", "spatial", "--queue-depth", "2"), "no legal spatial pipeline"),
         (("bench", "nerf", "--arms", "eager,fast"), "use some of eager"),
         (("check", "nerf", "--rows", "-1"), "--rows is -1"),
         (("explain", "{file}:make", "--json", "/proc/no/such/place.json"), "error:"),

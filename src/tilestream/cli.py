@@ -23,7 +23,7 @@ from tilestream.progress import Progress
 from tilestream.report.explain import WIDTH
 
 if TYPE_CHECKING:
-    from tilestream.analysis import Analysis
+    from tilestream.analysis import Analysis, RegionAnalysis
 
 HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
 
@@ -163,6 +163,7 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Run the model and hold it against float64: exit code 0 only if within twice eager's own error."""
+    from tilestream import runtime
     from tilestream.apps.load import load
     from tilestream.bench import accuracy, arms
 
@@ -177,15 +178,26 @@ def check(
         progress(f"running through tilestream on {ran_on}")
         if on == "cpu":
             options = options.with_(target="reference")
+        compiled = len(runtime.analyses())
         arm = arms.make("tilestream", workload.module, workload.inputs, options)
         judged = oracle.judge(arm.run())
         same = accuracy.repeatable(arm.run)
+        regions = {r.name: _ran(r) for r in runtime.analyses()[compiled:]}
     ok = judged.ok and same
     out.print(
-        f"{workload.name}, {workload.rows:,} rows on {ran_on}: error {judged.error:.3e}, eager's own {judged.eager_error:.3e}, "
+        f"{workload.name}, {workload.rows:,} rows on {ran_on}: error {judged.error:.3e}, "
+        f"eager's own {judged.eager_error:.3e}, "
         f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}"
     )
-    facts = {"model": workload.name, "rows": workload.rows, "ran_on": ran_on, "ok": ok, "repeatable": same}
+    out.print("; ".join(f"{name}: {how}" for name, how in regions.items()) or "no region: everything ran on Inductor")
+    facts = {
+        "regions": regions,
+        "model": workload.name,
+        "rows": workload.rows,
+        "ran_on": ran_on,
+        "ok": ok,
+        "repeatable": same,
+    }
     _write(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
     if not ok:
         raise typer.Exit(1)
@@ -259,6 +271,13 @@ def demo(
     _write(json_, result)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def _ran(region: RegionAnalysis) -> str:
+    """The strategy of the pipeline that a region ran as, or ``inductor``."""
+    if region.plan is None or region.plan.chosen.pipeline is None:
+        return "inductor"
+    return region.plan.chosen.strategy
 
 
 def main() -> None:
