@@ -125,9 +125,5 @@ def _shared(stage: Stage, launch: Pipeline, rows: int) -> int:
             loads = stage.replicas if stage.residency is Residency.RESIDENT else steps
             total += 2 * rows * tiles[op.ins[0]].bytes // TILE_ROWS + weight * (count + loads)
         elif op.kind in ("load", "store"):
-            total += rows * width(op, tiles) * DTYPE_BYTES[_dtype(stage, op, launch)]
+            total += rows * width(op, tiles) * DTYPE_BYTES[launch.tensor(op.params[0]).dtype]
     return total
-
-
-def _dtype(stage: Stage, op, launch: Pipeline) -> str:
-    return launch.tensor(op.params[0]).dtype

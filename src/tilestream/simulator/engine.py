@@ -48,6 +48,8 @@ class Worker:
     loaded_at: float = 0.0
     started_at: float = 0.0
     worked_until: float = 0.0
+    moved_at: float = 0.0  # when its work is done and its bytes have moved
+    blocked_on: str = ""
     waited: dict[str, float] = field(default_factory=dict)
 
 
@@ -108,8 +110,7 @@ class Launch:
             now, kind, index = heapq.heappop(self._events)
             (self._start, self._finish)[kind](self.workers[index], now)
         self._check_done()
-        done = max((r.end for r in self.records), default=self.device.launch_s)
-        return max(done, self.dram.free_at)
+        return max(self.dram.free_at, *(worker.free_at for worker in self.workers))
 
     def _check_done(self) -> None:
         stuck = [w for w in self.workers if w.step < self.steps[w.stage]]
@@ -156,12 +157,13 @@ class Launch:
         worker.worked_until = now + self.step_s[stage]
         if moved > worker.worked_until:
             worker.waited["l2"] = worker.waited.get("l2", 0.0) + moved - worker.worked_until
-        heapq.heappush(self._events, (max(worker.worked_until, moved), 1, worker.index))
+        worker.moved_at = max(worker.worked_until, moved)
+        heapq.heappush(self._events, (worker.moved_at, 1, worker.index))
 
     def _finish(self, worker: Worker, now: float) -> None:
         """End the step at ``now`` or when there is room; sleep if the room's time is not known yet."""
         tiles = self._tiles(worker)
-        at, full = now, ""
+        at = now
         for number in self.outs[worker.stage]:
             ring = self.queues[number]
             for tile in tiles:
@@ -170,13 +172,13 @@ class Launch:
                     continue
                 if ring.taken[old] < ring.consumers:
                     self._sleeping[number, "room", old].append(worker.index)
+                    worker.blocked_on = f"{ring.tile} full"
                     return
                 if ring.freed[old] > at:
-                    at, full = ring.freed[old], f"{ring.tile} full"
-        if full or at > worker.worked_until:
-            name = full or "queue full"
-            worker.waited[name] = worker.waited.get(name, 0.0) + at - now
-        self._record(worker, at)
+                    at, worker.blocked_on = ring.freed[old], f"{ring.tile} full"
+        if at > worker.moved_at:
+            worker.waited[worker.blocked_on] = at - worker.moved_at
+        self._record(worker)
         woken = []
         for number in self.outs[worker.stage]:
             ring = self.queues[number]
@@ -197,17 +199,14 @@ class Launch:
             self._try_start(worker)
         for index, finishing in woken:
             if finishing:
-                heapq.heappush(self._events, (max(at, self.workers[index].worked_until), 1, index))
+                heapq.heappush(self._events, (max(at, self.workers[index].moved_at), 1, index))
             else:
                 self._try_start(self.workers[index])
 
-    def _record(self, worker: Worker, end: float) -> None:
-        waited_for = max(worker.waited, key=lambda name: worker.waited[name]) if worker.waited else ""
+    def _record(self, worker: Worker) -> None:
         total = sum(worker.waited.values())
-        start = worker.started_at
-        self.records.append(
-            Record(worker, worker.step, start, max(worker.worked_until, start), total, waited_for if total > 0 else "")
-        )
+        reason = max(worker.waited, key=lambda name: worker.waited[name]) if total > 0 else ""
+        self.records.append(Record(worker, worker.step, worker.started_at, worker.worked_until, total, reason))
         worker.waited = {}
 
 
