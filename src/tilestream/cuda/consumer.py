@@ -12,7 +12,6 @@ from tilestream.schedule.layout import Layout
 from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Segment, Step, ceil_to
 
 _POINTER = re.compile(r"@P(\d+)@")
-TURN_FEATURES = 64  # narrower products are too short to be worth a turn
 
 
 class ConsumerEmitter:
@@ -29,7 +28,6 @@ class ConsumerEmitter:
         self.credits = 0
         self.reduces = 0
         self.rows: set[str] = set()
-        self.turns = 0
         self.last_use = self._last_queue_uses()
 
     # -- the whole body
@@ -67,18 +65,12 @@ class ConsumerEmitter:
             if step.gemm:
                 for seg in step.gemm.segments:
                     if seg.place is Place.STREAM and self.s.streams[seg.tile].queue:
-                        last[self._queue_of(seg.tile)] = (step.index, -1, seg.tile)
+                        last[self.s.streams[seg.tile].queue] = (step.index, -1, seg.tile)
             for k, phase in enumerate(step.phases):
                 for t in phase.streams:
                     if self.s.streams[t].queue:
-                        last[self._queue_of(t)] = (step.index, k, t)
+                        last[self.s.streams[t].queue] = (step.index, k, t)
         return last
-
-    def _queue_of(self, tile: str) -> str:
-        names = {q.tile for q in self.tables.queues}
-        while tile not in names:
-            tile = next(op.ins[0] for op in self.s.stage.ops if op.out is not None and op.out.name == tile)
-        return tile
 
     def _credits(self, step: int, phase: int) -> list[str]:
         lines = []
@@ -107,7 +99,7 @@ class ConsumerEmitter:
         if step.gemm is not None:
             out += self._gemm(step, step.gemm, blocks, width)
         for k, phase in enumerate(step.phases):
-            out += self._phase(step, k, phase, blocks, width)
+            out += ["  {", *self._phase(step, k, phase, blocks, width), "  }"]
         out.append("}")
         return "\n".join("    " + line for line in out)
 
@@ -119,9 +111,6 @@ class ConsumerEmitter:
             out.append(f"  start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>(acc, {self._pointer('vector', gemm.bias)}, col0);")
         else:
             out.append("  start_from_zero(acc);")
-        turn = not self.split and gemm.features >= TURN_FEATURES
-        if turn:
-            out.append("  turn.wait();")
         out.append("  pin(acc);")
         idle = self.split and gemm.features <= width  # no columns for the second warpgroup
         streamed = [s for s in gemm.segments if s.place is Place.STREAM]
@@ -144,9 +133,6 @@ class ConsumerEmitter:
         if was_stream:
             tail.append("in.release();")
         tail.append("pages.release();")
-        if turn:
-            body.append("turn.pass();")
-            self.turns += 1
         if idle:
             stream_chunks = sum(s.chunks(self.s.chunk_columns) for s in streamed)
             out.append("  if (g == 0) {")

@@ -38,7 +38,6 @@ class StageKind:
     two_publishers: bool
     declarations: str
     body: str
-    turns: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def emit(pipeline: Pipeline) -> KernelSource:
         kind = StageKind(
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
-            emitter.declarations(), body, emitter.turns > 0,
+            emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in kinds if _same(k, kind)), None)
         if same is None:

@@ -175,10 +175,7 @@ def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: 
     columns = schedule.chunk_columns
     element = DTYPE_BYTES[schedule.dtype]
     if stream.queue:
-        base = stream.tile
-        q = next((i for i, q in enumerate(tables.queues) if q.tile == base), None)
-        if q is None:  # a slice of a queue's tile
-            q = tables.queue(_base_queue(schedule, tile, tables))
+        q = tables.queue(stream.queue)
         spec = tables.queues[q]
         index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64))
         tables.load_ops.append((index, stream.start + column, q, 0, 0, 0, 0, again))
@@ -193,15 +190,6 @@ def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: 
         pointer = tables.pointer("input", stream.tensor)
         padded = min(columns, ceil_to(valid, columns // 4))
         tables.load_ops.append((-1, stream.start + column, -1, pointer, tensor.features, valid, padded, again))
-
-
-def _base_queue(schedule: Schedule, tile: str, tables: Tables) -> str:
-    names = {q.tile for q in tables.queues}
-    for op in schedule.stage.ops:
-        if op.out is not None and op.out.name == tile:
-            base = op.ins[0]
-            return base if base in names else _base_queue(schedule, base, tables)
-    return tile
 
 
 def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline, at: StageTables) -> None:

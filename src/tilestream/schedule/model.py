@@ -25,12 +25,12 @@ class Place(StrEnum):
 
 @dataclass(frozen=True)
 class Stream:
-    """A tile that comes from an input tensor or a queue; ``start`` is its first column there."""
+    """A tile that comes from an input ``tensor`` or from the ``queue`` of a tile; ``start`` is its first column there."""
 
     tile: str
     features: int
     tensor: str = ""
-    queue: bool = False
+    queue: str = ""
     start: int = 0
 
 

@@ -144,7 +144,7 @@ class _Partition:
 
     def run(self) -> Schedule:
         for name in self.stage.taken():
-            self.streams[name] = Stream(name, self.features[name], queue=True)
+            self.streams[name] = Stream(name, self.features[name], queue=name)
         for op in self.ops:
             getattr(self, f"_{op.kind}", self._elementwise)(op)
         self._sinks()

@@ -3,25 +3,6 @@
 
 namespace ts {
 
-// The two warpgroups take turns on the tensor cores: one multiplies while the other runs its epilogue.
-template <bool ON>
-struct Turns {
-  int g;
-  TS_DEV explicit Turns(int g) : g(g) {
-    if (ON && g == 1) named_arrive(TURN, 256);
-  }
-  TS_DEV void wait() {
-    if (ON) named_sync(TURN + g, 256);
-  }
-  TS_DEV void pass() {
-    if (ON) named_arrive(TURN + (g ^ 1), 256);
-  }
-  // The second group's last pass has no taker; take it, so that the barrier is left clean.
-  TS_DEV void finish() {
-    if (ON && g == 0) named_sync(TURN, 256);
-  }
-};
-
 template <bool RESIDENT, int SLOTS, int BYTES>
 struct PageRing {
   using type = Ring<SLOTS, BYTES>;

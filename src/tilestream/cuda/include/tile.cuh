@@ -11,8 +11,8 @@
 namespace ts {
 
 constexpr int ROWS = 64;
-// Named barriers: one a warpgroup, one for both, and the turns on the tensor cores.
-constexpr int GROUP_BARRIER = 1, BOTH_GROUPS = 3, TURN = 5;
+// Named barriers: one a warpgroup, one for both.
+constexpr int GROUP_BARRIER = 1, BOTH_GROUPS = 3;
 constexpr u32 CHUNK_BYTES = ROWS * 128;
 
 template <class T>
@@ -173,7 +173,7 @@ TS_DEV void vector_pair(const void* v, int col, bool whole, float& a, float& b) 
   }
 }
 
-// Accumulators start from the bias: it is loaded while the other warpgroup multiplies.
+// Accumulators start from the bias, which is loaded while the other warpgroup multiplies.
 template <class V, int FEATURES, int BLOCKS, bool WHOLE>
 TS_DEV void start_from(Fragment<BLOCKS>& acc, const void* bias, int col0) {
   TS_LANES {
