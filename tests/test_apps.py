@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from tilestream import bench, cuda, devices
+from tilestream.analysis import analyse
 from tilestream.apps import APPS
 from tilestream.apps.load import load
 from tilestream.apps.nerf import NeRF, PositionalEncoding, rays, scene
 from tilestream.errors import CaptureError, OptionError
+from tilestream.options import Options
 
 
 def weights(module: nn.Module) -> list[tuple[int, ...]]:
@@ -78,6 +81,19 @@ def test_ten_other_models() -> None:
 def test_edge_blocks_have_the_published_sizes() -> None:
     assert weights(APPS["meshgraphnets"].module()) == [(128, 384), (128, 128), (128, 128)]
     assert weights(APPS["graphcast"].module()) == [(512, 1536), (512, 512)]
+
+
+@pytest.mark.parametrize("app", APPS.values(), ids=list(APPS))
+def test_chosen_kernels_compile_without_spills(app) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    module, inputs = app.make(rows=128)
+    captured = analyse(module, inputs, Options(device="h200"))
+    analysis = bench.replan(captured, devices.get("h200"), app.rows)
+    assert analysis.coverage == 1.0
+    for region in analysis.regions:
+        assert region.plan is not None and region.plan.chosen.pipeline is not None
+        for kernel in cuda.compile_only(region.plan.chosen.pipeline):
+            assert kernel.spills == 0, kernel.log
 
 
 FILE = """
