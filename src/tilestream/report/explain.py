@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 WIDTH = 120
 
 
+def as_text(shown: RenderableType) -> str:
+    """What rich would show on a terminal of ``WIDTH`` columns, without colour."""
+    file = io.StringIO()
+    Console(file=file, width=WIDTH, color_system=None, highlight=False).print(shown)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
 class Report:
     """What tilestream makes of a model. ``str()`` is the text, ``json()`` the same as plain data."""
 
@@ -28,11 +35,7 @@ class Report:
         self.analysis = analysis
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
-        console.print(self)
-        file = console.file
-        assert isinstance(file, io.StringIO)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+        return as_text(self)
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [_heading(self.analysis)]

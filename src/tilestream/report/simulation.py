@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tilestream import devices
 from tilestream.analysis import Analysis
 from tilestream.report import facts
-from tilestream.report.explain import WIDTH, microseconds, size
+from tilestream.report.explain import as_text, microseconds, size
 from tilestream.simulator import Simulation as Outcome
 from tilestream.simulator import simulate
 
@@ -74,11 +73,7 @@ class Simulation:
         return found
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
-        console.print(self)
-        file = console.file
-        assert isinstance(file, io.StringIO)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+        return as_text(self)
 
     def __rich__(self) -> RenderableType:
         title = Text(f"{self.analysis.model} simulated on {self.analysis.device}\n", style="bold")
