@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-
-def no_gpu_reason() -> str:
-    """Why tests marked ``gpu`` cannot run here; empty if they can."""
-    if not torch.cuda.is_available():
-        return "no CUDA GPU on this machine"
-    major, minor = torch.cuda.get_device_capability()
-    if major != 9:
-        return f"the kernels are for sm_90a (H100, H200); this GPU is sm_{major}{minor}"
-    return ""
+from tilestream import cuda
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = no_gpu_reason()
+    reason = cuda.available()
     if not reason:
         return
     for item in items:

@@ -24,6 +24,7 @@ from tilestream.report.explain import WIDTH
 
 if TYPE_CHECKING:
     from tilestream.analysis import Analysis, RegionAnalysis
+    from tilestream.report.simulation import Simulation
 
 HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
 
@@ -114,11 +115,7 @@ def simulate(
     debug: Debug = False,
 ) -> None:
     """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU."""
-    from tilestream.report.simulation import Simulation
-
-    with Progress() as progress:
-        options = _options(strategy, device or "h200", "auto", queue_depth, True)
-        made = Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
+    made = _simulated(model, rows, dtype, strategy, device, queue_depth)
     out.print(made)
     _write(json_, made.json())
 
@@ -138,12 +135,9 @@ def trace(
 ) -> None:
     """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens."""
     from tilestream.report import timeline
-    from tilestream.report.simulation import Simulation
 
-    with Progress() as progress:
-        options = _options(strategy, device or "h200", "auto", queue_depth, True)
-        made = Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
-        timeline.write(output, made.timelines())
+    made = _simulated(model, rows, dtype, strategy, device, queue_depth)
+    timeline.write(output, made.timelines())
     out.print(made)
     out.print(f"timeline: {output} (open it in ui.perfetto.dev or chrome://tracing)")
     _write(json_, {**made.json(), "timeline": str(output)})
@@ -306,6 +300,16 @@ def _analysed(model: str, rows: int | None, dtype: str | None, options: Options,
     if wanted is not None and wanted != workload.rows:
         analysis = replan(analysis, devices.get(analysis.device), wanted)
     return replace(analysis, model=workload.name)
+
+
+def _simulated(
+    model: str, rows: int | None, dtype: str | None, strategy: str, device: str | None, queue_depth: int | None
+) -> Simulation:
+    from tilestream.report.simulation import Simulation
+
+    with Progress() as progress:
+        options = _options(strategy, device or "h200", "auto", queue_depth, True)
+        return Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
 
 
 def _measured(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:
