@@ -375,8 +375,7 @@ def _bench_queues(json_: Path | None) -> None:
     from tilestream.bench import queues
 
     with Progress() as progress:
-        progress("measuring ring queues")
-        result = queues.run()
+        result = queues.run(progress)
     out.print(queues.render(result))
     _write(json_, result)
 

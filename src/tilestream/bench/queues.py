@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich import box
@@ -11,15 +12,15 @@ from rich.table import Table
 from tilestream.bench.environment import environment
 
 
-def run() -> dict[str, Any]:
-    """Measure ring queues on the GPU present.
+def run(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measure ring queues on the GPU present; about ten seconds after compiling.
 
     Raises:
         DeviceError: there is no GPU that the kernels run on.
     """
     from tilestream.cuda import bench_queues
 
-    return {"schema": 1, "environment": environment(), "queues": bench_queues.run()}
+    return {"schema": 1, "environment": environment(), "queues": bench_queues.run(progress=progress)}
 
 
 def render(result: dict[str, Any]) -> RenderableType:
