@@ -33,7 +33,7 @@ def compiled(module: Any, **options: Any) -> Any:
 
 
 def check(module: nn.Module, *inputs: Tensor, fast: Any = None, **options: Any) -> None:
-    """Compile and run ``module``; its results must be as near to float64 as eager's, twice the same, and laid out alike."""
+    """Compile and run ``module``: as near to float64 as eager, twice the same, laid out alike."""
     fast = compiled(module, **options) if fast is None else fast
     with torch.no_grad():
         got, again = pytree.tree_leaves(fast(*inputs)), pytree.tree_leaves(fast(*inputs))

@@ -83,6 +83,20 @@ def test_a_slice_that_leaves_is_a_view_of_the_stored_value():
     assert [s.trivial for s in found.segments] == [False, True]
 
 
+def test_a_thin_slice_of_a_wide_input_is_cut_outside():
+    module = Fn(lambda m, x: m.layers[0](x[:, 100:103]), linear(3, 13)).bfloat16()
+    found = cut(module, torch.randn(37, 1000).bfloat16())
+    assert [t.features for t in found.regions[0].program.tensors if t.role == "input"] == [3]
+    assert [s.trivial for s in found.segments] == [True, False]
+
+
+def test_a_slice_that_is_used_inside_and_outside_is_two_views():
+    module = Fn(lambda m, x: ((h := m.layers[0](x)[:, 2:6]), m.layers[1](h)), linear(9, 13), linear(4, 5)).bfloat16()
+    found = cut(module, torch.randn(37, 9).bfloat16())
+    (region,) = found.regions
+    assert [t.features for t in region.program.tensors if t.role == "output"] == [13, 5]
+
+
 def test_names_do_not_depend_on_the_rows():
     module, inputs = example(ALL["layer_norm"], torch.bfloat16)
     (few,) = cut(module, *inputs).regions

@@ -79,7 +79,16 @@ def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def normalise(graph: fx.GraphModule) -> fx.GraphModule:
-    """Drop what is dead. The graph is functional already: AOTAutograd has removed mutations."""
+    """Drop what is dead, make every part of a split a slice of its own, and give each use of a view its own view.
+
+    The graph is functional already: AOTAutograd has removed mutations. Views are free, so their copies
+    are too, and each can then lie inside or outside a region as its user does.
+    """
+    from tilestream.aten.views import share_nothing, split_to_slices
+
+    graph.graph.eliminate_dead_code()
+    split_to_slices(graph.graph)
+    share_nothing(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

@@ -91,6 +91,7 @@ class Emitter:
     parameter_nodes: set[fx.Node] = field(default_factory=set)
     tile_nodes: set[fx.Node] = field(default_factory=set)
     deferred: dict[str, fx.Node] = field(default_factory=dict)
+    parts: dict[tuple[str, int, int], Tile] = field(default_factory=dict)
     _loads: dict[tuple[fx.Node, int], Tile] = field(default_factory=dict)
     _bound: dict[tuple[fx.Node, Steps], str] = field(default_factory=dict)
     _source: str = ""

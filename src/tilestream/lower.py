@@ -156,16 +156,22 @@ def _store(e: Emitter, node: fx.Node, index: int) -> Result:
     e.tensors[title] = Tensor(title, Role.OUTPUT, (own.tile.features,), dtype)
     e.ops.append(TileOp("store", None, (own.tile.name,), (title,), (), source(node)))
     shape = tuple(d if isinstance(d, int) else expression(d) for d in fake.shape)
-    return Result(title, shape, _order(fake))
+    try:
+        return Result(title, shape, _order(fake))
+    except Unsupported as reason:
+        raise Unsupported(reason.reason, node) from reason
 
 
 def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
-    expected = [product(fake.shape[i + 1 :]) for i in range(fake.dim())]
-    sizes = [hint(d) for d in fake.shape]
     strides = [hint(s) for s in fake.stride()]
-    if all(expression(s) == x or n == 1 for s, x, n in zip(fake.stride(), expected, sizes, strict=True)):
-        return None
-    return tuple(sorted(range(fake.dim()), key=lambda i: -strides[i]))
+    order = tuple(sorted(range(fake.dim()), key=lambda i: (-strides[i], i)))
+    for dims in (tuple(range(fake.dim())), order):
+        expected = [product([fake.shape[d] for d in dims[k + 1 :]]) for k in range(len(dims))]
+        if all(
+            hint(fake.shape[d]) == 1 or expression(fake.stride(d)) == x for d, x in zip(dims, expected, strict=True)
+        ):
+            return None if dims == tuple(range(fake.dim())) else order
+    raise Unsupported("its result has gaps in memory")
 
 
 def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int], ...]:

@@ -13,7 +13,7 @@ from torch import fx
 
 from tilestream import aten
 from tilestream.aten.nodes import MATMULS, is_slice, is_sym, is_view, name, packet
-from tilestream.capture import source
+from tilestream.capture import source, value
 from tilestream.emitter import Emitter, Unsupported, Value
 from tilestream.grouping import Groups
 from tilestream.lower import Region, lower
@@ -163,51 +163,34 @@ def _worth(group: list[fx.Node], facts: _Facts) -> bool:
 def _trim(group: list[fx.Node], facts: _Facts) -> list[fx.Node]:
     """Leave the views at the borders outside, where they cost nothing.
 
-    A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes,
-    if the whole value leaves anyway or nothing inside uses it.
+    A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes: a
+    view of the whole value, as in eager.
     """
     members = set(group)
     changed = True
     while changed:
         changed = False
         for node in [*group, *reversed(group)]:
-            if node in members and _borders(node, members, facts):
-                gone = {node}
-                if node.target is operator.getitem or packet(node) in (torch.ops.aten.split,):
-                    whole = node.args[0] if node.target is operator.getitem else node
-                    assert isinstance(whole, fx.Node)
-                    gone = {whole, *whole.users}
-                members -= gone
+            if node in members and is_view(node) and _borders(node, members, facts):
+                members.discard(node)
                 changed = True
     return [n for n in group if n in members]
 
 
 def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
-    if not is_view(node):
+    if not node.users.keys() & members:
+        return True
+    return not facts.tiles[node] & members and (not is_slice(node) or _thin(node, members))
+
+
+def _thin(node: fx.Node, members: set[fx.Node]) -> bool:
+    """Whether the region uses less than half of what it would load to take this slice."""
+    whole = node.args[0]
+    fake = value(whole) if isinstance(whole, fx.Node) else None
+    if fake is None or not isinstance(whole, fx.Node) or not isinstance(fake.shape[-1], int):
         return False
-    if not is_slice(node) and not node.users.keys() & members:
-        return True
-    if not _cuts(node) and not facts.tiles[node] & members:
-        return True
-    return _leaves(node, members) and _source_leaves(node, members)
-
-
-def _cuts(node: fx.Node) -> bool:
-    return is_slice(node) or packet(node) in (torch.ops.aten.split, torch.ops.aten.split_with_sizes)
-
-
-def _leaves(node: fx.Node, members: set[fx.Node]) -> bool:
-    """A slice, or a split with all its parts, that nothing inside the region uses."""
-    if node.target is operator.getitem:
-        whole = node.args[0]
-        return isinstance(whole, fx.Node) and _leaves(whole, members)
-    if packet(node) in (torch.ops.aten.split, torch.ops.aten.split_with_sizes):
-        return all(not part.users.keys() & members for part in node.users)
-    return is_slice(node) and not node.users.keys() & members
-
-
-def _source_leaves(node: fx.Node, members: set[fx.Node]) -> bool:
-    at = node.args[0] if node.target is not operator.getitem else node.args[0].args[0]  # pyright: ignore
-    assert isinstance(at, fx.Node)
-    inside = [u for u in at.users if u in members]
-    return len(inside) < len(at.users) or all(_leaves(u, members) for u in inside)
+    if any(u in members and not is_slice(u) for u in whole.users):
+        return False
+    parts = {str(u.args[1:]): value(u) for u in whole.users if u in members and is_slice(u)}
+    used = sum(p.shape[-1] if p is not None and p.dim() == fake.dim() else 1 for p in parts.values())
+    return bool(2 * used < fake.shape[-1])

@@ -39,7 +39,6 @@ from tilestream.aten.features import (
     select,
     slice_,
     softmax,
-    split,
     variance,
 )
 from tilestream.aten.linear import linear, put_off
@@ -81,8 +80,6 @@ def only_sliced(node: fx.Node, members: frozenset[fx.Node] | None) -> bool:
 
 
 def _slices(user: fx.Node, members: frozenset[fx.Node] | None) -> bool:
-    if packet(user) in (aten.split, aten.split_with_sizes):
-        return members is None or all(part in members for part in user.users)
     if packet(user) in (aten.view, aten._unsafe_view):
         before, after = user.args[0], value(user)
         fake = value(before) if isinstance(before, fx.Node) else None
@@ -93,8 +90,6 @@ def _slices(user: fx.Node, members: frozenset[fx.Node] | None) -> bool:
 
 _TUPLES = {
     aten._native_batch_norm_legit_no_training,
-    aten.split,
-    aten.split_with_sizes,
     aten.native_layer_norm,
     aten._fused_rms_norm,
     aten.log_sigmoid_forward,
@@ -165,8 +160,6 @@ RULES: dict[object, Rule] = {
     aten.cat: cat,
     aten.slice: slice_,
     aten.select: select,
-    aten.split: split,
-    aten.split_with_sizes: split,
     operator.getitem: getitem,
     aten.native_layer_norm: layer_norm,
     aten._fused_rms_norm: rms_norm,

@@ -92,12 +92,17 @@ def part(e: Emitter, node: fx.Node, x: object, start: int, stop: int, dropped: b
         raise Unsupported("takes no features")
     own = e.values.get(x) if isinstance(x, fx.Node) else None
     if own is not None and own.tile.name in e.deferred:
-        found = linear(e, e.deferred[own.tile.name], (start, stop))
-        return Value(found.tile, found.rows, dropped)
-    if start == 0 and stop == frame.features:
-        return Value(e.tile(x), frame.rows, dropped)
+        key = (own.tile.name, start, stop)
+        if key not in e.parts:
+            e.parts[key] = linear(e, e.deferred[own.tile.name], (start, stop)).tile
+        return Value(e.parts[key], frame.rows, dropped)
     tile = e.tile(x)
-    return Value(e.emit("slice", stop - start, dtype_of(node), (tile,), start=start, stop=stop), frame.rows, dropped)
+    if start == 0 and stop == frame.features:
+        return Value(tile, frame.rows, dropped)
+    key = (tile.name, start, stop)
+    if key not in e.parts:
+        e.parts[key] = e.emit("slice", stop - start, dtype_of(node), (tile,), start=start, stop=stop)
+    return Value(e.parts[key], frame.rows, dropped)
 
 
 def slice_(e: Emitter, node: fx.Node) -> Value:
@@ -124,31 +129,11 @@ def select(e: Emitter, node: fx.Node) -> Value:
     return part(e, node, x, index, index + 1, dropped=True)
 
 
-def split(e: Emitter, node: fx.Node) -> Value:
-    """Nothing by itself: ``getitem`` takes the parts."""
-    last_dim(node, node.args[0], argument(node, 2, "dim", 0))
-    x = node.args[0]
-    frame = e.natural(x)
-    if frame.dropped:
-        raise Unsupported("cuts rows")
-    return Value(e.tile(x), frame.rows)
-
-
 def getitem(e: Emitter, node: fx.Node) -> Value:
+    """The first of several results; parts of a split are slices by now."""
     producer, index = node.args[0], node.args[1]
-    assert isinstance(producer, fx.Node) and isinstance(index, int)
-    if packet(producer) in (aten.split, aten.split_with_sizes):
-        size = e.natural(producer.args[0]).features
-        sizes = producer.args[1]
-        if isinstance(sizes, int):
-            start, stop = index * sizes, min(size, (index + 1) * sizes)
-        elif isinstance(sizes, list | tuple) and all(isinstance(s, int) for s in sizes):
-            start = sum(int(s) for s in sizes[:index])  # pyright: ignore[reportArgumentType]
-            stop = start + int(sizes[index])  # pyright: ignore[reportArgumentType]
-        else:
-            raise Unsupported("symbolic sizes")
-        return part(e, node, producer.args[0], start, stop)
-    if index:
+    assert isinstance(producer, fx.Node)
+    if index != 0 or packet(producer) in (aten.split, aten.split_with_sizes):
         raise Unsupported("only the first result is a tile")
     return e.first(producer)
 

@@ -61,8 +61,6 @@ def is_view(node: fx.Node) -> bool:
 
 def is_slice(node: fx.Node) -> bool:
     """Whether ``node`` takes part of its operand's features, and nothing else."""
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        return packet(node.args[0]) in (aten.split, aten.split_with_sizes)
     if packet(node) not in (aten.slice, aten.select) or not isinstance(node.args[0], fx.Node):
         return False
     before = value(node.args[0])
