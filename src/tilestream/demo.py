@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from tilestream import bench, devices
+from tilestream import bench, cuda, devices
 from tilestream.analysis import Analysis, analyse
 from tilestream.apps.load import Workload, load
 from tilestream.bench import accuracy, arms
@@ -71,7 +71,7 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
     out.print(simulation)
 
     measured: list[dict[str, Any]] = []
-    if _on_hopper():
+    if not cuda.available():
         out.print(Rule("6. Measured on this GPU", align="left"))
         measured = [_measure(n, out, progress) for n in (SMALL_ROWS, rows)]
         timed = bench.measured(load("nerf", rows, device="cuda"), Options())
@@ -106,10 +106,6 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
     }
 
 
-def _on_hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-
-
 def _planned(analysis: Analysis) -> list[tuple[str, str, Pipeline]]:
     """Region, strategy and pipeline of every candidate that is shown."""
     plans = [(r.name, r.plan) for r in analysis.regions if r.plan is not None]
@@ -118,8 +114,6 @@ def _planned(analysis: Analysis) -> list[tuple[str, str, Pipeline]]:
 
 def _kernels(analysis: Analysis, progress: Progress) -> list[dict[str, str]] | str:
     """One row a kernel of every strategy but bulk, whose layers stand for library kernels; or why there is none."""
-    from tilestream import cuda
-
     rows = []
     for region, strategy, pipeline in _planned(analysis):
         if strategy == "bulk":

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilestream.ir import Pipeline, Queue, Transport
 from tilestream.report import facts
-from tilestream.report.explain import size
+from tilestream.report.explain import size, sms
 
 BOX = 172
 GAP = 84
@@ -105,9 +105,8 @@ def _blocks(pipeline: Pipeline) -> list[_Block]:
 
 
 def _where(stage: dict[str, Any]) -> str:
-    first, last = stage["ctas"]
-    sms = f"SM {first}" if first == last else f"SMs {first} to {last}"
-    return f"{sms} · {size(stage['shared_bytes'])}" if stage["shared_bytes"] else sms
+    where = f"SM {sms(stage)}"
+    return f"{where} · {size(stage['shared_bytes'])}" if stage["shared_bytes"] else where
 
 
 def _columns(pipeline: Pipeline) -> dict[str, int]:

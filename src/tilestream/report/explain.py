@@ -150,10 +150,9 @@ def _stages(described: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for index, launch in enumerate(described["launches"]):
         for stage in launch["stages"]:
-            first, last = stage["ctas"]
             row = [
                 stage["name"],
-                f"{first}" if first == last else f"{first}-{last}",
+                sms(stage),
                 stage["summary"],
                 stage["placement"],
                 f"{size(stage['weight_bytes'])} {stage['residency']}" if stage["weight_bytes"] else "",
@@ -162,6 +161,12 @@ def _stages(described: dict[str, Any]) -> Table:
             ]
             table.add_row(*([str(index)] if several else []), *row)
     return table
+
+
+def sms(stage: dict[str, Any]) -> str:
+    """The SMs of a stage: ``0-131``, and ``in pairs`` where two share the streaming of weights."""
+    first, last = stage["ctas"]
+    return (f"{first}" if first == last else f"{first}-{last}") + (" in pairs" if stage["group"] > 1 else "")
 
 
 def _queues(described: dict[str, Any]) -> Table:

@@ -44,6 +44,7 @@ def stage_map(launch: Pipeline) -> list[dict[str, Any]]:
                 "name": stage.name,
                 "ctas": [first, first + stage.replicas - 1],
                 "replicas": stage.replicas,
+                "group": stage.group,
                 "ops": [op.kind for op in stage.ops],
                 "summary": summary(stage, launch),
                 "placement": f"Shard({stage.placement.dim})",

@@ -15,7 +15,7 @@ from tilestream.analysis import RegionAnalysis
 from tilestream.ir import Pipeline
 from tilestream.planner import FALLBACK, Candidate
 from tilestream.report import charts, drawing, facts
-from tilestream.report.explain import Report, microseconds, size
+from tilestream.report.explain import Report, microseconds, size, sms
 from tilestream.simulator import Simulation
 
 
@@ -152,7 +152,7 @@ def _stages(described: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "name": s["name"],
-            "sms": f"{s['ctas'][0]} to {s['ctas'][1]}" if s["replicas"] > 1 else str(s["ctas"][0]),
+            "sms": sms(s),
             "summary": s["summary"],
             "placement": s["placement"],
             "weights": f"{size(s['weight_bytes'])} {s['residency']}" if s["weight_bytes"] else "",
