@@ -1,0 +1,271 @@
+"""Compile a pipeline's kernels with g++ against the host twin of ``ptx.cuh``, and run them with threads.
+
+This is for tests: it executes the very source that NVRTC compiles, with the same rings, barriers, flags
+and swizzled copies, and ThreadSanitizer can watch it. A CTA is seven threads. See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.emit import KernelSource, emit, headers
+from tilestream.errors import CompileError, TilestreamError
+from tilestream.ir import DTYPE_BYTES, Pipeline, Role
+from tilestream.schedule import build as schedule_of
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
+MOST_CTAS = 4  # of a launch whose only stage may have any number
+LINE = 128
+
+
+class HostTrap(TilestreamError):
+    """A kernel gave up on the host: a bounded wait expired, or a barrier was misused."""
+
+
+class HostRace(TilestreamError):
+    """ThreadSanitizer reported a data race; the cause holds its report."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A textual change of one header or of the kernel, which must match exactly once."""
+
+    file: str  # a header's name, or "kernel"
+    old: str
+    new: str
+
+    def apply(self, name: str, text: str) -> str:
+        if name != self.file:
+            return text
+        if text.count(self.old) != 1:
+            raise CompileError(
+                f"the mutation of {self.file} matches {text.count(self.old)} times: {self.old!r}", "update the mutation"
+            )
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """How to build and run.
+
+    ``launches``: times each kernel runs, one after another, on the same workspace. ``limit_s``: bound of a wait
+    inside the machine; flag waits have half of it. ``seed`` orders the copy engine's work.
+    """
+
+    sanitize: bool = False
+    launches: int = 1
+    limit_s: float = 60.0
+    seed: int = 0
+    mutations: tuple[Mutation, ...] = ()
+    folder: Path | None = None
+
+
+@dataclass
+class _Arena:
+    """Bytes of one launch's file: header words, then everything that the kernel addresses."""
+
+    size: int = 4096
+    parts: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def add(self, data: bytes, alignment: int = 256) -> int:
+        at = -(-self.size // alignment) * alignment
+        self.parts.append((at, data))
+        self.size = at + len(data) + 64  # a gap: what is written past an end lands in nobody's data
+        return at
+
+    def write(self, path: Path, words: Sequence[int]) -> None:
+        with path.open("wb") as f:
+            f.write(b"\xff" * self.size)
+            f.seek(0)
+            f.write(struct.pack(f"<{len(words)}q", *words))
+            for at, data in self.parts:
+                f.seek(at)
+                f.write(data)
+
+
+def run_on_host(
+    pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
+) -> dict[str, torch.Tensor]:
+    """Every output ``[rows, features]`` of a pipeline, computed by its generated kernels.
+
+    Args:
+        tensors: CPU tensors: inputs ``[rows, features]`` and parameters, by name.
+
+    Raises:
+        CompileError: g++ is missing or refuses the source.
+        QueueTimeout: a flag wait expired; the message dumps every queue.
+        HostTrap: another bounded wait expired, or a barrier was misused.
+        HostRace: ThreadSanitizer saw a race.
+    """
+    options = options or HostRun()
+    rows = tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
+    have = dict(tensors)
+    for launch in pipeline.launches():
+        for t in launch.by_role(Role.OUTPUT):
+            # NaNs: an element that nobody writes shows
+            have[t.name] = torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype])
+        if rows:
+            _run(emit(launch), have, rows, options)
+    return {t.name: have[t.name] for t in pipeline.by_role(Role.OUTPUT)}
+
+
+def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> None:
+    program = compile_for_host(source, options)
+    tables, pipeline = source.tables, source.pipeline
+    dtype = schedule_of(pipeline.stages[0], pipeline).dtype
+    arena = _Arena()
+    at = {t.name: arena.add(_bytes(tensors[t.name])) for t in pipeline.tensors}
+    rings = [arena.add(b"\xff" * (q.depth * 64 * q.features * DTYPE_BYTES[dtype])) for q in tables.queues]
+    packed = [arena.add(_bytes(pack(spec, tensors[spec.weight]))) for spec in tables.packs]
+    flags = arena.add(b"\0" * ((2 + tables.lines) * LINE))
+    dump = Dump(tables, [s.name for s in source.stages])
+    record = arena.add(b"\0" * (dump.words.numel() * 8))
+    words = [len(tables.maps)]
+    for spec in tables.maps:
+        base = (
+            {"ring": rings, "packed": packed}[spec.kind][int(spec.name)]
+            if spec.kind in ("ring", "packed")
+            else at[spec.name]
+        )
+        element = DTYPE_BYTES[dtype]
+        words += [base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element]
+    words.append(len(tables.pointers))
+    for _, name in tables.pointers:
+        words += [at[name], tensors[name].stride(0) if tensors[name].dim() else 1]
+    words += [flags + 2 * LINE, flags, flags + LINE, record, int(options.limit_s * 0.5e9), rows]
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, words)
+        done = _execute(program, path, source, rows, options)
+        with path.open("rb") as f:
+            f.seek(record)
+            dump.words.copy_(torch.frombuffer(bytearray(f.read(dump.words.numel() * 8)), dtype=torch.int64))
+            if RACE == done.returncode or "WARNING: ThreadSanitizer" in done.stderr:
+                raise HostRace(f"kernel {source.name} has a data race:\n{done.stderr[:6000]}")
+            dump.check()
+            if done.returncode:
+                raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+            for t in pipeline.by_role(Role.OUTPUT):
+                f.seek(at[t.name])
+                raw = bytearray(f.read(rows * t.features * DTYPE_BYTES[t.dtype]))
+                tensors[t.name] = torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype]).reshape(rows, t.features)
+
+
+def _execute(program: Path, path: Path, source: KernelSource, rows: int, options: HostRun):
+    stages = source.pipeline.stages
+    wanted = sum(s.replicas for s in source.stages)
+    group = max(s.group for s in stages)
+    if len(stages) == 1:
+        wanted = min(wanted, MOST_CTAS, -(-rows // (64 * stages[0].tiles_per_step)))
+        wanted = max(group, -(-wanted // group) * group)
+    numbers = (wanted, group, source.shared_bytes, options.launches, options.limit_s, options.seed)
+    command = [str(program), str(path), *map(str, numbers)]
+    environment = dict(os.environ)
+    if options.sanitize:
+        environment["TSAN_OPTIONS"] = f"exitcode={RACE} halt_on_error=1 history_size=4 atexit_sleep_ms=0"
+        # ThreadSanitizer's shadow needs an address space that is not randomised too far.
+        command = [*_fixed_addresses(), *command]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=600, check=False, errors="replace"
+        )
+    except subprocess.TimeoutExpired as e:
+        raise HostTrap(f"kernel {source.name} did not end within {e.timeout:.0f} s") from e
+
+
+@lru_cache(maxsize=1)
+def _fixed_addresses() -> tuple[str, ...]:
+    tool = shutil.which("setarch")
+    if tool is None:
+        return ()
+    probe = subprocess.run([tool, "-R", "true"], capture_output=True, check=False)
+    return (tool, "-R") if probe.returncode == 0 else ()
+
+
+def pack(spec, weight: torch.Tensor) -> torch.Tensor:
+    """The padded copy of a weight, as ``pack.cuh`` writes it."""
+    out = torch.full((spec.rows, spec.columns), float("nan"), dtype=weight.dtype)
+    chunk = 128 // weight.element_size()
+    for column, columns, at in spec.segments:
+        out[:, at : at + columns] = weight[:, column : column + columns]
+        out[:, at + columns : at + -(-columns // chunk) * chunk] = 0
+    return out
+
+
+def _bytes(t: torch.Tensor) -> bytes:
+    return t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+# -- the compiler
+
+
+def compile_for_host(source: KernelSource, options: HostRun) -> Path:
+    """An executable for one launch, from the cache folder if it is there.
+
+    Raises:
+        CompileError: g++ is missing or refuses the source.
+    """
+    flags = ["-std=c++20", "-g1", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"]
+    flags += ["-fsanitize=thread", "-Wno-tsan"] if options.sanitize else []
+    own = {
+        f.name: f.read_text()
+        for f in files("tilestream.cuda.host").iterdir()
+        if f.name.endswith((".h", ".cuh", ".cpp"))
+    }
+    texts = {k: v for k, v in headers().items() if k not in own} | own
+    texts["kernel"] = source.text + f'\n#include "run.cuh"\nTS_MAIN({source.name})\n'
+    for m in options.mutations:
+        if m.file not in texts:
+            raise CompileError(f"the mutation names {m.file!r}, which is no file of the kernel", "update the mutation")
+        texts[m.file] = m.apply(m.file, texts[m.file])
+    folder = options.folder or default_folder()
+    machine = _built(
+        folder, {k: own[k] for k in ("machine.cpp", "machine.h", "clock.h")}, "machine.cpp", [*flags, "-O2", "-c"], ".o"
+    )
+    texts.pop("machine.cpp")
+    return _built(folder, texts, "kernel", [*flags, "-O1", "-pthread", str(machine)], "")
+
+
+def default_folder() -> Path:
+    base = os.environ.get("TILESTREAM_CACHE_DIR")
+    return (Path(base) if base else Path.home() / ".cache" / "tilestream") / "host"
+
+
+def _built(folder: Path, texts: Mapping[str, str], main: str, flags: list[str], suffix: str) -> Path:
+    key = hashlib.sha256(repr((sorted(texts.items()), flags)).encode()).hexdigest()[:32]
+    target = folder / f"{key}{suffix}"
+    if target.exists():
+        return target
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise CompileError("g++ is not installed", "install it (Debian: apt install g++), or set CXX")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-", dir=folder) as scratch:
+        for name, text in texts.items():
+            (Path(scratch) / name).write_text(text)
+        out = Path(scratch) / "out"
+        # -x none: an object among the flags is no source
+        objects = [f for f in flags if f.endswith(".o")]
+        command = [
+            compiler, *(f for f in flags if f not in objects), f"-I{scratch}", "-x", "c++", str(Path(scratch) / main),
+            "-x", "none", *objects, "-o", str(out),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompileError(f"g++ refused {main}: {done.stderr[:3000]}", "report this with the pipeline (--json)")
+        os.replace(out, target)
+    return target

@@ -1,0 +1,72 @@
+// What the host twin of ptx.cuh needs from the machine below it (machine.cpp): a CTA is seven threads,
+// one for each consumer warpgroup, one for each warp of the loader group, one for the bulk-copy engine.
+// No standard header here: this is compiled again for every generated kernel.
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// As encoded by build.py: address, columns, rows, bytes a row, rows of a box, bytes an element.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+namespace ts_host {
+
+extern thread_local char* shared;  // the CTA's shared memory
+
+// acc[64, 8 AT to 8 (AT + BLOCKS)] += A @ B.T over 32 bytes of depth
+struct Product {
+  float* acc;  // register 4 AT of lane 0
+  int acc_stride, blocks;
+  const u32* packed;  // lane 0's first of four registers of A, or null: A in shared memory
+  int packed_stride;
+  int element;  // 0 bf16, 1 f16, 2 tf32
+  u64 a, b;     // descriptors
+};
+
+int warp();
+int cta();
+int ctas();
+u64 now_ns();
+[[noreturn]] void trap(const char* why);
+int cluster_rank();
+void sync_cta();
+void sync_cluster();
+
+void bar_init(u32 bar, u32 count);
+void bar_arrive(u32 bar, u32 arrivals, u32 bytes);
+void bar_arrive_cluster(u32 bar, u32 arrivals);  // in every CTA of the cluster
+bool bar_try(u32 bar, u32 parity);
+void bar_wait(u32 bar, u32 parity);
+void named(int id, int threads, bool wait);
+
+void fence_async_shared();
+void fence_async_global();
+void bulk_load(u32 dst, const TensorMap& map, int x, int y, u32 bar, u32 mask);  // mask 0: this CTA alone
+void bulk_store(const TensorMap& map, int x, int y, u32 src);
+void bulk_commit();
+void bulk_wait(int groups, bool read_only);
+
+void reads_before(u64* flag);  // what a relaxed store may rely on: see flag_relaxed
+void flag_changed();
+void pause(const u64* flag);
+
+void product(const Product& p);
+void products_commit();
+void products_wait(int groups);
+
+// One launch, as build.py describes it in words of 64 bits; see run.cuh.
+struct Launch {
+  void (*body)(const void* params);
+  const void* params;
+  int ctas, cluster;
+  u32 shared_bytes;
+  double limit_s;
+  u64 seed;
+};
+void run(const Launch& launch);
+void* map_file(const char* path, u64& bytes);
+
+}  // namespace ts_host

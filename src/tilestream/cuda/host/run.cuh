@@ -1,0 +1,47 @@
+// The host program around one generated kernel. build.py appends TS_MAIN(name) to the kernel's text.
+//
+// Its file starts with words of 64 bits: count of maps, six words for each; count of pointers, address and
+// stride for each; flags, epoch, exits, dump, limit in nanoseconds, rows. Addresses are offsets into the file.
+#pragma once
+
+namespace ts_host {
+
+template <class P>
+void fill(P& p, const u64* words, char* base) {
+  int maps = (int)*words++;
+  for (int k = 0; k < maps; ++k, words += 6) {
+    for (int j = 0; j < 6; ++j) p.maps[k].opaque[j] = words[j];
+    p.maps[k].opaque[0] += (u64)base;
+  }
+  int pointers = (int)*words++;
+  for (int k = 0; k < pointers; ++k, words += 2) {
+    p.pointers[k] = base + words[0];
+    p.strides[k] = (long long)words[1];
+  }
+  p.flags = (u64*)(base + words[0]);
+  p.epoch = (u64*)(base + words[1]);
+  p.exits = (u32*)(base + words[2]);
+  p.dump = (ts::Dump*)(base + words[3]);
+  p.limit_ns = words[4];
+  p.rows = (int)words[5];
+}
+
+}  // namespace ts_host
+
+extern "C" double atof(const char*);
+extern "C" long atol(const char*);
+
+// Arguments: file, CTAs, CTAs a cluster, bytes of shared memory, launches, limit in seconds, seed of the engine's order.
+#define TS_MAIN(name)                                                                         \
+  static void ts_body(const void* params) { name(*(const ts::Params*)params); }               \
+  int main(int, char** argv) {                                                                \
+    u64 bytes = 0;                                                                            \
+    char* base = (char*)ts_host::map_file(argv[1], bytes);                                    \
+    static ts::Params params;                                                                 \
+    ts_host::fill(params, (const u64*)base, base);                                            \
+    const int ctas = (int)atol(argv[2]), cluster = (int)atol(argv[3]);                        \
+    const ts_host::Launch launch = {ts_body, &params, ctas, cluster, (u32)atol(argv[4]),      \
+                                    atof(argv[6]), (u64)atol(argv[7])};                       \
+    for (long k = 0; k < atol(argv[5]); ++k) ts_host::run(launch);                            \
+    return 0;                                                                                 \
+  }
