@@ -102,13 +102,17 @@ class TileOp:
 
 @dataclass(frozen=True)
 class Stage:
-    """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on. One CTA a replica."""
+    """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on. One CTA a replica.
+
+    ``group`` replicas form a cluster that loads each weight page once and multicasts it (1 or 2).
+    """
 
     name: str
     ops: tuple[TileOp, ...]
     replicas: int = 1
     placement: Shard = Shard(0)
     residency: Residency = Residency.STREAMED
+    group: int = 1
 
     @property
     def tiles_per_step(self) -> int:

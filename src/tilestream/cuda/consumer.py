@@ -72,6 +72,9 @@ class ConsumerEmitter:
                         last[self.s.streams[t].queue] = (step.index, k, t)
         return last
 
+    def _own_chunks(self) -> str:
+        return f" + (u32)(col0 / {self.s.chunk_columns}) * CHUNK_BYTES" if self.split else ""
+
     def _credits(self, step: int, phase: int) -> list[str]:
         lines = []
         for tile, (s, p, _) in sorted(self.last_use.items()):
@@ -195,10 +198,14 @@ class ConsumerEmitter:
         out += names.setup
         if shared:
             # Whoever still reads the buffer's last tenant must be done.
+            if any(self.s.buffers[s.target] == self.layout.out_buffer for s in shared):
+                out.append("  out.wait_all_empty();")
             out.append(f"  {self._barrier()}")
+        elif staged and self.layout.out_buffer >= 0:
+            out.append(f"  {self._barrier()}  // both have read the operand whose memory takes the output")
         if not (phase.nodes or phase.reduces or phase.sinks):
             return out
-        out += ["#pragma unroll", f"  for (int c = 0; c < {chunks}; ++c) {{"]
+        out += ["  TS_PASS", "#pragma unroll", f"  for (int c = 0; c < {chunks}; ++c) {{"]
         for t in phase.streams:
             out += self._take(t)
         guard = f"if (col0 + c * {columns} < {step.features}) " if self.split and staged else ""
@@ -206,7 +213,7 @@ class ConsumerEmitter:
             out.append(f"    u32 out{k} = 0;")
             out.append(f"    {guard}{{ out.wait_empty(); out{k} = out.addr(); out.advance(); }}")
         out.append("    TS_LANES {")
-        out.append("      const u32 t = TS_LANE;")
+        out.append("      const u32 t = TS_PASS_LANE;")
         out.append("#pragma unroll")
         out.append(f"      for (int k = 0; k < {per_chunk}; ++k) {{")
         out.append(f"        const int i = c * {per_chunk} + k;")
@@ -276,10 +283,9 @@ class ConsumerEmitter:
             return [f"TS_REG(r{self.s.slots[sink.target]}, 2 * i + j) = T::pack({a}, {b});"]
         if sink.kind == "shared":
             base = self._buffer(sink.target)
-            if sink.column % 8 == 0 and not self.split:
-                return [f"Io<T>::store(pair_addr<T>({base}, t, i + {sink.column // 8}, j), {a}, {b});"]
-            if sink.column == 0:
-                return [f"Io<T>::store(pair_addr<T>({base}, t, i + col0 / 8, j), {a}, {b});"]
+            # The second warpgroup's columns start on a chunk, so its blocks have the first one's numbers.
+            if sink.column % 8 == 0:
+                return [f"Io<T>::store(pair_addr<T>({base}{self._own_chunks()}, t, i + {sink.column // 8}, j), {a}, {b});"]
             at = f"{base}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {sink.column}"
             return [
                 f"if (ok0) Io<T>::store1(element_addr<T>({at})), {a});",
@@ -416,8 +422,8 @@ class _Names:
             return self.fresh(f"T::low({word})", f"T::high({word})")
         buffer = e._buffer(base)
         if start % 8 == 0:
-            at = f"i + {start // 8}" + (" + col0 / 8" if e.split else "")
-            return self.fill(f"Io<T>::load(pair_addr<T>({buffer}, t, {at}, j), {{a}}, {{b}});")
+            at = f"{buffer}{e._own_chunks()}, t, i + {start // 8}, j"
+            return self.fill(f"Io<T>::load(pair_addr<T>({at}), {{a}}, {{b}});")
         at = f"{buffer}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {start}"
         # A view's last pair may reach past the buffer's end; its value is masked.
         return self.fresh(f"Io<T>::load1(element_addr<T>({at})))", f"Io<T>::load1(element_addr<T>({at} + (ok1 ? 1 : 0))))")

@@ -106,7 +106,8 @@ def emit(pipeline: Pipeline) -> KernelSource:
         tables=tables,
         mma=[specialisation(d, b) for d, b in sorted(products)],
         threads=THREADS,
-        step=max(s.tiles_per_step for s in pipeline.stages),
+        step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
+        group=max(s.group for s in pipeline.stages),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]

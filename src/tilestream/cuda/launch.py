@@ -69,8 +69,11 @@ class Launch:
         params = self._params(tensors, space, rows)
         tiles = -(-rows // 64)
         if len(self.source.stages) == 1:
-            per_unit = self.source.pipeline.stages[0].tiles_per_step
-            grid = min(self.sms, self.wanted, -(-tiles // per_unit))
+            stage = self.source.pipeline.stages[0]
+            grid = min(self.sms, self.wanted, -(-tiles // stage.tiles_per_step))
+            grid = max(stage.group, (grid + stage.group - 1) // stage.group * stage.group)
+            if grid > self.sms:
+                grid -= stage.group
         else:
             grid = self.wanted
         self.function.launch((grid, 1), THREADS, stream, params, cooperative=self.source.cooperative)

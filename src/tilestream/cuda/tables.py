@@ -57,7 +57,7 @@ class Tables:
     pointers: list[tuple[str, str]] = field(default_factory=list)  # (kind, tensor)
     packs: list[PackSpec] = field(default_factory=list)
     queues: list[QueueSpec] = field(default_factory=list)
-    page_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    page_ops: list[tuple[int, ...]] = field(default_factory=list)
     load_ops: list[tuple[int, ...]] = field(default_factory=list)
     store_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     store_bounds: list[int] = field(default_factory=list)
@@ -148,9 +148,11 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     by_column = sorted(gemm.segments, key=lambda s: s.weight_column)
     aligned = depth * element % 16 == 0 and all(s.features % columns == 0 for s in by_column[:-1])
     box = min(ceil_to(width, 8), layout.page_rows)
+    # A swizzled tile is cut in halves at multiples of 8 rows only; small weights are loaded by both CTAs.
+    half = box // 2 if schedule.stage.group == 2 and box % 16 == 0 else 0
     if aligned:
         start = {s: s.weight_column for s in by_column}
-        index = tables.map(MapSpec("weight", gemm.weight, depth, box, out))
+        index = tables.map(MapSpec("weight", gemm.weight, depth, half or box, out))
     else:
         start, at = {}, 0
         for s in by_column:
@@ -159,14 +161,14 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         spec = PackSpec(gemm.weight, out, at, tuple((s.weight_column, s.features, start[s]) for s in by_column))
         if spec not in tables.packs:
             tables.packs.append(spec)
-        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), at, box, out))
+        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), at, half or box, out))
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
     for segment in gemm.segments:
         for c in range(segment.chunks(columns)):
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
                     y = first + sub * layout.page_rows
-                    tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring))
+                    tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half))
 
 
 def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline, again: int) -> None:

@@ -29,6 +29,7 @@ class Layout:
     in_data: int
     out_slots: int
     out_data: int
+    out_buffer: int  # tile buffer whose memory the staging uses, or -1
     buffers: tuple[int, ...]
     buffer_bytes: tuple[int, ...]
     page_bars: int
@@ -85,11 +86,15 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     staged = max((sum(k.kind == "staged" for k in p.sinks) for s in schedule.steps for p in s.phases), default=0)
     # The publisher gives a slot back when it starts the next copy: one more than an epilogue fills at once.
     out_slots = staged + 1 if staged else 0
+    out_buffer = _dead_buffer(schedule)
+    if out_buffer >= 0:
+        out_slots = schedule.buffer_features[out_buffer] // schedule.chunk_columns // 2
+    out_bytes = 0 if out_buffer >= 0 else out_slots * 2 * CHUNK
     element = DTYPE_BYTES[schedule.dtype]
     buffer_bytes = tuple(ceil_to(f * element, 128) * 64 for f in schedule.buffer_features)
     resident = schedule.stage.residency is Residency.RESIDENT
     reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
-    left = limit - sum(buffer_bytes) * rings - out_slots * 2 * CHUNK - reserve
+    left = limit - sum(buffer_bytes) * rings - out_bytes - reserve
     want_in = max(need_in, min(8, _loads(schedule)))
     if resident or total_pages == 0:
         pages = total_pages
@@ -101,14 +106,17 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
         while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1
         pages = max(2, min((left - in_slots * rings * CHUNK) // page_all, 64))
+        in_slots = max(in_slots, min(want_in, (left - pages * page_all) // (rings * CHUNK)))
     offset = 0
     page_data, offset = offset, offset + pages * page_all
     in_data, offset = offset, offset + in_slots * rings * CHUNK
-    out_data, offset = offset, offset + out_slots * 2 * CHUNK
+    out_data, offset = offset, offset + out_bytes
     buffers = []
     for size in buffer_bytes:
         buffers.append(offset)
         offset += size * rings
+    if out_buffer >= 0:
+        out_data = buffers[out_buffer]
     page_bars = offset
     in_bars = page_bars + pages * page_rings * 16
     out_bars = in_bars + in_slots * rings * 16
@@ -117,14 +125,39 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     parts = (
         ("weights" if resident else "weight ring", pages * page_all),
         ("input ring", in_slots * rings * CHUNK),
-        ("output staging", out_slots * 2 * CHUNK),
+        ("output staging", out_bytes),
         ("tile buffers", sum(buffer_bytes) * rings),
         ("barriers", total - page_bars),
     )
     return Layout(
-        page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, tuple(buffers),
-        buffer_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
+        page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, out_buffer,
+        tuple(buffers), buffer_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
     )  # fmt: skip
+
+
+def _dead_buffer(schedule: Schedule) -> int:
+    """A buffer that the step with the staged output reads last: under Shard(1), room for the whole output.
+
+    Each warpgroup stages into the chunks that it wrote, so it alone must wait before it writes them again.
+    """
+    steps = [s for s in schedule.steps if any(k.kind == "staged" for p in s.phases for k in p.sinks)]
+    if schedule.stage.placement.dim != 1 or len(steps) != 1 or steps[0].gemm is None:
+        return -1
+    step = steps[0]
+    sinks = [k for p in step.phases for k in p.sinks]
+    later = {s.tile for st in schedule.steps if st.index > step.index for s in (st.gemm.segments if st.gemm else ())}
+    read = {i for p in step.phases for n in p.nodes for i in n.ins} | {
+        n for st in schedule.steps if st.index > step.index for p in st.phases for op in p.nodes for n in op.ins
+    }
+    if len([k for k in sinks if k.kind == "staged"]) != 1 or any(k.kind == "shared" for k in sinks):
+        return -1
+    half = schedule.width(step)
+    for segment in step.gemm.segments if step.features == 2 * half and half % schedule.chunk_columns == 0 else ():
+        tile = segment.tile
+        whole = segment.place is Place.SHARED and segment.features == schedule.tiles[tile].features == step.features
+        if whole and tile not in later | read and tile not in {v for v, _ in schedule.views.values()}:
+            return schedule.buffers[tile]
+    return -1
 
 
 def _loads(schedule: Schedule) -> int:

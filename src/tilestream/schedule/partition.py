@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilestream.errors import VerifyError
-from tilestream.ir import Pipeline, Role, Stage, Tile, TileOp
+from tilestream.ir import Pipeline, Residency, Role, Stage, Tile, TileOp
 from tilestream.schedule.expand import expand
 from tilestream.schedule.model import ACC_LIMIT, Gemm, Place, Schedule, Segment, Sink, Step, Stream
 from tilestream.schedule.phases import Scope, cut_phases
@@ -43,6 +43,7 @@ class _Partition:
                 self.tiles.setdefault(op.out.name, op.out)
                 self.features[op.out.name] = op.out.features
         self.dtype = self._one_dtype()
+        self._check_group()
         self.drafts: list[Draft] = []
         self.step_of: dict[str, int] = {}
         self.streams: dict[str, Stream] = {}
@@ -84,6 +85,17 @@ class _Partition:
             if tensor.role is Role.PARAMETER and tensor.dtype not in (dtype, "f32"):
                 raise VerifyError(f"parameter {name!r} is {tensor.dtype} in a {dtype} stage", f"cast it to {dtype} or f32")
         return dtype
+
+    def _check_group(self) -> None:
+        s = self.stage
+        if s.group == 1:
+            return
+        if s.group != 2 or s.residency is not Residency.STREAMED or s.replicas % 2 or len(self.pipeline.stages) > 1:
+            raise VerifyError(
+                f"stage {s.name!r} has group {s.group}, {s.replicas} replicas, {s.residency} weights and "
+                f"{len(self.pipeline.stages) - 1} other stages in its launch",
+                "group is 1, or 2 for a stage that is alone in its launch, streams its weights and has an even number of replicas",
+            )
 
     def _check_width(self, features: int, op: TileOp) -> None:
         limit = ACC_LIMIT[self.stage.placement.dim]

@@ -3,16 +3,16 @@
 
 namespace ts {
 
-template <bool RESIDENT, int SLOTS, int BYTES>
+template <bool RESIDENT, int SLOTS, int BYTES, bool PAIR>
 struct PageRing {
-  using type = Ring<SLOTS, BYTES>;
+  using type = Ring<SLOTS, BYTES, PAIR>;
 };
-template <int SLOTS, int BYTES>
-struct PageRing<true, SLOTS, BYTES> {
+template <int SLOTS, int BYTES, bool PAIR>
+struct PageRing<true, SLOTS, BYTES, PAIR> {
   using type = Resident<SLOTS, BYTES>;
 };
 template <class S>
-using PagesOf = typename PageRing<S::RESIDENT, S::PAGES, S::PAGE_BYTES>::type;
+using PagesOf = typename PageRing<S::RESIDENT, S::PAGES, S::PAGE_BYTES, S::PAIR_COUNT == 2>::type;
 
 // Which ring warpgroup g takes from: Shard(0) shares the weights, Shard(1) the inputs.
 template <class S>

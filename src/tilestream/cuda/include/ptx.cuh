@@ -11,6 +11,9 @@ using u64 = unsigned long long;
 #define TS_DEV __device__ __forceinline__
 #define TS_LANES              // on the host: a loop over the 128 lanes t of a warpgroup
 #define TS_LANE lane_in_group()  // t
+// The same, computed anew for each pass: else every pass's addresses are kept from tile to tile, and spill.
+#define TS_PASS const u32 pass_lane = fresh_lane();
+#define TS_PASS_LANE pass_lane
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 #define TS_CONSTANT __constant__ const
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
@@ -34,6 +37,11 @@ struct Registers {
 constexpr int WARP = 32;  // on the host a warp is one thread
 TS_DEV u32 lane_in_warp() { return threadIdx.x & 31; }
 TS_DEV u32 lane_in_group() { return threadIdx.x & 127; }
+TS_DEV u32 fresh_lane() {
+  u32 t = threadIdx.x & 127;
+  asm volatile("" : "+r"(t));
+  return t;
+}
 // Provably uniform, else ptxas serialises the wgmma it guards (C7520).
 TS_DEV int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
 TS_DEV u32 sm_id() {
@@ -87,6 +95,24 @@ TS_DEV void group_arrive(u32 bar) {
   __syncwarp();
   if ((threadIdx.x & 31) == 0) bar_arrive(bar);
 }
+// The same for the barriers of both CTAs of a pair. Unqualified: with .release.cluster it becomes a
+// MEMBAR.ALL.GPU in the consumer, and what it frees was read by wgmma, not by ordinary loads.
+TS_DEV void group_arrive_pair(u32 bar) {
+  __syncwarp();
+  u32 lane = threadIdx.x & 31;
+  if (lane < 2)
+    asm volatile(
+        "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(lane)
+        : "memory");
+}
+TS_DEV u32 cluster_rank() {
+  u32 r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+TS_DEV void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 TS_DEV bool bar_try(u32 bar, u32 parity) {
   u32 ok;
   asm volatile(
@@ -117,6 +143,14 @@ TS_DEV void tma_load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u64 h
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
       "l"(map), "r"(bar), "r"(x), "r"(y), "l"(hint)
+      : "memory");
+}
+// Into the same place of every CTA of the cluster that the mask names, and on their barriers.
+TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, u16 mask, u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(
+          dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask), "l"(hint)
       : "memory");
 }
 TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64 hint) {

@@ -6,6 +6,7 @@ namespace ts {
 
 struct PageOp {  // one page of weights
   int map, x, y, bytes, ring;
+  int half;  // rows that each CTA of a pair loads, or 0: all
 };
 struct LoadOp {      // one chunk of an input or of a queue's tile
   int map;           // tensor map, or -1: by ordinary loads
@@ -104,7 +105,7 @@ TS_DEV void init_barriers(u32 smem) {
   constexpr u32 GROUP = 4, BOTH = 8;  // arrivals: one a warp
   for (int i = 0; i < S::PAGES * S::PAGE_RINGS; ++i) {
     bar_init(smem + S::PAGE_BARS + i * 16, 1);
-    bar_init(smem + S::PAGE_BARS + i * 16 + 8, S::TILES == 2 ? BOTH : GROUP);
+    bar_init(smem + S::PAGE_BARS + i * 16 + 8, (S::TILES == 2 ? BOTH : GROUP) * S::PAIR_COUNT);
   }
   for (int i = 0; i < S::IN_SLOTS * S::TILES; ++i) {
     bar_init(smem + S::IN_BARS + i * 16, 1);
@@ -121,7 +122,13 @@ template <class S, class P, class R>
 TS_DEV void load_page(const P& p, const PageOp& op, R& ring) {
   if (!S::RESIDENT) ring.wait_empty();
   bar_expect(ring.full(), (u32)op.bytes);
-  tma_load(ring.addr(), &p.maps[op.map], op.x, op.y, ring.full(), EVICT_LAST);
+  if (S::PAIR_COUNT == 2 && op.half > 0) {
+    // Each CTA of the pair loads one half of the rows into both.
+    const int row = (int)cluster_rank() * op.half;
+    tma_multicast(ring.addr() + (u32)row * 128, &p.maps[op.map], op.x, op.y + row, ring.full(), 3, EVICT_LAST);
+  } else {
+    tma_load(ring.addr(), &p.maps[op.map], op.x, op.y, ring.full(), EVICT_LAST);
+  }
   ring.advance();
 }
 template <class S, class P>
@@ -269,6 +276,11 @@ TS_DEV void publish(const P& p, const Sync& sync, u32 smem, const Worker& w) {
       int at = w.store_ops + 3 * k;
       if (ZERO) publish_group<S>(p, sync, zero, unread, u.tile(0), p.store_bound(at), p.store_bound(at + 1));
       if (ONE) publish_group<S>(p, sync, one, unread, u.tile(1), p.store_bound(at + 1), p.store_bound(at + 2));
+    }
+    if (S::OUT_IN_PLACE && unread != 0) {  // the consumers wait for every slot before they reuse the memory
+      store_wait_read<0>();
+      bar_arrive(unread);
+      unread = 0;
     }
   }
   store_wait<0>();

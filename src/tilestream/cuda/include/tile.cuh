@@ -93,7 +93,8 @@ struct Io<f32> {
 };
 
 // One side's view of a ring in shared memory. Slot i has two barriers: full at bars + 16i, empty behind it.
-template <int SLOTS, int BYTES>
+// With PAIR, consumers free a slot in both CTAs of a cluster: a multicast fills both.
+template <int SLOTS, int BYTES, bool PAIR = false>
 struct Ring {
   u32 bars, data;
   int slot = 0, behind = 0;
@@ -115,6 +116,10 @@ struct Ring {
     return addr();
   }
   TS_DEV void wait_empty() { bar_wait(empty(), parity ^ 1); }
+  // Every slot has come back: what they are made of may be used for something else.
+  TS_DEV void wait_all_empty() {
+    for (int i = 0; i < SLOTS; ++i) bar_wait(bars + (u32)i * 16 + 8, parity ^ 1);
+  }
   // The slot that was advanced past first and has not been announced yet.
   TS_DEV u32 published() {
     u32 bar = bars + (u32)behind * 16;
@@ -123,7 +128,10 @@ struct Ring {
   }
   // Consumers free slots in order, one product behind the one in flight.
   TS_DEV void release() {
-    group_arrive(bars + (u32)behind * 16 + 8);
+    if (PAIR)
+      group_arrive_pair(bars + (u32)behind * 16 + 8);
+    else
+      group_arrive(bars + (u32)behind * 16 + 8);
     next_behind();
   }
   TS_DEV void next_behind() {
