@@ -147,6 +147,8 @@ def test_kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("check", "bench"):
         done = run(command, "chain", "--rows", "8", "--target", "cuda")
         assert done.exit_code == 2 and "no GPU" in done.stderr and "--target reference" in done.stderr
+    done = run("bench", "queues")
+    assert done.exit_code == 2 and "run this on an H100 or H200" in done.stderr
 
 
 def test_debug_shows_the_exception() -> None:
