@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from tilestream import fallback, oracle
 from tilestream.capture import DTYPES, hint
 from tilestream.errors import PlanError
 from tilestream.lower import Region
+from tilestream.modes import real
 from tilestream.planner import Candidate
 from tilestream.runtime import RegionCall, executable
 from tilestream.target import Target
@@ -72,21 +72,21 @@ class Measurer:
             TilestreamError: it cannot be built, or does not run.
         """
         if self._inputs is None:
-            with _real(self._target.device):
+            with real(self._target.device):
                 self._inputs = random_arguments(self._region)
                 self._eager = list(self._region.graph(*self._inputs))
                 self._exact = float64(self._region.graph, self._inputs)
         if self._fallback is None and (self._against or candidate.pipeline is None):
             call = fallback.rest(self._region.graph)
-            with _real(self._target.device):
+            with real(self._target.device):
                 self._fallback = self._capture(call)
         if candidate.pipeline is None:
             assert self._fallback is not None
             if not self._fallback.samples:
-                with _real(self._target.device):
+                with real(self._target.device):
                     _interleave([self._fallback])
             return self._fallback.us
-        with _real(self._target.device):
+        with real(self._target.device):
             arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
             self._check(candidate, arm)
             _interleave([arm] if self._fallback is None else [arm, self._fallback])
@@ -143,15 +143,6 @@ def _interleave(arms: list[Arm]) -> None:
             end.record()
             end.synchronize()
             arm.samples.append(start.elapsed_time(end) * 1000 / arm.calls)
-
-
-@contextlib.contextmanager
-def _real(device: torch.device) -> Iterator[None]:
-    """Run real kernels in the middle of a compilation: no fake tensors, no gradients, on ``device``."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
-        yield
 
 
 def random_arguments(region: Region, seed: int = 0) -> list[Any]:

@@ -18,6 +18,7 @@ from tilestream.emitter import Steps
 from tilestream.errors import InputError, PlanError, TilestreamError
 from tilestream.ir import Pipeline
 from tilestream.lower import Operand, Region, Result
+from tilestream.modes import real
 from tilestream.options import Options
 from tilestream.plan_cache import bucket, cached_plan
 from tilestream.planner import Candidate, Plan
@@ -47,7 +48,8 @@ def executable(pipeline: Pipeline, target: Target) -> Execute:
     """
     key = (pipeline, target.kind, target.device)
     if key not in _executables:
-        _executables[key] = _kernels(pipeline, target) if target.kind == "cuda" else _reference(pipeline)
+        with real(target.device):
+            _executables[key] = _kernels(pipeline, target) if target.kind == "cuda" else _reference(pipeline)
     return _executables[key]
 
 
