@@ -208,7 +208,9 @@ class ConsumerEmitter:
         out += ["  TS_PASS", "#pragma unroll", f"  for (int c = 0; c < {chunks}; ++c) {{"]
         for t in phase.streams:
             out += self._take(t)
-        guard = f"if (col0 + c * {columns} < {step.features}) " if self.split and staged else ""
+        # Chunks of the second warpgroup that lie beyond the tile have no room in its buffer or staging.
+        past = self.split and step.features <= width + (chunks - 1) * columns
+        guard = f"if (col0 + c * {columns} < {step.features}) " if past else ""
         for k, _ in enumerate(staged):
             out.append(f"    u32 out{k} = 0;")
             out.append(f"    {guard}{{ out.wait_empty(); out{k} = out.addr(); out.advance(); }}")
@@ -239,7 +241,8 @@ class ConsumerEmitter:
             out.append(f"          {guard}{store}")
         for sink in phase.sinks:
             if sink.kind != "staged":
-                out += ["          " + line for line in self._sink(sink, names)]
+                mine = guard if sink.kind == "shared" and sink.column % 8 == 0 else ""
+                out += ["          " + mine + line for line in self._sink(sink, names)]
         out += ["        }", "      }"]
         out.append("      fence_async_shared();" if staged else "")
         out.append("    }")
@@ -308,11 +311,9 @@ class ConsumerEmitter:
                     out.append(f"  zero_blocks<{blocks}, {even}>(r{self.s.slots[sink.target]});")
             if sink.kind == "shared" and sink.target == sink.tile:
                 full = ceil_to(step.features, columns) // 8
-                mine = blocks * (2 if self.split else 1)
-                if full > blocks and not self.split:
-                    out.append(f"  zero_columns<T, {blocks}, {full}>({self._buffer(sink.target)});")
-                elif self.split and full > mine:
-                    out.append(f"  if (g == 1) zero_columns<T, {mine}, {full}>({self._buffer(sink.target)});")
+                if full > blocks and step.features <= width:  # else the second warpgroup masks the last chunk
+                    who = "if (g == 1) " if self.split else ""
+                    out.append(f"  {who}zero_columns<T, {blocks}, {full}>({self._buffer(sink.target)});")
         if shared:
             out.append("  fence_async_shared();")
             out.append(f"  {self._barrier()}")

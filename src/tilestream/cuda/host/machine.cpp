@@ -25,6 +25,7 @@
 namespace ts_host {
 
 thread_local char* shared = nullptr;
+thread_local u32 shared_bytes = 0;
 
 namespace {
 
@@ -534,6 +535,7 @@ void run(const Launch& launch) {
       threads.emplace_back([&r, &launch] {
         self = &r;
         shared = r.cta->memory;
+        shared_bytes = r.cta->bytes;
         launch.body(launch.params);
         r.cta->running.fetch_sub(1, relaxed);
         r.cta->event.notify();

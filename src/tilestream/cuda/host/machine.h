@@ -15,6 +15,7 @@ struct alignas(64) TensorMap {
 namespace ts_host {
 
 extern thread_local char* shared;  // the CTA's shared memory
+extern thread_local u32 shared_bytes;
 
 // acc[64, 8 AT to 8 (AT + BLOCKS)] += A @ B.T over 32 bytes of depth
 struct Product {

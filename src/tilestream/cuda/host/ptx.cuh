@@ -49,6 +49,7 @@ TS_DEV void sync_warp() {}
 // ---- shared memory
 template <class V>
 TS_DEV V& shared_at(u32 addr) {
+  if (addr + sizeof(V) > ts_host::shared_bytes) ts_host::trap("an access lies outside shared memory");
   return *reinterpret_cast<V*>(ts_host::shared + addr);
 }
 TS_DEV void sts32(u32 addr, u32 v) { shared_at<u32>(addr) = v; }
