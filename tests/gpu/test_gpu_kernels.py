@@ -1,0 +1,145 @@
+"""Kernels against the reference machine, pipeline by pipeline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import pytest
+import torch
+from gpu_pipelines import NAMED
+from oracle_runs import assert_close, assert_same_bits, cut, reference_run, run_poisoned, to_gpu
+from random_pipelines import tensors_for
+from torch import Tensor
+
+from tilestream import cuda, devices
+from tilestream.errors import InputError
+from tilestream.ir import Role
+from tilestream.verify import verify
+
+MOST = 4096
+ROWS = (0, 1, 63, 64, 65, 300, MOST)
+
+
+@functools.cache
+def expected(name: str) -> tuple[Mapping[str, Tensor], ...]:
+    """(tensors, float64 results, working results) of the largest number of rows: rows do not depend on each other."""
+    pipeline = NAMED[name]()
+    tensors = tensors_for(pipeline, MOST, seed=1)
+    return tensors, *reference_run(pipeline, tensors)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_pipelines_are_legal_and_compile_without_spills(name: str):
+    pipeline = NAMED[name]()
+    verify(pipeline, devices.get("h200"))
+    assert [r.spills for r in cuda.compile_only(pipeline)] == [0] * len(list(pipeline.launches()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMED)
+def test_named_pipelines(name: str):
+    pipeline = NAMED[name]()
+    tensors, exact, working = expected(name)
+    inputs = [t.name for t in pipeline.by_role(Role.INPUT)]
+    compiled = cuda.build(pipeline)
+    largest: dict[str, Tensor] = {}
+    for rows in sorted(ROWS, reverse=True):
+        given = to_gpu(cut(tensors, rows, *inputs))
+        got = run_poisoned(compiled, given, rows)
+        assert_close(pipeline, got, cut(exact, rows), cut(working, rows))
+        assert_same_bits(got, run_poisoned(compiled, given, rows))
+        largest = largest or got
+        assert_same_bits(got, cut(largest, rows))  # a row's result does not depend on how many there are
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nerf", "spatial_multicast"])
+def test_many_launches_in_a_row_give_the_same_bits(name: str):
+    pipeline = NAMED[name]()
+    compiled = cuda.build(pipeline)
+    given = {k: t.cuda() for k, t in expected(name)[0].items()}
+    first = compiled(given, MOST)
+    again = [compiled(given, MOST) for _ in range(50)]
+    for other in again:
+        assert_same_bits(first, other)
+
+
+@pytest.mark.gpu
+def test_strided_and_misaligned_tensors():
+    """Rows of a wider tensor, columns of a transposed one, and an odd address give what contiguous copies give."""
+    pipeline = NAMED["edge_block"]()
+    compiled = cuda.build(pipeline)
+    given = {k: t.cuda() for k, t in expected("edge_block")[0].items()}
+    wanted = compiled(given, MOST)
+    wide = torch.randn(MOST, 400, device="cuda").bfloat16()
+    wide[:, 8:136] = given["e"]
+    odd = torch.randn(MOST * 128 + 1, device="cuda").bfloat16()[1:].view(MOST, 128)
+    odd.copy_(given["a"])
+    weight = next(t.name for t in pipeline.by_role(Role.PARAMETER) if len(t.shape) == 2)
+    views = {"e": wide[:, 8:136], "a": odd, "b": given["b"].t().contiguous().t()}
+    views[weight] = given[weight].t().contiguous().t()
+    assert not any(v.is_contiguous() and v.data_ptr() % 16 == 0 for v in views.values())
+    assert_same_bits(wanted, compiled({**given, **views}, MOST))
+
+
+@pytest.mark.gpu
+def test_inputs_that_alias():
+    pipeline = NAMED["edge_block"]()
+    compiled = cuda.build(pipeline)
+    given = {k: t.cuda() for k, t in expected("edge_block")[0].items()}
+    apart = {**given, "a": given["e"].clone(), "b": given["e"].clone()}
+    together = {**given, "a": given["e"], "b": given["e"]}
+    assert_same_bits(compiled(apart, MOST), compiled(together, MOST))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["edge_block", "spatial_heads_f16"])
+def test_after_bad_input_the_next_call_is_right(name: str):
+    pipeline = NAMED[name]()
+    compiled = cuda.build(pipeline)
+    given = {k: t.cuda() for k, t in expected(name)[0].items()}
+    wanted = compiled(given, MOST)
+    inputs = pipeline.by_role(Role.INPUT)
+    first = inputs[0].name
+    bad = [
+        ({k: t for k, t in given.items() if k != first}, "is missing"),
+        ({**given, first: given[first].float()}, "torch.float32"),
+        ({**given, first: given[first].cpu()}, "on cpu"),
+        ({**given, first: given[first][:, 1:]}, "the pipeline wants"),
+        ({**given, first: given[first][1:]}, "the pipeline wants"),
+    ]
+    for tensors, says in bad:
+        with pytest.raises(InputError, match=says):
+            compiled(tensors, MOST)
+        assert_same_bits(wanted, compiled(given, MOST))
+
+
+@pytest.mark.gpu
+def test_new_row_counts_and_weights_compile_nothing(monkeypatch: pytest.MonkeyPatch):
+    from tilestream.cuda import cache, compile
+
+    pipeline = NAMED["spatial_hybrid"]()
+    compiled = cuda.build(pipeline)
+    tensors = expected("spatial_hybrid")[0]
+    compiled({k: t.cuda() for k, t in tensors.items()}, MOST)
+    calls: list[str] = []
+    monkeypatch.setattr(compile, "compile_text", lambda *a, **_: calls.append(a[1]))
+    kernels = len(cache._memory)
+    for rows in (1, 64, 1000, 4095):
+        given = to_gpu(tensors_for(pipeline, rows, seed=rows))
+        assert cuda.build(pipeline) is compiled
+        run_poisoned(compiled, given, rows)
+    assert calls == [] and len(cache._memory) == kernels
+
+
+@pytest.mark.gpu
+def test_a_pipeline_for_more_sms_than_there_are():
+    from gpu_pipelines import spread
+    from programs import chain
+
+    from tilestream.errors import DeviceError
+
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    with pytest.raises(DeviceError, match=f"needs {2 * sms} CTAs at once and this GPU holds {sms}. Remedy: plan for"):
+        cuda.build(spread(chain(2, 64), replicas=sms))
