@@ -117,7 +117,7 @@ def candidates(plan: Plan) -> Table:
     """A plan's candidates, the chosen one marked."""
     table = _table("candidates")
     table.add_column("")
-    table.add_column("strategy", no_wrap=True)
+    table.add_column("strategy", min_width=24)
     for heading in ("predicted us", "measured us", "launches", "stages"):
         table.add_column(heading, justify="right")
     for candidate in plan.candidates:

@@ -76,23 +76,22 @@ class Simulation:
         return as_text(self)
 
     def __rich__(self) -> RenderableType:
-        title = Text(f"{self.analysis.model} simulated on {self.analysis.device}\n", style="bold")
+        rows = " and ".join(dict.fromkeys(f"{run.outcome.rows:,}" for run in self.runs))
+        title = Text(f"{self.analysis.model} simulated on {self.analysis.device}", style="bold")
         if not self.runs:
             return Group(title, Text("No pipeline to simulate."), *map(Text, self.problems()))
+        title.append(f", {rows} rows")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "region", "strategy"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("rows", "simulated us", "formula us", "DRAM", "L2"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for level in ("tensor", "DRAM", "L2"):
-            table.add_column(f"{level} busy", justify="right", no_wrap=True)
+        for heading in ("us", "cost model us", "DRAM", "L2", "busy: tensor", "DRAM", "L2"):
+            table.add_column(heading, justify="right")
         for run in self.runs:
             o = run.outcome
             table.add_row(
                 "*" if run.chosen else "",
                 run.region,
                 run.strategy,
-                f"{o.rows:,}",
                 microseconds(o.time_us),
                 microseconds(run.predicted_us),
                 size(o.bytes.get("dram", 0)),
