@@ -96,7 +96,7 @@ class ConsumerEmitter:
         out.append("{")
         out.append(f"  Fragment<{blocks}> acc;")
         if self.split:
-            out.append(f"  const int col0 = g * {width};")
+            out.append(f"  const int col0 = g * {self.s.stride(step)};")
         else:
             out.append("  constexpr int col0 = 0;")
         if step.gemm is not None:
@@ -214,7 +214,7 @@ class ConsumerEmitter:
         for k, _ in enumerate(staged):
             out.append(f"    u32 out{k} = 0;")
             out.append(f"    {guard}{{ out.wait_empty(); out{k} = out.addr(); out.advance(); }}")
-        out.append("    TS_LANES {")
+        out.append(f"    {guard}TS_LANES {{")
         out.append("      const u32 t = TS_PASS_LANE;")
         out.append("#pragma unroll")
         out.append(f"      for (int k = 0; k < {per_chunk}; ++k) {{")
@@ -238,7 +238,7 @@ class ConsumerEmitter:
         for k, sink in enumerate(staged):
             a, b = names.masked(sink.tile)
             store = f"Io<T>::store(pair_addr<T>(out{k}, t, k, j), {a}, {b});"
-            out.append(f"          {guard}{store}")
+            out.append(f"          {store}")
         for sink in phase.sinks:
             if sink.kind != "staged":
                 mine = guard if sink.kind == "shared" and sink.column % 8 == 0 else ""
@@ -286,10 +286,14 @@ class ConsumerEmitter:
             return [f"TS_REG(r{self.s.slots[sink.target]}, 2 * i + j) = T::pack({a}, {b});"]
         if sink.kind == "shared":
             base = self._buffer(sink.target)
+            at = f"{base}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {sink.column}"
             # The second warpgroup's columns start on a chunk, so its blocks have the first one's numbers.
             if sink.column % 8 == 0:
-                return [f"Io<T>::store(pair_addr<T>({base}{self._own_chunks()}, t, i + {sink.column // 8}, j), {a}, {b});"]
-            at = f"{base}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {sink.column}"
+                store = f"Io<T>::store(pair_addr<T>({base}{self._own_chunks()}, t, i + {sink.column // 8}, j), {a}, {b});"
+                if sink.target == sink.tile or self.s.tiles[sink.tile].features % 8 == 0:
+                    return [store]
+                # Columns beyond this part belong to the next part of the concatenation.
+                return [f"if (ok1) {{ {store} }} else if (ok0) Io<T>::store1(element_addr<T>({at})), {a});"]
             return [
                 f"if (ok0) Io<T>::store1(element_addr<T>({at})), {a});",
                 f"if (ok1) Io<T>::store1(element_addr<T>({at} + 1)), {b});",
@@ -314,6 +318,12 @@ class ConsumerEmitter:
                 if full > blocks and step.features <= width:  # else the second warpgroup masks the last chunk
                     who = "if (g == 1) " if self.split else ""
                     out.append(f"  {who}zero_columns<T, {blocks}, {full}>({self._buffer(sink.target)});")
+            if sink.kind == "shared" and sink.target != sink.tile:
+                total = self.s.tiles[sink.target].features
+                full = ceil_to(total, columns // 4)  # as far as products read
+                if full > total and sink.column + step.features == total:
+                    who = "if (g == 1) " if self.split else ""
+                    out.append(f"  {who}zero_tail<T, {total}, {full}>({self._buffer(sink.target)});")
         if shared:
             out.append("  fence_async_shared();")
             out.append(f"  {self._barrier()}")

@@ -185,7 +185,8 @@ def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: 
     tensor = pipeline.tensor(stream.tensor)
     valid = max(0, min(columns, stream.features - column))
     at_end = stream.start + stream.features == tensor.features
-    if tensor.features * element % 16 == 0 and (at_end or valid == columns):
+    on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
+    if on_16_bytes and (at_end or valid == columns):
         index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64))
         tables.load_ops.append((index, stream.start + column, -1, 0, 0, 0, 0, again))
     else:

@@ -17,9 +17,11 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
     features = dict(features_of)
 
     def emit(kind: str, name: str, width: int, ins: tuple[str, ...], source: str, params=(), **attrs) -> str:
+        if kind in ("sum", "max") and ins[0] in rows:  # a row value has one column: nothing to reduce
+            kind, attrs = "mul", {"scalar": 1.0}
         out.append(TileOp(kind, Tile(name, width, "f32"), ins, tuple(params), tuple(attrs.items()), source))
         features[name] = width
-        if kind in ("sum", "max") or (ins and all(i in rows for i in ins)):
+        if kind in ("sum", "max") or (ins and not params and all(i in rows for i in ins)):
             rows.add(name)
         return name
 
@@ -64,6 +66,9 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
         elif len(op.ins) == 2 and op.kind != "cat" and features[op.ins[0]] != features[op.ins[1]]:
             ins = tuple(row(i, src) if features[i] == 1 else i for i in op.ins)
             out.append(TileOp(op.kind, op.out, ins, op.params, op.attrs, src))
+        elif op.kind in ("sum", "max") and x in rows:
+            out.append(TileOp("mul", op.out, op.ins, (), (("scalar", 1.0),), src))
+            rows.add(name)
         else:
             out.append(op)
             if op.kind in ("sum", "max") or (

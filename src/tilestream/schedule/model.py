@@ -123,10 +123,14 @@ class Schedule:
         return 128 // DTYPE_BYTES[self.dtype]
 
     def width(self, step: Step) -> int:
-        """Columns of a step that one warpgroup owns."""
+        """Columns of a step that one warpgroup owns; under Shard(1) the second one may have fewer, or none."""
         if self.stage.placement.dim == 0:
             return step.features
-        return min(step.features, ceil_to(-(-step.features // 2), 64))
+        return min(step.features, self.stride(step))
+
+    def stride(self, step: Step) -> int:
+        """First column of the second warpgroup under Shard(1): whole chunks, so that halves never share one."""
+        return ceil_to(-(-step.features // 2), 64)
 
     def __hash__(self) -> int:
         return hash((self.stage, self.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilestream.errors import VerifyError
-from tilestream.ir import Pipeline, Residency, Role, Stage, Tile, TileOp
+from tilestream.ir import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Tile, TileOp
 from tilestream.schedule.expand import expand
 from tilestream.schedule.model import ACC_LIMIT, Gemm, Place, Schedule, Segment, Sink, Step, Stream
 from tilestream.schedule.phases import Scope, cut_phases
@@ -173,6 +173,9 @@ class _Partition:
     def _slice(self, op: TileOp) -> None:
         assert op.out is not None
         name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
+        if base in self.streams and (self.streams[base].start + start) * DTYPE_BYTES[self.dtype] % 16 and self.streams[base].queue:
+            # A bulk copy starts on 16 bytes; what does not is cut out of a copy in shared memory.
+            base = self.as_tile(base, op)
         if base in self.streams:
             s = self.streams[base]
             self.streams[name] = Stream(name, op.out.features, s.tensor, s.queue, s.start + start)
@@ -196,11 +199,9 @@ class _Partition:
                 part = self.as_tile(part, op)
             elif part in self.views:
                 base, start = self.views[part]
-                columns = 128 // {"f32": 4}.get(self.dtype, 2)
+                columns = 128 // DTYPE_BYTES[self.dtype]
                 if start % columns or (self.features[part] % columns and start + self.features[part] != self.features[base]):
                     part = self.as_tile(part, op)
-            elif part in self.streams and self.streams[part].start % 8 and self.streams[part].queue:
-                part = self.as_tile(part, op)
             segments.append(part)
         step = self.new_step(op.out.features, op)
         self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
