@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import shutil
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import torch
 
+from tilestream import __version__
+
 
 def environment() -> dict[str, object]:
     """Versions and hardware for a result's JSON; what is not there is None."""
     gpu = torch.cuda.is_available()
     return {
-        "tilestream": _version("tilestream"),
+        "tilestream": __version__,
         "commit": commit(),
         "command": "tilestream " + shlex.join(sys.argv[1:]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -35,11 +38,14 @@ def environment() -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """The commit of this source tree, ``+`` at its end if the tree has changes; None outside a checkout."""
+    """The commit of this source tree, ``+`` at its end if the tree has changes.
+
+    Outside a checkout what ``$TILESTREAM_COMMIT`` says, for a copy of the tree on another machine, else None.
+    """
     here = Path(__file__).parent
     head = _output("git", "-C", str(here), "rev-parse", "HEAD")
     if not head:
-        return None
+        return os.environ.get("TILESTREAM_COMMIT")
     return head + ("+" if _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no") else "")
 
 

@@ -105,7 +105,7 @@ def _blocks(pipeline: Pipeline) -> list[_Block]:
 
 
 def _where(stage: dict[str, Any]) -> str:
-    where = f"SM {sms(stage)}"
+    where = f"SM{'s' * (stage['replicas'] > 1)} {sms(stage)}"
     return f"{where} · {size(stage['shared_bytes'])}" if stage["shared_bytes"] else where
 
 
