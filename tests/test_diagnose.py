@@ -1,0 +1,58 @@
+"""What a kernel's last record says; the kernels that write it need a GPU (tests/gpu/test_gpu_timeout.py)."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.tables import QueueSpec, Tables
+from tilestream.errors import QueueTimeout
+
+EPOCH = 3 << 32
+
+
+def tables() -> Tables:
+    """Queue ``h`` from a stage to two others, then queue ``k`` to one."""
+    made = Tables(queues=[QueueSpec("h", 64, 2, ("b", "c"), 0, "model.py:7"), QueueSpec("k", 64, 2, ("c",), 6, "")])
+    made.lines = 10
+    return made
+
+
+def record(dump: Dump, stage: int, queue: int, tile: int, free: int, expected: int, found: int, flags: list[int]):
+    """Write what ``expire`` of roles.cuh writes."""
+    raw = struct.pack(f"<6I2Q{len(flags)}Q", 1, stage, 11, queue, tile, free, expected, found, *flags)
+    dump.words[: len(raw) // 8] = torch.frombuffer(bytearray(raw), dtype=torch.int64)
+
+
+def test_no_record_no_error():
+    dump = Dump(tables(), ["a", "b", "c"])
+    assert dump.words.numel() == 5 + 10
+    dump.check()
+
+
+def test_a_tile_that_did_not_come():
+    dump = Dump(tables(), ["a", "b", "c"])
+    flags = [EPOCH | t for t in (5, 4, 5, 4, 3, 2)] + [EPOCH | 1, 0, 0, 0]
+    record(dump, 1, 0, 5, 0, EPOCH | 6, EPOCH | 4, flags)
+    with pytest.raises(QueueTimeout) as raised:
+        dump.check()
+    says = raised.value.cause.splitlines()
+    assert says[0] == (
+        "stage 'b' on SM 11 waited too long for tile 5 of queue 'h' (model.py:7): "
+        "expected tile 5 of launch 3, found tile 3 of launch 3"
+    )
+    assert says[1].strip() == "queue 'h': depth 2, head 5, tail {b: 5, c: 3}"
+    assert says[2].strip() == "queue 'k': depth 2, head 1, tail {c: 0}"
+    assert "restart the process" in raised.value.remedy
+
+
+def test_a_slot_that_did_not_become_free():
+    dump = Dump(tables(), ["a", "b", "c"])
+    record(dump, 0, 1, 9, 1, EPOCH | 8, EPOCH | 7, [0] * 10)
+    with pytest.raises(
+        QueueTimeout, match=r"stage 'a' on SM 11 waited too long for a free slot .* 9 .* 'k' \(no source"
+    ):
+        dump.check()
