@@ -77,6 +77,15 @@ def test_a_new_row_count_builds_nothing():
     assert len(runtime._executables) == 1
 
 
+def test_a_much_larger_batch_is_planned_anew():
+    module = Fn(lambda m, x: m.layers[0](x).softmax(-1), linear(9, 13)).bfloat16()
+    fast = compiled(module)
+    with torch.no_grad():
+        for rows in (64, 65 * runtime.GROWTH):
+            fast(torch.randn(rows, 9).bfloat16())
+    assert [a.plan.rows for a in runtime.analyses() if a.plan] == [64, 65 * runtime.GROWTH]
+
+
 def test_no_rows():
     module = Fn(lambda m, x: (m.layers[0](x), m.layers[0](x).mean(-1)), linear(9, 13)).bfloat16()
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from tilestream.ir import Pipeline
 from tilestream.lower import Operand, Region, Result
 from tilestream.modes import real
 from tilestream.options import Options
-from tilestream.plan_cache import bucket, cached_plan
+from tilestream.plan_cache import cached_plan
 from tilestream.planner import Candidate, Plan
 from tilestream.target import Target
 
@@ -29,8 +30,11 @@ log = logging.getLogger(__name__)
 Execute = Callable[[Mapping[str, torch.Tensor], int], Mapping[str, torch.Tensor]]
 """Tensors of a pipeline (inputs ``[rows, features]``, parameters as declared) and the rows; returns its outputs."""
 
+GROWTH = 4
+"""A region is planned anew where its rows have grown by more than this factor: more stages may pay then."""
+
 _executables: dict[tuple[Pipeline, str, torch.device], Execute] = {}
-_plans: dict[tuple[Pipeline, int, Device, Options], Plan] = {}
+_plans: dict[tuple[Pipeline, Device, Options], list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
 
@@ -73,18 +77,22 @@ def _reference(pipeline: Pipeline) -> Execute:
 def plan(region: Region, options: Options, target: Target) -> Plan:
     """The plan of a region: from this process, from the disk, or made now (and measured, on a GPU).
 
+    A plan serves every number of rows up to ``GROWTH`` times its own: a new batch builds no new kernel.
+
     Raises:
         PlanError: no pipeline is legal under the options.
     """
-    key = (region.program, bucket(region.rows), target.hardware, options)
-    if key not in _plans:
-        measure: Callable[[Candidate], float] | None = None
-        if target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing():
-            from tilestream.measure import Measurer
+    made = _plans.setdefault((region.program, target.hardware, options), [])
+    near = [p for p in made if GROWTH * p.rows >= region.rows]
+    if near:
+        return min(near, key=lambda p: abs(math.log(p.rows / region.rows)))
+    measure: Callable[[Candidate], float] | None = None
+    if target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing():
+        from tilestream.measure import Measurer
 
-            measure = Measurer(region, target, against=options.strategy == "auto")
-        _plans[key] = cached_plan(region.program, region.rows, target.hardware, options, measure)
-    return _plans[key]
+        measure = Measurer(region, target, against=options.strategy == "auto")
+    made.append(cached_plan(region.program, region.rows, target.hardware, options, measure))
+    return made[-1]
 
 
 def choose(found: Plan, target: Target) -> Candidate:
