@@ -63,7 +63,8 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
             total = emit("sum", f"{name}.total", 1, (grown,), src)
             share = emit("reciprocal", f"{name}.share", 1, (total,), src)
             out.append(TileOp("mul", op.out, (grown, share), (), (), src))
-        elif len(op.ins) == 2 and op.kind != "cat" and features[op.ins[0]] != features[op.ins[1]]:
+        elif op.kind not in ("linear", "cat", "slice") and any(features[i] == 1 < n for i in op.ins):
+            # a column that meets a wider tile or vector
             ins = tuple(row(i, src) if features[i] == 1 else i for i in op.ins)
             out.append(TileOp(op.kind, op.out, ins, op.params, op.attrs, src))
         elif op.kind in ("sum", "max") and x in rows:

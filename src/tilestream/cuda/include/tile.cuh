@@ -222,6 +222,14 @@ TS_DEV void zero_columns(u32 base) {
       for (int j = 0; j < 2; ++j) Io<T>::store(pair_addr<T>(base, t, i, j), 0.0f, 0.0f);
   }
 }
+// Columns after a concatenation whose width is no multiple of a product's depth.
+template <class T, int FROM, int TO>
+TS_DEV void zero_tail(u32 base) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    for (u32 col = FROM + (t >> 6); col < TO; col += 2) Io<T>::store1(element_addr<T>(base, t & 63, col), 0.0f);
+  }
+}
 TS_DEV void fill_rows(RowVector& r, float v) {
   TS_LANES {
     const u32 t = TS_LANE;
