@@ -216,11 +216,9 @@ class _Partition:
         for i in op.ins:
             if i in self.cats:
                 self.gather(i, op)
-        width = max(self.features[i] for i in (*op.ins, name) if i not in self.rows) if any(
-            i not in self.rows for i in op.ins
-        ) else 1
         reduces = op.kind in ("sum", "max")
         all_rows = bool(op.ins) and all(i in self.rows for i in op.ins) and not op.params
+        width = 1 if all_rows else max(self.features[i] for i in (*op.ins, name) if i not in self.rows)
         first = max((self.usable_from(i) for i in op.ins), default=-1)
         if first < 0:
             if not reduces:
