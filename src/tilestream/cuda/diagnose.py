@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import weakref
+
 import torch
 
 from tilestream.cuda.tables import Tables
 from tilestream.errors import QueueTimeout
 
+log = logging.getLogger(__name__)
+
 _HEADER = 5  # 64-bit words before the flags
+_dumps: weakref.WeakSet[Dump] = weakref.WeakSet()
 
 
 class Dump:
@@ -18,7 +25,9 @@ class Dump:
 
     def __init__(self, tables: Tables, stages: list[str]) -> None:
         self.tables, self.stages = tables, stages
-        self.words = torch.zeros(_HEADER + max(tables.lines, 1), dtype=torch.int64, pin_memory=torch.cuda.is_available())
+        size = _HEADER + max(tables.lines, 1)
+        self.words = torch.zeros(size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+        _dumps.add(self)
 
     @property
     def address(self) -> int:
@@ -26,8 +35,15 @@ class Dump:
 
     def check(self) -> None:
         """Raise ``QueueTimeout`` if a launch has left a record."""
-        if int(self.words[0]) & 0xFFFFFFFF:
-            raise QueueTimeout(self.describe(), "the CUDA context is lost: restart the process; report this message")
+        if self.claimed:
+            raise self.error()
+
+    @property
+    def claimed(self) -> bool:
+        return bool(int(self.words[0]) & 0xFFFFFFFF)
+
+    def error(self) -> QueueTimeout:
+        return QueueTimeout(self.describe(), "the CUDA context is lost: restart the process; report this message")
 
     def describe(self) -> str:
         half = [(int(w) & 0xFFFFFFFF, (int(w) >> 32) & 0xFFFFFFFF) for w in self.words[:3]]
@@ -40,7 +56,8 @@ class Dump:
             f"({q.source or 'no source line'}): expected {_ticket(expected)}, found {_ticket(found)}"
         ]
         for spec in self.tables.queues:
-            flags = [int(w) for w in self.words[_HEADER + spec.line : _HEADER + spec.line + spec.depth * (1 + len(spec.consumers))]]
+            first, count = _HEADER + spec.line, spec.depth * (1 + len(spec.consumers))
+            flags = [int(w) for w in self.words[first : first + count]]
             head = max((f & 0xFFFFFFFF for f in flags[: spec.depth]), default=0)
             tails = [
                 f"{c}: {max(f & 0xFFFFFFFF for f in flags[(1 + k) * spec.depth : (2 + k) * spec.depth])}"
@@ -52,3 +69,11 @@ class Dump:
 
 def _ticket(word: int) -> str:
     return f"tile {(word & 0xFFFFFFFF) - 1} of launch {(word >> 32) & 0xFFFFFFFF}"
+
+
+@atexit.register
+def _tell() -> None:
+    """A process that ends on torch's "unspecified launch failure" says at least then which queue it was."""
+    for dump in _dumps:
+        if dump.claimed:
+            log.error("QueueTimeout: %s", dump.error())

@@ -58,10 +58,13 @@ class Launch:
         self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48) // 64) * 64)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if self.tables.queues else None
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor], rows: int) -> None:
-        """Enqueue on the current stream. ``tensors`` holds inputs, parameters and outputs by name."""
+    def check(self) -> None:
+        """Raise ``QueueTimeout`` if an earlier launch expired."""
         if self.dump is not None:
             self.dump.check()
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor], rows: int) -> None:
+        """Enqueue on the current stream. ``tensors`` holds inputs, parameters and outputs by name."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         space = self.workspaces.take(stream)
         if self.pack is not None:
@@ -129,17 +132,18 @@ class CompiledPipeline:
         Args:
             tensors: inputs ``[rows, features]`` with contiguous features, and parameters, on this device.
             rows: any number, 0 included.
-            out: tensors to write instead of new ones.
+            out: tensors to write instead of new ones: rows that bulk copies can address, in memory of their own.
 
         Raises:
-            InputError: a tensor is missing or has the wrong shape, dtype or device.
+            InputError: a tensor is missing, has the wrong shape, dtype or device, or is written while it is read.
             QueueTimeout: an earlier launch of this pipeline expired.
         """
-        have = {name: self._checked(t, tensors, rows) for t in (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER)) for name in (t.name,)}
-        results = {}
-        for t in self._outputs:
-            given = out[t.name] if out is not None else None
-            results[t.name] = given if given is not None else self._empty(t, rows)
+        for launch in self.launches:
+            launch.check()
+        wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
+        have = {t.name: self._checked(t, tensors, rows) for t in wanted}
+        given = out or {}
+        results = {t.name: self._writable(t, given, rows, have) for t in self._outputs}
         if rows == 0:
             return results
         have |= results
@@ -155,14 +159,49 @@ class CompiledPipeline:
         value = tensors.get(t.name)
         if value is None:
             raise InputError(f"tensor {t.name!r} is missing", "give every input and parameter of the pipeline")
-        want = (rows, t.features) if t.role is Role.INPUT else t.shape
+        want = t.shape if t.role is Role.PARAMETER else (rows, t.features)
         if tuple(value.shape) != want or value.dtype != TORCH_DTYPES[t.dtype] or value.device != self.device:
             raise InputError(
                 f"tensor {t.name!r} is {tuple(value.shape)} {value.dtype} on {value.device}; "
                 f"the pipeline wants {want} {TORCH_DTYPES[t.dtype]} on {self.device}",
                 "convert it before the call",
             )
-        return value if _addressable(value) else value.clone(memory_format=torch.contiguous_format)
+        if t.role is Role.OUTPUT or _addressable(value):
+            return value
+        return value.clone(memory_format=torch.contiguous_format)
+
+    def _writable(
+        self, t: Tensor, out: Mapping[str, torch.Tensor], rows: int, have: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """The output given, or a new one. Tiles are stored while others are still read: the memory must be its own."""
+        if t.name not in out:
+            return self._empty(t, rows)
+        value = self._checked(t, out, rows)
+        if rows and not _addressable(value):
+            raise InputError(
+                f"output {t.name!r} has strides {value.stride()} at address {value.data_ptr():#x}: kernels cannot write it",
+                "give a contiguous tensor that starts on 16 bytes",
+            )
+        others = {**have, **{name: other for name, other in out.items() if name != t.name}}
+        for name, other in others.items():
+            if _overlap(value, other):
+                raise InputError(
+                    f"output {t.name!r} shares memory with {name!r}", "give it memory of its own, or leave out= away"
+                )
+        return value
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the spans of two tensors meet; columns of one matrix count as meeting."""
+    first, second = _span(a), _span(b)
+    return first[0] < second[1] and second[0] < first[1]
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    if t.numel() == 0:
+        return 0, 0
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
 def _addressable(t: torch.Tensor) -> bool:
