@@ -179,7 +179,7 @@ class CompiledPipeline:
         value = self._checked(t, out, rows)
         if rows and not _addressable(value):
             raise InputError(
-                f"output {t.name!r} has strides {value.stride()} at address {value.data_ptr():#x}: kernels cannot write it",
+                f"kernels cannot write output {t.name!r}: strides {value.stride()}, address {value.data_ptr():#x}",
                 "give a contiguous tensor that starts on 16 bytes",
             )
         others = {**have, **{name: other for name, other in out.items() if name != t.name}}
