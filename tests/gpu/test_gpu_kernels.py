@@ -143,3 +143,32 @@ def test_a_pipeline_for_more_sms_than_there_are():
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     with pytest.raises(DeviceError, match=f"needs {2 * sms} CTAs at once and this GPU holds {sms}. Remedy: plan for"):
         cuda.build(spread(chain(2, 64), replicas=sms))
+
+
+@pytest.mark.gpu
+def test_outputs_that_cannot_be_written():
+    """Memory that is read, or that kernels cannot address, is refused before anything runs."""
+    compiled = cuda.build(NAMED["heads"]())
+    given = {k: t.cuda() for k, t in expected("heads")[0].items()}
+    names = [t.name for t in compiled.pipeline.by_role(Role.OUTPUT)]
+    wanted = compiled(given, MOST)
+    good = {n: torch.empty_like(t) for n, t in wanted.items()}
+    room = torch.empty(MOST * 192 + 8, dtype=torch.bfloat16, device="cuda")
+    room[: MOST * 100] = given["x"].flatten()
+    shared = room[: MOST * 100].view(MOST, 100)
+    bad = [
+        ({names[0]: good[names[0]].float()}, given, "the pipeline wants"),
+        ({names[0]: good[names[0]][1:]}, given, "the pipeline wants"),
+        ({names[0]: good[names[0]].cpu()}, given, "on cpu"),
+        ({names[0]: room[1 : MOST * 192 + 1].view(MOST, 192)}, given, "kernels cannot write"),
+        ({names[0]: room[: MOST * 192].view(192, MOST).t()}, given, "kernels cannot write"),
+        ({names[0]: room[: MOST * 192].view(MOST, 192)}, {**given, "x": shared}, "shares memory with 'x'"),
+        ({**good, names[2]: good[names[0]].view(-1)[: MOST * 17].view(MOST, 17)}, given, "shares memory with"),
+    ]
+    for out, tensors, says in bad:
+        with pytest.raises(InputError, match=says):
+            compiled(tensors, MOST, out=out)
+    for name, t in good.items():
+        t.fill_(float("nan"))
+        compiled(given, MOST, out={name: t})
+        assert torch.equal(t, wanted[name])
