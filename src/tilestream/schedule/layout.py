@@ -82,7 +82,8 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     total_pages = sum(per_step)
     # An epilogue holds a chunk of each of its streams at once (under Shard(1), one for each warpgroup).
     streamed = max((len(p.streams) for s in schedule.steps for p in s.phases), default=0)
-    need_in = max(1 if chunks_in(schedule) else 0, streamed * (2 if both else 1))
+    # A product takes its next chunk before it gives the last one back.
+    need_in = max(min(2, chunks_in(schedule)), streamed * (2 if both else 1))
     staged = max((sum(k.kind == "staged" for k in p.sinks) for s in schedule.steps for p in s.phases), default=0)
     # The publisher gives a slot back when it starts the next copy: one more than an epilogue fills at once.
     out_slots = staged + 1 if staged else 0

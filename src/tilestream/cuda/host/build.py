@@ -63,12 +63,13 @@ class HostRun:
     """How to build and run.
 
     ``launches``: times each kernel runs, one after another, on the same workspace. ``limit_s``: bound of a wait
-    inside the machine; flag waits have half of it. ``seed`` orders the copy engine's work.
+    inside the machine, ``flag_limit_s`` of one for a flag. ``seed`` orders the copy engine's work.
     """
 
     sanitize: bool = False
     launches: int = 1
     limit_s: float = 60.0
+    flag_limit_s: float = 30.0
     seed: int = 0
     mutations: tuple[Mutation, ...] = ()
     folder: Path | None = None
@@ -146,7 +147,7 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
     words.append(len(tables.pointers))
     for _, name in tables.pointers:
         words += [at[name], tensors[name].stride(0) if tensors[name].dim() else 1]
-    words += [flags + 2 * LINE, flags, flags + LINE, record, int(options.limit_s * 0.5e9), rows]
+    words += [flags + 2 * LINE, flags, flags + LINE, record, int(options.flag_limit_s * 1e9), rows]
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, words)
