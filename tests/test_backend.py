@@ -156,6 +156,28 @@ def test_what_is_not_taken_runs_and_is_said_once(caplog: pytest.LogCaptureFixtur
     assert "2 of 3 operators go to Inductor: aten.cumsum.default (test_backend.py:" in lines[0]
 
 
+def test_sizes_that_are_not_known_at_all():
+    module = Fn(lambda m, x: m.layers[0](x.flatten(0, 1)).unflatten(0, x.shape[:2]), linear(9, 13)).bfloat16()
+    x = torch.randn(3, 7, 9).bfloat16()
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    check(module, x)
+    assert len(runtime.analyses()) == 1
+
+
+def test_inference_mode_and_static_shapes():
+    module = linear(9, 13).bfloat16()
+    fast = torch.compile(module, backend=tilestream, options=REFERENCE, dynamic=False, fullgraph=True)
+    for rows in (37, 40):
+        x = torch.randn(rows, 9).bfloat16()
+        with torch.inference_mode():
+            torch.testing.assert_close(fast(x), module(x), rtol=0.05, atol=0.05)
+
+
+def test_constants_beside_inductor():
+    module = Fn(lambda m, x: (m.layers[0](x) + torch.tensor(0.5)).cumsum(-1) * torch.arange(13.0), linear(9, 13))
+    check(module.bfloat16(), torch.randn(37, 9).bfloat16())
+
+
 def test_a_model_without_a_region_runs():
     check(Fn(lambda m, x: (x.cumsum(0) * 2,)), torch.randn(37, 9).bfloat16())
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from tilestream import fallback
+from tilestream.aten.nodes import is_constant
 from tilestream.capture import boxed, normalise
 from tilestream.errors import DeviceError, OptionError, PlanError
 from tilestream.options import Options, parse
@@ -133,6 +134,7 @@ class Program:
     """The segments of a graph in order. Called with a list of arguments, which it empties."""
 
     placeholders: tuple[str, ...]
+    constants: dict[str, torch.Tensor]
     steps: tuple[Step, ...]
     outputs: tuple[Any, ...]
 
@@ -143,15 +145,16 @@ class Program:
         outputs = tuple(nodes[-1].args[0])
         kept = {o.name for o in outputs if isinstance(o, fx.Node)}
         placeholders = tuple(n.name for n in nodes if n.op == "placeholder")
+        constants = {n.name: getattr(graph, n.target) for n in nodes if is_constant(n)}
         steps: list[Step] = []
         for index, segment in enumerate(found.segments):
             later = {a for s in found.segments[index + 1 :] for a in s.arguments} | kept
             dead = tuple(dict.fromkeys(n for n in (*segment.arguments, *segment.results) if n not in later))
             steps.append(Step(_compile(segment, options, target), segment.arguments, segment.results, dead))
-        return Program(placeholders, tuple(steps), outputs)
+        return Program(placeholders, constants, tuple(steps), outputs)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        values = dict(zip(self.placeholders, args, strict=True))
+        values = {**self.constants, **dict(zip(self.placeholders, args, strict=True))}
         args.clear()
         for step in self.steps:
             results = step.call([values[name] for name in step.arguments])

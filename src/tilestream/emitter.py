@@ -11,6 +11,7 @@ from torch import fx
 
 from tilestream.capture import DTYPES, product, source, value
 from tilestream.ir import Role, Tensor, Tile, TileOp
+from tilestream.modes import real
 from tilestream.tileops import OPS
 
 MAX_FEATURES = 512
@@ -150,6 +151,8 @@ class Emitter:
         if not isinstance(node, fx.Node) or value(node) is None:
             raise Unsupported("a symbolic scalar operand")
         fake = _tensor(node)
+        if node.op == "get_attr" and not fake.dim() and fake.device.type == "cpu":
+            return _constant(node)
         known = self._known(node)
         if known and known.rows == frame.rows and known.dropped == frame.dropped:
             if known.tile.features in (1, frame.features):
@@ -264,6 +267,14 @@ class Emitter:
             return self.emit(kind, features, dtype, (tile,), (other,), **attrs)
         assert isinstance(other, float)
         return self.emit(kind, features, dtype, (tile,), (), scalar=other, **attrs)
+
+
+def _constant(node: fx.Node) -> float:
+    found = getattr(node.graph.owning_module, str(node.target))
+    if found.is_complex():
+        raise Unsupported("a complex constant")
+    with real(found.device):
+        return float(found.item())
 
 
 def dtype_of(node: object) -> str:

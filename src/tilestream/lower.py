@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream import aten
-from tilestream.aten.nodes import is_sym, is_view, name
+from tilestream.aten.nodes import is_constant, is_sym, is_view, name
 from tilestream.capture import expression, hint, product, source, value
 from tilestream.emitter import Emitter, Steps, Unsupported, Value
 from tilestream.ir import Pipeline, Role, Stage, Tensor, TileOp
@@ -111,12 +111,17 @@ def lower(
     return region, outputs
 
 
+def is_given(node: fx.Node) -> bool:
+    """Whether a node has its value from the start: a placeholder, or a constant tensor."""
+    return node.op == "placeholder" or is_constant(node)
+
+
 def extract(
     owner: fx.GraphModule, outputs: Sequence[fx.Node], inputs: Iterable[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[fx.Node, ...]]:
     """The part of a graph between ``inputs`` and ``outputs`` as a module of its own, and its arguments.
 
-    Placeholders of the outer graph that are reached are arguments too (sizes, for one).
+    Placeholders and constants of the outer graph that are reached are arguments too.
     """
     stops = set(inputs)
     needed: set[fx.Node] = set()
@@ -131,10 +136,12 @@ def extract(
     needed |= stops
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    arguments = tuple(n for n in owner.graph.nodes if n in needed and (n in stops or n.op == "placeholder"))
+    arguments = tuple(n for n in owner.graph.nodes if n in needed and (n in stops or is_given(n)))
     for node in arguments:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
+        if is_constant(node):
+            copies[node].meta["constant"] = getattr(owner, str(node.target))
     for node in owner.graph.nodes:
         if node in needed and node not in copies:
             copies[node] = graph.node_copy(node, lambda n: copies[n])

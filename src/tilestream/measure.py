@@ -146,12 +146,18 @@ def _interleave(arms: list[Arm]) -> None:
 
 
 def random_arguments(region: Region, seed: int = 0) -> list[Any]:
-    """Values for ``region.arguments``: normal numbers, weights scaled so that activations stay of order one."""
+    """Values for ``region.arguments``: constants as they are, sizes of the call that was captured, normal numbers.
+
+    Weights are scaled so that activations stay of order one.
+    """
     weights = {p.index for p in region.parameters if len(region.program.tensor(p.tensor).shape) == 2}
     values: list[Any] = []
     generator = torch.Generator(region.device).manual_seed(seed)
     for index, node in enumerate(n for n in region.graph.graph.nodes if n.op == "placeholder"):
         fake = node.meta["val"]
+        if "constant" in node.meta:
+            values.append(node.meta["constant"])
+            continue
         if not isinstance(fake, torch.Tensor):
             values.append(hint(fake))
             continue

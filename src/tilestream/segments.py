@@ -9,7 +9,7 @@ from torch import fx
 
 from tilestream.aten.nodes import is_sym, is_view
 from tilestream.grouping import successors
-from tilestream.lower import Region, extract
+from tilestream.lower import Region, extract, is_given
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,8 @@ def arrange(
     owner: fx.GraphModule, regions: Sequence[tuple[Region, tuple[fx.Node, ...], tuple[fx.Node, ...]]]
 ) -> tuple[Segment, ...]:
     """Cut a graph into segments: as much of the rest as is ready, then a region, and so on."""
-    nodes = [n for n in owner.graph.nodes if n.op in ("call_function", "get_attr", "call_module", "call_method")]
+    nodes = [n for n in owner.graph.nodes if n.op != "output" and not is_given(n)]
     output = next(n for n in owner.graph.nodes if n.op == "output")
-    placeholders = {n.name: n for n in owner.graph.nodes if n.op == "placeholder"}
     by_name = {n.name: n for n in owner.graph.nodes}
     home = {n: index for index, (_, members, _) in enumerate(regions) for n in members}
     needs = _needs(nodes, output, regions, home, by_name)
@@ -43,7 +42,7 @@ def arrange(
         for user in later:
             if user in earlier:
                 earlier[user].add(node)
-    done: set[fx.Node] = set(placeholders.values())
+    done: set[fx.Node] = {n for n in owner.graph.nodes if is_given(n)}
     rest = [n for n in nodes if n not in home and n in needs]
     left = dict.fromkeys(range(len(regions)))
     wanted = {*output.all_input_nodes, *(by_name[a] for region, _, _ in regions for a in region.arguments)}

@@ -38,6 +38,16 @@ VIEWS = {
 """Operators that only make another view of their operand: free outside a region."""
 
 
+ASSERTIONS = {
+    aten._assert_scalar,
+    aten._assert_async,
+    aten._assert_tensor_metadata,
+    aten.sym_constrain_range,
+    aten.sym_constrain_range_for_size,
+}
+"""Operators that only check."""
+
+
 def packet(node: fx.Node) -> Any:
     """The operator without its overload; the target itself where it is no ATen operator."""
     return getattr(node.target, "overloadpacket", node.target)
@@ -68,10 +78,17 @@ def is_slice(node: fx.Node) -> bool:
     return before is not None and isinstance(dim, int) and before.dim() > 0 and dim % before.dim() == before.dim() - 1
 
 
+def is_constant(node: fx.Node) -> bool:
+    """Whether ``node`` is a tensor that the model's code made (``torch.tensor(1.5)``)."""
+    return node.op == "get_attr" and value(node) is not None
+
+
 def is_sym(node: fx.Node) -> bool:
-    """Whether ``node`` is arithmetic on sizes."""
+    """Whether ``node`` is arithmetic on sizes, or an assertion about them."""
     fake = node.meta.get("val")
-    return isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
+    return packet(node) in ASSERTIONS or isinstance(
+        fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
+    )
 
 
 def argument(node: fx.Node, position: int, key: str, default: object = None) -> object:

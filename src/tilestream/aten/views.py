@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import fx
 
-from tilestream.aten.nodes import argument, is_view, packet
+from tilestream.aten.nodes import argument, integer, is_constant, is_view, packet
 from tilestream.capture import value
 
 aten = torch.ops.aten
@@ -23,11 +23,20 @@ def split_to_slices(graph: fx.Graph) -> None:
         if bounds is None:
             continue
         with graph.inserting_before(node):
-            dim = argument(whole, 2, "dim", 0)
+            dim = integer(whole, 2, "dim", 0)
             part = graph.call_function(aten.slice.Tensor, (whole.args[0], dim, *bounds))
         part.meta = {**whole.meta, **node.meta}
         node.replace_all_uses_with(part)
         graph.erase_node(node)
+
+
+def unlift_constants(graph: fx.Graph) -> None:
+    """Use a constant itself where the trace copies it first: nothing mutates it. Results keep their copy."""
+    for node in list(graph.nodes):
+        lifted = packet(node) in (aten.lift_fresh_copy, aten.lift_fresh) and isinstance(node.args[0], fx.Node)
+        if lifted and is_constant(node.args[0]) and not any(u.op == "output" for u in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _bounds(whole: fx.Node, index: object) -> tuple[int, int] | None:
