@@ -73,7 +73,12 @@ def strategies() -> list[str]:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "nerf": (NeRF, (63, 27)),
     "meshgraphnets": (meshgraphnets, (128, 128, 128)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(33, 200), nn.GELU(), nn.LayerNorm(200), nn.Linear(200, 7)), (33,)),
+    "mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(33, 200), nn.GELU(), nn.LayerNorm(200), nn.Linear(200, 150), nn.SiLU(), nn.Linear(150, 100)
+        ),
+        (33,),
+    ),
 }
 
 
