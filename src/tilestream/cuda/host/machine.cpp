@@ -69,7 +69,7 @@ struct Role {
   u32 group = 0, in_group = 0, groups_seen = 0, groups_complete = 0, groups_fenced = 0;
   char read_clock[JOBS], done_clock[JOBS], fence_clock = 0, products_clock = 0;
   bool half = false;               // the engine has read the head job's source
-  std::vector<u64> bounce;         // and keeps it here
+  std::vector<char> buffer;        // and keeps it here
   Clock visible_shared;            // ordinary writes to shared memory that this thread knows bulk copies may read
   Clock visible_global;            // the same for global memory
   Clock reads;                     // bulk reads of global memory that this thread knows to be over
@@ -159,72 +159,52 @@ struct Box {
 
 char* swizzled(char* tile, long row, long k) { return tile + row * 128 + ((k ^ (row & 7)) << 4); }
 
-// The bounce buffer passes from one proxy to the other without counting as an access of either.
-#define TS_UNSEEN __attribute__((no_sanitize("thread"), noinline))
-TS_UNSEEN void put(u64* to, u64 low, u64 high) {
-  to[0] = low;
-  to[1] = high;
-}
-TS_UNSEEN void get(const u64* from, u64& low, u64& high) {
-  low = from[0];
-  high = from[1];
-}
-
-void read_global(const Box& b, u64* bounce) {
+// A copy goes through a buffer between its two ends, which may lie far apart in time.
+void read_global(const Box& b, char* buffer) {
   for (long r = 0; r < b.box_rows; ++r)
     for (long k = 0; k < 8; ++k) {
-      u64 v[2] = {0, 0};
+      char* const to = buffer + r * 128 + 16 * k;
       const long n = b.valid(r, k);
-      if (n == 16)
-        std::memcpy(v, b.at(r, k), 16);
-      else if (n > 0)
-        std::memcpy(v, b.at(r, k), (size_t)n);
-      put(bounce + (r * 8 + k) * 2, v[0], v[1]);
+      std::memset(to, 0, 16);
+      if (n == 0) continue;
+      reads(b.at(r, k), (size_t)n);
+      std::memcpy(to, b.at(r, k), (size_t)n);
     }
 }
-void write_global(const Box& b, const u64* bounce) {
+void write_global(const Box& b, const char* buffer) {
   for (long r = 0; r < b.box_rows; ++r)
     for (long k = 0; k < 8; ++k) {
-      u64 v[2];
-      get(bounce + (r * 8 + k) * 2, v[0], v[1]);
       const long n = b.valid(r, k);
-      if (n == 16)
-        std::memcpy(b.at(r, k), v, 16);
-      else if (n > 0)
-        std::memcpy(b.at(r, k), v, (size_t)n);
+      if (n == 0) continue;
+      writes(b.at(r, k), (size_t)n);
+      std::memcpy(b.at(r, k), buffer + r * 128 + 16 * k, (size_t)n);
     }
 }
-void read_shared(const Box& b, char* tile, u64* bounce) {
+void read_shared(const Box& b, char* tile, char* buffer) {
+  reads(tile, (size_t)b.box_rows * 128);
   for (long r = 0; r < b.box_rows; ++r)
-    for (long k = 0; k < 8; ++k) {
-      u64 v[2];
-      std::memcpy(v, swizzled(tile, r, k), 16);
-      put(bounce + (r * 8 + k) * 2, v[0], v[1]);
-    }
+    for (long k = 0; k < 8; ++k) std::memcpy(buffer + r * 128 + 16 * k, swizzled(tile, r, k), 16);
 }
-void write_shared(const Box& b, char* tile, const u64* bounce) {
+void write_shared(const Box& b, char* tile, const char* buffer) {
+  writes(tile, (size_t)b.box_rows * 128);
   for (long r = 0; r < b.box_rows; ++r)
-    for (long k = 0; k < 8; ++k) {
-      u64 v[2];
-      get(bounce + (r * 8 + k) * 2, v[0], v[1]);
-      std::memcpy(swizzled(tile, r, k), v, 16);
-    }
+    for (long k = 0; k < 8; ++k) std::memcpy(swizzled(tile, r, k), buffer + r * 128 + 16 * k, 16);
 }
 
 // One end of the head job of a role: loads read global memory, then write shared; stores the other way.
 void step(Cta& cta, Role& role) {
   const u32 n = role.finished.load(relaxed);
   Job& job = role.jobs[n % JOBS];
-  std::atomic_thread_fence(std::memory_order_acquire);  // for the machine; ThreadSanitizer does not see it
+  std::atomic_thread_fence(std::memory_order_acquire);
   const Box box(job);
   const u32 bar = job.bar.load(relaxed), group = job.group.load(relaxed);
   char* const tile = cta.memory + job.smem.load(relaxed);
   if ((job.smem.load(relaxed) & 1023) != 0) trap("a swizzled tile must start on 1024 bytes");
   const bool load = job.load.load(relaxed) != 0;
-  u64* const bounce = role.bounce.data();
+  char* const buffer = role.buffer.data();
   if (load && !role.half) {
     role.load_global.acquire(&job.fenced_global);
-    role.load_global.run([&] { read_global(box, bounce); });
+    role.load_global.run([&] { read_global(box, buffer); });
     for (int k = 0; k < cta.cluster_size; ++k)
       if (job.mask.load(relaxed) >> k & 1) role.load_global.release(&cta.cluster[k]->reads_clock[bar / BARRIER_BYTES]);
   } else if (load) {
@@ -233,20 +213,21 @@ void step(Cta& cta, Role& role) {
       for (int k = 0; k < cta.cluster_size; ++k) {
         if ((job.mask.load(relaxed) >> k & 1) == 0) continue;
         Cta& to = *cta.cluster[k];
-        write_shared(box, to.memory + job.smem.load(relaxed), bounce);
+        write_shared(box, to.memory + job.smem.load(relaxed), buffer);
         release_edge(&to.visible_clock[bar / BARRIER_BYTES]);
+        release_edge(&word(to, bar));
         update(to, bar, 0, -box.box_rows * 128);
       }
     });
   } else if (!role.half) {
     role.store_shared.acquire(&job.fenced_shared);
-    role.store_shared.run([&] { read_shared(box, tile, bounce); });
+    role.store_shared.run([&] { read_shared(box, tile, buffer); });
     role.store_shared.release(&role.read_clock[group % JOBS]);
     role.groups_read.store(group, relaxed);
     cta.event.notify();
   } else {
     role.store_global.acquire(&job.issued);
-    role.store_global.run([&] { write_global(box, bounce); });
+    role.store_global.run([&] { write_global(box, buffer); });
     role.store_global.release(&role.done_clock[group % JOBS]);
     std::atomic_thread_fence(std::memory_order_release);
     role.groups_done.store(group, relaxed);
@@ -320,10 +301,12 @@ void operand_row(u64 desc, int row, unsigned char* to) {
   const u32 start = (u32)(desc & 0x3fff) << 4, group = (u32)((desc >> 32) & 0x3fff) << 4;
   for (u32 k = 0; k < 2; ++k) {
     const u32 at = start + (u32)(row / 8) * group + (u32)(row % 8) * 128 + 16 * k;
-    std::memcpy(to + 16 * k, shared + (at ^ ((at >> 3) & 0x70)), 16);
+    const char* const from = shared + (at ^ ((at >> 3) & 0x70));
+    reads(from, 16);
+    std::memcpy(to + 16 * k, from, 16);
   }
 }
-TS_UNSEEN void packed_rows(const Product& p, float* a) {
+void packed_rows(const Product& p, float* a) {
   for (int r = 0; r < 64; ++r)
     for (int c = 0; c < 16; ++c) {
       const int lane = r / 16 * 32 + r % 8 * 4 + c % 8 / 2;
@@ -332,7 +315,7 @@ TS_UNSEEN void packed_rows(const Product& p, float* a) {
       a[r * 16 + c] = p.element == 0 ? __builtin_bit_cast(float, (u32)h << 16) : from_half(h);
     }
 }
-TS_UNSEEN void accumulate(const Product& p, int depth, const float* a, const float* bt) {
+void accumulate(const Product& p, int depth, const float* a, const float* bt) {
   const int columns = 8 * p.blocks;
   float sums[256];
   for (int r = 0; r < 64; ++r) {
@@ -388,12 +371,14 @@ void bar_init(u32 bar, u32 count) {
 }
 void bar_arrive(u32 bar, u32 arrivals, u32 bytes) {
   self->visible_shared.release(&self->cta->visible_clock[bar / BARRIER_BYTES]);
+  release_edge(&word(*self->cta, bar));
   update(*self->cta, bar, arrivals, bytes);
 }
 void bar_arrive_cluster(u32 bar, u32 arrivals) {
   for (int k = 0; k < self->cta->cluster_size; ++k) {
     Cta& to = *self->cta->cluster[k];
     self->visible_shared.release(&to.visible_clock[bar / BARRIER_BYTES]);
+    release_edge(&word(to, bar));
     update(to, bar, arrivals, 0);
   }
 }
@@ -401,7 +386,8 @@ bool bar_try(u32 bar, u32 parity) {
   Role& r = *self;
   std::atomic<u64>& w = word(*r.cta, bar);
   if ((w.load(relaxed) & 1) == parity) return false;  // a try that fails orders nothing
-  w.load(std::memory_order_acquire);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  acquire_edge(&w);
   r.visible_shared.acquire(&r.cta->visible_clock[bar / BARRIER_BYTES]);
   r.reads.acquire(&r.cta->reads_clock[bar / BARRIER_BYTES]);
   return true;
@@ -414,6 +400,7 @@ void bar_wait(u32 bar, u32 parity) {
 static void meet(Cta& c, int id, int threads, bool wait) {
   std::atomic<u64>& w = c.named[id];
   self->visible_shared.release(&c.named_clock[id]);
+  release_edge(&w);
   u64 old = w.load(relaxed), next;
   do {
     const u32 come = (u32)old + 128;
@@ -422,7 +409,8 @@ static void meet(Cta& c, int id, int threads, bool wait) {
   c.event.notify();
   if (!wait) return;
   wait_until(c.event, "a named barrier was waited for too long", [&] { return w.load(relaxed) >> 32 != old >> 32; });
-  w.load(std::memory_order_acquire);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  acquire_edge(&w);
   self->visible_shared.acquire(&c.named_clock[id]);
 }
 void named(int id, int threads, bool wait) {
@@ -520,7 +508,7 @@ void run(const Launch& launch) {
     for (int r = 0; r < ROLES; ++r) {
       c.roles[(size_t)r].cta = &c;
       c.roles[(size_t)r].warp = ROLE_OF_WARP[r];
-      c.roles[(size_t)r].bounce.resize(BOX_BYTES / 8);
+      c.roles[(size_t)r].buffer.resize(BOX_BYTES);
     }
   }
   std::vector<Cta*> all;
