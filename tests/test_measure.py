@@ -103,6 +103,61 @@ def test_graph_capture_and_new_row_counts():
         torch.testing.assert_close(out, module(x), rtol=0.05, atol=0.05)
 
 
+class Edges(nn.Module):
+    """A message-passing block: gathers, an MLP over edges, a scatter, an MLP over nodes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.edge = nn.Sequential(linear(3 * width, width), nn.SiLU(), linear(width, width), nn.LayerNorm(width))
+        self.node = nn.Sequential(linear(2 * width, width), nn.SiLU(), linear(width, width), nn.LayerNorm(width))
+
+    def forward(self, x: Tensor, e: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        messages = self.edge(torch.cat([e, x[source], x[target]], -1))
+        gathered = torch.zeros_like(x).index_add(0, target, messages)
+        return x + self.node(torch.cat([x, gathered], -1)), e + messages
+
+
+@pytest.mark.gpu
+def test_regions_beside_inductor_on_the_gpu():
+    module = Edges(64).to("cuda", torch.bfloat16)
+    x, e = (torch.randn(n, 64, device="cuda", dtype=torch.bfloat16) for n in (500, 3000))
+    ends = [torch.randint(500, (3000,), device="cuda") for _ in range(2)]
+    fast = torch.compile(module, backend=tilestream, options={"strategy": "vertical"})
+    with torch.no_grad():
+        for got, plain in zip(fast(x, e, *ends), module(x, e, *ends), strict=True):
+            torch.testing.assert_close(got, plain, rtol=0.05, atol=0.1)
+    assert [a.plan.chosen.strategy for a in runtime.analyses() if a.plan] == ["vertical", "vertical"]
+
+
+@pytest.mark.gpu
+def test_training_on_the_gpu_is_inductors():
+    module = chain()
+    x = torch.randn(128, 64, device="cuda", dtype=torch.bfloat16)
+    torch.compile(module, backend=tilestream)(x).sum().backward()
+    assert all(p.grad is not None for p in module.parameters()) and not runtime.analyses()
+
+
+@pytest.mark.gpu
+def test_two_streams():
+    module = chain()
+    fast = torch.compile(module, backend=tilestream, options={"strategy": "spatial"})
+    inputs = [torch.randn(5000, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    with torch.no_grad():
+        want = [module(x) for x in inputs]
+        fast(inputs[0])
+        torch.cuda.synchronize()
+        got: list[Tensor] = []
+        for _ in range(20):
+            got = []
+            for x, stream in zip(inputs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    got.append(fast(x))
+        torch.cuda.synchronize()
+    for mine, plain in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.gpu
 def test_misaligned_inputs_are_copied():
     module = Fn(lambda m, x: m.layers[0](x[1:]), linear(9, 13)).to("cuda", torch.bfloat16)

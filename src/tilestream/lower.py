@@ -12,7 +12,7 @@ from torch import fx
 from tilestream import aten
 from tilestream.aten.nodes import is_constant, is_sym, is_view, name
 from tilestream.capture import expression, hint, product, source, value
-from tilestream.emitter import Emitter, Steps, Unsupported, Value
+from tilestream.emitter import Binding, Emitter, Steps, Unsupported, Value
 from tilestream.ir import Pipeline, Role, Stage, Tensor, TileOp
 from tilestream.peephole import fuse_rms_norm
 
@@ -86,7 +86,7 @@ def lower(
     graph, arguments = extract(owner, outputs, bound)
     position = {node: index for index, node in enumerate(arguments)}
     operands = {
-        b.tensor: Operand(b.tensor, position[b.node], b.steps, b.node.meta["val"].dtype)
+        b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype)
         for b in (*e.inputs, *e.parameters)
     }
     program = Pipeline(title, tuple(e.tensors.values()), (Stage("all", fuse_rms_norm(tuple(e.ops))),), ())
@@ -109,6 +109,15 @@ def lower(
         sources=tuple(dict.fromkeys(s for s in map(source, compute) if s)),
     )
     return region, outputs
+
+
+def _needed(binding: Binding) -> Steps:
+    """The steps without a first one that would change nothing: it costs time at every call."""
+    fake, steps = binding.node.meta["val"], binding.steps
+    idle = {0: (("scalar",),), 1: (("vector", fake.shape[-1] if fake.dim() else 1),)}.get(fake.dim(), ())
+    if fake.dim() == 2:
+        idle = (("flatten", fake.shape[-1]),)
+    return steps[1:] if steps[:1] == idle else steps
 
 
 def is_given(node: fx.Node) -> bool:

@@ -181,7 +181,7 @@ class RegionCall:
                 f"compiled for {operand.dtype} on {self.region.device}",
                 "call torch.compile again for the new kind of input",
             )
-        return bind(tensor, operand.steps)
+        return bind(tensor, operand.steps) if operand.steps else ready(tensor)
 
     def _sizes(self, values: Sequence[Any]) -> dict[sympy.Symbol, int]:
         return {
@@ -195,8 +195,7 @@ class RegionCall:
 
 
 def bind(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
-    """Apply the steps of an operand; the result is contiguous, and on a GPU aligned to 16 bytes for TMA."""
-    tensor = tensor.detach()
+    """Apply the steps of an operand, and make the result ``ready``."""
     for what, *numbers in steps:
         if what == "t":
             tensor = tensor.t()
@@ -214,6 +213,11 @@ def bind(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
             tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
         else:
             tensor = tensor.reshape(())
+    return ready(tensor)
+
+
+def ready(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor contiguous, and on a GPU aligned to 16 bytes for TMA: itself, or a copy."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % 16 else tensor
 
