@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -73,15 +74,21 @@ class Options:
     @property
     def cache_folder(self) -> Path:
         """The folder for plans and kernels, whether or not it exists."""
-        if self.cache_dir is not None:
-            return self.cache_dir
-        named = os.environ.get("TILESTREAM_CACHE_DIR")
-        return Path(named).expanduser() if named else Path.home() / ".cache" / "tilestream"
+        return default_cache_folder() if self.cache_dir is None else self.cache_dir
 
     def with_(self, **changes: object) -> Options:
         """A copy with ``changes``, checked like ``parse``."""
         _known(changes)
         return replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def default_cache_folder() -> Path:
+    """``$TILESTREAM_CACHE_DIR``, else ``~/.cache/tilestream``; without a home, a temporary folder."""
+    named = os.environ.get("TILESTREAM_CACHE_DIR")
+    try:
+        return Path(named).expanduser() if named else Path.home() / ".cache" / "tilestream"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"tilestream-{os.getuid()}"
 
 
 def parse(given: Mapping[str, object] | Options | None) -> Options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,15 @@ def _kernels(pipeline: Pipeline, target: Target) -> Execute:
     return cuda.build(pipeline, target.device)
 
 
+def _kernels_kept(options: Options, target: Target) -> contextlib.AbstractContextManager[None]:
+    """Where the options say that kernels are kept, for those built inside."""
+    if target.kind != "cuda":
+        return contextlib.nullcontext()
+    from tilestream.cuda import cache
+
+    return cache.keep_in(options.cache_folder if options.cache else None)
+
+
 def _reference(pipeline: Pipeline) -> Execute:
     from tilestream import reference
 
@@ -118,14 +128,15 @@ def compile_region(region: Region, options: Options, target: Target) -> fallback
     if region.rows == 0:
         return fallback.eager(region.graph)  # nothing to plan for: every result is empty
     try:
-        found = plan(region, options, target)
-        pipeline = choose(found, target).pipeline
-        if pipeline is None and not options.fallback:
-            raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
-        if pipeline is not None:
-            call = RegionCall(region, executable(pipeline, target))
-            _analyses.append(_analysis(region, found))
-            return call
+        with _kernels_kept(options, target):
+            found = plan(region, options, target)
+            pipeline = choose(found, target).pipeline
+            if pipeline is None and not options.fallback:
+                raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
+            if pipeline is not None:
+                call = RegionCall(region, executable(pipeline, target))
+                _analyses.append(_analysis(region, found))
+                return call
     except TilestreamError as failure:
         if not options.fallback:
             raise

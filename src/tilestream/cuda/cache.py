@@ -7,22 +7,41 @@ import json
 import logging
 import os
 import tempfile
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from tilestream.cuda.compile import KernelReport, compile_source, compiler_version
 from tilestream.cuda.emit import KernelSource, headers_digest
+from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
 _memory: dict[str, KernelReport] = {}
+_announced: set[str] = set()
+
+
+_asked: ContextVar[tuple[Path | None] | None] = ContextVar("kernel cache folder", default=None)
+
+
+@contextmanager
+def keep_in(base: Path | None) -> Iterator[None]:
+    """Kernels compiled inside are kept under ``base``, or nowhere if it is None: the options of one compilation."""
+    token = _asked.set((base,))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
 
 
 def folder() -> Path | None:
-    """Where kernels are kept, or None where caching is off (``TILESTREAM_CACHE=0``)."""
+    """Where kernels are kept, or None where caching is off (``keep_in(None)``, ``TILESTREAM_CACHE=0``)."""
     if os.environ.get("TILESTREAM_CACHE", "1") == "0":
         return None
-    base = os.environ.get("TILESTREAM_CACHE_DIR")
-    return (Path(base) if base else Path.home() / ".cache" / "tilestream") / "kernels"
+    asked = _asked.get()
+    if asked is not None:
+        return asked[0] / "kernels" if asked[0] is not None else None
+    return default_cache_folder() / "kernels"
 
 
 def compiled(source: KernelSource) -> KernelReport:
@@ -44,14 +63,16 @@ def _read(key: str) -> KernelReport | None:
         return None
     try:
         data = json.loads((where / f"{key}.json").read_text())
+        if not isinstance(data, dict):
+            raise ValueError(f"it holds {type(data).__name__}, not a report")
         cubin = (where / f"{key}.cubin").read_bytes()
         if hashlib.sha256(cubin).hexdigest() != data.pop("digest"):
             raise ValueError("the cubin's digest does not match")
         return KernelReport(cubin=cubin, **data)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError) as e:
-        log.warning("kernel cache entry %s is damaged (%s): compiling again", key[:12], e)
+        log.warning("kernel cache entry %s cannot be used (%s): compiling again", where / key[:12], e)
         return None
 
 
@@ -66,13 +87,19 @@ def _write(key: str, report: KernelReport) -> KernelReport:
         _replace(where / f"{key}.cubin", report.cubin)
         _replace(where / f"{key}.json", json.dumps(data).encode())
     except OSError as e:
-        _announce(f"the kernel cache at {where} cannot be written ({e}); going on without it")
+        _announce(
+            str(where),
+            f"kernels are not kept: {where} cannot be written ({e}). Remedy: set TILESTREAM_CACHE_DIR or the option "
+            "cache_dir to a folder with room, or cache=False",
+        )
     return report
 
 
-@lru_cache(maxsize=8)
-def _announce(message: str) -> None:
-    log.warning("%s", message)
+def _announce(about: str, message: str) -> None:
+    """Once a process for each folder."""
+    if about not in _announced:
+        _announced.add(about)
+        log.warning("%s", message)
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,0 +1,198 @@
+"""Compiled kernels on disk: warm second processes, and folders and files that are no good."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from programs import chain
+
+from tilestream import devices, runtime
+from tilestream.cuda import cache, compile_only, emit
+from tilestream.cuda.compile import KernelReport, compile_source
+from tilestream.ir import Pipeline
+from tilestream.options import Options
+from tilestream.target import Target
+
+SOURCE = emit(chain(1, 16))
+
+
+@pytest.fixture(scope="module")
+def report() -> KernelReport:
+    return compile_source(SOURCE)
+
+
+@pytest.fixture(autouse=True)
+def nvrtc(monkeypatch: pytest.MonkeyPatch, report: KernelReport) -> list[str]:
+    """Names of the kernels that were really compiled; nothing is known in memory."""
+    calls: list[str] = []
+
+    def counted(source):
+        calls.append(source.name)
+        return report
+
+    monkeypatch.setattr(cache, "compile_source", counted)
+    monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setattr(cache, "_announced", set())
+    return calls
+
+
+def new_process() -> KernelReport:
+    cache._memory.clear()
+    return cache.compiled(SOURCE)
+
+
+def kept(folder: Path) -> dict[str, Path]:
+    return {p.suffix: p for p in (folder / "kernels").glob("*") if p.suffix in (".cubin", ".json")}
+
+
+def test_a_second_process_compiles_nothing(cache_dir: Path, nvrtc: list[str], report: KernelReport):
+    assert new_process() == report and new_process() == report
+    assert len(nvrtc) == 1 and set(kept(cache_dir)) == {".cubin", ".json"}
+    assert kept(cache_dir)[".cubin"].read_bytes() == report.cubin
+
+
+def test_other_headers_or_another_compiler_are_another_kernel(nvrtc: list[str], monkeypatch: pytest.MonkeyPatch):
+    new_process()
+    monkeypatch.setattr(cache, "headers_digest", lambda: "edited")
+    new_process()
+    monkeypatch.setattr(cache, "compiler_version", lambda: "99.0")
+    new_process()
+    assert len(nvrtc) == 3
+
+
+@pytest.mark.parametrize("suffix", [".json", ".cubin"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe\x00", b'{"digest": "0"}'])
+def test_a_damaged_file_is_announced_and_made_again(
+    cache_dir: Path,
+    nvrtc: list[str],
+    report: KernelReport,
+    caplog: pytest.LogCaptureFixture,
+    suffix: str,
+    content: bytes,
+):
+    new_process()
+    path = kept(cache_dir)[suffix]
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert new_process() == report
+    assert "compiling again" in caplog.text
+    assert len(nvrtc) == 2
+    new_process()
+    assert len(nvrtc) == 2
+
+
+def test_one_flipped_bit_is_seen(cache_dir: Path, nvrtc: list[str], report: KernelReport):
+    new_process()
+    path = kept(cache_dir)[".cubin"]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    assert new_process() == report and len(nvrtc) == 2
+
+
+@pytest.mark.parametrize("suffix", [".json", ".cubin"])
+def test_half_an_entry_is_none(cache_dir: Path, nvrtc: list[str], suffix: str):
+    new_process()
+    kept(cache_dir)[suffix].unlink()
+    new_process()
+    assert len(nvrtc) == 2 and set(kept(cache_dir)) == {".cubin", ".json"}
+
+
+def refused(number: int):
+    def call(*_, **__):
+        raise OSError(number, os.strerror(number), f"some/file{os.urandom(4).hex()}")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [
+        ("os.replace", errno.ENOSPC),
+        ("os.fdopen", errno.ENOSPC),
+        ("tempfile.mkstemp", errno.EROFS),
+        ("tempfile.mkstemp", errno.EACCES),
+    ],
+)
+def test_full_disks_and_read_only_folders(
+    cache_dir: Path,
+    nvrtc: list[str],
+    report: KernelReport,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    number: int,
+):
+    """The kernel is there all the same; it is said once; nothing half-written stays."""
+    module, name = where.split(".")
+    monkeypatch.setattr(getattr(cache, module), name, refused(number))
+    with caplog.at_level(logging.WARNING):
+        assert new_process() == report and new_process() == report
+    assert len(nvrtc) == 2
+    assert caplog.text.count("kernels are not kept") == 1
+    assert os.strerror(number) in caplog.text and "TILESTREAM_CACHE_DIR" in caplog.text
+    assert list((cache_dir / "kernels").glob("*")) == []
+
+
+def test_a_file_in_the_place_of_the_folder(
+    tmp_path: Path, report: KernelReport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TILESTREAM_CACHE_DIR", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        assert new_process() == report
+    assert caplog.text.count("kernels are not kept") == 1 and "cannot be used" not in caplog.text
+
+
+def test_caching_can_be_turned_off(cache_dir: Path, nvrtc: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESTREAM_CACHE", "0")
+    new_process()
+    new_process()
+    assert len(nvrtc) == 2 and kept(cache_dir) == {}
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TILESTREAM_CACHE_DIR")
+    monkeypatch.setattr(Path, "home", homeless)
+    folder = cache.folder()
+    assert folder is not None and folder.name == "kernels" and "tilestream-" in folder.parent.name
+    assert Options().cache_folder == folder.parent
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [({"cache_dir": "mine"}, "mine"), ({"cache": False}, None), ({}, "default")]
+)
+def test_kernels_go_where_the_options_say(
+    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict, where: str | None
+):
+    from test_backend import compiled
+    from torch import nn
+
+    from tilestream import backend
+
+    def kernels(pipeline: Pipeline, target: Target) -> runtime.Execute:
+        compile_only(pipeline)
+        return runtime._reference(pipeline)
+
+    monkeypatch.setattr(runtime, "_kernels", kernels)
+    for name in ("_executables", "_plans"):
+        monkeypatch.setattr(runtime, name, {})
+    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
+    monkeypatch.setattr(backend, "resolve", lambda *_: target)
+    mine = tmp_path / "mine"
+    if "cache_dir" in given:
+        given = {"cache_dir": mine}
+    torch._dynamo.reset()
+    module = nn.Sequential(nn.Linear(9, 13), nn.ReLU(), nn.Linear(13, 5)).bfloat16()
+    with torch.no_grad():
+        compiled(module, strategy="vertical", measure=False, **given)(torch.randn(37, 9).bfloat16())
+    assert bool(kept(mine)) == (where == "mine")
+    assert bool(kept(cache_dir)) == (where == "default")
