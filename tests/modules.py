@@ -129,7 +129,7 @@ FEATURES: dict[str, Case] = {
     "softmax_float": (Fn(lambda m, x: m.layers[0](x).softmax(-1, dtype=torch.float32), linear(9, 13)), ((37, 9),)),
 }
 
-BINARY["constants"] = _binary(lambda m, h, y: (h + torch.tensor(1.5)) * y * torch.tensor([0.5] * 13))
+BINARY["constants"] = _binary(lambda m, h, y: (h + torch.tensor(1.5)) * y * torch.tensor([0.5] * 13, device=h.device))
 FEATURES["batch_norm"] = (
     Fn(lambda m, x: m.layers[1](m.layers[0](x)).relu(), linear(9, 13), nn.BatchNorm1d(13).eval()),
     ((37, 9),),
