@@ -13,6 +13,7 @@
 #define TS_REG(r, k) (r).v[ts_lane][k]
 #define TS_CONSTANT static const
 #define TS_KERNEL(threads) static void
+#define TS_PAIR_KERNEL(threads) static void
 #define TS_PARAM
 #define TS_SHARED(base) const u32 base = 0
 // threads have as many registers as they like

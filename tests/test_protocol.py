@@ -1,0 +1,233 @@
+"""The hand-over protocols under ThreadSanitizer, and mutants of them that must be caught.
+
+Each mutant changes the text of one header, or of a generated kernel, in one place. Caught means: a race is
+reported, a bounded wait expires, a barrier is misused, or the result is wrong.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from programs import chain, edge_block
+from random_pipelines import tensors_for
+from samples import spatial
+
+from tilestream import reference
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
+from tilestream.errors import CompileError, QueueTimeout
+from tilestream.ir import Pipeline, Queue, Residency, Shard
+
+CODE = "int main() { return 0; }"
+
+
+def _why_not(folder: Path) -> str:
+    if shutil.which("g++") is None:
+        return "g++ is not installed"
+    (folder / "probe.cpp").write_text(CODE)
+    build = ["g++", "-fsanitize=thread", str(folder / "probe.cpp"), "-o", str(folder / "probe")]
+    if subprocess.run(build, capture_output=True, check=False).returncode:
+        return "g++ has no ThreadSanitizer (libtsan) here"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("host")
+    if reason := _why_not(path):
+        pytest.skip(reason)
+    return path
+
+
+# -- pipelines, each as small as its protocol allows
+
+
+def rings(depth: int = 2, width_of_middle: int = 1) -> Pipeline:
+    """Three stages, two queues between neighbours and one that skips the middle stage."""
+    p = spatial(3)
+    stages = tuple(replace(s, replicas=1) for s in p.stages)
+    if width_of_middle == 1:
+        stages = (stages[0], replace(stages[1], placement=Shard(1)), stages[2])
+    return p.with_stages(stages, tuple(replace(q, depth=depth) for q in p.queues))
+
+
+def multicast() -> Pipeline:
+    """One queue with two consumers, the second of which lags a whole stage behind."""
+    p = rings()
+    first, *others = p.stages
+    late = replace(others[1], ops=tuple(replace(op, ins=_late(op.ins)) for op in others[1].ops))
+    queues = (Queue("h1", "layer0", ("layer1", "layer2"), depth=2), Queue("h2", "layer1", ("layer2",), depth=4))
+    return p.with_stages((first, others[0], late), queues)
+
+
+def _late(ins: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("h1" if name == "h0" else name for name in ins)
+
+
+def one_stage(layers: int, width: int, placement: int = 0, group: int = 1) -> Pipeline:
+    p = chain(layers, width)
+    stage = replace(
+        p.stages[0], placement=Shard(placement), group=group, replicas=2, residency=Residency.STREAMED
+    )
+    return p.with_stages((stage,))
+
+
+def wide_ring() -> Pipeline:
+    """Tiles of two chunks through one queue."""
+    p = chain(2, 128)
+    ops = p.stages[0].ops
+    first, second = replace(p.stages[0], name="first", ops=ops[:3]), replace(p.stages[0], name="second", ops=ops[3:])
+    tile = ops[2].out
+    assert tile is not None
+    return p.with_stages((first, second), (Queue(tile.name, "first", ("second",), depth=2),))
+
+
+PIPELINES = {
+    "rings": rings,
+    "rings of pairs": lambda: rings(width_of_middle=0),
+    "multicast": multicast,
+    "wide ring": lambda: wide_ring(),
+    "one layer": lambda: one_stage(1, 128),
+    "streamed weights": lambda: one_stage(3, 128),
+    "split columns": lambda: one_stage(3, 128, placement=1),
+    "split norm": lambda: edge_block(128).with_stages((replace(edge_block(128).stages[0], placement=Shard(1)),)),
+    "odd rows": lambda: chain(2, 63),
+    "pair": lambda: one_stage(3, 128, group=2),
+}
+
+
+def run(name: str, folder: Path, rows: int = 400, **options) -> float:
+    """Relative error against the reference machine."""
+    pipeline = PIPELINES[name]()
+    tensors = tensors_for(pipeline, rows, seed=1)
+    got = run_on_host(pipeline, tensors, HostRun(sanitize=True, folder=folder, **options))
+    want = reference.run(pipeline, tensors)
+    return max(float((got[n].double() - want[n].double()).norm() / want[n].double().norm()) for n in want)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_no_race(name: str, folder: Path) -> None:
+    assert run(name, folder, launches=2) < 4e-3
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_no_race_whatever_the_copy_engine_does_first(seed: int, folder: Path) -> None:
+    assert run("rings", folder, rows=700, seed=seed) < 4e-3
+
+
+# -- mutants
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``pipeline`` shows the fault; ``why`` is what the changed line is there for."""
+
+    name: str
+    pipeline: str
+    change: Mutation
+    why: str
+    launches: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ROLES, KERNEL, TILE, HOST = "roles.cuh", "kernel", "tile.cuh", "ptx.cuh"
+FULL = "flag_release(s.flags + (info.lines + tile % info.depth) * LINE"
+
+MUTANTS = (
+    Mutant(
+        "full flag without release", "rings", Mutation(ROLES, FULL, FULL.replace("release", "relaxed")),
+        "the consumer must see the tile's bytes",
+    ),
+    Mutant(
+        "full flag without acquire", "rings", Mutation(HOST, "__atomic_load_n(flag, __ATOMIC_ACQUIRE)", "__atomic_load_n(flag, __ATOMIC_RELAXED)"),
+        "the consumer must see the tile's bytes",
+    ),
+    Mutant(
+        "credit off by one", "rings", Mutation(ROLES, "if (tile < info.depth) return;", "if (tile < info.depth + 1) return;"),
+        "tile d overwrites tile 0, which must have been read",
+    ),
+    Mutant(
+        "credit of one consumer only", "multicast", Mutation(ROLES, "for (int c = 0; c < info.consumers; ++c)", "for (int c = 0; c < 1; ++c)"),
+        "a slot is free when every consumer has read it",
+    ),
+    Mutant(
+        "no proxy fence behind the acquire", "rings",
+        Mutation(ROLES, "ticket(s, tile), q, tile, 0);\n  fence_async_global();", "ticket(s, tile), q, tile, 0);"),
+        "an acquire orders ordinary loads; bulk loads need the fence",
+    ),
+    Mutant(
+        "no proxy fence before the release", "rings",
+        Mutation(ROLES, "fence_async_global();\n  flag_release", "flag_release"),
+        "a release orders what ordinary stores did; bulk stores need the fence",
+    ),
+    Mutant(
+        "no proxy fence after staging", "one layer",
+        Mutation(KERNEL, "fence_async_shared();", ""),
+        "the bulk store reads what ordinary stores staged",
+    ),
+    Mutant(
+        "no proxy fence after odd rows", "odd rows",
+        Mutation(ROLES, "fence_async_shared();", ""),
+        "products read what ordinary stores scattered",
+    ),
+    Mutant(
+        "published when read, not when written", "rings",
+        Mutation(ROLES, "store_wait<0>();\n      bar_arrive(unread);", "store_wait_read<0>();\n      bar_arrive(unread);"),
+        "the full flag says that the bytes are in the ring",
+    ),
+    Mutant(
+        "published with the first chunk", "wide ring", Mutation(ROLES, "if (op.queue >= 0 && op.last)", "if (op.queue >= 0 && op.first)"),
+        "the full flag says that all chunks are in the ring",
+    ),
+    Mutant(
+        "staging slot reused before it was read", "one layer",
+        Mutation(ROLES, "store_wait_read<1>();\n      bar_arrive(unread);", "bar_arrive(unread);"),
+        "the bulk store reads the slot after it was issued",
+    ),
+    Mutant(
+        "page freed before its product is done", "streamed weights",
+        Mutation(KERNEL, "if (c > 0) { mma_wait<1>(); in.release();", "if (c > 0) { in.release();"),
+        "products read shared memory until they have been waited for",
+    ),
+    Mutant(
+        "input slot filled while in use", "streamed weights",
+        Mutation(ROLES, "          ring.wait_empty();\n          bar_expect", "          bar_expect"),
+        "a slot is filled again after every reader gave it back",
+    ),
+    Mutant(
+        "page freed by one warpgroup of two", "streamed weights",
+        Mutation(ROLES, "(S::TILES == 2 ? BOTH : GROUP) * S::PAIR_COUNT", "GROUP * S::PAIR_COUNT"),
+        "both warpgroups read each page",
+    ),
+    Mutant(
+        "page freed by one CTA of a pair", "pair",
+        Mutation(ROLES, "(S::TILES == 2 ? BOTH : GROUP) * S::PAIR_COUNT", "(S::TILES == 2 ? BOTH : GROUP)"),
+        "a multicast fills the slot of both CTAs",
+    ),
+    Mutant(
+        "halves of a row read without a barrier", "split norm",
+        Mutation(TILE, "  named_sync(BOTH_GROUPS, 256);\n  TS_LANES", "  TS_LANES"),
+        "each warpgroup reads what the other wrote",
+    ),
+    Mutant(
+        "epoch not advanced", "rings", Mutation(KERNEL, "(sync.epoch >> 32) + 1", "(sync.epoch >> 32)"),
+        "flags of the last launch must not serve this one", launches=2,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutant_is_caught(mutant: Mutant, folder: Path) -> None:
+    try:
+        error = run(
+            mutant.pipeline, folder, mutations=(mutant.change,), launches=mutant.launches, limit_s=6.0, flag_limit_s=3.0
+        )
+    except (HostRace, HostTrap, QueueTimeout):
+        return
+    assert not error < 4e-3, f"not caught: {mutant.why}"
