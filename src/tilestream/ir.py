@@ -229,19 +229,27 @@ def check_names(p: Pipeline) -> None:
                         if home.get(name, stage.name) != stage.name
                         else "define it by an earlier op of the stage"
                     )
-                    raise IRError(f"{op.kind} at {where} uses tile {name!r}, which stage {stage.name!r} does not have", remedy)
+                    raise IRError(
+                        f"{op.kind} at {where} uses tile {name!r}, which stage {stage.name!r} does not have", remedy
+                    )
             for name in op.params:
                 if name not in tensors:
-                    raise IRError(f"{op.kind} at {where} uses tensor {name!r}, which the pipeline does not have", "add it")
+                    raise IRError(
+                        f"{op.kind} at {where} uses tensor {name!r}, which the pipeline does not have", "add it"
+                    )
             spec.check(op, tensors)
             if op.out is not None:
                 if op.out.features < 1:
                     raise IRError(f"{op.kind} at {where} makes a tile of {op.out.features} features", "use at least 1")
                 if op.out.dtype not in DTYPE_BYTES:
-                    raise IRError(f"tile {op.out.name!r} has dtype {op.out.dtype!r}", f"use one of {', '.join(DTYPE_BYTES)}")
+                    raise IRError(
+                        f"tile {op.out.name!r} has dtype {op.out.dtype!r}", f"use one of {', '.join(DTYPE_BYTES)}"
+                    )
                 have.add(op.out.name)
     for q in p.queues:
         for stage in (q.producer, *q.consumers):
             _find(p.stages, stage, "stage", p.name)
         if home.get(q.tile) != q.producer:
-            raise IRError(f"queue of {q.tile!r}: stage {q.producer!r} does not define that tile", "name the stage that does")
+            raise IRError(
+                f"queue of {q.tile!r}: stage {q.producer!r} does not define that tile", "name the stage that does"
+            )

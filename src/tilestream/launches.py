@@ -20,7 +20,9 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
     groups = _groups(p)
     order = _order(p, groups)
     tiles = p.tiles()
-    spilled = {q.tile: Tensor(f"{q.tile}.dram", Role.OUTPUT, (tiles[q.tile].features,), tiles[q.tile].dtype) for q in dram}
+    spilled = {
+        q.tile: Tensor(f"{q.tile}.dram", Role.OUTPUT, (tiles[q.tile].features,), tiles[q.tile].dtype) for q in dram
+    }
     launches = []
     for index, members in enumerate(order):
         stages = []

@@ -41,9 +41,13 @@ class OpSpec:
                 raise IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
         for name, _ in op.attrs:
             if name not in self.attrs:
-                raise IRError(f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(self.attrs) or 'none'}")
+                raise IRError(
+                    f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(self.attrs) or 'none'}"
+                )
         if self.family == "binary" and len(op.ins) + len(op.params) + (op.attr("scalar") is not None) != 2:
-            raise IRError(f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar")
+            raise IRError(
+                f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar"
+            )
         if (op.out is None) != (op.kind == "store"):
             raise IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")
 
@@ -63,7 +67,9 @@ def _reduce(doc: str) -> OpSpec:
 OPS: dict[str, OpSpec] = {
     "load": OpSpec("memory", (0, 0), (1, 1), flops=0, doc="rows of an input tensor"),
     "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
-    "linear": OpSpec("linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"),
+    "linear": OpSpec(
+        "linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"
+    ),
     "relu": _unary(1, 0, "max(x, 0)"),
     "gelu": _unary(10, 1, "x Phi(x), by erf"),
     "gelu_tanh": _unary(8, 1, "x Phi(x), tanh approximation"),
@@ -93,7 +99,15 @@ OPS: dict[str, OpSpec] = {
     "sum": _reduce("sum over features, one feature"),
     "mean": _reduce("mean over features, one feature"),
     "max": _reduce("maximum over features, one feature, NaN if any is"),
-    "layer_norm": OpSpec("norm", (1, 1), (0, 2), ("eps", "affine"), 8, 0, "LayerNorm; params weight, bias as affine says: 'wb', 'w', 'b' or ''"),
+    "layer_norm": OpSpec(
+        "norm",
+        (1, 1),
+        (0, 2),
+        ("eps", "affine"),
+        8,
+        0,
+        "LayerNorm; params weight, bias as affine says: 'wb', 'w', 'b' or ''",
+    ),
     "rms_norm": OpSpec("norm", (1, 1), (0, 1), ("eps",), 5, 0, "RMSNorm; param weight"),
     "softmax": OpSpec("norm", (1, 1), (0, 0), (), 5, 1, "softmax over features"),
 }

@@ -48,7 +48,9 @@ def build(pipeline: Pipeline, device: torch.device | None = None):
     """
     if why := available():
         raise DeviceError(f"target 'cuda' cannot be used: {why}", "use target='reference' or 'auto'")
-    where = device if device is not None and device.index is not None else torch.device("cuda", torch.cuda.current_device())
+    where = (
+        device if device is not None and device.index is not None else torch.device("cuda", torch.cuda.current_device())
+    )
     return _build(pipeline, where)
 
 

@@ -72,7 +72,9 @@ def compile_text(text: str, name: str, shared_bytes: int, defines: dict[str, int
     try:
         err, prog = nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), len(texts), texts, include_names)
     except RuntimeError as e:  # the bindings raise this when the library itself cannot be loaded
-        raise CompileError(f"the NVRTC library cannot be loaded ({e})", "pip install nvidia-cuda-nvrtc of your CUDA version") from e
+        raise CompileError(
+            f"the NVRTC library cannot be loaded ({e})", "pip install nvidia-cuda-nvrtc of your CUDA version"
+        ) from e
     _check(nvrtc, err)
     flags = ["--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v", "-default-device"]
     flags += [f"-D{name}={value}" for name, value in (defines or {}).items()]

@@ -6,8 +6,9 @@ import re
 
 from tilestream.cuda.snippets import expression, literal
 from tilestream.cuda.tables import Tables
+from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
-from tilestream.ir import DTYPE_BYTES, Pipeline, TileOp
+from tilestream.ir import Pipeline, TileOp
 from tilestream.schedule.layout import Layout
 from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Segment, Step, ceil_to
 
@@ -29,6 +30,7 @@ class ConsumerEmitter:
         self.reduces = 0
         self.rows: set[str] = set()
         self.last_use = self._last_queue_uses()
+        self.operands = {seg.tile for step in schedule.steps if step.gemm for seg in step.gemm.segments}
 
     # -- the whole body
 
@@ -40,20 +42,20 @@ class ConsumerEmitter:
     def declarations(self) -> str:
         lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
         rows = sorted(t for t, p in self.s.places.items() if p is Place.ROW)
-        lines += [f"RowVector {self._row(t)};" for t in rows]
+        lines += [f"RowVector {self.row(t)};" for t in rows]
         return "\n".join("  " + line for line in lines)
 
     # -- names
 
-    def _row(self, tile: str) -> str:
+    def row(self, tile: str) -> str:
         return "row_" + re.sub(r"\W", "_", tile)
 
-    def _pointer(self, kind: str, name: str) -> str:
+    def pointer(self, kind: str, name: str) -> str:
         self.tables.stage_pointers.append(self.tables.pointer(kind, name))
         self.pointers += 1
         return f"p.pointer(w.pointers + @P{self.pointers - 1}@)"
 
-    def _buffer(self, tile: str) -> str:
+    def buffer(self, tile: str) -> str:
         k = self.s.buffers[tile]
         base = f"smem + {self.layout.buffers[k]}u"
         return base if self.split else f"{base} + g * {self.layout.buffer_bytes[k]}u"
@@ -72,7 +74,7 @@ class ConsumerEmitter:
                         last[self.s.streams[t].queue] = (step.index, k, t)
         return last
 
-    def _own_chunks(self) -> str:
+    def own_chunks(self) -> str:
         return f" + (u32)(col0 / {self.s.chunk_columns}) * CHUNK_BYTES" if self.split else ""
 
     def _credits(self, step: int, phase: int) -> list[str]:
@@ -111,7 +113,8 @@ class ConsumerEmitter:
         whole = "true" if gemm.features == width * (2 if self.split else 1) and width % 8 == 0 else "false"
         if gemm.bias:
             vector = self.pipeline.tensor(gemm.bias)
-            out.append(f"  start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>(acc, {self._pointer('vector', gemm.bias)}, col0);")
+            bias = self.pointer("vector", gemm.bias)
+            out.append(f"  start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>(acc, {bias}, col0);")
         else:
             out.append("  start_from_zero(acc);")
         out.append("  pin(acc);")
@@ -142,7 +145,9 @@ class ConsumerEmitter:
             out += ["    " + line for line in (*body, *credits, *tail)]
             out.append("  } else {")
             if stream_chunks:
-                out.append(f"    for (int c = 0; c < {stream_chunks}; ++c) {{ in.wait_full(); in.advance(); in.release(); }}")
+                out.append(
+                    f"    for (int c = 0; c < {stream_chunks}; ++c) {{ in.wait_full(); in.advance(); in.release(); }}"
+                )
             out.append("  }")
         else:
             out += ["  " + line for line in (*body, *credits, *tail)]
@@ -171,13 +176,13 @@ class ConsumerEmitter:
         columns = self.s.chunk_columns
         lines = []
         for c in range(done, done + count):
-            for n, (sub, at) in enumerate(self._subs(blocks)):
+            for sub, at in self._subs(blocks):
                 m = f"Mma<T, {sub}, {at}>, {ksteps}"
                 if seg.place is Place.REGISTERS:
                     block = (seg.start + c * columns) // 8
                     lines.append(f"product_registers<{m}>(acc, r{self.s.slots[seg.tile]}, {block}, pages.take());")
                 else:
-                    at_chunk = f"{self._buffer(seg.tile)} + {seg.start // columns + c} * CHUNK_BYTES"
+                    at_chunk = f"{self.buffer(seg.tile)} + {seg.start // columns + c} * CHUNK_BYTES"
                     lines.append(f"product_shared<{m}>(acc, {at_chunk}, pages.take());")
                 lines.append("pages.advance();")
                 if not first:
@@ -193,8 +198,8 @@ class ConsumerEmitter:
         chunks = ceil_to(width, columns) // columns
         staged = [s for s in phase.sinks if s.kind == "staged"]
         shared = [s for s in phase.sinks if s.kind == "shared"]
-        out = [f"  fill_rows({self._row(op.out.name)}, {self._neutral(op)});" for op in phase.reduces if op.out]
-        names = _Names(self, step, phase, width)
+        out = [f"  fill_rows({self.row(op.out.name)}, {self._neutral(op)});" for op in phase.reduces if op.out]
+        names = Values(self, step, phase, width)
         out += names.setup
         if shared:
             # Whoever still reads the buffer's last tenant must be done.
@@ -224,9 +229,13 @@ class ConsumerEmitter:
         if whole:
             out.append("        constexpr bool ok0 = true, ok1 = true;")
         else:
-            out.append(f"        const bool whole = {'8 * i + 8 <= ' + str(step.features) if not self.split else 'false'};")
+            out.append(
+                f"        const bool whole = {'8 * i + 8 <= ' + str(step.features) if not self.split else 'false'};"
+            )
             out.append("        const int col = col0 + col_of(t, i);")
-            out.append(f"        const bool ok0 = whole || col < {step.features}, ok1 = whole || col + 1 < {step.features};")
+            out.append(
+                f"        const bool ok0 = whole || col < {step.features}, ok1 = whole || col + 1 < {step.features};"
+            )
         out.append("#pragma unroll")
         out.append("        for (int j = 0; j < 2; ++j) {")
         out += ["          " + line for line in names.evaluate()]
@@ -267,12 +276,12 @@ class ConsumerEmitter:
     def _neutral(self, op: TileOp) -> str:
         return literal(0.0) if op.kind == "sum" else literal(float("-inf"))
 
-    def _reduce_lines(self, phase: Phase, names: _Names) -> list[str]:
+    def _reduce_lines(self, phase: Phase, names: Values) -> list[str]:
         lines = []
         for op in phase.reduces:
             assert op.out is not None
             a, b = names.pair(op.ins[0])
-            row = f"TS_REG({self._row(op.out.name)}, j)"
+            row = f"TS_REG({self.row(op.out.name)}, j)"
             if op.kind == "sum":
                 lines.append(f"{row} += (ok0 ? {a} : 0.0f) + (ok1 ? {b} : 0.0f);")
             else:
@@ -280,16 +289,20 @@ class ConsumerEmitter:
                 lines.append(f"if (ok1) {row} = max_nan({row}, {b});")
         return lines
 
-    def _sink(self, sink, names: _Names) -> list[str]:
+    def _sink(self, sink, names: Values) -> list[str]:
         a, b = names.masked(sink.tile)
         if sink.kind == "registers":
             return [f"TS_REG(r{self.s.slots[sink.target]}, 2 * i + j) = T::pack({a}, {b});"]
         if sink.kind == "shared":
-            base = self._buffer(sink.target)
+            base = self.buffer(sink.target)
+            if self.s.dtype == "f32" and sink.target in self.operands:
+                a, b = f"f32::to_tf32({a})", f"f32::to_tf32({b})"  # products would truncate
             at = f"{base}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {sink.column}"
             # The second warpgroup's columns start on a chunk, so its blocks have the first one's numbers.
             if sink.column % 8 == 0:
-                store = f"Io<T>::store(pair_addr<T>({base}{self._own_chunks()}, t, i + {sink.column // 8}, j), {a}, {b});"
+                store = (
+                    f"Io<T>::store(pair_addr<T>({base}{self.own_chunks()}, t, i + {sink.column // 8}, j), {a}, {b});"
+                )
                 if sink.target == sink.tile or self.s.tiles[sink.tile].features % 8 == 0:
                     return [store]
                 # Columns beyond this part belong to the next part of the concatenation.
@@ -317,23 +330,25 @@ class ConsumerEmitter:
                 full = ceil_to(step.features, columns) // 8
                 if full > blocks and step.features <= width:  # else the second warpgroup masks the last chunk
                     who = "if (g == 1) " if self.split else ""
-                    out.append(f"  {who}zero_columns<T, {blocks}, {full}>({self._buffer(sink.target)});")
+                    out.append(f"  {who}zero_columns<T, {blocks}, {full}>({self.buffer(sink.target)});")
             if sink.kind == "shared" and sink.target != sink.tile:
                 total = self.s.tiles[sink.target].features
                 full = ceil_to(total, columns // 4)  # as far as products read
                 if full > total and sink.column + step.features == total:
                     who = "if (g == 1) " if self.split else ""
-                    out.append(f"  {who}zero_tail<T, {total}, {full}>({self._buffer(sink.target)});")
+                    out.append(f"  {who}zero_tail<T, {total}, {full}>({self.buffer(sink.target)});")
         if shared:
             out.append("  fence_async_shared();")
             out.append(f"  {self._barrier()}")
         for op in phase.reduces:
             assert op.out is not None
-            row = self._row(op.out.name)
+            row = self.row(op.out.name)
             out.append(f"  row_{op.kind}({row});")
             if self.split:
                 flag = "true" if op.kind == "max" else "false"
-                out.append(f"  combine_halves<{flag}>({row}, smem + {self.layout.scratch + 512 * (self.reduces % 2)}u, g);")
+                out.append(
+                    f"  combine_halves<{flag}>({row}, smem + {self.layout.scratch + 512 * (self.reduces % 2)}u, g);"
+                )
                 self.reduces += 1
         if phase.row_nodes:
             out.append("  TS_LANES {")
@@ -341,127 +356,11 @@ class ConsumerEmitter:
             out.append("    for (int j = 0; j < 2; ++j) {")
             for op in phase.row_nodes:
                 assert op.out is not None
-                args = [f"TS_REG({self._row(i)}, j)" for i in op.ins]
-                out.append(f"      TS_REG({self._row(op.out.name)}, j) = {expression(op, args)};")
+                args = [f"TS_REG({self.row(i)}, j)" for i in op.ins]
+                out.append(f"      TS_REG({self.row(op.out.name)}, j) = {expression(op, args)};")
             out.append("    }")
             out.append("  }")
         return out
-
-
-class _Names:
-    """C++ names of the values of one phase, for one pair of columns."""
-
-    def __init__(self, e: ConsumerEmitter, step: Step, phase: Phase, width: int) -> None:
-        self.e, self.step, self.phase, self.width = e, step, phase, width
-        self.values: dict[str, tuple[str, str]] = {}
-        self.lines: list[str] = []
-        self.setup: list[str] = []
-        self.count = 0
-        self.vectors: dict[str, str] = {}
-        held = step.held
-        for earlier in step.phases:
-            if earlier is phase:
-                break
-            held = earlier.keep or held
-        self.held = held
-        for op in phase.nodes:
-            for name in op.params:
-                self._vector(name)
-        for sink in phase.sinks:
-            if sink.kind == "direct":
-                self._vector(sink.target, "output")
-
-    def _vector(self, name: str, kind: str = "vector") -> str:
-        if name not in self.vectors:
-            var = f"v{len(self.vectors)}"
-            self.vectors[name] = var
-            self.setup.append(f"  const void* {var} = {self.e._pointer(kind, name)};")
-        return self.vectors[name]
-
-    def fresh(self, a: str, b: str) -> tuple[str, str]:
-        self.count += 1
-        x, y = f"a{self.count}", f"b{self.count}"
-        self.lines.append(f"const float {x} = {a}, {y} = {b};")
-        return x, y
-
-    def fill(self, form: str) -> tuple[str, str]:
-        self.count += 1
-        x, y = f"a{self.count}", f"b{self.count}"
-        self.lines.append(f"float {x}, {y};")
-        self.lines.append(form.format(a=x, b=y))
-        return x, y
-
-    def evaluate(self) -> list[str]:
-        """Lines that compute every value the phase needs."""
-        for op in self.phase.nodes:
-            assert op.out is not None
-            operands = [self.pair(i) for i in op.ins]
-            for name in op.params:
-                operands.append(self._param(name))
-            a = expression(op, [x for x, _ in operands])
-            b = expression(op, [y for _, y in operands])
-            self.values[op.out.name] = self.fresh(a, b)
-        for tile in [op.ins[0] for op in self.phase.reduces] + [s.tile for s in self.phase.sinks] + [self.phase.keep]:
-            if tile:
-                self.pair(tile)
-        lines, self.lines = self.lines, []
-        return lines
-
-    def pair(self, tile: str) -> tuple[str, str]:
-        if tile not in self.values:
-            self.values[tile] = self._leaf(tile)
-        return self.values[tile]
-
-    def masked(self, tile: str) -> tuple[str, str]:
-        """Zero in the columns that pad the last block, so that products may read them."""
-        a, b = self.pair(tile)
-        return f"ok0 ? {a} : 0.0f", f"ok1 ? {b} : 0.0f"
-
-    def _leaf(self, tile: str) -> tuple[str, str]:
-        e, s = self.e, self.e.s
-        if tile == self.held:
-            return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
-        if tile in s.streams:
-            name = "in_" + re.sub(r"\W", "_", tile)
-            return self.fill(f"Io<T>::load(pair_addr<T>({name}, t, k, j), {{a}}, {{b}});")
-        base, start = s.views.get(tile, (tile, 0))
-        place = s.places[base]
-        if place is Place.ROW:
-            return (f"TS_REG({e._row(base)}, j)",) * 2
-        if place is Place.REGISTERS:
-            word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
-            return self.fresh(f"T::low({word})", f"T::high({word})")
-        buffer = e._buffer(base)
-        if start % 8 == 0:
-            at = f"{buffer}{e._own_chunks()}, t, i + {start // 8}, j"
-            return self.fill(f"Io<T>::load(pair_addr<T>({at}), {{a}}, {{b}});")
-        at = f"{buffer}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {start}"
-        # A view's last pair may reach past the buffer's end; its value is masked.
-        return self.fresh(f"Io<T>::load1(element_addr<T>({at})))", f"Io<T>::load1(element_addr<T>({at} + (ok1 ? 1 : 0))))")
-
-    def _param(self, name: str) -> tuple[str, str]:
-        tensor = self.e.pipeline.tensor(name)
-        var = self.vectors[name]
-        if tensor.features == 1:
-            return self.fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
-        whole = "ok1 && ok0" if self.e.split else f"8 * i + 8 <= {self.step.features}"
-        return self.fill(
-            f"vector_pair<{tensor.dtype}, {self.step.features}>({var}, col0 + col_of(t, i), {whole}, {{a}}, {{b}});"
-        )
-
-    def direct(self, sink, a: str, b: str) -> list[str]:
-        tensor = self.e.pipeline.tensor(sink.target)
-        var = self.vectors[sink.target]
-        io = f"Io<{tensor.dtype}>"
-        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + (col0 + col_of(t, i) + {sink.column})"
-        inside = "tile * ROWS + row_of(t, j) < p.rows"
-        even = tensor.features % 2 == 0 and sink.column % 2 == 0 and DTYPE_BYTES[tensor.dtype] == 2
-        if even and self.step.features % 2 == 0:
-            return [f"if (ok0 && {inside}) {io}::global2((void*){var}, {at}, {a}, {b});"]
-        return [
-            f"if (ok0 && {inside}) {io}::global1((void*){var}, {at}, {a});",
-            f"if (ok1 && {inside}) {io}::global1((void*){var}, {at} + 1, {b});",
-        ]
 
 
 def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Any
 
 from tilestream.errors import DeviceError
 
 MAP_BYTES = 128
-_TYPES = {"bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", "f16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16", "f32": "CU_TENSOR_MAP_DATA_TYPE_FLOAT32"}
+_TYPES = {
+    "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
+    "f16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
+    "f32": "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+    "tf32": "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32",  # rounds on the way in; the products would truncate
+}
 
 
 @lru_cache(maxsize=1)
@@ -20,7 +26,7 @@ def _driver():
     return driver
 
 
-def check(result, what: str):
+def check(result, what: str) -> Any:
     """Unpack a driver call's result.
 
     Raises:
@@ -51,14 +57,21 @@ class Function:
         self._handle = check(d.cuKernelGetFunction(kernel), f"kernel {name}")
         if shared_bytes:
             attribute = d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(d.cuFuncSetAttribute(self._handle, attribute, shared_bytes), f"{shared_bytes} bytes of shared memory for {name}")
+            check(
+                d.cuFuncSetAttribute(self._handle, attribute, shared_bytes),
+                f"{shared_bytes} bytes of shared memory for {name}",
+            )
         self.name, self.shared_bytes = name, shared_bytes
 
     def blocks_per_sm(self, threads: int) -> int:
         d = _driver()
-        return check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._handle, threads, self.shared_bytes), "occupancy")
+        return check(
+            d.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._handle, threads, self.shared_bytes), "occupancy"
+        )
 
-    def launch(self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False) -> None:
+    def launch(
+        self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False
+    ) -> None:
         """``params``: the bytes of the kernel's one by-value argument."""
         d = _driver()
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
@@ -81,7 +94,7 @@ def tensor_map(dtype: str, address: int, columns: int, rows: int, row_bytes: int
     ``address`` and ``row_bytes`` are multiples of 16. Cached: a module's weights keep their addresses.
     """
     d = _driver()
-    element = 4 if dtype == "f32" else 2
+    element = 4 if dtype in ("f32", "tf32") else 2
     encoded = check(
         d.cuTensorMapEncodeTiled(
             getattr(d.CUtensorMapDataType, _TYPES[dtype]),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-_SHAPE = {"bf16": ("k16", "bf16.bf16", ", 0, 0", ", 0"), "f16": ("k16", "f16.f16", ", 0, 0", ", 0"), "f32": ("k8", "tf32.tf32", "", "")}
+_SHAPE = {
+    "bf16": ("k16", "bf16.bf16", ", 0, 0", ", 0"),
+    "f16": ("k16", "f16.f16", ", 0, 0", ", 0"),
+    "f32": ("k8", "tf32.tf32", "", ""),
+}
 
 
 def specialisation(dtype: str, blocks: int) -> str:
@@ -13,23 +17,25 @@ def specialisation(dtype: str, blocks: int) -> str:
     depth, types, trans_both, trans_b = _SHAPE[dtype]
     count = 4 * blocks
     name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
-    regs = ", ".join(f"%{i}" for i in range(count))
     outs = ", ".join(f'"+f"(acc.v[4 * AT + {i}])' for i in range(count))
-    shared = (
-        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{name} {{{regs}}}, %{count}, %{count + 1}, p, 1, 1{trans_both};\\n}}"\n'
-        f'                 : {outs}\n                 : "l"(a), "l"(b));\n'
+    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
+    a_regs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
+    a_ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
+
+    def method(head: str, operands: str, ins: str) -> str:
+        text = f"{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{name} {acc}, {operands};\\n}}"
+        return f'  {head} {{\n    asm volatile("{text}"\n                 : {outs}\n                 : {ins});\n  }}\n'
+
+    shared = method(
+        "template <int BLOCKS>\n  static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b)",
+        f"%{count}, %{count + 1}, p, 1, 1{trans_both}",
+        '"l"(a), "l"(b)',
     )
-    text = (
-        f"template <int AT>\nstruct Mma<{dtype}, {blocks}, AT> {{\n"
-        f"  template <int BLOCKS>\n  static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b) {{\n{shared}  }}\n"
+    registers = method(
+        "template <int BLOCKS, int ABLOCKS>\n"
+        "  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b)",
+        f"{a_regs}, %{count + 4}, p, 1, 1{trans_b}",
+        f'{a_ins}, "l"(b)',
     )
-    if dtype != "f32":
-        a_regs = ", ".join(f"%{count + i}" for i in range(4))
-        a_ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
-        text += (
-            f"  template <int BLOCKS, int ABLOCKS>\n"
-            f"  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {{\n"
-            f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{name} {{{regs}}}, {{{a_regs}}}, %{count + 4}, p, 1, 1{trans_b};\\n}}"\n'
-            f'                 : {outs}\n                 : {a_ins}, "l"(b));\n  }}\n'
-        )
-    return text + "};\n"
+    body = shared + (registers if dtype != "f32" else "")
+    return f"template <int AT>\nstruct Mma<{dtype}, {blocks}, AT> {{\n{body}}};\n"

@@ -22,6 +22,7 @@ class MapSpec:
     columns: int
     box_rows: int
     rows: int = 0  # of weights and rings; inputs and outputs have the launch's rows
+    rounds: bool = False  # fp32 operands of products: to tf32 on the way in
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,14 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
                 if segment.place is Place.STREAM:
                     left[segment.tile] -= 1
                     for c in range(segment.chunks(columns)):
-                        _load(tables, schedule, segment.tile, c * columns, pipeline, left[segment.tile])
+                        _load(tables, schedule, segment.tile, c * columns, pipeline, left[segment.tile], True)
         for phase in step.phases:
             share = ceil_to(schedule.width(step), columns) // columns
             left.subtract(phase.streams)
             for c in range(share):
                 for tile in phase.streams:
                     for h in halves:
-                        _load(tables, schedule, tile, (c + h * share) * columns, pipeline, left[tile])
+                        _load(tables, schedule, tile, (c + h * share) * columns, pipeline, left[tile], False)
             _stores(tables, schedule, step, phase, pipeline, at)
     at.pages = len(tables.page_ops) - at.page_ops
     at.loads = len(tables.load_ops) - at.load_ops
@@ -143,6 +144,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     gemm = step.gemm
     columns, width = schedule.chunk_columns, schedule.width(step)
     element = DTYPE_BYTES[schedule.dtype]
+    rounds = schedule.dtype == "f32"
     weight = pipeline.tensor(gemm.weight)
     out, depth = weight.shape
     by_column = sorted(gemm.segments, key=lambda s: s.weight_column)
@@ -152,7 +154,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     half = box // 2 if schedule.stage.group == 2 and box % 16 == 0 else 0
     if aligned:
         start = {s: s.weight_column for s in by_column}
-        index = tables.map(MapSpec("weight", gemm.weight, depth, half or box, out))
+        index = tables.map(MapSpec("weight", gemm.weight, depth, half or box, out, rounds))
     else:
         start, at = {}, 0
         for s in by_column:
@@ -161,7 +163,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         spec = PackSpec(gemm.weight, out, at, tuple((s.weight_column, s.features, start[s]) for s in by_column))
         if spec not in tables.packs:
             tables.packs.append(spec)
-        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), at, half or box, out))
+        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), at, half or box, out, rounds))
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
     for segment in gemm.segments:
         for c in range(segment.chunks(columns)):
@@ -171,28 +173,35 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
                     tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half))
 
 
-def _load(tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline, again: int) -> None:
-    """``again``: how many more times this stage takes the tile; only the last may leave the L2 first."""
+def _load(
+    tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline, again: int, product: bool
+) -> None:
+    """One chunk of a stream, as the operand of a product or of an epilogue.
+
+    ``again``: how many more times this stage takes the tile; only the last may leave the L2 first.
+    """
     stream = schedule.streams[tile]
     columns = schedule.chunk_columns
     element = DTYPE_BYTES[schedule.dtype]
+    rounds = product and schedule.dtype == "f32"
+    start = stream.start + column
     if stream.queue:
         q = tables.queue(stream.queue)
         spec = tables.queues[q]
-        index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64))
-        tables.load_ops.append((index, stream.start + column, q, 0, 0, 0, 0, again))
+        index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64, rounds))
+        tables.load_ops.append((index, start, q, 0, 0, 0, 0, again, 0))
         return
     tensor = pipeline.tensor(stream.tensor)
     valid = max(0, min(columns, stream.features - column))
     at_end = stream.start + stream.features == tensor.features
     on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
     if on_16_bytes and (at_end or valid == columns):
-        index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64))
-        tables.load_ops.append((index, stream.start + column, -1, 0, 0, 0, 0, again))
+        index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64, 0, rounds))
+        tables.load_ops.append((index, start, -1, 0, 0, 0, 0, again, 0))
     else:
         pointer = tables.pointer("input", stream.tensor)
         padded = min(columns, ceil_to(valid, columns // 4))
-        tables.load_ops.append((-1, stream.start + column, -1, pointer, tensor.features, valid, padded, again))
+        tables.load_ops.append((-1, start, -1, pointer, tensor.features, valid, padded, again, int(rounds)))
 
 
 def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline, at: StageTables) -> None:
@@ -228,4 +237,3 @@ def _store_target(tables: Tables, sink: Sink, pipeline: Pipeline) -> tuple[int, 
         spec = tables.queues[queue]
         return tables.map(MapSpec("ring", str(queue), spec.features, 64, spec.depth * 64)), queue
     return tables.map(MapSpec("output", sink.target, pipeline.tensor(sink.target).features, 64)), -1
-

@@ -17,7 +17,7 @@ DUMP_HEADER = 6 * 4 + 2 * 8
 
 @dataclass
 class Workspace:
-    """``flags``: epoch line, exit counter line, then the queues' lines; zero at first. ``rings``: one tensor a queue."""
+    """``flags``: epoch line, exit counter line, then the queues' lines; zero at first. ``rings``: one a queue."""
 
     flags: torch.Tensor
     rings: list[torch.Tensor]

@@ -73,7 +73,10 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
         else:
             out.append(op)
             if op.kind in ("sum", "max") or (
-                op.ins and op.kind not in ("linear", "cat", "slice") and not op.params and all(i in rows for i in op.ins)
+                op.ins
+                and op.kind not in ("linear", "cat", "slice")
+                and not op.params
+                and all(i in rows for i in op.ins)
             ):
                 rows.add(name)
         features[name] = n

@@ -144,7 +144,7 @@ def _dead_buffer(schedule: Schedule) -> int:
     steps = [s for s in schedule.steps if any(k.kind == "staged" for p in s.phases for k in p.sinks)]
     if schedule.stage.placement.dim != 1 or len(steps) != 1 or steps[0].gemm is None:
         return -1
-    step = steps[0]
+    step, segments = steps[0], steps[0].gemm.segments
     sinks = [k for p in step.phases for k in p.sinks]
     later = {s.tile for st in schedule.steps if st.index > step.index for s in (st.gemm.segments if st.gemm else ())}
     read = {i for p in step.phases for n in p.nodes for i in n.ins} | {
@@ -152,8 +152,9 @@ def _dead_buffer(schedule: Schedule) -> int:
     }
     if len([k for k in sinks if k.kind == "staged"]) != 1 or any(k.kind == "shared" for k in sinks):
         return -1
-    half = schedule.width(step)
-    for segment in step.gemm.segments if step.features == 2 * half and half % schedule.chunk_columns == 0 else ():
+    if step.features != 2 * schedule.stride(step):
+        return -1  # the halves of output and operand would not be the same chunks
+    for segment in segments:
         tile = segment.tile
         whole = segment.place is Place.SHARED and segment.features == schedule.tiles[tile].features == step.features
         if whole and tile not in later | read and tile not in {v for v, _ in schedule.views.values()}:

@@ -25,7 +25,7 @@ class Place(StrEnum):
 
 @dataclass(frozen=True)
 class Stream:
-    """A tile that comes from an input ``tensor`` or from the ``queue`` of a tile; ``start`` is its first column there."""
+    """A tile that comes from an input ``tensor`` or a tile's ``queue``; ``start`` is its first column there."""
 
     tile: str
     features: int

@@ -77,13 +77,15 @@ class _Partition:
         for q in self.pipeline.queues:
             if q.producer == self.stage.name and self.tiles[q.tile].dtype != dtype:
                 raise VerifyError(
-                    f"stage {self.stage.name!r} computes in {dtype} and queues {q.tile!r} as {self.tiles[q.tile].dtype}",
+                    f"stage {self.stage.name!r} computes in {dtype}, queues {q.tile!r} as {self.tiles[q.tile].dtype}",
                     f"cast the tile to {dtype} before the queue",
                 )
         for name in (p for op in self.stage.ops for p in op.params):
             tensor = self.pipeline.tensor(name)
             if tensor.role is Role.PARAMETER and tensor.dtype not in (dtype, "f32"):
-                raise VerifyError(f"parameter {name!r} is {tensor.dtype} in a {dtype} stage", f"cast it to {dtype} or f32")
+                raise VerifyError(
+                    f"parameter {name!r} is {tensor.dtype} in a {dtype} stage", f"cast it to {dtype} or f32"
+                )
         return dtype
 
     def _check_group(self) -> None:
@@ -94,7 +96,7 @@ class _Partition:
             raise VerifyError(
                 f"stage {s.name!r} has group {s.group}, {s.replicas} replicas, {s.residency} weights and "
                 f"{len(self.pipeline.stages) - 1} other stages in its launch",
-                "group is 1, or 2 for a stage that is alone in its launch, streams its weights and has an even number of replicas",
+                "use group 1; 2 is for a stage alone in its launch, streamed weights, an even number of replicas",
             )
 
     def _check_width(self, features: int, op: TileOp) -> None:
@@ -173,7 +175,11 @@ class _Partition:
     def _slice(self, op: TileOp) -> None:
         assert op.out is not None
         name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
-        if base in self.streams and (self.streams[base].start + start) * DTYPE_BYTES[self.dtype] % 16 and self.streams[base].queue:
+        if (
+            base in self.streams
+            and (self.streams[base].start + start) * DTYPE_BYTES[self.dtype] % 16
+            and self.streams[base].queue
+        ):
             # A bulk copy starts on 16 bytes; what does not is cut out of a copy in shared memory.
             base = self.as_tile(base, op)
         if base in self.streams:
@@ -200,7 +206,9 @@ class _Partition:
             elif part in self.views:
                 base, start = self.views[part]
                 columns = 128 // DTYPE_BYTES[self.dtype]
-                if start % columns or (self.features[part] % columns and start + self.features[part] != self.features[base]):
+                if start % columns or (
+                    self.features[part] % columns and start + self.features[part] != self.features[base]
+                ):
                     part = self.as_tile(part, op)
             segments.append(part)
         step = self.new_step(op.out.features, op)
@@ -272,7 +280,8 @@ class _Partition:
             held = draft.linear.out.name if draft.linear is not None and draft.linear.out is not None else ""
             sinks = [*draft.sinks, *places.sinks.get(k, [])]
             phases = cut_phases(k, held, draft.features, draft.nodes, sinks, scope)
-            source = (draft.linear or (draft.nodes or [TileOp("", None)])[0]).source
+            first = draft.linear or (draft.nodes[0] if draft.nodes else None)
+            source = first.source if first is not None else ""
             steps.append(Step(k, draft.features, gemm, held, phases, source))
         return Schedule(
             self.stage, self.dtype, tuple(steps), self.tiles, places.place, self.streams, self.views,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # that the CTA starts with: a split that asks for more waits for ever.
 REGISTER_SPLITS = ((208, 88), (224, 56), (232, 40), (240, 24))
 REGISTER_LIMIT = 232  # what a schedule may ask for: the rest of the largest split is slack for ptxas
-OVERHEAD = 36  # addresses, ring cursors, temporaries: read off compiled kernels
+# Addresses, ring cursors, temporaries: read off compiled kernels. Stages joined by queues have more of them.
+OVERHEAD, OVERHEAD_WITH_QUEUES = 36, 64
 
 
 @dataclass
@@ -56,7 +57,11 @@ def assign_places(b: _Partition) -> Places:
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
     out = Places(registers=registers)
     out.place = {t: Place.REGISTERS if t in in_registers else Place.SHARED for t in lives}
-    out.place |= {t: Place.SHARED for t in b.shared} | {t: Place.ROW for t in b.rows} | {t: Place.STREAM for t in b.streams}
+    out.place |= (
+        dict.fromkeys(b.shared, Place.SHARED)
+        | dict.fromkeys(b.rows, Place.ROW)
+        | dict.fromkeys(b.streams, Place.STREAM)
+    )
     out.slots, out.slot_features = _colour({t: lives[t] for t in in_registers}, b.features, 16)
     held = {t: lives[t] for t in lives if t not in in_registers}
     out.buffers, out.buffer_features = _colour(held, b.features, 128 // (4 if b.dtype == "f32" else 2))
@@ -94,11 +99,14 @@ def _pressure(b: _Partition, lives: dict[str, _Life], chosen: set[str]) -> tuple
     """Registers of the worst step, and the tiles that could leave it."""
     worst, crowd = 0, []
     row_registers = 2 * min(len(b.rows), 6)
+    overhead = OVERHEAD if len(b.pipeline.stages) == 1 else OVERHEAD_WITH_QUEUES
     for k, draft in enumerate(b.drafts):
-        share = draft.features if b.stage.placement.dim == 0 else min(draft.features, ceil_to(-(-draft.features // 2), 64))
+        share = (
+            draft.features if b.stage.placement.dim == 0 else min(draft.features, ceil_to(-(-draft.features // 2), 64))
+        )
         fragment = ceil_to(share, 8) // 2
         live = [t for t in chosen if lives[t].born < k <= lives[t].last]
-        total = fragment + sum(ceil_to(b.features[t], 16) // 4 for t in live) + row_registers + OVERHEAD
+        total = fragment + sum(ceil_to(b.features[t], 16) // 4 for t in live) + row_registers + overhead
         if total > worst:
             worst, crowd = total, live
     return worst, crowd

@@ -17,6 +17,7 @@ using u64 = unsigned long long;
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 #define TS_CONSTANT __constant__ const
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define TS_PAIR_KERNEL(threads) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1)
 #define TS_PARAM __grid_constant__
 #define TS_SHARED(base)                               \
   extern __shared__ __align__(1024) char ts_shared[]; \
@@ -60,6 +61,8 @@ TS_DEV int cta_index() { return (int)blockIdx.x; }
 TS_DEV int cta_count() { return (int)gridDim.x; }
 TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
+
+TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
 
 // ---- shared memory
 TS_DEV void sts32(u32 addr, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(v) : "memory"); }
@@ -126,7 +129,7 @@ TS_DEV bool bar_try(u32 bar, u32 parity) {
 // A lost hand-over then ends the kernel; flag waits, which expire sooner, say which queue it was.
 TS_DEV void bar_wait(u32 bar, u32 parity) {
 #pragma unroll 1
-  for (u32 i = 0; i < (1u << 21); ++i)
+  for (u32 i = 0; i < (1u << 23); ++i)
     if (bar_try(bar, parity)) return;
   trap();
 }

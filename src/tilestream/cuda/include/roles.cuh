@@ -16,6 +16,7 @@ struct LoadOp {      // one chunk of an input or of a queue's tile
   int features;
   int cols, padded;  // columns that are valid, and up to where zeros follow
   int again;         // uses of the same tile still to come
+  int rounds;        // fp32 for a product: to tf32
 };
 struct StoreOp {  // one chunk of an output or of a queue's tile
   int map, x, queue, first, last;
@@ -153,7 +154,11 @@ TS_DEV void load_weights(const P& p, u32 smem, const Worker& w) {
 // Rows whose width TMA cannot address. Contiguous rows are read flat, 16 bytes at a time (64 rows always
 // start on 16 bytes), and scattered; any others element by element. Columns up to `padded` become zero.
 template <class T>
-TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int cols) {
+TS_DEV float rounded(float x, bool rounds) {
+  return T::BYTES == 4 && rounds ? f32::to_tf32(x) : x;
+}
+template <class T>
+TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int cols, bool rounds) {
   int r = element / features, c = element - r * features - col;
   const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -163,7 +168,7 @@ TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int co
       if (T::BYTES == 2)
         sts16(at, (u16)(words[k / 2] >> (16 * (k & 1))));
       else
-        sts32(at, words[k % 4]);
+        stsf(at, rounded<T>(float_of(words[k % 4]), rounds));
     }
     if (++c == features - col) {
       c = -col;
@@ -172,7 +177,8 @@ TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int co
   }
 }
 template <class T>
-TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded) {
+TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded,
+                          bool rounds) {
   const int left = rows - row0 < ROWS ? rows - row0 : ROWS;
   const int lane = (int)lane_in_warp();
   int flat = 0;
@@ -183,8 +189,8 @@ TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, in
     for (int v = lane; v < vectors; v += 2 * WARP) {
       const bool two = v + WARP < vectors;
       uint4 a = load_global(base + v), b = two ? load_global(base + v + WARP) : a;
-      scatter<T>(dst, a, v * PER, features, col, cols);
-      if (two) scatter<T>(dst, b, (v + WARP) * PER, features, col, cols);
+      scatter<T>(dst, a, v * PER, features, col, cols, rounds);
+      if (two) scatter<T>(dst, b, (v + WARP) * PER, features, col, cols, rounds);
     }
     flat = vectors * PER;
   }
@@ -192,7 +198,7 @@ TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, in
   for (int r = first; r < left; ++r)
     for (int c = lane; c < cols; c += WARP)
       Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c),
-                    Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c));
+                    rounded<T>(Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c), rounds));
   for (int r = lane; r < ROWS; r += WARP)
     for (int c = cols; c < padded; ++c) Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), 0.0f);
 }
@@ -221,7 +227,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
       } else {
         ring.wait_empty();
         load_odd_rows<T>(ring.addr(), p.pointers[op.tensor], op.features, (int)p.strides[op.tensor], tile * ROWS, p.rows, op.col,
-                         op.cols, op.padded);
+                         op.cols, op.padded, op.rounds != 0);
         fence_async_shared();
         sync_warp();
         if (lane_in_warp() == 0) bar_arrive(ring.full());

@@ -1,0 +1,131 @@
+"""C++ names of the values of one epilogue pass, for one pair of columns."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tilestream.cuda.snippets import expression
+from tilestream.ir import DTYPE_BYTES
+from tilestream.schedule.model import Phase, Place, Sink, Step
+
+if TYPE_CHECKING:
+    from tilestream.cuda.consumer import ConsumerEmitter
+
+
+class Values:
+    """Evaluates a phase: operands are fetched, expressions named, each once."""
+
+    def __init__(self, e: ConsumerEmitter, step: Step, phase: Phase, width: int) -> None:
+        self.e, self.step, self.phase, self.width = e, step, phase, width
+        self.values: dict[str, tuple[str, str]] = {}
+        self.lines: list[str] = []
+        self.setup: list[str] = []
+        self.count = 0
+        self.vectors: dict[str, str] = {}
+        held = step.held
+        for earlier in step.phases:
+            if earlier is phase:
+                break
+            held = earlier.keep or held
+        self.held = held
+        for op in phase.nodes:
+            for name in op.params:
+                self._vector(name)
+        for sink in phase.sinks:
+            if sink.kind == "direct":
+                self._vector(sink.target, "output")
+
+    def _vector(self, name: str, kind: str = "vector") -> str:
+        if name not in self.vectors:
+            var = f"v{len(self.vectors)}"
+            self.vectors[name] = var
+            self.setup.append(f"  const void* {var} = {self.e.pointer(kind, name)};")
+        return self.vectors[name]
+
+    def fresh(self, a: str, b: str) -> tuple[str, str]:
+        self.count += 1
+        x, y = f"a{self.count}", f"b{self.count}"
+        self.lines.append(f"const float {x} = {a}, {y} = {b};")
+        return x, y
+
+    def fill(self, form: str) -> tuple[str, str]:
+        self.count += 1
+        x, y = f"a{self.count}", f"b{self.count}"
+        self.lines.append(f"float {x}, {y};")
+        self.lines.append(form.format(a=x, b=y))
+        return x, y
+
+    def evaluate(self) -> list[str]:
+        """Lines that compute every value the phase needs."""
+        for op in self.phase.nodes:
+            assert op.out is not None
+            operands = [self.pair(i) for i in op.ins]
+            for name in op.params:
+                operands.append(self._param(name))
+            a = expression(op, [x for x, _ in operands])
+            b = expression(op, [y for _, y in operands])
+            self.values[op.out.name] = self.fresh(a, b)
+        for tile in [op.ins[0] for op in self.phase.reduces] + [s.tile for s in self.phase.sinks] + [self.phase.keep]:
+            if tile:
+                self.pair(tile)
+        lines, self.lines = self.lines, []
+        return lines
+
+    def pair(self, tile: str) -> tuple[str, str]:
+        if tile not in self.values:
+            self.values[tile] = self._leaf(tile)
+        return self.values[tile]
+
+    def masked(self, tile: str) -> tuple[str, str]:
+        """Zero in the columns that pad the last block, so that products may read them."""
+        a, b = self.pair(tile)
+        return f"ok0 ? {a} : 0.0f", f"ok1 ? {b} : 0.0f"
+
+    def _leaf(self, tile: str) -> tuple[str, str]:
+        e, s = self.e, self.e.s
+        if tile == self.held:
+            return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
+        if tile in s.streams:
+            name = "in_" + re.sub(r"\W", "_", tile)
+            return self.fill(f"Io<T>::load(pair_addr<T>({name}, t, k, j), {{a}}, {{b}});")
+        base, start = s.views.get(tile, (tile, 0))
+        place = s.places[base]
+        if place is Place.ROW:
+            return (f"TS_REG({e.row(base)}, j)",) * 2
+        if place is Place.REGISTERS:
+            word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
+            return self.fresh(f"T::low({word})", f"T::high({word})")
+        buffer = e.buffer(base)
+        if start % 8 == 0:
+            at = f"{buffer}{e.own_chunks()}, t, i + {start // 8}, j"
+            return self.fill(f"Io<T>::load(pair_addr<T>({at}), {{a}}, {{b}});")
+        at = f"{buffer}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {start}"
+        # A view's last pair may reach past the buffer's end; its value is masked.
+        return self.fresh(
+            f"Io<T>::load1(element_addr<T>({at})))", f"Io<T>::load1(element_addr<T>({at} + (ok1 ? 1 : 0))))"
+        )
+
+    def _param(self, name: str) -> tuple[str, str]:
+        tensor = self.e.pipeline.tensor(name)
+        var = self.vectors[name]
+        if tensor.features == 1:
+            return self.fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
+        whole = "ok1 && ok0" if self.e.split else f"8 * i + 8 <= {self.step.features}"
+        return self.fill(
+            f"vector_pair<{tensor.dtype}, {self.step.features}>({var}, col0 + col_of(t, i), {whole}, {{a}}, {{b}});"
+        )
+
+    def direct(self, sink: Sink, a: str, b: str) -> list[str]:
+        tensor = self.e.pipeline.tensor(sink.target)
+        var = self.vectors[sink.target]
+        io = f"Io<{tensor.dtype}>"
+        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + (col0 + col_of(t, i) + {sink.column})"
+        inside = "tile * ROWS + row_of(t, j) < p.rows"
+        even = tensor.features % 2 == 0 and sink.column % 2 == 0 and DTYPE_BYTES[tensor.dtype] == 2
+        if even and self.step.features % 2 == 0:
+            return [f"if (ok0 && {inside}) {io}::global2((void*){var}, {at}, {a}, {b});"]
+        return [
+            f"if (ok0 && {inside}) {io}::global1((void*){var}, {at}, {a});",
+            f"if (ok1 && {inside}) {io}::global1((void*){var}, {at} + 1, {b});",
+        ]
