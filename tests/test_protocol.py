@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from programs import chain, edge_block
 from random_pipelines import tensors_for
 from samples import spatial
 
 from tilestream import reference
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
-from tilestream.errors import CompileError, QueueTimeout
+from tilestream.errors import QueueTimeout
 from tilestream.ir import Pipeline, Queue, Residency, Shard
 
 CODE = "int main() { return 0; }"
@@ -70,9 +69,7 @@ def _late(ins: tuple[str, ...]) -> tuple[str, ...]:
 
 def one_stage(layers: int, width: int, placement: int = 0, group: int = 1) -> Pipeline:
     p = chain(layers, width)
-    stage = replace(
-        p.stages[0], placement=Shard(placement), group=group, replicas=2, residency=Residency.STREAMED
-    )
+    stage = replace(p.stages[0], placement=Shard(placement), group=group, replicas=2, residency=Residency.STREAMED)
     return p.with_stages((stage,))
 
 
@@ -141,85 +138,111 @@ FULL = "flag_release(s.flags + (info.lines + tile % info.depth) * LINE"
 
 MUTANTS = (
     Mutant(
-        "full flag without release", "rings", Mutation(ROLES, FULL, FULL.replace("release", "relaxed")),
+        "full flag without release",
+        "rings",
+        Mutation(ROLES, FULL, FULL.replace("release", "relaxed")),
         "the consumer must see the tile's bytes",
     ),
     Mutant(
-        "full flag without acquire", "rings", Mutation(HOST, "__atomic_load_n(flag, __ATOMIC_ACQUIRE)", "__atomic_load_n(flag, __ATOMIC_RELAXED)"),
+        "full flag without acquire",
+        "rings",
+        Mutation(HOST, "__atomic_load_n(flag, __ATOMIC_ACQUIRE)", "__atomic_load_n(flag, __ATOMIC_RELAXED)"),
         "the consumer must see the tile's bytes",
     ),
     Mutant(
-        "credit off by one", "rings", Mutation(ROLES, "if (tile < info.depth) return;", "if (tile < info.depth + 1) return;"),
+        "credit off by one",
+        "rings",
+        Mutation(ROLES, "if (tile < info.depth) return;", "if (tile < info.depth + 1) return;"),
         "tile d overwrites tile 0, which must have been read",
     ),
     Mutant(
-        "credit of one consumer only", "multicast", Mutation(ROLES, "for (int c = 0; c < info.consumers; ++c)", "for (int c = 0; c < 1; ++c)"),
+        "credit of one consumer only",
+        "multicast",
+        Mutation(ROLES, "for (int c = 0; c < info.consumers; ++c)", "for (int c = 0; c < 1; ++c)"),
         "a slot is free when every consumer has read it",
     ),
     Mutant(
-        "no proxy fence behind the acquire", "rings",
+        "no proxy fence behind the acquire",
+        "rings",
         Mutation(ROLES, "ticket(s, tile), q, tile, 0);\n  fence_async_global();", "ticket(s, tile), q, tile, 0);"),
         "an acquire orders ordinary loads; bulk loads need the fence",
     ),
     Mutant(
-        "no proxy fence before the release", "rings",
+        "no proxy fence before the release",
+        "rings",
         Mutation(ROLES, "fence_async_global();\n  flag_release", "flag_release"),
         "a release orders what ordinary stores did; bulk stores need the fence",
     ),
     Mutant(
-        "no proxy fence after staging", "one layer",
+        "no proxy fence after staging",
+        "one layer",
         Mutation(KERNEL, "fence_async_shared();", ""),
         "the bulk store reads what ordinary stores staged",
     ),
     Mutant(
-        "no proxy fence after odd rows", "odd rows",
+        "no proxy fence after odd rows",
+        "odd rows",
         Mutation(ROLES, "fence_async_shared();", ""),
         "products read what ordinary stores scattered",
     ),
     Mutant(
-        "published when read, not when written", "rings",
-        Mutation(ROLES, "store_wait<0>();\n      bar_arrive(unread);", "store_wait_read<0>();\n      bar_arrive(unread);"),
+        "published when read, not when written",
+        "rings",
+        Mutation(
+            ROLES, "store_wait<0>();\n      bar_arrive(unread);", "store_wait_read<0>();\n      bar_arrive(unread);"
+        ),
         "the full flag says that the bytes are in the ring",
     ),
     Mutant(
-        "published with the first chunk", "wide ring", Mutation(ROLES, "if (op.queue >= 0 && op.last)", "if (op.queue >= 0 && op.first)"),
+        "published with the first chunk",
+        "wide ring",
+        Mutation(ROLES, "if (op.queue >= 0 && op.last)", "if (op.queue >= 0 && op.first)"),
         "the full flag says that all chunks are in the ring",
     ),
     Mutant(
-        "staging slot reused before it was read", "one layer",
+        "staging slot reused before it was read",
+        "one layer",
         Mutation(ROLES, "store_wait_read<1>();\n      bar_arrive(unread);", "bar_arrive(unread);"),
         "the bulk store reads the slot after it was issued",
     ),
     Mutant(
-        "page freed before its product is done", "streamed weights",
+        "page freed before its product is done",
+        "streamed weights",
         Mutation(KERNEL, "if (c > 0) { mma_wait<1>(); in.release();", "if (c > 0) { in.release();"),
         "products read shared memory until they have been waited for",
     ),
     Mutant(
-        "input slot filled while in use", "streamed weights",
+        "input slot filled while in use",
+        "streamed weights",
         Mutation(ROLES, "          ring.wait_empty();\n          bar_expect", "          bar_expect"),
         "a slot is filled again after every reader gave it back",
     ),
     Mutant(
-        "page freed by one warpgroup of two", "streamed weights",
+        "page freed by one warpgroup of two",
+        "streamed weights",
         Mutation(ROLES, "(S::TILES == 2 ? BOTH : GROUP) * S::PAIR_COUNT", "GROUP * S::PAIR_COUNT"),
         "both warpgroups read each page",
     ),
     Mutant(
-        "page freed by one CTA of a pair", "pair",
+        "page freed by one CTA of a pair",
+        "pair",
         Mutation(ROLES, "(S::TILES == 2 ? BOTH : GROUP) * S::PAIR_COUNT", "(S::TILES == 2 ? BOTH : GROUP)"),
         "a multicast fills the slot of both CTAs",
     ),
     Mutant(
-        "halves of a row read without a barrier", "split norm",
+        "halves of a row read without a barrier",
+        "split norm",
         Mutation(TILE, "  named_sync(BOTH_GROUPS, 256);\n  TS_LANES", "  TS_LANES"),
         "each warpgroup reads what the other wrote",
     ),
     Mutant(
-        "epoch not advanced", "rings", Mutation(KERNEL, "(sync.epoch >> 32) + 1", "(sync.epoch >> 32)"),
-        "flags of the last launch must not serve this one", launches=2,
+        "epoch not advanced",
+        "rings",
+        Mutation(KERNEL, "(sync.epoch >> 32) + 1", "(sync.epoch >> 32)"),
+        "flags of the last launch must not serve this one",
+        launches=2,
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
