@@ -43,6 +43,7 @@ from tilestream.aten.features import (
 )
 from tilestream.aten.linear import linear, put_off
 from tilestream.aten.nodes import MATMULS, is_slice, packet
+from tilestream.aten.reasons import reason
 from tilestream.capture import same_size, value
 from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
 
@@ -62,7 +63,7 @@ def emit(e: Emitter, node: fx.Node) -> Value:
     """
     rule = RULES.get(packet(node))
     if rule is None:
-        raise Unsupported("no tile op does this")
+        raise Unsupported(reason(node))
     e.start(node)
     if node.target is not operator.getitem and packet(node) not in _TUPLES:
         dtype_of(node)
