@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -143,6 +144,32 @@ def test_a_pipeline_for_more_sms_than_there_are():
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     with pytest.raises(DeviceError, match=f"needs {2 * sms} CTAs at once and this GPU holds {sms}. Remedy: plan for"):
         cuda.build(spread(chain(2, 64), replicas=sms))
+
+
+@pytest.mark.gpu
+def test_a_thread_that_never_called_cuda():
+    compiled = cuda.build(NAMED["spatial_heads_f16"]())
+    given = {k: t.cuda() for k, t in expected("spatial_heads_f16")[0].items()}
+    wanted = compiled(given, MOST)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(lambda _: compiled(given, MOST), range(40)):
+            torch.cuda.synchronize()
+            assert_same_bits(wanted, out)
+
+
+@pytest.mark.gpu
+def test_a_device_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    pipeline = NAMED["spatial_heads_f16"]()
+    tensors = expected("spatial_heads_f16")[0]
+    wanted = cuda.build(pipeline)({k: t.cuda() for k, t in tensors.items()}, MOST)
+    other = torch.device("cuda", 1)
+    out = cuda.build(pipeline, other)({k: t.to(other) for k, t in tensors.items()}, MOST)
+    torch.cuda.synchronize(other)
+    assert torch.cuda.current_device() == 0
+    assert_same_bits(wanted, {k: t.to("cuda:0") for k, t in out.items()})
 
 
 @pytest.mark.gpu

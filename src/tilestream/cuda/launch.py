@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,9 +17,10 @@ from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
-from tilestream.ir import DTYPE_BYTES, Pipeline, Role, Tensor
+from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 TIMEOUT_NS = 2_000_000_000  # less than the barriers' own bound, so that the queue's name is known
 
 
@@ -109,6 +112,15 @@ class Launch:
         return raw
 
 
+class _Thread(threading.local):
+    """Whether a thread that may never have called CUDA has a context."""
+
+    ready = False
+
+
+_thread = _Thread()
+
+
 class CompiledPipeline:
     """A pipeline ready to run: its launches in order.
 
@@ -145,16 +157,24 @@ class CompiledPipeline:
         """
         for launch in self.launches:
             launch.check()
+        if rows > MOST_ROWS:
+            raise InputError(f"{rows} rows are more than {MOST_ROWS}", "give the batch in parts")
         wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
         have = {t.name: self._checked(t, tensors, rows) for t in wanted}
         given = out or {}
         results = {t.name: self._writable(t, given, rows, have) for t in self._outputs}
-        if rows == 0:
+        if rows == 0 or not self.launches:
             return results
         have |= results
         have |= {t.name: self._empty(t, rows) for t in self._buffers}
-        for launch in self.launches:
-            launch(have, rows)
+        # Kernels and streams are those of the tensors' device, whichever is current, as with torch's own operators.
+        other = torch.cuda.current_device() != self.device.index
+        with torch.cuda.device(self.device) if other else contextlib.nullcontext():
+            if not _thread.ready:
+                driver.ensure_context(self.device.index or 0)
+                _thread.ready = True
+            for launch in self.launches:
+                launch(have, rows)
         return results
 
     def _empty(self, t: Tensor, rows: int) -> torch.Tensor:
