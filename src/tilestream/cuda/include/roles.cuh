@@ -62,6 +62,7 @@ TS_DEV void expire(const Sync& s, int queue, int tile, int waits_for_free, u64 e
     s.dump->waits_for_free = waits_for_free;
     s.dump->expected = expected;
     s.dump->found = found;
+#pragma unroll 1
     for (int k = 0; k < s.lines; ++k) s.dump->flags[k] = flag_acquire(s.flags + k * LINE);
     fence_system();
   }
