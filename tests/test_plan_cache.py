@@ -16,7 +16,7 @@ from programs import chain, edge_block
 
 from tilestream import devices, plan_cache
 from tilestream.options import Options
-from tilestream.plan_cache import PlanCache, bucket, cached_plan, key, plan_from_json, plan_to_json
+from tilestream.plan_cache import PlanCache, bucket, cached_plan, key, plan_from_json, plan_to_json, seal, sealed
 from tilestream.planner import plan
 
 H200 = devices.get("h200")
@@ -102,18 +102,31 @@ def test_a_corrupted_entry_is_logged_and_rewritten(tmp_path, planned, caplog, co
         assert cached_plan(chain(2), 1000, H200, options) == good
     assert "made anew" in caplog.text
     assert len(planned) == 2
-    assert plan_from_json(json.loads(path.read_text())) == good
+    assert plan_from_json(sealed(json.loads(path.read_text()))) == good
 
 
 def test_an_illegal_pipeline_in_a_file_is_not_believed(tmp_path, planned):
     options = Options(cache_dir=tmp_path)
     cached_plan(chain(2), 1000, H200, options)
     path = files(tmp_path)[0]
-    data = json.loads(path.read_text())
+    data = sealed(json.loads(path.read_text()))
     data["candidates"][0]["pipeline"]["stages"][0]["ops"][1]["ins"] = ["nobody"]
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(seal(data)))
     cached_plan(chain(2), 1000, H200, options)
     assert len(planned) == 2
+
+
+def test_another_legal_plan_in_the_file_is_not_believed(tmp_path, planned, caplog):
+    """One changed digit, and the pipeline would compute something else."""
+    options = Options(cache_dir=tmp_path)
+    good = cached_plan(edge_block(), 1000, H200, options)
+    path = files(tmp_path)[0]
+    text = path.read_text()
+    assert "1e-05" in text
+    path.write_text(text.replace("1e-05", "2e-05"))
+    with caplog.at_level(logging.WARNING):
+        assert cached_plan(edge_block(), 1000, H200, options) == good
+    assert "digest" in caplog.text and len(planned) == 2
 
 
 def test_a_folder_that_cannot_be_made_is_announced_once(tmp_path, planned, caplog):

@@ -118,7 +118,7 @@ class PlanCache:
         """The plan, or None if there is none or it cannot be read; what cannot be read is logged and made anew."""
         path = self.path(name)
         try:
-            return plan_from_json(json.loads(path.read_text()))
+            return plan_from_json(sealed(json.loads(path.read_text())))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, CacheError) as error:
@@ -127,7 +127,7 @@ class PlanCache:
 
     def store(self, name: str, made: Plan) -> None:
         """Write the plan under its key: a temporary file, then a rename."""
-        text = json.dumps(plan_to_json(made))
+        text = json.dumps(seal(plan_to_json(made)))
         temporary = ""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +146,26 @@ class PlanCache:
                     self.folder,
                     error,
                 )
+
+
+def seal(data: dict[str, Any]) -> dict[str, Any]:
+    """``data`` with a digest: a flipped bit can turn one legal plan into another."""
+    return {"digest": _digest(data), "plan": data}
+
+
+def sealed(file: Any) -> Any:
+    """The data of a file that ``seal`` made.
+
+    Raises:
+        CacheError: the digest does not fit.
+    """
+    if not isinstance(file, dict) or file.get("digest") != _digest(file.get("plan")):
+        raise CacheError("the file's digest does not fit what it holds", "delete the file")
+    return file["plan"]
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def plan_to_json(made: Plan) -> dict[str, Any]:
