@@ -12,7 +12,7 @@ from modules import ALL, Fn, linear
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import fallback, oracle, runtime
+from tilestream import fallback, measure, oracle, runtime
 from tilestream.backend import tilestream
 
 
@@ -62,6 +62,16 @@ def test_candidates_are_timed_beside_the_fallback():
     timed = {c.name: c.measured_us for c in analysis.plan.candidates if c.measured_us is not None}
     assert "fallback" in timed and len(timed) > 1
     assert analysis.plan.chosen.measured_us in (min(timed.values()), timed["fallback"])
+
+
+@pytest.mark.gpu
+def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(measure, "PATIENCE_S", 0.0)
+    check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
+    (analysis,) = runtime.analyses()
+    assert analysis.plan is not None
+    timed = [c for c in analysis.plan.candidates if c.measured_us is not None]
+    assert len(timed) == 2 and any("is not timed" in c.rejected for c in analysis.plan.candidates)
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 ROUNDS = 20
 BURST_US = 500.0
 MOST_CALLS = 50
+PATIENCE_S = 2.0
+"""Time spent on candidates after which no more are built: a cold compilation must not take minutes."""
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Measurer:
         self._against = against
         self._inputs: list[Any] | None = None
         self._fallback: Arm | None = None
+        self._spent_s = 0.0
         self._eager: list[torch.Tensor] = []
         self._exact: list[torch.Tensor] = []
 
@@ -68,9 +72,16 @@ class Measurer:
         """Microseconds of one call.
 
         Raises:
-            PlanError: the candidate's results are wrong; with the errors.
+            PlanError: the candidate's results are wrong, with the errors; or better predicted candidates have
+                used up the time for measuring.
             TilestreamError: it cannot be built, or does not run.
         """
+        if self._against and candidate.pipeline is not None and self._spent_s > PATIENCE_S:
+            raise PlanError(
+                f"{self._region.name}: {candidate.name} is not timed, since better predicted ones took "
+                f"{self._spent_s:.0f} s to build",
+                f"strategy={candidate.strategy!r} times every candidate of that strategy",
+            )
         if self._inputs is None:
             with real(self._target.device):
                 self._inputs = random_arguments(self._region)
@@ -86,10 +97,14 @@ class Measurer:
                 with real(self._target.device):
                     _interleave([self._fallback])
             return self._fallback.us
-        with real(self._target.device):
-            arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
-            self._check(candidate, arm)
-            _interleave([arm] if self._fallback is None else [arm, self._fallback])
+        start = time.perf_counter()
+        try:
+            with real(self._target.device):
+                arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
+                self._check(candidate, arm)
+                _interleave([arm] if self._fallback is None else [arm, self._fallback])
+        finally:
+            self._spent_s += time.perf_counter() - start
         log.info("%s: %s takes %.1f us", self._region.name, candidate.name, arm.us)
         return arm.us
 
