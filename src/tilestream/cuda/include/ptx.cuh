@@ -125,8 +125,9 @@ TS_DEV bool bar_try(u32 bar, u32 parity) {
       : "memory");
   return ok;
 }
-// Bounded: each try suspends for up to about a microsecond, so this gives up after some seconds.
+// Bounded: each try suspends for a microsecond or two, so this gives up after some twenty seconds.
 // A lost hand-over then ends the kernel; flag waits, which expire sooner, say which queue it was.
+// (Reading a timer here instead costs registers in every product loop, and spills.)
 TS_DEV void bar_wait(u32 bar, u32 parity) {
 #pragma unroll 1
   for (u32 i = 0; i < (1u << 23); ++i)

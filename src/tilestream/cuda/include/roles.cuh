@@ -65,6 +65,10 @@ TS_DEV void expire(const Sync& s, int queue, int tile, int waits_for_free, u64 e
 #pragma unroll 1
     for (int k = 0; k < s.lines; ++k) s.dump->flags[k] = flag_acquire(s.flags + k * LINE);
     fence_system();
+    trap();
+  }
+  // Another thread is writing its record: a trap now would cut it off.
+  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
   }
   trap();
 }
