@@ -14,6 +14,13 @@ from torch.utils import _pytree as pytree
 
 from tilestream import fallback, measure, oracle, runtime
 from tilestream.backend import tilestream
+from tilestream.capture import capture
+from tilestream.devices import get
+from tilestream.errors import PlanError
+from tilestream.lower import Region
+from tilestream.planner import Candidate
+from tilestream.regions import partition
+from tilestream.target import Target
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +47,76 @@ def check(module: nn.Module, inputs: list[Tensor], **options: Any) -> None:
         module.to(eager[0].dtype).load_state_dict(kept)
     error, own, good = oracle.judge(got, eager, exact)
     assert good, f"error {error:.2e}, eager's {own:.2e}"
+
+
+class Replay:
+    """Stands for a CUDA graph on the CPU: runs the call again, into the outputs of the first."""
+
+    def __init__(self, call: fallback.Call, inputs: list[Any]) -> None:
+        self.run = lambda: call(inputs)
+        self.outputs = list(self.run())
+
+    def replay(self) -> None:
+        for kept, new in zip(self.outputs, self.run(), strict=True):
+            kept[: len(new)] = new
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Region, Target]:
+    """A region, and a Measurer that times nothing: every arm takes 5 microseconds."""
+
+    def captured(self: measure.Measurer, call: fallback.Call) -> measure.Arm:
+        replay: Any = Replay(call, self._inputs or [])
+        return measure.Arm(replay, replay.outputs, 1, [], call)
+
+    monkeypatch.setattr(measure.Measurer, "_capture", captured)
+    monkeypatch.setattr(measure, "_interleave", lambda arms: [arm.samples.append(5.0) for arm in arms])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
+    (graph,) = capture(module, [torch.randn(70, 9).bfloat16()]).graphs
+    (region,) = partition(graph).regions
+    return region, Target("reference", torch.device("cpu"), get("h200"))
+
+
+def test_a_right_candidate_is_timed(on_the_cpu: tuple[Region, Target]):
+    region, target = on_the_cpu
+    timer = measure.Measurer(region, target)
+    assert timer(Candidate("vertical", region.program, 1.0)) == 5.0
+    assert timer(Candidate("fallback", None, 1.0)) == 5.0
+
+
+@pytest.mark.parametrize("fault", ["scaled", "last rows not written"])
+def test_a_wrong_candidate_is_rejected(
+    on_the_cpu: tuple[Region, Target], fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    region, target = on_the_cpu
+    right = runtime._reference
+
+    def wrong(pipeline: Any) -> runtime.Execute:
+        run = right(pipeline)
+
+        def execute(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+            found = run(tensors, rows)
+            return {n: t * 1.02 if fault == "scaled" else t for n, t in found.items()}
+
+        return execute
+
+    monkeypatch.setattr(runtime, "_reference", wrong)
+    if fault != "scaled":
+        monkeypatch.setattr(Replay, "replay", lambda self: self.outputs[0][:64].copy_(self.run()[0][:64]))
+    with pytest.raises(PlanError, match="computes a wrong result"), caplog.at_level(logging.ERROR, "tilestream"):
+        measure.Measurer(region, target, against=False)(Candidate("vertical", region.program, 1.0))
+    assert any("report this" in r.getMessage() for r in caplog.records)
+
+
+def test_candidates_after_slow_builds_are_not_timed(on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch):
+    region, target = on_the_cpu
+    monkeypatch.setattr(measure, "PATIENCE_S", 0.0)
+    timer = measure.Measurer(region, target)
+    timer(Candidate("vertical", region.program, 1.0))
+    with pytest.raises(PlanError, match="is not timed"):
+        timer(Candidate("spatial", region.program, 2.0))
+    assert timer(Candidate("fallback", None, 3.0)) == 5.0
 
 
 @pytest.mark.gpu
