@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilestream.errors import CompileError
 from tilestream.ir import TileOp
 
+SOFTPLUS = (("beta", 1.0), ("threshold", 20.0))  # 0 is a threshold like any other
 _CALL = {
     "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh", "silu": "silu", "sigmoid": "sigmoid", "tanh": "tanh_",
     "exp": "exp_", "log": "log_", "sin": "sin_", "cos": "cos_", "neg": "neg", "abs": "abs_", "sqrt": "sqrt_",
@@ -25,8 +26,8 @@ def literal(value: float) -> str:
 def expression(op: TileOp, operands: list[str]) -> str:
     """``operands``: C++ expressions of the tiles, then of the vector parameters."""
     if op.kind == "softplus":
-        beta, threshold = float(op.attr("beta", 1.0) or 1.0), float(op.attr("threshold", 20.0) or 20.0)
-        return f"softplus({operands[0]}, {literal(beta)}, {literal(threshold)})"
+        beta, threshold = (literal(float(op.attr(name, default) or 0)) for name, default in SOFTPLUS)
+        return f"softplus({operands[0]}, {beta}, {threshold})"
     if op.kind == "cast":
         assert op.out is not None
         return operands[0] if op.out.dtype == "f32" else f"Io<{op.out.dtype}>::round({operands[0]})"
