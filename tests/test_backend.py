@@ -14,7 +14,10 @@ from torch.utils import _pytree as pytree
 
 from tilestream import fallback, oracle, runtime
 from tilestream.backend import tilestream
-from tilestream.errors import TilestreamError
+from tilestream.devices import Device
+from tilestream.errors import PlanError, TilestreamError
+from tilestream.ir import Pipeline
+from tilestream.planner import Candidate, Plan
 
 REFERENCE = {"target": "reference"}
 
@@ -176,6 +179,34 @@ def test_inference_mode_and_static_shapes():
 def test_constants_beside_inductor():
     module = Fn(lambda m, x: (m.layers[0](x) + torch.tensor(0.5)).cumsum(-1) * torch.arange(13.0), linear(9, 13))
     check(module.bfloat16(), torch.randn(37, 9).bfloat16())
+
+
+def test_a_region_without_a_legal_pipeline_goes_to_inductor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_: Any) -> Any:
+        raise PlanError("nothing fits", "use a larger device")
+
+    monkeypatch.setattr(runtime, "cached_plan", refuse)
+    module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
+    with caplog.at_level(logging.WARNING, "tilestream"):
+        check(module, torch.randn(37, 9).bfloat16())
+    assert any("goes to Inductor: nothing fits" in r.getMessage() for r in caplog.records)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match="nothing fits"):
+        compiled(module, fallback=False)(torch.randn(37, 9).bfloat16())
+
+
+def test_a_plan_that_prefers_inductor_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def prefer(program: Pipeline, rows: int, device: Device, *_: Any) -> Plan:
+        best = Candidate("fallback", None, 2.0)
+        return Plan(program.name, rows, device.name, (best,), best)
+
+    monkeypatch.setattr(runtime, "cached_plan", prefer)
+    monkeypatch.setattr(runtime, "choose", lambda found, _: found.chosen)
+    with caplog.at_level(logging.WARNING, "tilestream"):
+        check(nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16(), torch.randn(37, 9).bfloat16())
+    assert any("goes to Inductor: it is the fastest" in r.getMessage() for r in caplog.records)
 
 
 def test_a_model_without_a_region_runs():

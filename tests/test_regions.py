@@ -129,6 +129,18 @@ def test_every_needed_value_is_made_before_it_is_used():
         made |= set(segment.results)
 
 
+def test_a_region_that_is_not_kept_joins_the_rest():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.layers[1](m.layers[0](x).cumsum(-1)).sort(-1)[0]
+
+    found = cut(Fn(forward, linear(9, 9), linear(9, 9)), (37, 9))
+    assert [s.region.name if s.region else "rest" for s in found.segments] == ["region0", "rest", "region1", "rest"]
+    one = found.keep({"region1"})
+    assert [s.region.name if s.region else "rest" for s in one.segments] == ["rest", "region1", "rest"]
+    (whole,) = found.keep(()).segments
+    assert whole.region is None and not whole.trivial
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[list[fx.Node], set[int]]:
     """A random acyclic fx graph, and which of its nodes may be grouped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,12 @@ class Program:
 
     @staticmethod
     def build(graph: fx.GraphModule, found: Partition, options: Options, target: Target) -> Program:
-        """Compile every segment."""
+        """Compile the regions, then what is left; a region that Inductor runs is compiled with its neighbours."""
+        from tilestream.runtime import compile_region
+
+        regions = {r.name: compile_region(r, options, target) for r in found.regions}
+        taken = {name: call for name, call in regions.items() if call is not None}
+        found = found.keep(taken)
         nodes = list(graph.graph.nodes)
         outputs = tuple(nodes[-1].args[0])
         kept = {o.name for o in outputs if isinstance(o, fx.Node)}
@@ -150,7 +155,7 @@ class Program:
         for index, segment in enumerate(found.segments):
             later = {a for s in found.segments[index + 1 :] for a in s.arguments} | kept
             dead = tuple(dict.fromkeys(n for n in (*segment.arguments, *segment.results) if n not in later))
-            steps.append(Step(_compile(segment, options, target), segment.arguments, segment.results, dead))
+            steps.append(Step(_call(segment, taken), segment.arguments, segment.results, dead))
         return Program(placeholders, constants, tuple(steps), outputs)
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -164,9 +169,7 @@ class Program:
         return [values[o.name] if isinstance(o, fx.Node) else o for o in self.outputs]
 
 
-def _compile(segment: Segment, options: Options, target: Target) -> fallback.Call:
+def _call(segment: Segment, regions: Mapping[str, fallback.Call]) -> fallback.Call:
     if segment.region is not None:
-        from tilestream.runtime import compile_region
-
-        return compile_region(segment.region, options, target)
+        return regions[segment.region.name]
     return fallback.eager(segment.graph) if segment.trivial else fallback.rest(segment.graph)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import sympy
 import torch
@@ -17,7 +17,7 @@ from tilestream.capture import source, value
 from tilestream.emitter import Emitter, Unsupported, Value
 from tilestream.grouping import Groups
 from tilestream.lower import Region, lower
-from tilestream.segments import Segment, arrange
+from tilestream.segments import Cut, Segment, arrange
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,13 @@ class Partition:
     exclusions: tuple[Exclusion, ...]
     segments: tuple[Segment, ...]
     operators: int
+    owner: fx.GraphModule
+    cuts: tuple[Cut, ...]
+
+    def keep(self, names: Collection[str]) -> Partition:
+        """The same graph with only the regions of these names; the others join the rest around them."""
+        cuts = tuple(c for c in self.cuts if c[0].name in names)
+        return replace(self, regions=tuple(c[0] for c in cuts), segments=arrange(self.owner, cuts), cuts=cuts)
 
 
 @dataclass
@@ -78,8 +85,8 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     exclusions = tuple(
         Exclusion(name(n), source(n), facts.reasons.get(n, POINTWISE)) for n in compute if n not in inside
     )
-    segments = arrange(owner, [(r, tuple(g), outs) for (r, outs), g in zip(lowered, found, strict=True)])
-    return Partition(tuple(r for r, _ in lowered), exclusions, segments, len(compute))
+    cuts = tuple((region, tuple(group), outputs) for (region, outputs), group in zip(lowered, found, strict=True))
+    return Partition(tuple(c[0] for c in cuts), exclusions, arrange(owner, cuts), len(compute), owner, cuts)
 
 
 def computes(node: fx.Node) -> bool:

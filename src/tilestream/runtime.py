@@ -23,7 +23,7 @@ from tilestream.lower import Operand, Region, Result
 from tilestream.modes import real
 from tilestream.options import Options
 from tilestream.plan_cache import cached_plan
-from tilestream.planner import Candidate, Plan
+from tilestream.planner import Candidate, Plan, summary
 from tilestream.target import Target
 
 log = logging.getLogger(__name__)
@@ -116,10 +116,10 @@ def choose(found: Plan, target: Target) -> Candidate:
     return min(legal, key=lambda c: c.predicted_us or float("inf"))
 
 
-def compile_region(region: Region, options: Options, target: Target) -> fallback.Call:
-    """A callable for a region: takes its arguments, returns its results.
+def compile_region(region: Region, options: Options, target: Target) -> fallback.Call | None:
+    """A callable for a region, which takes its arguments and returns its results; ``None`` if Inductor runs it.
 
-    What cannot be planned or built goes to Inductor, announced; with ``fallback=False`` it is an error.
+    What cannot be planned or built is announced; with ``fallback=False`` it is an error.
 
     Raises:
         TilestreamError: with ``fallback=False``: why the region cannot run as a pipeline.
@@ -141,10 +141,10 @@ def compile_region(region: Region, options: Options, target: Target) -> fallback
         if not options.fallback:
             raise
         problem = str(failure)
-        fallback.announce(f"{region.name} ({region.sources[0] if region.sources else '?'}) goes to Inductor: {problem}")
+    why = problem or (f"it is the fastest ({summary(found)})" if found is not None else "no plan")
+    fallback.announce(f"{region.name} ({region.sources[0] if region.sources else '?'}) goes to Inductor: {why}")
     _analyses.append(_analysis(region, found, problem))
-    log.info("%s runs on Inductor: %s", region.name, problem or "the fastest candidate")
-    return fallback.rest(region.graph)
+    return None
 
 
 def _analysis(region: Region, found: Plan | None, problem: str = "") -> RegionAnalysis:

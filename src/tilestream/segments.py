@@ -27,9 +27,11 @@ class Segment:
     trivial: bool = False
 
 
-def arrange(
-    owner: fx.GraphModule, regions: Sequence[tuple[Region, tuple[fx.Node, ...], tuple[fx.Node, ...]]]
-) -> tuple[Segment, ...]:
+Cut = tuple[Region, tuple[fx.Node, ...], tuple[fx.Node, ...]]
+"""A region, its nodes in the whole graph, and those of them that others use."""
+
+
+def arrange(owner: fx.GraphModule, regions: Sequence[Cut]) -> tuple[Segment, ...]:
     """Cut a graph into segments: as much of the rest as is ready, then a region, and so on."""
     nodes = [n for n in owner.graph.nodes if n.op != "output" and not is_given(n)]
     output = next(n for n in owner.graph.nodes if n.op == "output")
