@@ -37,6 +37,9 @@ class ConsumerEmitter:
     def body(self) -> str:
         """Text of everything inside the loop over units."""
         blocks = [self._step(step) for step in self.s.steps]
+        if self.split and self.reduces % 2:
+            # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
+            blocks.append("    named_sync(BOTH_GROUPS, 256);")
         return "\n".join(_roll(blocks))
 
     def declarations(self) -> str:
