@@ -21,7 +21,7 @@ from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
-TIMEOUT_NS = 2_000_000_000  # less than the barriers' own bound, so that the queue's name is known
+TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that the queue's name is known
 
 
 @dataclass(frozen=True)

@@ -125,12 +125,12 @@ TS_DEV bool bar_try(u32 bar, u32 parity) {
       : "memory");
   return ok;
 }
-// Bounded: each try suspends for a microsecond or two, so this gives up after some twenty seconds.
+// Bounded: each try suspends for a fraction of a microsecond or more, so this gives up after seconds.
 // A lost hand-over then ends the kernel; flag waits, which expire sooner, say which queue it was.
 // (Reading a timer here instead costs registers in every product loop, and spills.)
 TS_DEV void bar_wait(u32 bar, u32 parity) {
 #pragma unroll 1
-  for (u32 i = 0; i < (1u << 23); ++i)
+  for (u32 i = 0; i < (1u << 24); ++i)
     if (bar_try(bar, parity)) return;
   trap();
 }

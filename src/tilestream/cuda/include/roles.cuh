@@ -237,6 +237,8 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
         sync_warp();
         if (lane_in_warp() == 0) bar_arrive(ring.full());
       }
+      // A lane that ran ahead would wait for a parity that the slot had a whole turn ago, and not wait at all.
+      sync_warp();
       ring.advance();
     }
   }
