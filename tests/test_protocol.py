@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from programs import chain, edge_block
+from programs import Program, chain, edge_block
 from random_pipelines import tensors_for
 from samples import spatial
 
@@ -73,6 +73,13 @@ def one_stage(layers: int, width: int, placement: int = 0, group: int = 1) -> Pi
     return p.with_stages((stage,))
 
 
+def split_mean() -> Pipeline:
+    """One reduction a tile: its scratch is written again for the next tile."""
+    p = Program("split_mean")
+    p.store(p.op("mean", 1, p.linear(p.load("x", 128), 128)))
+    return p.build().with_stages((replace(p.build().stages[0], placement=Shard(1)),))
+
+
 def wide_ring() -> Pipeline:
     """Tiles of two chunks through one queue."""
     p = chain(2, 128)
@@ -92,6 +99,7 @@ PIPELINES = {
     "streamed weights": lambda: one_stage(3, 128),
     "split columns": lambda: one_stage(3, 128, placement=1),
     "split norm": lambda: edge_block(128).with_stages((replace(edge_block(128).stages[0], placement=Shard(1)),)),
+    "split mean": lambda: split_mean(),
     "odd rows": lambda: chain(2, 63),
     "pair": lambda: one_stage(3, 128, group=2),
 }
@@ -234,6 +242,12 @@ MUTANTS = (
         "split norm",
         Mutation(TILE, "  named_sync(BOTH_GROUPS, 256);\n  TS_LANES", "  TS_LANES"),
         "each warpgroup reads what the other wrote",
+    ),
+    Mutant(
+        "scratch of a reduction reused in the next tile",
+        "split mean",
+        Mutation(KERNEL, "    named_sync(BOTH_GROUPS, 256);\n  }\n", "  }\n"),
+        "each warpgroup reads what the other wrote before either writes again",
     ),
     Mutant(
         "epoch not advanced",
