@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from modules import ALL, Case, Fn, linear
 from torch import nn
 
 from tilestream import oracle
 from tilestream.capture import capture
+from tilestream.errors import InputError
 from tilestream.measure import float64, random_arguments
 from tilestream.reference import run
 from tilestream.regions import Partition, partition
-from tilestream.runtime import RegionCall
+from tilestream.runtime import RegionCall, bind, concrete
 from tilestream.shapes import check_shapes
 
 
@@ -129,3 +131,38 @@ def test_float64_run_does_not_round():
     (exact,) = float64(region.graph, values)
     assert exact.dtype == torch.float64
     assert not torch.equal(exact, exact.bfloat16().double())
+
+
+def test_calls_check_their_arguments():
+    module = Fn(lambda m, x, y: m.layers[0](x) + y, linear(9, 13)).bfloat16()
+    (region,) = cut(module, torch.randn(37, 9).bfloat16(), torch.randn(37, 13).bfloat16()).regions
+    call = RegionCall(region, lambda tensors, rows: run(region.program, tensors))
+    values = random_arguments(region)
+    wide = next(i for i, v in enumerate(values) if v.shape == (37, 13))
+    for wrong, says in (
+        (values[wide].float(), "torch.float32 on cpu, compiled for torch.bfloat16"),
+        (values[wide][1:], "rows"),
+    ):
+        with pytest.raises(InputError, match=says):
+            call([*values[:wide], wrong, *values[wide + 1 :]])
+
+
+def test_steps_of_operands():
+    matrix = torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(bind(matrix, (("t",), ("rows", 1, 3))), matrix.t()[1:3])
+    assert torch.equal(bind(matrix[None], (("matrix",),)), matrix)
+    assert bind(matrix, (("t",),)).is_contiguous()
+    assert bind(torch.zeros(2, 0, 4), (("flatten", 4),)).shape == (0, 4)
+    assert bind(torch.ones(1, 1, 5), (("vector", 5), ("rows", 0, 2))).shape == (2,)
+    assert bind(torch.ones(1, 1), (("scalar",),)).shape == ()
+    assert torch.allclose(bind(torch.full((2,), 3.0), (("rstd", 1.0),)), torch.tensor(0.5))
+
+
+def test_shapes_of_results():
+    rows, other = sympy.symbols("rows other")
+    assert concrete((2, 3), {}, 6) == (2, 3)
+    assert concrete((2, rows, 3), {rows: 4}, 24) == (2, 4, 3)
+    assert concrete((2 * rows, 3), {rows: 4}, 24) == (8, 3)
+    assert concrete((2, rows, 3), {}, 24) == (2, 4, 3)
+    with pytest.raises(InputError, match="cannot be told"):
+        concrete((rows, other), {}, 24)
