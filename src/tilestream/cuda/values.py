@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilestream.cuda.snippets import expression
 from tilestream.ir import DTYPE_BYTES
-from tilestream.schedule.model import Phase, Place, Sink, Step
+from tilestream.schedule.model import Phase, Place, Sink, Step, ceil_to
 
 if TYPE_CHECKING:
     from tilestream.cuda.consumer import ConsumerEmitter
@@ -97,14 +97,22 @@ class Values:
             word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
             return self.fresh(f"T::low({word})", f"T::high({word})")
         buffer = e.buffer(base)
+        # Columns that pad the last block or chunk of a view may lie past the buffer: nobody wants their values.
         if start % 8 == 0:
-            at = f"{buffer}{e.own_chunks()}, t, i + {start // 8}, j"
-            return self.fill(f"Io<T>::load(pair_addr<T>({at}), {{a}}, {{b}});")
-        at = f"{buffer}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {start}"
-        # A view's last pair may reach past the buffer's end; its value is masked.
-        return self.fresh(
-            f"Io<T>::load1(element_addr<T>({at})))", f"Io<T>::load1(element_addr<T>({at} + (ok1 ? 1 : 0))))"
-        )
+            past = start + self._columns() > s.buffer_features[s.buffers[base]]
+            block = f"(ok0 ? i + {start // 8} : 0)" if past else f"i + {start // 8}"
+            return self.fill(f"Io<T>::load(pair_addr<T>({buffer}{e.own_chunks()}, t, {block}, j), {{a}}, {{b}});")
+        col = f"col0 + col_of(t, i) + {start}"
+        at = [
+            f"{buffer}, (u32)row_of(t, j), (u32)({ok} ? {col}{more} : 0)" for ok, more in (("ok0", ""), ("ok1", " + 1"))
+        ]
+        return self.fresh(*(f"Io<T>::load1(element_addr<T>({where}))" for where in at))
+
+    def _columns(self) -> int:
+        """Columns that the pass goes over, padding included."""
+        if not self.e.split:
+            return ceil_to(self.width, 8)
+        return min(2 * self.width, ceil_to(self.step.features, self.e.s.chunk_columns))
 
     def _param(self, name: str) -> tuple[str, str]:
         tensor = self.e.pipeline.tensor(name)
