@@ -38,7 +38,9 @@ class Workspace:
 
 def allocate(tables: Tables, dtype: str, device: torch.device) -> Workspace:
     torch_dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]
-    flags = torch.zeros((2 + tables.lines) * LINE_BYTES // 8, dtype=torch.int64, device=device)
+    # Only hand-over needs zeros at first; without queues a captured call is spared a memset.
+    make = torch.zeros if tables.queues else torch.empty
+    flags = make((2 + tables.lines) * LINE_BYTES // 8, dtype=torch.int64, device=device)
     rings = [torch.empty(q.depth * 64, q.features, dtype=torch_dtype, device=device) for q in tables.queues]
     packed = [torch.empty(p.rows, p.columns, dtype=torch_dtype, device=device) for p in tables.packs]
     total = sum(t.numel() * DTYPE_BYTES[dtype] for t in (*rings, *packed))
