@@ -12,9 +12,11 @@ from tilestream.ir import Pipeline, Queue, Residency, Shard, Stage, TileOp, Tran
 SMS = 132
 
 
-def one_stage(program: Pipeline, placement: int = 0, residency: Residency = Residency.STREAMED) -> Pipeline:
+def one_stage(
+    program: Pipeline, placement: int = 0, residency: Residency = Residency.STREAMED, group: int = 1
+) -> Pipeline:
     """The whole program on every SM."""
-    stage = replace(program.stages[0], replicas=SMS, placement=Shard(placement), residency=residency)
+    stage = replace(program.stages[0], replicas=SMS, placement=Shard(placement), residency=residency, group=group)
     return program.with_stages((stage,))
 
 
@@ -134,6 +136,16 @@ def wide(outs: int = 511) -> Pipeline:
     return p.build()
 
 
+def views(*slices: tuple[int, int], width: int = 379) -> Pipeline:
+    """Slices of a computed tile: what pads them lies past the end of the memory that holds the tile."""
+    p = Program("views")
+    h = p.op("relu", width, p.load("x", width))
+    p.store(h)
+    for start, stop in slices:
+        p.store(p.op("sigmoid", stop - start, p.op("slice", stop - start, h, start=start, stop=stop)))
+    return p.build()
+
+
 STREAMED = Residency.STREAMED
 
 NAMED: dict[str, Callable[[], Pipeline]] = {
@@ -148,6 +160,12 @@ NAMED: dict[str, Callable[[], Pipeline]] = {
     "edge_block_512": lambda: one_stage(edge_block(512, 2, "silu"), placement=1),
     "wide": lambda: one_stage(wide(), placement=1),
     "narrow_by_columns": lambda: one_stage(odd_widths(), placement=1),
+    "chain_pairs": lambda: one_stage(chain(8), group=2),
+    "edge_block_pairs": lambda: one_stage(edge_block(), group=2),
+    "wide_pairs": lambda: one_stage(wide(), placement=1, group=2),
+    "odd_widths_pairs_f16": lambda: one_stage(odd_widths("f16"), group=2),
+    "views": lambda: one_stage(views((3, 64), (1, 64), (8, 63), (40, 57), width=64)),
+    "views_by_columns": lambda: one_stage(views((71, 350), (72, 351), (192, 379)), placement=1),
     "elementwise": lambda: one_stage(elementwise()),
     "reductions": lambda: one_stage(reductions()),
     "heads": lambda: one_stage(heads()),

@@ -92,21 +92,23 @@ class Values:
         base, start = s.views.get(tile, (tile, 0))
         place = s.places[base]
         if place is Place.ROW:
-            return (f"TS_REG({e.row(base)}, j)",) * 2
+            both = f"TS_REG({e.row(base)}, j)"
+            return both, both
         if place is Place.REGISTERS:
             word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
             return self.fresh(f"T::low({word})", f"T::high({word})")
         buffer = e.buffer(base)
         # Columns that pad the last block or chunk of a view may lie past the buffer: nobody wants their values.
         if start % 8 == 0:
-            past = start + self._columns() > s.buffer_features[s.buffers[base]]
+            past = start + self._columns() > ceil_to(s.buffer_features[s.buffers[base]], s.chunk_columns)
             block = f"(ok0 ? i + {start // 8} : 0)" if past else f"i + {start // 8}"
             return self.fill(f"Io<T>::load(pair_addr<T>({buffer}{e.own_chunks()}, t, {block}, j), {{a}}, {{b}});")
         col = f"col0 + col_of(t, i) + {start}"
-        at = [
-            f"{buffer}, (u32)row_of(t, j), (u32)({ok} ? {col}{more} : 0)" for ok, more in (("ok0", ""), ("ok1", " + 1"))
-        ]
-        return self.fresh(*(f"Io<T>::load1(element_addr<T>({where}))" for where in at))
+        at = f"{buffer}, (u32)row_of(t, j)"
+        return self.fresh(
+            f"Io<T>::load1(element_addr<T>({at}, (u32)(ok0 ? {col} : 0)))",
+            f"Io<T>::load1(element_addr<T>({at}, (u32)(ok1 ? {col} + 1 : 0)))",
+        )
 
     def _columns(self) -> int:
         """Columns that the pass goes over, padding included."""
