@@ -243,10 +243,6 @@ class ConsumerEmitter:
         out.append("        for (int j = 0; j < 2; ++j) {")
         out += ["          " + line for line in names.evaluate()]
         out += ["          " + line for line in self._reduce_lines(phase, names)]
-        if phase.keep:
-            a, b = names.pair(phase.keep)
-            out.append(f"          TS_REG(acc, 4 * i + 2 * j) = {a};")
-            out.append(f"          TS_REG(acc, 4 * i + 2 * j + 1) = {b};")
         for k, sink in enumerate(staged):
             a, b = names.masked(sink.tile)
             store = f"Io<T>::store(pair_addr<T>(out{k}, t, k, j), {a}, {b});"
@@ -255,6 +251,11 @@ class ConsumerEmitter:
             if sink.kind != "staged":
                 mine = guard if sink.kind == "shared" and sink.column % 8 == 0 else ""
                 out += ["          " + mine + line for line in self._sink(sink, names)]
+        # Last: sinks may still want the value that it overwrites.
+        if phase.keep:
+            a, b = names.pair(phase.keep)
+            out.append(f"          TS_REG(acc, 4 * i + 2 * j) = {a};")
+            out.append(f"          TS_REG(acc, 4 * i + 2 * j + 1) = {b};")
         out += ["        }", "      }"]
         out.append("      fence_async_shared();" if staged else "")
         out.append("    }")
