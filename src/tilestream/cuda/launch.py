@@ -91,11 +91,12 @@ class Launch:
     def _params(self, tensors: Mapping[str, torch.Tensor], space: Workspace, rows: int) -> ctypes.Array:
         """The kernel's argument. Kept by addresses: in steady state a call finds it made (the driver copies it)."""
         key = (rows, space.epoch, *(v for n in self.names for v in _where(tensors[n])))
-        if key not in self.made:
+        params = self.made.get(key)
+        if params is None:
             if len(self.made) >= KEPT_PARAMS:
-                self.made.clear()
-            self.made[key] = self._make_params(tensors, space, rows)
-        return self.made[key]
+                self.made.clear()  # perhaps by another thread, so what was made is returned, not looked up
+            params = self.made[key] = self._make_params(tensors, space, rows)
+        return params
 
     def _make_params(self, tensors: Mapping[str, torch.Tensor], space: Workspace, rows: int) -> ctypes.Array:
         o = self.offsets
