@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from tilestream import reference
 from tilestream.cuda.launch import TORCH_DTYPES, CompiledPipeline
-from tilestream.ir import Pipeline, Role
+from tilestream.ir import Pipeline, Queue, Role, Stage
 
 GUARD = 64  # rows around a tensor that no kernel may touch
 NAN = float("nan")
@@ -61,20 +61,43 @@ def distance(got: Tensor, exact: Tensor) -> tuple[float, float]:
     return torch.linalg.vector_norm(difference).item() / size, worst / (size / exact.shape[0] ** 0.5)
 
 
+def eager_run(pipeline: Pipeline, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As eager rounds: to its dtype after every operation. Every op is a stage of its own, and queues round."""
+    ops = [op for stage in pipeline.stages for op in stage.ops]
+    users = {op.out.name: [k for k, other in enumerate(ops) if op.out.name in other.ins] for op in ops if op.out}
+    home = {op.out.name: k for k, op in enumerate(ops) if op.out}
+    queues = tuple(
+        Queue(tile, f"op{home[tile]}", tuple(f"op{k}" for k in takers), depth=10_000) for tile, takers in users.items()
+    )
+    stages = tuple(Stage(f"op{k}", (op,)) for k, op in enumerate(ops))
+    return reference.run(pipeline.with_stages(stages, queues), tensors)
+
+
 def assert_close(
-    pipeline: Pipeline, got: Mapping[str, Tensor], exact: Mapping[str, Tensor], working: Mapping[str, Tensor]
+    pipeline: Pipeline,
+    got: Mapping[str, Tensor],
+    exact: Mapping[str, Tensor],
+    working: Mapping[str, Tensor],
+    eager: Callable[[], Mapping[str, Tensor]] | None = None,
 ):
-    """Within twice the reference machine's own error, as a whole and in the worst row."""
+    """Within twice the error of the reference machine at the same precision, as a whole and in the worst row.
+
+    Kernels round a tile that waits in shared memory, which the reference machine does not, and a norm may make much
+    of it: ``eager`` gives results that are rounded everywhere, and is asked where the first comparison fails.
+    """
     # tf32 products keep 11 bits of what the reference machine keeps 24 of.
     tf32 = any(t.dtype == "f32" for t in pipeline.tensors if len(t.shape) == 2 or t.role is Role.INPUT)
+    coarsest = max(torch.finfo(TORCH_DTYPES[t.dtype]).eps for t in pipeline.tiles().values()) / 2
+    floor = 2e-3 if tf32 else coarsest
     for name, result in got.items():
         if not result.numel():
             continue
-        floor = 2e-3 if tf32 else torch.finfo(result.dtype).eps / 2
         whole, worst = distance(result, exact[name])
         own_whole, own_worst = distance(working[name], exact[name])
-        assert whole <= max(2 * own_whole, floor), f"{name}: error {whole:.2e}, the reference machine's {own_whole:.2e}"
-        assert worst <= 3 * own_worst + 4 * floor, f"{name}: worst row {worst:.2e}, reference {own_worst:.2e}"
+        if eager is not None and (whole > max(2 * own_whole, floor) or worst > 3 * own_worst + 4 * floor):
+            own_whole, own_worst = distance(eager()[name], exact[name])
+        assert whole <= max(2 * own_whole, floor), f"{name}: error {whole:.2e}, at this precision {own_whole:.2e}"
+        assert worst <= 3 * own_worst + 4 * floor, f"{name}: worst row {worst:.2e}, at this precision {own_worst:.2e}"
 
 
 def assert_same_bits(one: Mapping[str, Tensor], two: Mapping[str, Tensor]):
