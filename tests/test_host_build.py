@@ -110,6 +110,24 @@ def odd_parts() -> Pipeline:
     return p.build()
 
 
+def value_of_two_users() -> Pipeline:
+    """A product's result goes to a later product and, doubled, into a softmax that takes several passes."""
+    p = Program("users")
+    h = p.linear(p.load("x", 16), 33)
+    p.store(p.op("softmax", 33, p.op("add", 33, h, h)))
+    p.store(p.linear(h, 1))
+    return p.build()
+
+
+def slices() -> Pipeline:
+    """Slices that start within a block and end within a chunk, of a tile that is spread over both warpgroups."""
+    p = Program("slices")
+    h = p.op("sqrt", 379, p.op("exp", 379, p.load("x", 379)))
+    p.store(p.op("gelu_tanh", 279, p.op("slice", 279, h, start=71, stop=350)))
+    p.store(p.op("neg", 300, p.op("slice", 300, h, start=72, stop=372)))
+    return with_stage(p.build(), placement=Shard(1))
+
+
 def ring(depth: int = 2, middle: int = 0, replicas: int = 1) -> Pipeline:
     p = spatial(3)
     stages = tuple(replace(s, replicas=replicas) for s in p.stages)
@@ -145,6 +163,8 @@ NAMED = {
     "reductions over split columns": lambda: with_stage(reductions(300), placement=Shard(1)),
     "row values": row_value_times_vector,
     "odd parts": odd_parts,
+    "value of two users": value_of_two_users,
+    "slices": slices,
     "ring of two": ring,
     "ring, split in the middle": lambda: ring(middle=1),
     "ring with replicas": lambda: ring(depth=6, replicas=3),
@@ -220,7 +240,7 @@ def test_random_pipelines(seed: int, folder: Path) -> None:
 def test_lost_tile_becomes_a_timeout_that_names_the_queue(folder: Path) -> None:
     pipeline = ring()
     lost = Mutation("roles.cuh", "      queue_publish(sync, info, tile);\n", "")
-    with pytest.raises(QueueTimeout, match="tile 0 of queue 'h"):
+    with pytest.raises(QueueTimeout, match="tile [01] of queue 'h"):
         run_on_host(
             pipeline, tensors_for(pipeline, 200), HostRun(folder=folder, mutations=(lost,), limit_s=20, flag_limit_s=1)
         )

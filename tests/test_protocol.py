@@ -17,7 +17,7 @@ from random_pipelines import tensors_for
 from samples import spatial
 
 from tilestream import reference
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, fixed_addresses, run_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.ir import Pipeline, Queue, Residency, Shard
 
@@ -31,6 +31,8 @@ def _why_not(folder: Path) -> str:
     build = ["g++", "-fsanitize=thread", str(folder / "probe.cpp"), "-o", str(folder / "probe")]
     if subprocess.run(build, capture_output=True, check=False).returncode:
         return "g++ has no ThreadSanitizer (libtsan) here"
+    if subprocess.run([*fixed_addresses(), str(folder / "probe")], capture_output=True, check=False).returncode:
+        return "programs built with ThreadSanitizer do not start here"
     return ""
 
 
