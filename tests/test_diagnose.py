@@ -7,6 +7,7 @@ import struct
 import pytest
 import torch
 
+from tilestream.cuda import diagnose
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.tables import QueueSpec, Tables
 from tilestream.errors import QueueTimeout
@@ -56,3 +57,14 @@ def test_a_slot_that_did_not_become_free():
         QueueTimeout, match=r"stage 'a' on SM 11 waited too long for a free slot .* 9 .* 'k' \(no source"
     ):
         dump.check()
+
+
+def test_a_process_that_ends_says_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """torch's own error for a trap names no queue."""
+    monkeypatch.setattr(diagnose, "_dumps", set())
+    quiet, dump = Dump(tables(), ["a", "b", "c"]), Dump(tables(), ["a", "b", "c"])
+    assert diagnose._dumps == {quiet, dump}
+    record(dump, 2, 1, 9, 0, EPOCH | 10, EPOCH | 9, [0] * 10)
+    diagnose._tell()
+    (said,) = caplog.messages
+    assert said.startswith("QueueTimeout: stage 'c' on SM 11 waited too long for tile 9 of queue 'k'")

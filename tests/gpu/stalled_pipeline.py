@@ -9,6 +9,7 @@ Prints what the user gets to see, and exits with 0 if that is a QueueTimeout.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -61,4 +62,6 @@ def main(what: str, limit_ns: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None))
+    code = main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    sys.stdout.flush()
+    os._exit(code)  # what torch's destructors make of a lost context is not tested here
