@@ -240,9 +240,9 @@ def test_random_pipelines(seed: int, folder: Path) -> None:
 def test_lost_tile_becomes_a_timeout_that_names_the_queue(folder: Path) -> None:
     pipeline = ring()
     lost = Mutation("roles.cuh", "      queue_publish(sync, info, tile);\n", "")
-    with pytest.raises(QueueTimeout, match="tile [01] of queue 'h"):
+    with pytest.raises(QueueTimeout, match="waited too long for tile [01] of queue 'h"):
         run_on_host(
-            pipeline, tensors_for(pipeline, 200), HostRun(folder=folder, mutations=(lost,), limit_s=20, flag_limit_s=1)
+            pipeline, tensors_for(pipeline, 100), HostRun(folder=folder, mutations=(lost,), limit_s=20, flag_limit_s=1)
         )
 
 
