@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +27,16 @@ class Case:
         return RESULTS / f"{self.name}.json"
 
     def command(self) -> list[str]:
-        """Arguments of the ``tilestream`` command that makes the result."""
-        words = ["bench", self.model, "--rows", str(self.rows), "--strategy", self.strategy, "--json", str(self.path)]
+        """Arguments of the ``tilestream`` command that makes the result, for the current folder."""
+        path = os.path.relpath(self.path)
+        words = ["bench", self.model, "--rows", str(self.rows), "--strategy", self.strategy, "--json", path]
         words += [] if self.counters else ["--no-ncu"]
         return words + (["--compile-time"] if self.compile_time else [])
 
 
 MAIN = (
-    Case("chain", "chain", 262144, "8 x 256 linear + ReLU", "vertical", 440, counters=True),
-    Case("chain_spatial", "chain", 262144, "the same, spatial", "spatial", 580, counters=True),
+    Case("chain", "chain", 262144, "8 x 256 linear + ReLU, vertical", "vertical", 440, counters=True),
+    Case("chain_spatial", "chain", 262144, "8 x 256 linear + ReLU, spatial", "spatial", 580, counters=True),
     Case("nerf", "nerf", 262144, "NeRF", goal_us=550, counters=True, compile_time=True),
     Case("nerf_small", "nerf", 16384, "NeRF", goal_us=60),
     Case("meshgraphnets", "meshgraphnets", 262144, "MeshGraphNets edge block", goal_us=130),
