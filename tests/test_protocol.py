@@ -2,10 +2,13 @@
 
 Each mutant changes the text of one header, or of a generated kernel, in one place. Caught means: a race is
 reported, a bounded wait expires, a barrier is misused, or the result is wrong.
+
+``TILESTREAM_TSAN_FUZZ=200`` looks for races in that many random pipelines instead of a dozen.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -13,14 +16,18 @@ from pathlib import Path
 
 import pytest
 from programs import Program, chain, edge_block
-from random_pipelines import tensors_for
+from random_pipelines import random_pipeline, tensors_for
+from random_programs import Limits
 from samples import spatial
 
 from tilestream import reference
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, fixed_addresses, run_on_host
-from tilestream.errors import QueueTimeout
+from tilestream.devices import get
+from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir import Pipeline, Queue, Residency, Shard
+from tilestream.verify import verify
 
+FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
 CODE = "int main() { return 0; }"
 
 
@@ -124,6 +131,16 @@ def test_no_race(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_no_race_whatever_the_copy_engine_does_first(seed: int, folder: Path) -> None:
     assert run("rings", folder, rows=700, seed=seed) < 4e-3
+
+
+@pytest.mark.parametrize("seed", range(FUZZ))
+def test_no_race_in_random_pipelines(seed: int, folder: Path) -> None:
+    pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=False))
+    try:
+        verify(pipeline, get("h200"))
+    except VerifyError as e:
+        pytest.skip(f"does not fit: {e}")
+    run_on_host(pipeline, tensors_for(pipeline, 260, seed), HostRun(sanitize=True, folder=folder, seed=seed))
 
 
 # -- mutants
