@@ -236,7 +236,7 @@ def compile_for_host(source: KernelSource, options: HostRun) -> Path:
     folder = options.folder or default_folder()
     # The machine is not instrumented: it says itself what ThreadSanitizer is to see (clock.h).
     watch, instrument = (["-DTS_TSAN"], ["-fsanitize=thread"]) if options.sanitize else ([], [])
-    parts = {k: texts[k] for k in ("machine.cpp", "machine.h", "clock.h")}
+    parts = {k: texts[k] for k in ("machine.cpp", "machine.h", "state.h", "copies.h", "products.h", "clock.h")}
     machine = _built(folder, parts, "machine.cpp", [*flags, *watch, "-O2", "-c"], ".o")
     texts.pop("machine.cpp")
     return _built(folder, texts, "kernel", [*flags, *instrument, "-O1", "-pthread", str(machine)], "")
