@@ -95,7 +95,7 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, sms: int | None
     if stage.placement.dim == 0:
         # Two warpgroups share the tensor core and the lanes; one alone issues at half rate.
         alone = sum(tensor) + 2 * sum(lanes) + waits
-        compute = max(2 * sum(tensor) / device.pingpong_efficiency, 2 * sum(lanes), alone)
+        compute = max(2 * sum(tensor) / device.stage_efficiency, 2 * sum(lanes), alone)
         tensor_s, lane_s = 2 * sum(tensor), 2 * sum(lanes)
     else:
         # Both work on the same tile: nothing runs beside the epilogue.

@@ -46,7 +46,7 @@ def compile_source(source: KernelSource) -> KernelReport:
 def compiler_version() -> str:
     """Version of NVRTC, or "none"."""
     try:
-        from cuda.bindings import nvrtc
+        import cuda.bindings.nvrtc as nvrtc
 
         return ".".join(str(v) for v in nvrtc.nvrtcVersion()[1:])
     except (ImportError, RuntimeError):
@@ -60,7 +60,7 @@ def compile_text(text: str, name: str, shared_bytes: int, defines: dict[str, int
         CompileError: NVRTC is not installed, rejects the source, spills, or gives a C75xx warning.
     """
     try:
-        from cuda.bindings import nvrtc
+        import cuda.bindings.nvrtc as nvrtc
     except ImportError as e:
         raise CompileError(
             f"NVRTC's Python bindings are missing ({e})", "pip install 'tilestream[cuda]', or use target='reference'"

@@ -20,7 +20,7 @@ _TYPES = {
 @lru_cache(maxsize=1)
 def _driver():
     try:
-        from cuda.bindings import driver
+        import cuda.bindings.driver as driver
     except ImportError as e:
         raise DeviceError(f"cuda-bindings are missing ({e})", "pip install 'tilestream[cuda]'") from e
     return driver

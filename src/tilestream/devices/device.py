@@ -40,8 +40,8 @@ class Device:
     """From one kernel of a CUDA graph to the next: gap, first load and tail."""
     queue_curve: tuple[tuple[int, float], ...]
     """Payload bytes of a tile and seconds from one SM to another through an L2 ring queue."""
-    pingpong_efficiency: float = 0.845
-    """Share of ``tensor_flops`` that two warpgroups in ping-pong reach inside a stage."""
+    stage_efficiency: float = 0.845
+    """Share of ``tensor_flops`` that the two warpgroups of a stage reach together."""
     bulk_efficiency: float = 0.83
     """Share of (memory time + tensor time) that one library kernel an operator reaches."""
     queue_exposed: float = 0.65
@@ -90,7 +90,7 @@ def check(device: Device) -> None:
         value = getattr(device, entry.name)
         if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
             raise wrong(entry.name, value, "give a number above 0")
-    for name in ("pingpong_efficiency", "bulk_efficiency", "queue_exposed"):
+    for name in ("stage_efficiency", "bulk_efficiency", "queue_exposed"):
         if getattr(device, name) > 1:
             raise wrong(name, getattr(device, name), "a share is at most 1")
     for dtype in ("bf16", "f16", "f32"):

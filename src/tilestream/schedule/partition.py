@@ -298,6 +298,7 @@ class _Partition:
             name = part if part in self.streams else base
             segments.append(Segment(name, place, self.features[part], column, start))
             column += self.features[part]
+        weight = linear.params[0]
         bias = linear.params[1] if len(linear.params) > 1 else ""
         order = {Place.STREAM: 0, Place.SHARED: 1, Place.REGISTERS: 2}
-        return Gemm(linear.params[0], bias, linear.out.features, tuple(sorted(segments, key=lambda s: order[s.place])))
+        return Gemm(weight, bias, linear.out.features, tuple(sorted(segments, key=lambda s: order[s.place])))
