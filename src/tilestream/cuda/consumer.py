@@ -28,7 +28,6 @@ class ConsumerEmitter:
         self.pointers = 0
         self.credits = 0
         self.reduces = 0
-        self.rows: set[str] = set()
         self.last_use = self._last_queue_uses()
         self.operands = {seg.tile for step in schedule.steps if step.gemm for seg in step.gemm.segments}
 
