@@ -73,3 +73,9 @@ def test_products_of_sizes_compare():
 def test_boxed_calls_take_one_list():
     call = boxed(sum)
     assert call([1, 2]) == 3 and call._boxed_call  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_sizes_are_not_dynamic_for_another_models_sake():
+    for features in (9, 13, 17):
+        (graph,) = capture(nn.Sequential(linear(features, 5)), [torch.randn(37, features)]).graphs
+        assert all(isinstance(d, int) for n in graph.graph.nodes for d in getattr(n.meta.get("val"), "shape", ()))

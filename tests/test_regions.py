@@ -169,3 +169,12 @@ def test_groups_never_make_a_cycle(made: tuple[list[fx.Node], set[int]], random)
         ready = [u for u in after if u not in done and not any(u in after[v] for v in after if v not in done)]
         assert ready, "the contracted graph has a cycle"
         done.update(ready)
+
+
+def test_features_that_a_weight_settles_are_not_dynamic():
+    x = torch.randn(37, 64).bfloat16()
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    torch._dynamo.maybe_mark_dynamic(x, 1)
+    module = Fn(lambda m, x: x + m.layers[0](x), linear(64, 64)).bfloat16()
+    found = partition(capture(module, [x]).graphs[0])
+    assert not found.exclusions and len(found.regions) == 1

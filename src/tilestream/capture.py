@@ -56,7 +56,8 @@ def capture(model: Callable[..., Any], inputs: Sequence[Any]) -> Captured:
 
     before = _breaks()
     try:
-        with torch.no_grad():
+        # A layer's code may have run with another model's sizes: these here are not dynamic for that.
+        with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
             torch.compile(model, backend=backend)(*inputs)
     except Exception as failure:
         raise CaptureError(
@@ -118,6 +119,12 @@ def value(node: fx.Node) -> torch.Tensor | None:
 def expression(dim: int | torch.SymInt) -> sympy.Expr:
     """A dimension as a sympy expression, so that symbolic sizes can be compared without guards."""
     return sympy.Integer(dim) if isinstance(dim, int) else dim.node.expr
+
+
+def settled(dim: int | torch.SymInt) -> int | torch.SymInt:
+    """The number, where a guard has fixed a symbolic dimension: the inputs of a weight that is not symbolic do."""
+    known = expression(dim)
+    return int(known) if known.is_Integer else dim
 
 
 def product(dims: Sequence[int | torch.SymInt]) -> sympy.Expr:

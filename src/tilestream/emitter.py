@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import fx
 
-from tilestream.capture import DTYPES, product, source, value
+from tilestream.capture import DTYPES, product, settled, source, value
 from tilestream.ir import Role, Tensor, Tile, TileOp
 from tilestream.modes import real
 from tilestream.tileops import OPS
@@ -299,6 +299,7 @@ def _tensor(node: object) -> torch.Tensor:
 
 
 def _features(dim: int | torch.SymInt) -> int:
+    dim = settled(dim)
     if not isinstance(dim, int):
         raise Unsupported("the feature dimension is dynamic")
     if dim < 1:
@@ -307,6 +308,7 @@ def _features(dim: int | torch.SymInt) -> int:
 
 
 def _one_of(dim: int | torch.SymInt, features: int) -> bool:
+    dim = settled(dim)  # a symbolic one is not compared: that would be a guard
     return isinstance(dim, int) and dim in (1, features)
 
 
