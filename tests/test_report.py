@@ -134,6 +134,7 @@ def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path)
         assert wanted in text
     for candidate, _ in facts.distinct(plan_of(analysis)):
         assert f">{candidate.strategy}</label>" in text
+    assert "measured µs" not in text, "no column without a figure"
 
 
 def test_drawing_has_every_stage_and_queue() -> None:

@@ -56,7 +56,7 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
     rows = max((r.rows for r in a.regions), default=0)
     return {
         "title": f"{a.model} on {a.device}",
-        "subtitle": f"{a.covered} of {a.operators} operators in {len(a.regions)} region(s), {a.graphs} graph(s), "
+        "subtitle": f"{a.covered} of {a.operators} operators in {_count(len(a.regions), 'region')}, {_count(a.graphs, 'graph')}, "
         f"planned for {rows:,} rows",
         "cards": _cards(report, content),
         "rows": f"{rows:,}",
@@ -67,6 +67,10 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
         "exclusions": a.exclusions,
         "environment": content.environment,
     }
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _cards(report: Report, content: Content) -> list[dict[str, str]]:
