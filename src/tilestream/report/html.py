@@ -56,8 +56,8 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
     rows = max((r.rows for r in a.regions), default=0)
     return {
         "title": f"{a.model} on {a.device}",
-        "subtitle": f"{a.covered} of {a.operators} operators in {_count(len(a.regions), 'region')}, {_count(a.graphs, 'graph')}, "
-        f"planned for {rows:,} rows",
+        "subtitle": f"{a.covered} of {a.operators} operators in {_count(len(a.regions), 'region')}, "
+        f"{_count(a.graphs, 'graph')}, planned for {rows:,} rows",
         "cards": _cards(report, content),
         "rows": f"{rows:,}",
         "times": [{"title": device, "svg": _times(entries)} for device, entries in content.times.items()],
