@@ -76,6 +76,6 @@ def test_boxed_calls_take_one_list():
 
 
 def test_sizes_are_not_dynamic_for_another_models_sake():
-    for features in (9, 13, 17):
+    for features in range(9, 19):  # more than Dynamo compiles one code for
         (graph,) = capture(nn.Sequential(linear(features, 5)), [torch.randn(37, features)]).graphs
         assert all(isinstance(d, int) for n in graph.graph.nodes for d in getattr(n.meta.get("val"), "shape", ()))

@@ -6,11 +6,18 @@ import json
 import re
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tilestream.cli import app
 
 runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()  # a command is a process of its own
+
 
 MODEL = """
 import torch

@@ -188,7 +188,8 @@ def test_stages_give_what_one_stage_gives(pair: tuple[Pipeline, Pipeline], rows:
     want = reference.run(one, tensors, precision="float64")
     got = reference.run(several, tensors, precision="float64")
     for name in want:
-        assert torch.equal(got[name], want[name])
+        # torch's vector and scalar code differ in the last bit, and strides choose between them.
+        torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=100, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,13 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 """The dtypes that tiles can have, and their names in the IR."""
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+_ALONE = {
+    "automatic_dynamic_shapes": False,
+    "recompile_limit": sys.maxsize,
+    "accumulated_recompile_limit": sys.maxsize,
+}
+"""Dynamo keeps what it learned with a layer's code, whichever model ran it; a capture must not depend on that."""
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)
@@ -56,8 +64,7 @@ def capture(model: Callable[..., Any], inputs: Sequence[Any]) -> Captured:
 
     before = _breaks()
     try:
-        # A layer's code may have run with another model's sizes: these here are not dynamic for that.
-        with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        with torch.no_grad(), torch._dynamo.config.patch(_ALONE):
             torch.compile(model, backend=backend)(*inputs)
     except Exception as failure:
         raise CaptureError(

@@ -59,7 +59,7 @@ class Code:
 
 @lru_cache(maxsize=1)
 def disassembler() -> Path | None:
-    """cuobjdump of the PATH or of the wheel nvidia-cuda-cuobjdump; None if there is neither."""
+    """cuobjdump of the PATH or of the wheel nvidia-cuda-cuobjdump; None if there is neither. It needs nvdisasm."""
     if found := shutil.which("cuobjdump"):
         return Path(found)
     try:
@@ -85,7 +85,8 @@ def disassemble(cubin: bytes) -> Code:
         done = subprocess.run([str(tool), "-sass", f.name], capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompileError(
-            f"cuobjdump failed: {done.stderr.strip()[:500]}", "check that the wheel matches NVRTC's version"
+            f"cuobjdump failed: {done.stderr.strip()[:500]}",
+            "pip install nvidia-cuda-nvdisasm, and check that the wheels match NVRTC's version",
         )
     return parse(done.stdout)
 
