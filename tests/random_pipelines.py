@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from random_programs import ANYTHING, Limits, place, program
 
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import IRError
 from tilestream.ir import Pipeline, Queue, Role, TileOp, Transport
-from tilestream.reference.ops import TORCH_DTYPES
 
 
 def random_pipeline(seed: int, limits: Limits = ANYTHING) -> Pipeline:

@@ -18,11 +18,6 @@ from tilestream.errors import CaptureError
 
 log = logging.getLogger(__name__)
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-"""The dtypes that tiles can have, and their names in the IR."""
-
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
-
 _ALONE = {
     "automatic_dynamic_shapes": False,
     "recompile_limit": sys.maxsize,

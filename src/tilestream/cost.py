@@ -34,11 +34,6 @@ class StageCost:
     step_s: float
 
     @property
-    def tiles_per_s(self) -> float:
-        """Tiles that all replicas finish a second."""
-        return self.replicas * self.tiles_per_step / self.step_s
-
-    @property
     def limit(self) -> str:
         parts = {"tensor": self.tensor_s, "epilogue": self.lane_s, "weights": self.weights_s, "queue": self.queue_s}
         return max(parts, key=lambda k: parts[k])

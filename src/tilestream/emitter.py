@@ -9,7 +9,8 @@ import sympy
 import torch
 from torch import fx
 
-from tilestream.capture import DTYPES, product, settled, source, value
+from tilestream.capture import product, settled, source, value
+from tilestream.dtypes import DTYPES
 from tilestream.ir import Role, Tensor, Tile, TileOp
 from tilestream.modes import real
 from tilestream.tileops import OPS

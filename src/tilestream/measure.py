@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from tilestream import fallback, oracle
-from tilestream.capture import DTYPES, hint
+from tilestream.capture import hint
+from tilestream.dtypes import DTYPES
 from tilestream.errors import PlanError
 from tilestream.lower import Region
 from tilestream.modes import real

@@ -14,8 +14,8 @@ import torch
 
 from tilestream import fallback
 from tilestream.analysis import RegionAnalysis
-from tilestream.capture import TORCH_DTYPES
 from tilestream.devices import Device
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.emitter import Steps
 from tilestream.errors import InputError, PlanError, TilestreamError
 from tilestream.ir import Pipeline

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tilestream import reference
-from tilestream.cuda.launch import TORCH_DTYPES, CompiledPipeline
+from tilestream.cuda.launch import CompiledPipeline
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.ir import Pipeline, Queue, Role, Stage
 
 GUARD = 64  # rows around a tensor that no kernel may touch

@@ -13,7 +13,7 @@ from programs import Program
 from torch import Tensor
 
 from tilestream import cuda
-from tilestream.cuda.launch import TORCH_DTYPES
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.ir import TILE_ROWS, Pipeline, Role
 from tilestream.tileops import OPS
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from tilestream.apps import APPS
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CaptureError, OptionError
 
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 REMEDY = "write a function that returns (module, inputs): a torch.nn.Module and a tuple of tensors"
 
 
@@ -56,8 +56,8 @@ def load(target: str, rows: int | None = None, dtype: str | None = None, device:
     """
     if rows is not None and rows < 0:
         raise OptionError(f"--rows is {rows}", "give a number of rows from 0 up")
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"--dtype is {dtype!r}", f"use one of {', '.join(DTYPES)}")
+    if dtype is not None and dtype not in TORCH_DTYPES:
+        raise OptionError(f"--dtype is {dtype!r}", f"use one of {', '.join(TORCH_DTYPES)}")
     if ":" not in target and not target.endswith(".py"):
         app = APPS.get(target)
         if app is None:
@@ -66,13 +66,13 @@ def load(target: str, rows: int | None = None, dtype: str | None = None, device:
             raise CaptureError(
                 f"there is no model called {target!r}", f"{hint} {', '.join(APPS)}; or give FILE.py:FUNCTION"
             )
-        module, inputs = app.make(rows, DTYPES[dtype or "bf16"], device)
+        module, inputs = app.make(rows, TORCH_DTYPES[dtype or "bf16"], device)
         return Workload(target, module, inputs)
     module, inputs = _checked(target, _call(target, _function(target), rows))
     module = module.eval()
     if dtype is not None:
-        module = module.to(DTYPES[dtype])
-        inputs = tuple(x.to(DTYPES[dtype]) if x.is_floating_point() else x for x in inputs)
+        module = module.to(TORCH_DTYPES[dtype])
+        inputs = tuple(x.to(TORCH_DTYPES[dtype]) if x.is_floating_point() else x for x in inputs)
     return Workload(target, module.to(device), tuple(x.to(device) for x in inputs))
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from tilestream.aten.nodes import argument, number, packet
-from tilestream.capture import DTYPES, expression, product, same_size, value
+from tilestream.capture import expression, product, same_size, value
+from tilestream.dtypes import DTYPES
 from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
 from tilestream.ir import Tile
 

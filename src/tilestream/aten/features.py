@@ -10,7 +10,8 @@ from torch import fx
 from tilestream.aten.elementwise import identity
 from tilestream.aten.linear import linear
 from tilestream.aten.nodes import argument, integer, is_slice, last_dim, number, packet
-from tilestream.capture import DTYPES, same_size, value
+from tilestream.capture import same_size, value
+from tilestream.dtypes import DTYPES
 from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
 
 aten = torch.ops.aten

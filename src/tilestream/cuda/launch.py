@@ -16,10 +16,10 @@ from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.workspace import Workspace, Workspaces
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT_PARAMS = 64
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that the queue's name is known

@@ -109,7 +109,7 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
     columns = schedule.chunk_columns
     halves = (0, 1) if schedule.stage.placement.dim == 1 else (0,)
-    left = Counter(tile for _, tile in _takes(schedule))
+    left = Counter(_takes(schedule))
     for step in schedule.steps:
         if step.gemm is not None:
             _weights(tables, schedule, layout, step, pipeline)
@@ -131,12 +131,12 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     return at
 
 
-def _takes(schedule: Schedule) -> list[tuple[int, str]]:
-    """(step, tile) of every use of a stream, in order."""
+def _takes(schedule: Schedule) -> list[str]:
+    """The tile of every use of a stream, in order."""
     takes = []
     for step in schedule.steps:
-        takes += [(step.index, s.tile) for s in (step.gemm.segments if step.gemm else ()) if s.place is Place.STREAM]
-        takes += [(step.index, t) for phase in step.phases for t in phase.streams]
+        takes += [s.tile for s in (step.gemm.segments if step.gemm else ()) if s.place is Place.STREAM]
+        takes += [t for phase in step.phases for t in phase.streams]
     return takes
 
 

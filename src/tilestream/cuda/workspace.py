@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from tilestream.cuda.tables import Tables
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.ir import DTYPE_BYTES
 
 log = logging.getLogger(__name__)
 LINE_BYTES = 128
-DUMP_HEADER = 6 * 4 + 2 * 8
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Workspace:
 
 
 def allocate(tables: Tables, dtype: str, device: torch.device) -> Workspace:
-    torch_dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]
+    torch_dtype = TORCH_DTYPES[dtype]
     # Only hand-over needs zeros at first; without queues a captured call is spared a memset.
     make = torch.zeros if tables.queues else torch.empty
     flags = make((2 + tables.lines) * LINE_BYTES // 8, dtype=torch.int64, device=device)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import InputError
 from tilestream.ir import Pipeline, Role, Tensor
-from tilestream.reference.ops import TORCH_DTYPES, Arithmetic
+from tilestream.reference.ops import Arithmetic
 
 
 def check_inputs(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], arithmetic: Arithmetic) -> int:

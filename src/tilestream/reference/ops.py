@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.ir import Tile, TileOp
 from tilestream.tileops import OPS
-
-TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 # torch.nn.functional's own defaults, for ops built by hand without these attributes.
 EPS = 1e-5

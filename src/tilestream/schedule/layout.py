@@ -9,7 +9,6 @@ from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
-ALIGN = 1024  # of a swizzled tile
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def pages_of(schedule: Schedule, step: Step, gemm: Gemm, rows: int) -> int:
 
 
 def chunks_in(schedule: Schedule) -> int:
-    """Input chunks a tile takes, the most that one epilogue needs at once, and the first product's."""
+    """Input chunks that the products of one tile take; epilogues not counted."""
     return sum(
         sum(s.chunks(schedule.chunk_columns) for s in step.gemm.segments if s.place is Place.STREAM) if step.gemm else 0
         for step in schedule.steps

@@ -103,7 +103,7 @@ class _Default(dict):
 
 def _choose_keep(p, current, later, own, rows, level, closure, scope: Scope, features: int) -> str:
     base = closure(later, {current} if current else set())
-    uses_now = sum(n in scope.streams for n in base) + (current != "" and _reaches(later, current, own, rows))
+    uses_now = sum(n in scope.streams for n in base) + (current != "" and current in closure(later, set()))
     best, best_rank = "", (uses_now, 0)
     for position, name in enumerate(base):
         if name in rows or level[name] > p or scope.features[name] != features or name in scope.views:
@@ -111,24 +111,10 @@ def _choose_keep(p, current, later, own, rows, level, closure, scope: Scope, fea
         if name not in own and name not in scope.streams:
             continue
         after = closure(later, {name})
-        left = sum(n in scope.streams for n in after) + (current != "" and current in after)
         if current and current in after:
             continue
+        left = sum(n in scope.streams for n in after)
         rank = (left, -position)
         if rank < best_rank or (not best and left <= uses_now and name in own):
             best, best_rank = name, rank
     return best
-
-
-def _reaches(targets, name, own, rows) -> bool:
-    seen: set[str] = set()
-    stack = list(targets)
-    while stack:
-        n = stack.pop()
-        if n == name:
-            return True
-        if n in seen or n not in own or n in rows:
-            continue
-        seen.add(n)
-        stack.extend(own[n].ins)
-    return False

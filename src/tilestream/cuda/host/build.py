@@ -22,11 +22,11 @@ import torch
 
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
+from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir import DTYPE_BYTES, Pipeline, Role
 from tilestream.schedule import build as schedule_of
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 LINE = 128

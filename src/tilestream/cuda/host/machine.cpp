@@ -63,7 +63,7 @@ void bar_wait(u32 bar, u32 parity) {
 }
 
 // Generations in the high half, threads that have come in the low one.
-static void meet(Cta& c, int id, int threads, bool wait) {
+static void meet(Cta& c, int id, int threads) {
   std::atomic<u64>& w = c.named[id];
   self->visible_shared.release(&c.named_clock[id]);
   release_edge(&w);
@@ -73,18 +73,17 @@ static void meet(Cta& c, int id, int threads, bool wait) {
     next = come == (u32)threads ? ((old >> 32) + 1) << 32 : old + 128;
   } while (!w.compare_exchange_weak(old, next, std::memory_order_acq_rel, relaxed));
   c.event.notify();
-  if (!wait) return;
   wait_until(c.event, "a named barrier was waited for too long", [&] { return w.load(relaxed) >> 32 != old >> 32; });
   std::atomic_thread_fence(std::memory_order_acquire);
   acquire_edge(&w);
   self->visible_shared.acquire(&c.named_clock[id]);
 }
-void named(int id, int threads, bool wait) {
+void named(int id, int threads) {
   if (id < 1 || id > 15) trap("named barriers are 1 to 15");
-  meet(*self->cta, id, threads, wait);
+  meet(*self->cta, id, threads);
 }
-void sync_cta() { meet(*self->cta, 0, ROLES * 128, true); }
-void sync_cluster() { meet(*self->cta->cluster[0], 16, self->cta->cluster_size * ROLES * 128, true); }
+void sync_cta() { meet(*self->cta, 0, ROLES * 128); }
+void sync_cluster() { meet(*self->cta->cluster[0], 16, self->cta->cluster_size * ROLES * 128); }
 
 // ---- proxies
 void fence_async_shared() {

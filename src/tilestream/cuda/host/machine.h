@@ -41,7 +41,7 @@ void bar_arrive(u32 bar, u32 arrivals, u32 bytes);
 void bar_arrive_cluster(u32 bar, u32 arrivals);  // in every CTA of the cluster
 bool bar_try(u32 bar, u32 parity);
 void bar_wait(u32 bar, u32 parity);
-void named(int id, int threads, bool wait);
+void named(int id, int threads);
 
 void fence_async_shared();
 void fence_async_global();

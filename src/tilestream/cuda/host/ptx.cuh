@@ -55,7 +55,6 @@ TS_DEV V& shared_at(u32 addr) {
 }
 TS_DEV void sts32(u32 addr, u32 v) { shared_at<u32>(addr) = v; }
 TS_DEV void sts16(u32 addr, u16 v) { shared_at<u16>(addr) = v; }
-TS_DEV void sts128(u32 addr, uint4 v) { shared_at<uint4>(addr) = v; }
 TS_DEV void stsf(u32 addr, float v) { sts32(addr, __builtin_bit_cast(u32, v)); }
 TS_DEV void sts64(u32 addr, float a, float b) {
   stsf(addr, a);
@@ -74,8 +73,7 @@ TS_DEV void group_arrive(u32 bar) { ts_host::bar_arrive(bar, 4, 0); }
 TS_DEV void group_arrive_pair(u32 bar) { ts_host::bar_arrive_cluster(bar, 4); }
 TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
-TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads, true); }
-TS_DEV void named_arrive(int id, int threads) { ts_host::named(id, threads, false); }
+TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads); }
 
 // ---- proxies
 TS_DEV void fence_async_shared() { ts_host::fence_async_shared(); }
@@ -88,7 +86,6 @@ TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, 
   ts_host::bulk_load(dst, *map, x, y, bar, mask);
 }
 TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64) { ts_host::bulk_store(*map, x, y, src); }
-TS_DEV void tma_prefetch_map(const TensorMap*) {}
 TS_DEV void store_commit() { ts_host::bulk_commit(); }
 template <int N>
 TS_DEV void store_wait_read() {

@@ -67,9 +67,6 @@ TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
 // ---- shared memory
 TS_DEV void sts32(u32 addr, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(v) : "memory"); }
 TS_DEV void sts16(u32 addr, u16 v) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(addr), "h"(v) : "memory"); }
-TS_DEV void sts128(u32 addr, uint4 v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 TS_DEV void sts64(u32 addr, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(addr), "f"(a), "f"(b) : "memory");
 }
@@ -135,7 +132,6 @@ TS_DEV void bar_wait(u32 bar, u32 parity) {
   trap();
 }
 TS_DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-TS_DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- proxies: generic accesses and bulk copies see each other only through these
 TS_DEV void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -162,7 +158,6 @@ TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64 hint) {
                "r"(x), "r"(y), "l"(hint)
                : "memory");
 }
-TS_DEV void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 TS_DEV void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N>
 TS_DEV void store_wait_read() {
