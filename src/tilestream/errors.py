@@ -59,3 +59,15 @@ class PipelineDeadlock(TilestreamError):
 
 class QueueTimeout(TilestreamError):
     """A bounded wait inside a kernel expired; the message dumps every queue."""
+
+
+class SparseError(TilestreamError):
+    """A sparse program, format, schedule, stream graph or file is not well formed, or cannot be lowered."""
+
+
+class StreamDeadlock(TilestreamError):
+    """Bounded channels of a stream graph filled up so that no node can go on; names the cycle of nodes."""
+
+
+class WorkloadError(TilestreamError):
+    """A simulated workload cannot run: impossible numbers, or stages that cannot be resident together."""

@@ -1,0 +1,162 @@
+"""What the simulator runs: stages of tiles joined by rings, launch after launch.
+
+A ``Pipeline`` of the IR becomes a workload (``simulator.from_pipeline``), and so does a whole captured model, operator
+by operator (``kitsune``): training graphs, attention and gathers included, which the CUDA back end does not take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from tilestream.errors import WorkloadError
+
+
+class Engine(StrEnum):
+    """Which pipes a stage keeps busy; the dual arbiter pairs one CTA of each on an SM (Kitsune 2.3)."""
+
+    TENSOR = "tensor"
+    SIMT = "simt"
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """What one tile asks of its SM and of the memories. All are amounts, none is a time.
+
+    ``tensor_flops`` run at the rate of ``dtype``; ``simt_ops`` are issued fp32 lane operations and ``sfu_ops`` those of
+    the special function unit; bytes are read and written at each level. ``latency_s`` is what nothing can hide.
+    """
+
+    tensor_flops: float = 0.0
+    dtype: str = "bf16"
+    simt_ops: float = 0.0
+    sfu_ops: float = 0.0
+    l2_read: float = 0.0
+    l2_write: float = 0.0
+    dram_read: float = 0.0
+    dram_write: float = 0.0
+    latency_s: float = 0.0
+
+    def __add__(self, other: TileWork) -> TileWork:
+        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "dtype"}
+        return TileWork(dtype=self.dtype if self.tensor_flops else other.dtype, **both)
+
+    def scaled(self, factor: float) -> TileWork:
+        return TileWork(
+            dtype=self.dtype, **{f.name: getattr(self, f.name) * factor for f in fields(self) if f.name != "dtype"}
+        )
+
+
+@dataclass(frozen=True)
+class SimStage:
+    """``tiles`` tiles of equal work, dealt round-robin to ``ctas`` CTAs that stay resident.
+
+    ``registers`` are of the whole CTA; ``once`` is what each CTA does before its first tile (resident weights).
+    ``ops`` and ``source`` say what it stands for.
+    """
+
+    name: str
+    engine: Engine
+    tiles: int
+    ctas: int
+    work: TileWork
+    once: TileWork = TileWork()
+    registers: int = 65536
+    shared_bytes: int = 0
+    ops: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class SimQueue:
+    """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
+
+    The producer's tile ``t`` of ``n`` feeds the consumer's tiles from ``t * m / n`` on, where ``m`` are the consumer's:
+    a consumer with fewer tiles takes several (a reduction), one with more splits them.
+    """
+
+    producer: str
+    consumers: tuple[str, ...]
+    payload: float
+    depth: int = 2
+
+
+@dataclass(frozen=True)
+class SimLaunch:
+    """Stages that are resident together, and their queues: one kernel launch. A bulk operator is one stage."""
+
+    name: str
+    stages: tuple[SimStage, ...]
+    queues: tuple[SimQueue, ...] = ()
+    launch_s: float | None = None  # None: the device's
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Launches, one after another, each after all of the one before it has ended."""
+
+    name: str
+    launches: tuple[SimLaunch, ...]
+
+    def stages(self) -> Iterator[SimStage]:
+        for launch in self.launches:
+            yield from launch.stages
+
+
+def check(launch: SimLaunch) -> None:
+    """Numbers are finite and not negative, names once, queues between stages of the launch, without cycles.
+
+    Raises:
+        WorkloadError: naming the stage and the number.
+    """
+    names = [s.name for s in launch.stages]
+    if not names:
+        raise WorkloadError(f"launch {launch.name!r} has no stages", "give it at least one")
+    if len(set(names)) != len(names):
+        raise WorkloadError(f"launch {launch.name!r} has two stages of one name", "give each stage its own name")
+    for stage in launch.stages:
+        for what, least, value in (
+            ("tiles", 0, stage.tiles),
+            ("ctas", 1, stage.ctas),
+            ("registers", 0, stage.registers),
+        ):
+            if value < least:
+                raise WorkloadError(f"stage {stage.name!r} has {value} {what}", f"use at least {least}")
+        for part in (stage.work, stage.once):
+            for f in fields(part):
+                value = getattr(part, f.name)
+                if f.name != "dtype" and not (math.isfinite(value) and value >= 0):
+                    raise WorkloadError(
+                        f"stage {stage.name!r} has {f.name} = {value}", "use a finite number that is not negative"
+                    )
+    after: dict[str, set[str]] = {n: set() for n in names}
+    for q in launch.queues:
+        for end in (q.producer, *q.consumers):
+            if end not in after:
+                raise WorkloadError(
+                    f"a queue of launch {launch.name!r} ends at {end!r}, which is no stage of it",
+                    f"use one of: {', '.join(names)}",
+                )
+        if q.depth < 1 or not q.payload > 0:
+            raise WorkloadError(
+                f"the queue from {q.producer!r} has depth {q.depth} and a payload of {q.payload} bytes",
+                "use a depth of at least 1 and a payload above 0",
+            )
+        after[q.producer] |= set(q.consumers)
+    ready = [n for n in names if not any(n in later for later in after.values())]
+    indegree = {n: sum(n in later for later in after.values()) for n in names}
+    seen = 0
+    while ready:
+        seen += 1
+        for later in after[ready.pop()]:
+            indegree[later] -= 1
+            if indegree[later] == 0:
+                ready.append(later)
+    if seen < len(names):
+        stuck = ", ".join(n for n in names if indegree[n] > 0)
+        raise WorkloadError(f"the stages {stuck} of launch {launch.name!r} wait for each other", "cut the cycle")
