@@ -38,12 +38,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 FARTHEST = 1e7  # beyond, one step of fp32 is about a radian: sine and cosine are noise there
 FP32_TINY = torch.finfo(torch.float32).tiny  # results below it may be flushed to zero
-# What eager's own fp32 loses as well: 1 + erf(x) near -1. And the hardware's sine: 2^-21 beside its zeros.
+# What eager's own fp32 loses as well: 1 + erf(x) near -1. And pi in two parts beside the zeros of sine and cosine.
 SLACK: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: 2e-7 * x.abs(),
     "gelu_tanh": lambda x: 2e-7 * x.abs(),
-    "sin": lambda x: 1e-6 * (x.abs() > 1),
-    "cos": lambda x: 1e-6 * (x.abs() > 1),
+    "sin": lambda x: 4e-7 * (x.abs() > 1),
+    "cos": lambda x: 4e-7 * (x.abs() > 1),
 }
 
 
@@ -59,8 +59,11 @@ def every_number(dtype: str) -> Tensor:
     return bits.view(TORCH_DTYPES[dtype]).view(-1, TILE_ROWS).cuda()
 
 
-def compare(kind: str, x: Tensor, got: Tensor, wanted: Tensor):
-    """``wanted`` in fp32; off by one step of the dtype at most, which is what a wrong last bit in fp32 may cause."""
+def compare(kind: str, x: Tensor, got: Tensor, wanted: Tensor, flushed: float = FP32_TINY):
+    """``wanted`` in fp32; off by one step of the dtype at most, which is what a wrong last bit in fp32 may cause.
+
+    Results below ``flushed`` may be zero.
+    """
     known = x.abs().float() <= FARTHEST if kind in ("sin", "cos") else torch.ones_like(x, dtype=torch.bool)
     known |= ~x.isfinite()
     rounded = wanted.to(x.dtype)
@@ -70,7 +73,7 @@ def compare(kind: str, x: Tensor, got: Tensor, wanted: Tensor):
     step = info.eps * rounded.float().abs().clamp(min=info.tiny)
     slack = SLACK[kind](x.float()) if kind in SLACK else 0.0
     off = (got.float() - rounded.float()).abs()
-    bad = finite & (off > step + FP32_TINY + slack)
+    bad = finite & (off > step + flushed + slack)
     assert not bad.any(), f"{kind}: {x[bad][:5].tolist()} give {got[bad][:5].tolist()}, not {rounded[bad][:5].tolist()}"
     # An infinity may become the largest number or the other way round, where the limit is a rounding away.
     infinite = known & (rounded.isinf() | got.isinf())
@@ -100,13 +103,14 @@ def test_every_number(kind: str, dtype: str):
 def test_softplus_takes_its_attributes(beta: float, threshold: float):
     x = every_number("bf16")
     got = run(pipeline("softplus", "bf16", beta=beta, threshold=threshold), x)
-    compare("softplus", x, got, F.softplus(x.float(), beta, threshold))
+    # exp(beta x) is flushed before it is divided by beta
+    compare("softplus", x, got, F.softplus(x.float(), beta, threshold), FP32_TINY * max(1.0, 1 / beta))
 
 
 def test_a_threshold_of_zero_reaches_the_kernel():
     """Without a GPU: the number in the source."""
     (source,) = cuda.sources(pipeline("softplus", "bf16", beta=1.0, threshold=0.0))
-    assert ", 1.0f, 0.0f)" in source.text and "20.0f" not in source.text
+    assert ", 1.0f, 1.0f, 0.0f)" in source.text and "20.0f" not in source.text
 
 
 @pytest.mark.gpu

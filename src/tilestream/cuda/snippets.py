@@ -26,8 +26,9 @@ def literal(value: float) -> str:
 def expression(op: TileOp, operands: list[str]) -> str:
     """``operands``: C++ expressions of the tiles, then of the vector parameters."""
     if op.kind == "softplus":
-        beta, threshold = (literal(float(op.attr(name, default) or 0)) for name, default in SOFTPLUS)
-        return f"softplus({operands[0]}, {beta}, {threshold})"
+        beta, threshold = (float(op.attr(name, default) or 0) for name, default in SOFTPLUS)
+        inverse = 1 / beta if beta else float("inf")
+        return f"softplus({operands[0]}, {literal(beta)}, {literal(inverse)}, {literal(threshold)})"
     if op.kind == "cast":
         assert op.out is not None
         return operands[0] if op.out.dtype == "f32" else f"Io<{op.out.dtype}>::round({operands[0]})"

@@ -201,15 +201,15 @@ struct f32 {
 // ---- special functions
 TS_DEV float ex2(float x) { return __builtin_exp2f(x); }
 TS_DEV float lg2(float x) { return __builtin_log2f(x); }
-TS_DEV float rcp(float x) { return 1.0f / x; }
+TS_DEV float lg2_normal(float x) { return lg2(x); }
+TS_DEV float rcp_normal(float x) { return 1.0f / x; }
+TS_DEV float quotient(float a, float b) { return a / b; }
 TS_DEV float rsq(float x) { return 1.0f / __builtin_sqrtf(x); }
 TS_DEV float sqr(float x) { return __builtin_sqrtf(x); }
 TS_DEV float sin_reduced(float x) { return __builtin_sinf(x); }
-TS_DEV float cos_reduced(float x) { return __builtin_cosf(x); }
 TS_DEV float max_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a > b ? a : b; }
 TS_DEV float min_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a < b ? a : b; }
 TS_DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-TS_DEV float round_(float x) { return __builtin_rintf(x); }
 // In the order of the device's shuffles: neighbours first.
 TS_DEV void row_sum(Registers<float, 2>& r) {
   for (u32 t = 0; t < 128; t += 4)

@@ -271,9 +271,21 @@ TS_DEV float lg2(float x) {
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-TS_DEV float rcp(float x) {
+// of numbers that are not denormal, which saves their scaling
+TS_DEV float lg2_normal(float x) {
   float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TS_DEV float rcp_normal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// within two steps of the exact quotient, everywhere; the exact one is a subroutine
+TS_DEV float quotient(float a, float b) {
+  float y;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 TS_DEV float rsq(float x) {
@@ -288,12 +300,7 @@ TS_DEV float sqr(float x) {
 }
 TS_DEV float sin_reduced(float x) {
   float y;
-  asm("sin.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float cos_reduced(float x) {
-  float y;
-  asm("cos.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TS_DEV float max_nan(float a, float b) {
@@ -307,7 +314,6 @@ TS_DEV float min_nan(float a, float b) {
   return y;
 }
 TS_DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-TS_DEV float round_(float x) { return rintf(x); }
 // The four lanes of a row combine what they hold; all get the result.
 TS_DEV void row_sum(Registers<float, 2>& r) {
 #pragma unroll
