@@ -9,9 +9,10 @@ from tilestream.devices.a100 import A100
 from tilestream.devices.device import Device
 from tilestream.devices.h100 import H100
 from tilestream.devices.h200 import H200
+from tilestream.devices.user import load
 from tilestream.errors import DeviceError
 
-__all__ = ["DEVICES", "Device", "detect", "get"]
+__all__ = ["DEVICES", "Device", "detect", "get", "load"]
 
 log = logging.getLogger(__name__)
 
@@ -19,15 +20,37 @@ DEVICES: dict[str, Device] = {d.name: d for d in (A100, H100, H200)}
 
 
 def get(name: str) -> Device:
-    """The device of that name, in any case.
+    """The device that ``name`` says: a known name in any case, or a device file, with variants behind it.
+
+    ``a100+kitsune`` has two arbiters, ``h200+sms*2+l2_bytes_per_s*2`` has twice the SMs and L2 bandwidth, and
+    ``mine.toml`` is read by ``load``.
 
     Raises:
-        DeviceError: listing the known names.
+        DeviceError: listing the known names, or naming what is wrong with the variant or the file.
     """
-    device = DEVICES.get(name.lower())
+    base, *variants = name.strip().split("+")
+    device = DEVICES.get(base.lower())
+    if device is None and base.lower().endswith((".toml", ".json")):
+        device = load(base, DEVICES)
     if device is None:
-        raise DeviceError(f"unknown device {name!r}", f"use one of: {', '.join(sorted(DEVICES))}")
+        known = ", ".join(sorted(DEVICES))
+        raise DeviceError(f"unknown device {name!r}", f"use one of: {known}, each with +kitsune, or a .toml file")
+    for variant in variants:
+        what, _, factor = variant.lower().partition("*")
+        if variant.lower() == "kitsune":
+            device = device.dual()
+        elif factor:
+            device = device.scale(what, _number(factor, name))
+        else:
+            raise DeviceError(f"unknown variant {variant!r} of {base!r}", "use +kitsune or, as an example, +sms*2")
     return device
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError as failure:
+        raise DeviceError(f"device {name!r}: {text!r} is not a factor", "write it as +sms*2") from failure
 
 
 def detect(index: int | None = None) -> Device | None:
@@ -73,4 +96,5 @@ def describe(properties) -> Device | None:
         l2_bytes=properties.L2_cache_size,
         dram_bytes=properties.total_memory,
         shared_bytes_per_cta=properties.shared_memory_per_block_optin,
+        shared_bytes_per_sm=max(device.shared_bytes_per_sm, properties.shared_memory_per_block_optin),
     )

@@ -13,6 +13,7 @@ A100 = Device(
     sms=108,
     clock_hz=1.41e9,
     shared_bytes_per_cta=166_912,
+    shared_bytes_per_sm=167_936,
     registers_per_cta=65_536,
     l2_bytes=40_000_000,
     dram_bytes=80_000_000_000,

@@ -8,6 +8,22 @@ from dataclasses import dataclass, field, fields, replace
 
 from tilestream.errors import DeviceError
 
+NOT_NUMBERS = ("name", "compute_capability", "tensor_flops", "queue_curve")
+SCALABLE = (
+    "sms",
+    "clock_hz",
+    "tensor_flops",
+    "simt_flops",
+    "sfu_ops_per_s",
+    "dram_bytes_per_s",
+    "l2_bytes_per_s",
+    "l2_bytes",
+    "sm_bytes_per_clock",
+    "registers_per_sm",
+    "shared_bytes_per_sm",
+    "launch_s",
+)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -50,6 +66,13 @@ class Device:
     """From a warpgroup's last wgmma to its next, besides the epilogue: drain, fence, barrier."""
     handoff_ops: float = 4.0
     """Lane operations an element to round, pack and store a linear's result for the next use."""
+    registers_per_sm: int = 65_536
+    shared_bytes_per_sm: int = 233_472
+    ctas_per_sm: int = 32
+    sm_bytes_per_clock: float = 64.0
+    """What one SM takes from the L2 and gives to it, together."""
+    arbiters: int = 1
+    """Of the grid scheduler: 1 as GPUs are; 2 as Kitsune proposes, which pair a SIMT and a tensor CTA on an SM."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,6 +88,38 @@ class Device:
         i = bisect_left(sizes, payload)
         (x0, y0), (x1, y1) = curve[i - 1], curve[i]
         return y0 + (y1 - y0) * (payload - x0) / (x1 - x0)
+
+    @property
+    def sm_bytes_per_s(self) -> float:
+        """Bytes/s between the L2 and one SM."""
+        return self.sm_bytes_per_clock * self.clock_hz
+
+    def dual(self) -> Device:
+        """The same machine with Kitsune's two arbiters (2.3)."""
+        return self if self.arbiters == 2 else replace(self, name=f"{self.name}+kitsune", arbiters=2)
+
+    def scale(self, what: str, factor: float) -> Device:
+        """The same machine with ``factor`` times as much of one number: ``scale("sms", 2)``.
+
+        More SMs bring their pipes along; a faster L2 is faster for shared lines too. All else stays.
+
+        Raises:
+            DeviceError: no such number, or a result that no machine can have.
+        """
+        if what not in SCALABLE:
+            raise DeviceError(f"device {self.name!r} has no {what!r} to scale", f"use one of: {', '.join(SCALABLE)}")
+        if not (isinstance(factor, (int, float)) and math.isfinite(factor) and factor > 0):
+            raise DeviceError(f"device {self.name!r}: {what} cannot be scaled by {factor!r}", "use a factor above 0")
+        name = f"{self.name}+{what}*{factor:g}"
+        if what == "sms":
+            return replace(self.with_sms(round(self.sms * factor)), name=name)
+        if what == "tensor_flops":
+            return replace(self, name=name, tensor_flops={k: v * factor for k, v in self.tensor_flops.items()})
+        changes: dict[str, float] = {}
+        for entry in (what, "l2_shared_bytes_per_s") if what == "l2_bytes_per_s" else (what,):
+            value = getattr(self, entry) * factor
+            changes[entry] = round(value) if isinstance(getattr(self, entry), int) else value
+        return replace(self, name=name, **changes)  # pyright: ignore[reportArgumentType]
 
     def with_sms(self, sms: int) -> Device:
         """The same machine with another number of SMs: rates that live in the SMs scale, memory does not."""
@@ -88,14 +143,22 @@ def check(device: Device) -> None:
 
     for entry in fields(device):
         value = getattr(device, entry.name)
-        if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
+        if entry.name in NOT_NUMBERS:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise wrong(entry.name, value, "give a number above 0")
+        if not (math.isfinite(value) and value > 0):
+            raise wrong(entry.name, value, "give a number above 0")
+        if entry.type == "int" and value != int(value):
+            raise wrong(entry.name, value, "give a whole number")
+    if not isinstance(device.tensor_flops, dict):
+        raise wrong("tensor_flops", device.tensor_flops, "give FLOP/s above 0 for bf16, f16 and f32")
     for name in ("stage_efficiency", "bulk_efficiency", "queue_exposed"):
         if getattr(device, name) > 1:
             raise wrong(name, getattr(device, name), "a share is at most 1")
     for dtype in ("bf16", "f16", "f32"):
         rate = device.tensor_flops.get(dtype)
-        if rate is None or not (math.isfinite(rate) and rate > 0):
+        if not isinstance(rate, (int, float)) or not (math.isfinite(rate) and rate > 0):
             raise wrong(f"tensor_flops[{dtype!r}]", rate, "give FLOP/s above 0 for bf16, f16 and f32")
     if device.l2_bytes_per_s < device.dram_bytes_per_s:
         raise wrong(
@@ -105,6 +168,10 @@ def check(device: Device) -> None:
         )
     if device.l2_shared_bytes_per_s < device.l2_bytes_per_s:
         raise wrong("l2_shared_bytes_per_s", device.l2_shared_bytes_per_s, "make it at least l2_bytes_per_s")
+    if device.arbiters not in (1, 2):
+        raise wrong("arbiters", device.arbiters, "use 1 (as GPUs are) or 2 (SIMT and tensor CTAs apart)")
+    if device.shared_bytes_per_sm < device.shared_bytes_per_cta:
+        raise wrong("shared_bytes_per_sm", device.shared_bytes_per_sm, "make it at least shared_bytes_per_cta")
     points = device.queue_curve
     if not points or any(size <= 0 or not (math.isfinite(s) and s > 0) for size, s in points):
         raise wrong("queue_curve", points, "give (payload bytes, seconds) pairs above 0")
