@@ -1,0 +1,1 @@
+"""FuseFlow's results again: each study's rows beside the published ones."""
