@@ -1,0 +1,54 @@
+"""What every command does alike: errors in one line with exit code 2, tables of one width, JSON files."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from tilestream.errors import TilestreamError
+from tilestream.report.explain import WIDTH
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def reported(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors that tilestream raises on purpose become one line on standard error, and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (TilestreamError, OSError, RuntimeError) as failure:
+            error = getattr(failure, "inner_exception", failure)  # torch.compile wraps what a back end raises
+            if kwargs.get("debug") or not isinstance(error, (TilestreamError, OSError)):
+                raise
+            Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def write_json(path: Path | None, result: object) -> None:
+    """Write ``result`` as JSON and say so; nothing where ``path`` is None."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plain(result), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    out.print(f"written: {path}")
+
+
+def plain(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they become the strings ``inf``, ``-inf`` and ``nan``."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,47 @@
+"""Independent tasks on all cores, or on whatever joblib back end the caller has set (Dask, Ray)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def each(
+    task: Callable[..., T],
+    arguments: Sequence[tuple[Any, ...]],
+    jobs: int,
+    progress: Callable[[str], None],
+    said: Callable[[T], str],
+) -> Iterable[T]:
+    """Results of ``task(*a)`` for each of ``arguments``, as they come; a line of progress after each.
+
+    ``jobs`` is the number of processes, -1 for one a core; one task or one job stays in this process. Around the call,
+    ``joblib.parallel_config(backend=...)`` picks another back end, such as Dask's or Ray's.
+    """
+    if jobs == 1 or len(arguments) == 1:
+        found: Iterable[T] = (task(*a) for a in arguments)
+    else:
+        found = _parallel(task, arguments, jobs)
+    for done, result in enumerate(found, start=1):
+        progress(f"{done} of {len(arguments)}: {said(result)}")
+        yield result
+
+
+def _parallel(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], jobs: int) -> Iterable[T]:
+    import joblib
+
+    calls = (joblib.delayed(_single)(task, a) for a in arguments)
+    pool = joblib.Parallel(n_jobs=jobs, batch_size=1)
+    if pool._backend.supports_return_generator:  # not every cluster's back end hands results over one by one
+        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+    return pool(calls)  # pyright: ignore[reportReturnType]
+
+
+def _single(task: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    """One thread a process: processes share the cores already."""
+    import torch
+
+    torch.set_num_threads(1)
+    return task(*arguments)

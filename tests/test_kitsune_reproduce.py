@@ -1,0 +1,164 @@
+"""The evaluation of Kitsune: the paper's figures as data, ours from simulated runs, and the report of both."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilestream.kitsune import paper, reasons, report, summary
+from tilestream.kitsune.outcome import LaunchTime, Outcome, geomean, regions
+from tilestream.kitsune.reproduce import Reproduction, chosen
+from tilestream.kitsune.summary import BASE, BULK, DRAM, EXECUTIONS_SHOWN, KITSUNE, SMS, VERTICAL, RowRuns
+
+shares = st.floats(0, 1)
+
+
+def launch(name: str, ops: str, seconds: float, sm: float = 0.9, dram: float = 0.1, phase: str = "forward"):
+    busy = {"tensor": sm, "simt": sm / 2, "dram": dram, "l2": 0.2}
+    return LaunchTime(name, tuple(ops.split()), phase, 0.0, seconds, busy, {"input": seconds / 4})
+
+
+def outcome(*launches: LaunchTime, execution: str = BULK, mode: str = "inference", app: str = "nerf") -> Outcome:
+    total = sum(x.seconds for x in launches)
+    series = ((0.0, total / 2, {"tensor": 0.5, "simt": 0.1, "dram": 0.2}), (total / 2, total, {"tensor": 0.9}))
+    return Outcome(app, mode, "a100", execution, total, launches, 1e6, 2e6, 10, series)
+
+
+def row(app: str = "nerf", mode: str = "inference", faster: float = 2.0) -> RowRuns:
+    phase = "backward" if mode == "training" else "forward"
+    runs = {}
+    for variant, scale in ((BASE, 1.0), (SMS, 0.8), (DRAM, 0.5)):
+        for execution in EXECUTIONS_SHOWN:
+            times = {BULK: 1.0, VERTICAL: 1 / 1.25}.get(execution, 1 / faster)
+            parts = [launch("c", "z", 1e-6 * scale, sm=0.1)]
+            if execution == KITSUNE:
+                parts.append(launch("ab", "x y", 4e-6 * times * scale, dram=0.5, phase=phase))
+            else:
+                parts += [launch(op, op, 2e-6 * times * scale, phase=phase) for op in "xy"]
+            runs[variant, execution] = outcome(*parts, execution=execution, mode=mode, app=app)
+    fused = {VERTICAL: 2, KITSUNE: 3}
+    return RowRuns(app, mode, 4, fused, {BULK: 100.0, VERTICAL: 90.0, KITSUNE: 40.0}, runs, {"z": "gathers"})
+
+
+def reproduction(*rows: RowRuns) -> Reproduction:
+    return Reproduction("a100", rows, summary.figures(rows), 1.0)
+
+
+def test_table_2_has_the_papers_shares() -> None:
+    """The percentages that the paper prints beside the counts follow from the counts."""
+    stated = {
+        "DLRM inf": (81, 81), "GRC inf": (60, 83), "MGN inf": (71, 80), "NERF inf": (75, 100),
+        "LL-CTX": (37, 70), "LL-TOK": (37, 70), "DLRM tr": (31, 78), "GRC tr": (20, 75),
+        "MGN tr": (24, 73), "NERF tr": (26, 81), "LLAMA tr": (11, 39),
+    }  # fmt: skip
+    found = {
+        r.label: (round(100 * r.fused_vertical / r.operators), round(100 * r.fused_kitsune / r.operators))
+        for r in paper.TABLE2
+    }
+    assert found == stated
+    assert len({r.key for r in paper.TABLE2}) == 11
+
+
+def test_figures_have_keys_of_their_own_and_sources() -> None:
+    every = [*paper.FIGURES, *paper.UNREADABLE]
+    assert len({f.key for f in every}) == len(every)
+    assert all(f.source and f.what for f in every)
+    assert all(f.low <= f.high for f in paper.FIGURES)
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_a_stated_range_holds_what_lies_in_it(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    stated = paper.Figure("k", "w", low, high, "x", "6")
+    assert stated.holds(low, high)
+    assert not stated.holds(low - 0.06, high)
+    assert not stated.holds(low, high + 0.06)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit", "text"),
+    [
+        (1.5, 1.5, "x", "1.5x"),
+        (1.04, 3.4, "x", "1.04 to 3.4x"),
+        (50, math.inf, "%", "at least 50%"),
+        (-math.inf, 2.8, "x", "at most 2.8x"),
+        (0.1, 0.1, "%", "0.1%"),
+        (37, 67, "%", "37 to 67%"),
+    ],
+)
+def test_how_figures_are_written(low: float, high: float, unit: str, text: str) -> None:
+    assert paper.span_text(low, high, unit) == text
+
+
+@given(st.lists(st.tuples(st.floats(1e-7, 1e-3), shares, shares), min_size=1, max_size=8))
+def test_quadrants_are_a_partition_of_the_time(parts) -> None:
+    q = outcome(*(launch(str(i), "x", s, sm, dram) for i, (s, sm, dram) in enumerate(parts))).quadrants()
+    assert math.isclose(q.both_low + q.only_dram_low + q.only_sm_low + q.neither, 1.0)
+    both = sum(s for s, sm, dram in parts if sm < 1 / 3 and dram < 1 / 3)
+    assert math.isclose(q.both_low, both / sum(s for s, _, _ in parts), abs_tol=1e-12)
+
+
+def test_a_region_is_held_against_its_own_bulk_kernels() -> None:
+    bulk = outcome(launch("a", "x", 2e-6), launch("b", "y", 3e-6), launch("c", "z", 7e-6))
+    fused = outcome(launch("ab", "x y x", 2e-6), launch("c", "z", 6e-6), execution=KITSUNE)
+    (region,) = regions(bulk, fused)
+    assert region.ops == ("x", "y") and math.isclose(region.speedup, 2.5)
+
+
+def test_our_figures_of_a_run_whose_times_are_known() -> None:
+    found = summary.figures([row(), row("dlrm", faster=4.0), row("mgn", "training", faster=2.0)])
+    assert found["inference_range"] == pytest.approx((5 / 3, 5 / 2))
+    assert found["inference_geomean"][0] == pytest.approx(geomean([5 / 3, 5 / 2]))
+    assert found["inference_regions"] == pytest.approx((2.0, 4.0))
+    assert found["nerf_inference"] == pytest.approx((5 / 3, 5 / 3))
+    assert found["vertical_geomean"][0] == pytest.approx(5 / 4.2)
+    assert found["inference_share"][0] == pytest.approx(80.0)
+    assert found["inference_traffic"] == pytest.approx((60.0, 60.0))
+    assert found["backward_time"][0] == pytest.approx(4.0)
+    assert found["low_bulk_inference"][0] == pytest.approx(20.0)
+    assert found["low_kitsune_training"][0] == pytest.approx(100 / 3)
+    assert found["dram_low_bulk_training"][0] == pytest.approx(80.0)
+    assert found["sms_kitsune_inference"][0] == pytest.approx(25.0)
+    assert found["dram_bulk_training"][0] == pytest.approx(100.0)
+    assert "llama_prefill_e2e" not in found
+
+
+def test_rows_beside_the_papers_in_json() -> None:
+    data = reproduction(row(), row("dlrm", "training")).json()
+    first = data["rows"][0]
+    assert (first["app"], first["mode"], first["operators"]) == ("nerf", "inference", 4)
+    assert (first["fused_vertical"], first["fused_kitsune"]) == (2, 3)
+    assert first["traffic_vertical"] == pytest.approx(10) and first["traffic_kitsune"] == pytest.approx(60)
+    assert first["speedup"] == pytest.approx(5 / 3)
+    assert first["paper"]["traffic_kitsune"] == 98.58
+    stated = {f["key"]: f for f in data["figures"]}
+    assert stated["nerf_inference"]["paper"] == "2.3x" and not stated["nerf_inference"]["agrees"]
+    assert stated["dram_kitsune_inference"]["paper"] == "bars only"
+    assert {r["execution"] for r in data["runs"]} == set(EXECUTIONS_SHOWN)
+
+
+def test_a_reason_is_shown_only_where_the_row_differs() -> None:
+    data = reproduction(row()).json()["rows"][0]
+    assert reasons.differs(data)
+    same = {**data, **data["paper"]}
+    assert not reasons.differs(same) and reasons.row(same) == ""
+
+
+def test_the_report_shows_pictures_and_refers_to_nothing_outside(tmp_path) -> None:
+    path = report.save(tmp_path, reproduction(row(), row("dlrm", "training")))
+    text = path.read_text()
+    assert text.count("data:image/png;base64,") == 6
+    assert "http" not in text and 'src="/' not in text
+    assert "98.58" in text and "bars only" in text
+    assert {p.name for p in tmp_path.glob("*.png")} >= {"traffic.png", "speedup.png", "sensitivity.png"}
+
+
+@pytest.mark.parametrize(("apps", "modes"), [(["resnet"], []), ([], ["both"]), (["llama_decode"], ["training"])])
+def test_a_row_that_table_2_has_not(apps, modes) -> None:
+    from tilestream.errors import OptionError
+
+    with pytest.raises(OptionError, match="Table 2 has no"):
+        chosen(apps, modes)
