@@ -60,7 +60,7 @@ def kitsune(
 @reported
 def sweep_command(
     models: Annotated[list[str], typer.Argument(help="Whole models: names, or FILE.py:FUNCTION.")],
-    devices: Annotated[str, typer.Option(help="As a100,h200+kitsune,a100:sms=2, or device files.")] = "a100",
+    devices: Annotated[str, typer.Option(help="As a100,h200+kitsune,a100+sms*2, or device files.")] = "a100",
     strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune.")] = ",".join(EXECUTIONS),
     modes: Annotated[str, typer.Option(help="Some of inference, training.")] = "inference",
     size: Annotated[list[str] | None, typer.Option(help="NAME=V1,V2: a size of the models; repeatable.")] = None,

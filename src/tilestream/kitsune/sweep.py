@@ -8,11 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tilestream import devices
-from tilestream.devices import Device
-from tilestream.errors import DeviceError, OptionError
+from tilestream.errors import OptionError
 from tilestream.kitsune.evaluate import evaluate
 from tilestream.kitsune.outcome import Outcome
 from tilestream.kitsune.parallel import each
@@ -64,31 +62,13 @@ def points(
         if not given:
             raise OptionError(f"the sweep names no {what}", "name at least one")
     for name in device_names:
-        device_of(name)
+        devices.get(name)
     named = sorted((sizes or {}).items())
     combined = [tuple(zip([n for n, _ in named], v, strict=True)) for v in itertools.product(*(v for _, v in named))]
     return [
         Point(app, mode, device, execution, at)
         for app, mode, at, device, execution in itertools.product(apps, modes, combined, device_names, executions)
     ]
-
-
-def device_of(text: str) -> Device:
-    """A device from ``NAME[:FIELD=FACTOR...]``: ``a100+kitsune:sms=2:dram_bytes_per_s=2``; ``NAME`` may be a file.
-
-    Raises:
-        DeviceError: unknown name or field, or a factor that is no number above 0.
-    """
-    name, *factors = text.split(":")
-    device = devices.get(name)
-    for entry in factors:
-        what, _, factor = entry.partition("=")
-        try:
-            number = float(factor)
-        except ValueError:
-            raise DeviceError(f"device {text!r}: {entry!r} is no FIELD=FACTOR", "as in a100:sms=2") from None
-        device = device.scale(what, number)
-    return device
 
 
 def sweep(wanted: Sequence[Point], jobs: int = -1, progress: Callable[[str], None] = lambda _: None) -> list[Swept]:
@@ -129,13 +109,9 @@ def run_group(group: Iterable[Point]) -> list[tuple[Point, Outcome]]:
     phases = {op.name: str(op.phase) for op in graph.operators}
     made = []
     for point in group:
-        device = device_of(point.device)
+        device = devices.get(point.device)
         plan = design(graph, device, point.execution)
         names = {"app": point.app, "mode": point.mode, "execution": point.execution}
         made.append((point, evaluate(plan.workload, device, phases=phases, **names)))
     return made
 
-
-def is_file(model: str) -> bool:
-    """Whether ``model`` is ``FILE.py:FUNCTION`` and no name."""
-    return Path(model.partition(":")[0]).suffix == ".py"
