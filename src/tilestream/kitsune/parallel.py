@@ -31,12 +31,12 @@ def each(
 
 def _parallel(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], jobs: int) -> Iterable[T]:
     import joblib
+    from joblib.parallel import get_active_backend
 
-    calls = (joblib.delayed(_single)(task, a) for a in arguments)
-    pool = joblib.Parallel(n_jobs=jobs, batch_size=1)
-    if pool._backend.supports_return_generator:  # not every cluster's back end hands results over one by one
-        pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-    return pool(calls)  # pyright: ignore[reportReturnType]
+    backend, _ = get_active_backend()
+    one_by_one = getattr(backend, "supports_return_generator", False)  # not every cluster's back end can
+    pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered" if one_by_one else "list")
+    return pool(joblib.delayed(_single)(task, a) for a in arguments)  # pyright: ignore[reportReturnType]
 
 
 def _single(task: Callable[..., T], arguments: tuple[Any, ...]) -> T:

@@ -1,0 +1,60 @@
+"""Sweeps: which points, on how many processes, in which order, and what joblib's other back ends get."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import joblib
+import pytest
+
+from tilestream.errors import DeviceError, OptionError
+from tilestream.kitsune.parallel import each
+from tilestream.kitsune.sweep import Point, points, sweep
+
+
+def _who(number: int) -> tuple[int, int]:
+    time.sleep(0.3)
+    return number, os.getpid()
+
+
+def test_two_local_workers_share_the_tasks() -> None:
+    said: list[str] = []
+    found = list(each(_who, [(i,) for i in range(6)], 2, said.append, lambda r: f"task {r[0]}"))
+    assert sorted(n for n, _ in found) == list(range(6))
+    workers = {pid for _, pid in found}
+    assert len(workers) == 2 and os.getpid() not in workers
+    assert [line.split(":")[0] for line in said] == [f"{i} of 6" for i in range(1, 7)]
+
+
+def test_another_back_end_of_joblib_takes_over() -> None:
+    with joblib.parallel_config(backend="threading"):
+        found = list(each(_who, [(i,) for i in range(3)], 2, lambda _: None, str))
+    assert {pid for _, pid in found} == {os.getpid()} and len(found) == 3
+
+
+def test_one_job_stays_in_this_process() -> None:
+    assert next(iter(each(_who, [(1,), (2,)], 1, lambda _: None, str)))[1] == os.getpid()
+
+
+def test_points_are_every_combination_in_order() -> None:
+    made = points(["nerf", "dlrm"], ["a100", "h200+kitsune"], ["bulk"], ["inference"], {"rows": [1, 2]})
+    assert len(made) == 8
+    assert made[0] == Point("nerf", "inference", "a100", "bulk", (("rows", 1),))
+    assert made[1].device == "h200+kitsune" and made[2].sizes == (("rows", 2),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((["nerf"], ["tpu"]), DeviceError, "tpu"),
+        ((["nerf"], ["a100+warp*2"]), DeviceError, "warp"),
+        ((["nerf"], ["a100"], ["magic"]), OptionError, "magic"),
+        ((["nerf"], ["a100"], ["bulk"], ["sleep"]), OptionError, "sleep"),
+        ((["nerf"], []), OptionError, "no device"),
+        (([], ["a100"]), OptionError, "no model"),
+    ],
+)
+def test_bad_sweeps_are_refused_before_anything_runs(arguments, error, said: str) -> None:
+    with pytest.raises(error, match=said):
+        points(*arguments)
