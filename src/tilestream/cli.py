@@ -1,26 +1,21 @@
-"""``tilestream``: demo, explain, simulate, trace, check and bench from a shell.
+"""``tilestream``: demo, explain, simulate, trace, check, bench, sweep and reproduce from a shell.
 
 Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import math
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from tilestream.errors import DeviceError, OptionError, TilestreamError
+from tilestream.console import out, reported, write_json
+from tilestream.errors import DeviceError, OptionError
+from tilestream.kitsune import cli as kitsune
 from tilestream.options import Options, parse
 from tilestream.progress import Progress
-from tilestream.report.explain import WIDTH
 
 if TYPE_CHECKING:
     from tilestream.analysis import Analysis, RegionAnalysis
@@ -31,10 +26,10 @@ HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predic
 Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
-out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-
 CAPTURED_ROWS = 512
 REFERENCE_ROWS = 1024
+app.add_typer(kitsune.reproduce, name="reproduce")
+app.command("sweep")(kitsune.sweep_command)
 
 Target = Annotated[
     str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
@@ -50,25 +45,8 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the result to t
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def _reported(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors that tilestream raises on purpose become one line on standard error, and exit code 2."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except (TilestreamError, OSError, RuntimeError) as failure:
-            error = getattr(failure, "inner_exception", failure)  # torch.compile wraps what a back end raises
-            if kwargs.get("debug") or not isinstance(error, (TilestreamError, OSError)):
-                raise
-            Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
-            raise typer.Exit(2) from None
-
-    return run
-
-
 @app.command()
-@_reported
+@reported
 def explain(
     model: Target,
     rows: Rows = None,
@@ -99,11 +77,11 @@ def explain(
             runs = Simulation.of(analysis, progress).by_region()
             page.write(html, report, page.Content(simulations=runs))
     out.print(report)
-    _write(json_, report.json())
+    write_json(json_, report.json())
 
 
 @app.command()
-@_reported
+@reported
 def simulate(
     model: Target,
     rows: Rows = None,
@@ -111,17 +89,26 @@ def simulate(
     strategy: Strategy = "auto",
     device: Device = None,
     queue_depth: Depth = None,
+    mode: Annotated[str | None, typer.Option(help="inference or training, of the whole model by operators.")] = None,
+    size: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a whole model; repeatable.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU."""
+    """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU.
+
+    Regions of the model as the compiler would run them. With --mode, --size or --strategy kitsune, and for models that
+    are captured whole (dlrm, llama_prefill): every operator, as bulk kernels, vertical fusion and Kitsune.
+    """
+    if mode is not None or size or strategy == "kitsune" or kitsune.is_whole(model):
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_)
+        return
     made = _simulated(model, rows, dtype, strategy, device, queue_depth)
     out.print(made)
-    _write(json_, made.json())
+    write_json(json_, made.json())
 
 
 @app.command()
-@_reported
+@reported
 def trace(
     model: Target,
     output: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("timeline.json"),
@@ -140,11 +127,11 @@ def trace(
     timeline.write(output, made.timelines())
     out.print(made)
     out.print(f"timeline: {output} (open it in ui.perfetto.dev or chrome://tracing)")
-    _write(json_, {**made.json(), "timeline": str(output)})
+    write_json(json_, {**made.json(), "timeline": str(output)})
 
 
 @app.command()
-@_reported
+@reported
 def check(
     model: Target,
     rows: Rows = None,
@@ -192,13 +179,13 @@ def check(
         "ok": ok,
         "repeatable": same,
     }
-    _write(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
+    write_json(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
     if not ok:
         raise typer.Exit(1)
 
 
 @app.command()
-@_reported
+@reported
 def bench(
     model: Annotated[str, typer.Argument(help="A model, as elsewhere, or the word queues: ring queues by payload.")],
     rows: Rows = None,
@@ -242,13 +229,13 @@ def bench(
             progress=progress,
         )
     out.print(text.render(result))
-    _write(json_, result)
+    write_json(json_, result)
     if not result["ok"]:
         raise typer.Exit(1)
 
 
 @app.command()
-@_reported
+@reported
 def demo(
     output: Annotated[Path, typer.Option("--out", help="The folder for the report and the timeline.")] = Path(
         "demo-out"
@@ -262,7 +249,7 @@ def demo(
 
     with Progress() as progress:
         result = demo_.run(output, rows, out, progress)
-    _write(json_, result)
+    write_json(json_, result)
     if not result["ok"]:
         raise typer.Exit(1)
 
@@ -377,21 +364,4 @@ def _bench_queues(json_: Path | None) -> None:
     with Progress() as progress:
         result = queues.run(progress)
     out.print(queues.render(result))
-    _write(json_, result)
-
-
-def _write(path: Path | None, result: object) -> None:
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_plain(result), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    out.print(f"written: {path}")
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinities and no NaN: they become the strings ``inf``, ``-inf`` and ``nan``."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    write_json(json_, result)

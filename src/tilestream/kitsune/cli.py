@@ -13,7 +13,7 @@ from rich.table import Table
 from tilestream.console import out, reported, write_json
 from tilestream.errors import OptionError
 from tilestream.kitsune.outcome import Outcome
-from tilestream.kitsune.sweep import EXECUTIONS, MODES, Swept, points, sweep
+from tilestream.kitsune.sweep import EXECUTIONS, Swept, points, sweep
 from tilestream.progress import Progress
 
 reproduce = typer.Typer(no_args_is_help=True, help="Run a paper's evaluation and set it beside the paper's figures.")
@@ -76,24 +76,24 @@ def sweep_command(
     write_json(json_, {"rows": [swept_json(s) for s in made]})
 
 
-def simulate_whole(
-    model: str,
-    device: str,
-    strategy: str,
-    mode: str,
-    size: Sequence[str],
-    progress: Progress,
-) -> list[Swept]:
+def is_whole(model: str) -> bool:
+    """Whether ``model`` is a name of a model that is only captured whole."""
+    from tilestream.apps import APPS
+    from tilestream.apps.models import MODELS
+
+    return model in MODELS and model not in APPS
+
+
+def simulate_whole(model: str, device: str, strategy: str, mode: str, size: Sequence[str], json_: Path | None) -> None:
     """Every execution of one model (or the one that ``strategy`` names) on one device."""
-    if strategy != "auto" and strategy not in EXECUTIONS:
-        raise OptionError(f"whole models have no strategy {strategy!r}", f"use auto or one of: {', '.join(EXECUTIONS)}")
-    if mode not in MODES:
-        raise OptionError(f"unknown mode {mode!r}", f"use one of: {', '.join(MODES)}")
-    executions = EXECUTIONS if strategy == "auto" else (strategy,)
     given = sizes(size)
     if any(len(values) > 1 for values in given.values()):
         raise OptionError("simulate takes one value a size", "use tilestream sweep for several")
-    return sweep(points([model], [device], executions, [mode], given), 1, progress)
+    executions = EXECUTIONS if strategy == "auto" else (strategy,)
+    with Progress() as progress:
+        made = sweep(points([model], [device], executions, [mode], given), 1, progress)
+    out.print(table(made))
+    write_json(json_, {"rows": [swept_json(s) for s in made]})
 
 
 def table(made: Sequence[Swept]) -> Table:

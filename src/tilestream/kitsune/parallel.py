@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -36,12 +37,13 @@ def _parallel(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], jobs
     backend, _ = get_active_backend()
     one_by_one = getattr(backend, "supports_return_generator", False)  # not every cluster's back end can
     pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered" if one_by_one else "list")
-    return pool(joblib.delayed(_single)(task, a) for a in arguments)  # pyright: ignore[reportReturnType]
+    return pool(joblib.delayed(_single)(os.getpid(), task, a) for a in arguments)  # pyright: ignore[reportReturnType]
 
 
-def _single(task: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+def _single(parent: int, task: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     """One thread a process: processes share the cores already."""
-    import torch
+    if os.getpid() != parent:
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     return task(*arguments)

@@ -15,7 +15,6 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.errors import OptionError
 from tilestream.kitsune import paper, reasons, summary
-from tilestream.kitsune.evaluate import evaluate
 from tilestream.kitsune.parallel import each
 from tilestream.kitsune.summary import BASE, BULK, DRAM, KITSUNE, KITSUNE_FIFO, SMS, VERTICAL, RowRuns
 
@@ -133,11 +132,12 @@ def chosen(apps: Iterable[str], modes: Iterable[str]) -> list[paper.Table2Row]:
 
 def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRuns:
     """Capture, design and simulate one row of Table 2."""
-    from tilestream.kitsune.table2 import graph_of
+    from tilestream.kitsune.evaluate import evaluate
+    from tilestream.kitsune.graphs import table2_graph
 
     from tilestream.kitsune import design
 
-    graph = graph_of(app, mode)
+    graph = table2_graph(app, mode)
     phases = {op.name: str(op.phase) for op in graph.operators}
     runs, fused, traffic, unfused = {}, {}, {}, {}
     for variant in variants:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from tilestream import devices
 from tilestream.errors import OptionError
-from tilestream.kitsune.evaluate import evaluate
 from tilestream.kitsune.outcome import Outcome
 from tilestream.kitsune.parallel import each
 
@@ -100,7 +99,8 @@ def _said(made: list[tuple[Point, Outcome]]) -> str:
 
 def run_group(group: Iterable[Point]) -> list[tuple[Point, Outcome]]:
     """Capture the one model of the group, and simulate each of its points."""
-    from tilestream.kitsune.models import graph_of
+    from tilestream.kitsune.evaluate import evaluate
+    from tilestream.kitsune.graphs import graph_of
 
     from tilestream.kitsune import design
 
@@ -114,4 +114,3 @@ def run_group(group: Iterable[Point]) -> list[tuple[Point, Outcome]]:
         names = {"app": point.app, "mode": point.mode, "execution": point.execution}
         made.append((point, evaluate(plan.workload, device, phases=phases, **names)))
     return made
-
