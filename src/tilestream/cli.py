@@ -28,9 +28,6 @@ Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input."""
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 CAPTURED_ROWS = 512
 REFERENCE_ROWS = 1024
-app.add_typer(kitsune.reproduce, name="reproduce")
-app.command("sweep")(kitsune.sweep_command)
-
 Target = Annotated[
     str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
 ]
@@ -252,6 +249,10 @@ def demo(
     write_json(json_, result)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+app.add_typer(kitsune.reproduce, name="reproduce")
+app.command("sweep")(kitsune.sweep_command)
 
 
 def _ran(region: RegionAnalysis) -> str:
