@@ -206,7 +206,6 @@ TS_DEV float rcp_normal(float x) { return 1.0f / x; }
 TS_DEV float quotient(float a, float b) { return a / b; }
 TS_DEV float rsq(float x) { return 1.0f / __builtin_sqrtf(x); }
 TS_DEV float sqr(float x) { return __builtin_sqrtf(x); }
-TS_DEV float sin_reduced(float x) { return __builtin_sinf(x); }
 TS_DEV float max_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a > b ? a : b; }
 TS_DEV float min_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a < b ? a : b; }
 TS_DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

@@ -63,6 +63,7 @@ TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
 
 TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
+TS_DEV u32 bits_of(float x) { return __float_as_uint(x); }
 
 // ---- shared memory
 TS_DEV void sts32(u32 addr, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(v) : "memory"); }
@@ -296,11 +297,6 @@ TS_DEV float rsq(float x) {
 TS_DEV float sqr(float x) {
   float y;
   asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float sin_reduced(float x) {
-  float y;
-  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TS_DEV float max_nan(float a, float b) {
