@@ -16,7 +16,7 @@ class Stream:
     """Every token of one stream, in the encoding of ``sparse.tokens``.
 
     ``tags``: int64 [n]. ``values``: float64 [n] or [n, block, block] of a value stream (0 at control tokens), else
-    None. ``times``: int64 [n], the cycle from which the reader can see each token.
+    None. ``times``: int64 [n], the cycle at which each token arrives (the reader sees them in order all the same).
     """
 
     tags: np.ndarray = field(repr=False)

@@ -14,16 +14,14 @@ from tilestream.errors import SparseError
 
 Mode = Literal["scalar", "block", "block_scalar"]
 
-RESPONSE_LATENCY = 1
-"""Cycles after a token is taken from a full channel until its writer may use the room (DAM's default)."""
-
 CONTROL_LATENCY = 1
 """Stops, N and done leave with this latency, whatever the values of the node cost."""
 
 _EVERY_STEP = frozenset(
-    "scan repsig repeat intersect union locate array alu reduce spacc crd_hold fork join write_crd write_val".split()
+    "root scan repsig repeat intersect union locate array alu reduce spacc crd_hold fork join "
+    "write_crd write_val".split()
 )
-_FREE = frozenset(("root", "broadcast", "crd_drop"))
+_FREE = frozenset(("broadcast", "crd_drop"))
 
 
 @dataclass(frozen=True)
@@ -32,23 +30,28 @@ class Timing:
 
     ``mode``: ``"scalar"``: every element costs what a scalar does. ``"block"``: values are [n, n] tiles, of which
     the graph says the n. ``"block_scalar"``: values are scalars, charged as if they were tiles of edge ``block``
-    (the released code's block-timing mode).
+    (the released code's block-timing mode). ``channel_latency``: least cycles between a writer's clock and a token's
+    arrival. ``response_latency``: cycles after a token is taken from a full channel until its writer may use the room.
 
     The released code's scanners have a row buffer too: an element in five leaves with latency 0 instead of 1. Its
     channels make that 1 again, so the buffer changes no cycle and is not here.
 
     Raises:
-        SparseError: a mode that is not one of these, or a block below 1.
+        SparseError: a mode that is not one of these, a block below 1, or a latency below 0.
     """
 
     mode: Mode = "block"
     block: int = 1
+    channel_latency: int = 1
+    response_latency: int = 1
 
     def __post_init__(self) -> None:
         if self.mode not in ("scalar", "block", "block_scalar"):
             raise SparseError(f"timing mode {self.mode!r}", "use scalar, block or block_scalar")
         if self.block < 1:
             raise SparseError(f"timing for blocks of {self.block}", "use 1 for scalars, or the edge of the blocks")
+        if self.channel_latency < 0 or self.response_latency < 0:
+            raise SparseError("a latency below 0", "use 0 cycles or more (1 is what the released code has)")
 
     def of(self, kind: str, op: str = "", block: int = 1) -> tuple[int, int]:
         """(initiation interval, latency of an element) in cycles of one step of a node.

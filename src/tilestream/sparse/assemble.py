@@ -1,0 +1,75 @@
+"""From the streams that writers keep to a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilestream.errors import SparseError
+from tilestream.sparse.storage import Format, Level, SparseTensor
+from tilestream.sparse.tokens import show
+
+
+def assemble(
+    name: str, shape: tuple[int, ...], format: Format, crds: Sequence[np.ndarray], values: np.ndarray
+) -> SparseTensor:
+    """The tensor that a result's writers were given.
+
+    Args:
+        shape: logical shape.
+        format: compressed levels keep what came, empty fibers included; dense ones are filled with zeros.
+        crds: one int64 array of tags a level, outermost first: coordinates and stops, without done.
+        values: float64 [n] or [n, block, block], stops left out.
+
+    Raises:
+        SparseError: streams that do not fit together.
+    """
+    block = format.block
+    sizes = [shape[i] for i in format.order]
+    for index in {len(shape) - 2, len(shape) - 1} if block > 1 else ():
+        sizes[format.order.index(index)] //= block
+    if len(crds) != len(format.levels):
+        raise SparseError(
+            f"result {name!r} has {len(crds)} coordinate writers for {len(format.levels)} levels",
+            "write every level of the result once",
+        )
+    fibers = np.array([True])  # of the level above: its elements, and its stops that end nothing
+    where, count = np.zeros(1, dtype=np.int64), 1  # storage positions of its elements, and how many it has
+    levels: list[Level] = []
+    for depth, tags in enumerate(np.asarray(x, dtype=np.int64) for x in crds):
+        stops = tags < 0
+        ends = np.flatnonzero(stops)
+        lengths = np.diff(ends, prepend=-1) - 1
+        if len(ends) != len(fibers) or lengths[~fibers].any() or (len(tags) and not stops[-1]):
+            last = show(int(tags[-1])) if len(tags) else "nothing"
+            raise SparseError(
+                f"level {depth} of result {name!r} has {len(ends)} fibers (its stream ends in {last}) "
+                f"and the level above has {int(fibers.sum())} coordinates",
+                "write streams of one structure; where an outer fiber can be empty, reduce with spacc of order 0",
+            )
+        lengths = lengths[fibers]
+        crd, size = tags[~stops], sizes[depth]
+        if len(crd) and crd.max() >= size:
+            raise SparseError(
+                f"coordinate {crd.max()} at level {depth} of result {name!r}, which has {size}",
+                "give the result the shape that its coordinates need",
+            )
+        if format.levels[depth] == "dense":
+            levels.append(Level(size))
+            where, count = np.repeat(where, lengths) * size + crd, count * size
+        else:
+            counts = np.zeros(count, dtype=np.int64)
+            counts[where] = lengths
+            levels.append(Level(size, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), crd))
+            where, count = np.arange(len(crd)), len(crd)
+        bare = stops & np.concatenate([[True], stops[:-1]])
+        fibers = ~stops[~stops | bare]
+    if len(values) != len(where):
+        raise SparseError(
+            f"result {name!r} has {len(values)} values for {len(where)} coordinates",
+            "write streams of one structure; where an outer fiber can be empty, reduce with spacc of order 0",
+        )
+    kept = np.zeros((count, *((block, block) if block > 1 else ())))
+    kept[where] = values
+    return SparseTensor(name, tuple(shape), format, tuple(levels), kept)

@@ -1,0 +1,81 @@
+"""The operations of ``alu``, ``reduce`` and ``spacc``, on float64 scalars and on [block, block] tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.special import erf
+
+Value = Any
+"""A float or a float64 [block, block] tile."""
+
+
+def _product(a: Value, b: Value) -> Value:
+    """The product of scalars; of tiles, the matrix product."""
+    return a @ b if np.ndim(a) else a * b
+
+
+BINARY: dict[str, Callable[[Value, Value], Value]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": _product,
+    "elemmul": lambda a, b: a * b,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+UNARY: dict[str, Callable[[Value, float], Value]] = {
+    "relu": lambda a, _: np.maximum(a, 0.0),
+    "exp": lambda a, _: np.exp(a),
+    "log": lambda a, _: np.log(a),
+    "rsqrt": lambda a, _: 1.0 / np.sqrt(a),
+    "sqrt": lambda a, _: np.sqrt(a),
+    "neg": lambda a, _: -a,
+    "abs": lambda a, _: np.abs(a),
+    "sigmoid": lambda a, _: 1.0 / (1.0 + np.exp(-a)),
+    "tanh": lambda a, _: np.tanh(a),
+    "gelu": lambda a, _: 0.5 * a * (1.0 + erf(a / math.sqrt(2.0))),
+    "gelu_tanh": lambda a, _: 0.5 * a * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (a + 0.044715 * a * a * a))),
+    "silu": lambda a, _: a / (1.0 + np.exp(-a)),
+    "sin": lambda a, _: np.sin(a),
+    "cos": lambda a, _: np.cos(a),
+    "square": lambda a, _: a * a,
+    "reciprocal": lambda a, _: np.divide(1.0, a),
+    "identity": lambda a, _: a,
+    "add": lambda a, s: a + s,
+    "sub": lambda a, s: a - s,
+    "rsub": lambda a, s: s - a,
+    "mul": lambda a, s: a * s,
+    "div": lambda a, s: np.divide(a, s),
+    "rdiv": lambda a, s: np.divide(s, a),
+    "max": lambda a, s: np.maximum(a, s),
+    "min": lambda a, s: np.minimum(a, s),
+}
+"""On (value, the node's ``scalar``)."""
+
+
+def _rows(fold: Callable[..., Value]) -> Callable[[Value], Value]:
+    def along(a: Value) -> Value:
+        return np.broadcast_to(fold(a, axis=1, keepdims=True), a.shape) if np.ndim(a) else a
+
+    return along
+
+
+REDUCE: dict[str, Callable[[Value, Value], Value]] = {
+    "add": lambda a, b: a + b,
+    "max": np.maximum,
+    "rowsum": lambda a, b: a + b,
+    "rowmax": np.maximum,
+}
+
+REDUCED: dict[str, Callable[[Value], Value]] = {
+    "add": lambda a: a,
+    "max": lambda a: a,
+    "rowsum": _rows(np.sum),
+    "rowmax": _rows(np.max),
+}
+"""What is done to a value before it is folded: ``rowsum`` and ``rowmax`` fold a tile's rows first."""
