@@ -38,6 +38,8 @@ Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 
 RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
 Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
 Cache = Annotated[bool, typer.Option(help="Keep plans and kernels on disk.")]
+Mode = Annotated[str | None, typer.Option(help="inference or training, of the whole model by operators.")]
+Size = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a whole model; repeatable.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -86,8 +88,8 @@ def simulate(
     strategy: Strategy = "auto",
     device: Device = None,
     queue_depth: Depth = None,
-    mode: Annotated[str | None, typer.Option(help="inference or training, of the whole model by operators.")] = None,
-    size: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a whole model; repeatable.")] = None,
+    mode: Mode = None,
+    size: Size = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -96,8 +98,8 @@ def simulate(
     Regions of the model as the compiler would run them. With --mode, --size or --strategy kitsune, and for models that
     are captured whole (dlrm, llama_prefill): every operator, as bulk kernels, vertical fusion and Kitsune.
     """
-    if mode is not None or size or strategy == "kitsune" or kitsune.is_whole(model):
-        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_)
+    if kitsune.is_whole(model, strategy, mode, size):
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), None, json_)
         return
     made = _simulated(model, rows, dtype, strategy, device, queue_depth)
     out.print(made)
@@ -114,12 +116,17 @@ def trace(
     strategy: Strategy = "auto",
     device: Device = None,
     queue_depth: Depth = None,
+    mode: Mode = None,
+    size: Size = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens."""
+    """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens; of every launch, with --mode."""
     from tilestream.report import timeline
 
+    if kitsune.is_whole(model, strategy, mode, size):
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), output, json_)
+        return
     made = _simulated(model, rows, dtype, strategy, device, queue_depth)
     timeline.write(output, made.timelines())
     out.print(made)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tilestream.console import out, reported, write_json
 from tilestream.errors import OptionError
+from tilestream.kitsune import trace
 from tilestream.kitsune.outcome import Outcome
 from tilestream.kitsune.sweep import EXECUTIONS, Swept, points, sweep
 from tilestream.progress import Progress
@@ -76,15 +77,23 @@ def sweep_command(
     write_json(json_, {"rows": [swept_json(s) for s in made]})
 
 
-def is_whole(model: str) -> bool:
-    """Whether ``model`` is a name of a model that is only captured whole."""
+def is_whole(model: str, strategy: str, mode: str | None, size: Sequence[str] | None) -> bool:
+    """Whether ``simulate`` and ``trace`` take every operator of a model, and not the regions that compile."""
     from tilestream.apps import APPS
     from tilestream.apps.models import MODELS
 
-    return model in MODELS and model not in APPS
+    return mode is not None or bool(size) or strategy == "kitsune" or (model in MODELS and model not in APPS)
 
 
-def simulate_whole(model: str, device: str, strategy: str, mode: str, size: Sequence[str], json_: Path | None) -> None:
+def simulate_whole(
+    model: str,
+    device: str,
+    strategy: str,
+    mode: str,
+    size: Sequence[str],
+    timeline: Path | None,
+    json_: Path | None,
+) -> None:
     """Every execution of one model (or the one that ``strategy`` names) on one device."""
     given = sizes(size)
     if any(len(values) > 1 for values in given.values()):
@@ -93,6 +102,9 @@ def simulate_whole(model: str, device: str, strategy: str, mode: str, size: Sequ
     with Progress() as progress:
         made = sweep(points([model], [device], executions, [mode], given), 1, progress)
     out.print(table(made))
+    if timeline is not None:
+        trace.write(timeline, {f"{s.point.app} {s.point.mode} {s.point.execution}": s.outcome for s in made})
+        out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
     write_json(json_, {"rows": [swept_json(s) for s in made]})
 
 

@@ -1,0 +1,97 @@
+"""Write the tables of docs/reproduce-kitsune.md from ``benchmarks/results/kitsune.json``.
+
+tilestream reproduce kitsune --json benchmarks/results/kitsune.json
+python benchmarks/kitsune_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from make_tables import table
+
+from tilestream.kitsune.paper import span_text
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "kitsune.json"
+PAGE = ROOT / "docs" / "reproduce-kitsune.md"
+
+COLUMNS = (
+    ("operators", "operators", 0),
+    ("fused_vertical", "fused, vertical", 0),
+    ("fused_kitsune", "fused, Kitsune", 0),
+    ("traffic_vertical", "traffic saved, vertical (%)", 2),
+    ("traffic_kitsune", "traffic saved, Kitsune (%)", 2),
+)
+
+
+def table2(data: dict[str, Any]) -> str:
+    rows = []
+    for row in data["rows"]:
+        cells = [f"{row[k]:.{n}f} ({row['paper'][k]:.{n}f})" for k, _, n in COLUMNS]
+        rows.append([row["label"], *cells, f"{row['speedup_vertical']:.2f}", f"{row['speedup']:.2f}"])
+    return table(["row", *(h for _, h, _ in COLUMNS), "speedup, vertical", "speedup, Kitsune"], rows)
+
+
+def whys(data: dict[str, Any]) -> str:
+    return "\n".join(f"- **{row['label']}**: {row['why']}" for row in data["rows"] if row["why"])
+
+
+def figures(data: dict[str, Any]) -> str:
+    lines = ["| figure | paper | ours | why they differ |", "|---|---:|---:|---|"]
+    for f in data["figures"]:
+        lines.append(f"| {f['what']} | {f['paper']} | {span_text(*f['ours'], f['unit'])} | {f['why']} |")
+    return "\n".join(lines)
+
+
+def executions(data: dict[str, Any]) -> str:
+    """Speedup of each execution, and the share of time with SM and DRAM both low, on the base device."""
+    runs = {(r["app"], r["mode"], r["execution"]): r for r in data["runs"] if r["variant"] == "base"}
+    rows = []
+    for row in data["rows"]:
+        at = {e: r for (app, mode, e), r in runs.items() if (app, mode) == (row["app"], row["mode"])}
+        bulk = at["bulk"]["time_us"]
+        cells = [f"{bulk:,.0f}"]
+        for execution in ("vertical", "kitsune", "kitsune, one arbiter"):
+            cells.append(f"{bulk / at[execution]['time_us']:.2f}")
+        for execution in ("bulk", "kitsune"):
+            cells.append(f"{at[execution]['quadrants']['both_low']:.0%}")
+        rows.append([row["label"], *cells])
+    headings = [
+        "row",
+        "bulk (us)",
+        "vertical",
+        "Kitsune",
+        "Kitsune, one arbiter",
+        "both low: bulk",
+        "both low: Kitsune",
+    ]
+    return table(headings, rows)
+
+
+def tables() -> dict[str, str]:
+    data = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return {"table2": table2(data), "whys": whys(data), "figures": figures(data), "executions": executions(data)}
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked part rewritten.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    for name, made in tables().items():
+        pattern = re.compile(
+            rf"(<!-- {name}: made by benchmarks/kitsune_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
+        )
+        text, times = pattern.subn(lambda m, made=made: m[1] + made + m[2], text)
+        if times != 1:
+            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
