@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tilestream.apps import edge_block
 from tilestream.apps.chains import Chain
-from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF, scene
 from tilestream.apps.zoo import (
     ChannelMixer,
@@ -72,12 +72,18 @@ APPS: dict[str, App] = {
         App("chain", Chain, _normal(256), 262144, "eight times linear + ReLU, 256 wide"),
         App(
             "meshgraphnets",
-            meshgraphnets,
+            edge_block.meshgraphnets,
             _normal(128, 128, 128),
             262144,
             "edge 384-128-128-128, LayerNorm, residual",
         ),
-        App("graphcast", graphcast, _normal(512, 512, 512), 327680, "edge 1536-512-512, SiLU, LayerNorm, residual"),
+        App(
+            "graphcast",
+            edge_block.graphcast,
+            _normal(512, 512, 512),
+            327680,
+            "edge 1536-512-512, SiLU, LayerNorm, residual",
+        ),
         App("autoencoder", autoencoder, _normal(256), 131072, "256-128-64-32-64-128-256, ReLU"),
         App("siren", Siren, _uniform(2), 262144, "2-256-256-256-256-3, sin", scaled=False),
         App("sdf", SignedDistance, _uniform(3), 262144, "3-128-128-128-128-1, softplus"),
