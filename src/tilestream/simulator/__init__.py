@@ -12,10 +12,11 @@ from tilestream.cost import predict, traffic
 from tilestream.devices import Device
 from tilestream.ir import TILE_ROWS, Pipeline
 from tilestream.simulator.engine import Launch
+from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
 from tilestream.work import phases, tiles_of
 
-__all__ = ["Simulation", "Span", "simulate"]
+__all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
 MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: a few seconds
 

@@ -27,6 +27,9 @@ class TileWork:
 
     ``tensor_flops`` run at the rate of ``dtype``; ``simt_ops`` are issued fp32 lane operations and ``sfu_ops`` those of
     the special function unit; bytes are read and written at each level. ``latency_s`` is what nothing can hide.
+    ``l2_read`` and ``l2_write`` are all bytes between the SM and the L2, those that go on to DRAM included;
+    ``l2_shared_read`` are further reads of lines that all SMs take at about the same time (weights). Payloads of
+    queues are not counted here: the simulator adds them.
     """
 
     tensor_flops: float = 0.0
@@ -38,6 +41,7 @@ class TileWork:
     dram_read: float = 0.0
     dram_write: float = 0.0
     latency_s: float = 0.0
+    l2_shared_read: float = 0.0
 
     def __add__(self, other: TileWork) -> TileWork:
         both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "dtype"}
@@ -54,7 +58,8 @@ class SimStage:
     """``tiles`` tiles of equal work, dealt round-robin to ``ctas`` CTAs that stay resident.
 
     ``registers`` are of the whole CTA; ``once`` is what each CTA does before its first tile (resident weights).
-    ``ops`` and ``source`` say what it stands for.
+    A CTA does the tensor work of a tile and then its SIMT work; with ``overlap`` it does both side by side, as
+    warpgroups in ping-pong do. ``ops`` and ``source`` say what it stands for.
     """
 
     name: str
@@ -67,6 +72,7 @@ class SimStage:
     shared_bytes: int = 0
     ops: tuple[str, ...] = ()
     source: str = ""
+    overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class SimQueue:
     """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
 
     The producer's tile ``t`` of ``n`` feeds the consumer's tiles from ``t * m / n`` on, where ``m`` are the consumer's:
-    a consumer with fewer tiles takes several (a reduction), one with more splits them.
+    a consumer with fewer tiles takes several (a reduction: each entry is taken as it comes), one with more splits them.
     """
 
     producer: str
