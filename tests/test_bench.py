@@ -11,7 +11,7 @@ from torch import nn
 from tilestream import bench, devices
 from tilestream.analysis import analyse
 from tilestream.apps.load import Workload, load
-from tilestream.bench import accuracy, arms, dram, text
+from tilestream.bench import accuracy, arms, dram, first_call, text
 from tilestream.bench.environment import environment
 from tilestream.errors import CaptureError
 from tilestream.options import Options
@@ -129,3 +129,9 @@ def test_a_poisoned_replay_shows_an_output_that_is_not_written() -> None:
 
 def test_arm_names_are_those_of_the_result() -> None:
     assert arms.ARMS == ("eager", "inductor", "inductor_max_autotune", "tilestream")
+
+
+def test_the_first_call_is_timed_cold_warm_and_without_us():
+    made = first_call.measure("meshgraphnets", ["--rows", "64", "--target", "reference"])
+    assert set(made) == {"cold_s", "warm_s", "dynamo_s"}
+    assert 0 < made["dynamo_s"] < made["cold_s"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,13 +12,18 @@ from programs import Program, chain, edge_block, elementwise, nerf
 from strategies import programs
 
 from tilestream import devices
+from tilestream.apps import APPS
+from tilestream.capture import capture
+from tilestream.cost import product_bound_us
 from tilestream.errors import CompileError, PlanError
 from tilestream.options import Options
 from tilestream.passes import split_bulk
 from tilestream.planner import FALLBACK, MEASURED, Candidate, plan, summary
+from tilestream.regions import partition
 from tilestream.verify import verify
 
 H200 = devices.get("h200")
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 
 
@@ -81,11 +89,38 @@ def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
 
 
 def test_the_fastest_measured_wins_whatever_was_predicted():
-    clock = Clock(vertical=500.0, spatial=400.0, fallback=1000.0)
+    clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
-    assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 400.0)
+    assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 550.0)
     assert len(clock.asked) == MEASURED + 1 and clock.asked.count(FALLBACK) == 1
     assert "measured" in summary(made)
+
+
+def test_a_pipeline_faster_than_any_kernel_a_product_needs_no_comparison():
+    bound_us = product_bound_us(chain(8), 262_144, H200)
+    moved = 8 * 2 * 262_144 * 256 * 2 / H200.dram_bytes_per_s
+    assert bound_us == pytest.approx(moved * 1e6)
+    for share, asked in ((0.9, 0), (1.0, 1)):
+        clock = Clock(vertical=share * bound_us, spatial=2000.0, fallback=1000.0)
+        made = plan(chain(8), 262_144, H200, Options(), clock)
+        assert made.chosen.strategy == "vertical" and clock.asked.count(FALLBACK) == asked
+        assert ("not timed" in made.candidates[-1].rejected) == (asked == 0)
+
+
+def test_the_bound_is_below_every_measured_baseline():
+    """Of the results that are kept: the bound must never rule out an Inductor that was measured to be faster."""
+    held = 0
+    for name, app in APPS.items():
+        for path in RESULTS.glob(f"{name}*.json"):
+            result = json.loads(path.read_text())
+            if "arms" not in result or "H200" not in str(result["environment"]["gpu"]):
+                continue
+            module, inputs = app.make(64)
+            program = partition(capture(module, list(inputs)).graphs[0]).regions[0].program
+            best = min(arm["us"] for arm_name, arm in result["arms"].items() if arm_name != "tilestream")
+            assert product_bound_us(program, result["rows"], H200) < best, path.name
+            held += 1
+    assert held >= 10
 
 
 @pytest.mark.parametrize(("us", "winner"), [(985.0, "vertical"), (995.0, FALLBACK), (1000.0, FALLBACK)])
@@ -95,7 +130,7 @@ def test_a_pipeline_must_beat_the_fallback_by_one_per_cent(us, winner):
 
 
 def test_a_candidate_that_cannot_be_measured_is_rejected_with_the_reason():
-    clock = Clock(vertical=CompileError("no NVRTC", "install it"), spatial=300.0, fallback=1000.0)
+    clock = Clock(vertical=CompileError("no NVRTC", "install it"), spatial=600.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert made.chosen.strategy == "spatial"
     assert "no NVRTC" in next(c for c in made.candidates if c.strategy == "vertical").rejected

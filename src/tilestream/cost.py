@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.devices import Device
-from tilestream.ir import Pipeline, Residency, Stage, Transport
+from tilestream.ir import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.traffic import Traffic, dram_of, l2_of, traffic
 from tilestream.work import Phase, phases, steps_of, tiles_of, weight_bytes
 
-__all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "stage_cost", "traffic"]
+__all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,27 @@ def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
         return Prediction(device.name, 0, ())
     cost = _bulk_launch if pipeline.strategy == "bulk" else _launch
     return Prediction(device.name, rows, tuple(cost(launch, rows, device) for launch in pipeline.launches()))
+
+
+def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
+    """What no compiler that makes a kernel of every matrix product can beat: microseconds at ``rows`` rows.
+
+    Each product takes its FLOPs at the tensor cores' rate, or its operand and result at the rate of the DRAM (of
+    the L2, where they fit), whichever is longer; everything else, launches included, is free. An operand that
+    several products share is read once.
+    """
+    tiles = program.tiles()
+    seen: set[str] = set()
+    seconds = 0.0
+    for op in (op for stage in program.stages for op in stage.ops if op.kind == "linear"):
+        weight = program.tensor(op.params[0])
+        out, depth = weight.shape
+        columns = out + (0 if op.ins[0] in seen else depth)
+        seen.add(op.ins[0])
+        moved = rows * columns * DTYPE_BYTES[tiles[op.ins[0]].dtype]
+        rate = device.dram_bytes_per_s if moved > device.l2_bytes else device.l2_bytes_per_s
+        seconds += max(2.0 * rows * out * depth / device.tensor_flops[weight.dtype], moved / rate)
+    return seconds * 1e6
 
 
 def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, sms: int | None = None) -> StageCost:

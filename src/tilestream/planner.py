@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilestream.cost import predict
+from tilestream.cost import predict, product_bound_us
 from tilestream.devices import Device
 from tilestream.errors import IRError, PlanError, TilestreamError, VerifyError
 from tilestream.ir import Pipeline
@@ -32,6 +32,7 @@ UNKNOWN_ROWS = 65_536  # planned for where the number of rows is 0 or not known
 MEASURED = 3  # candidates that are timed, besides the fallback
 HOPELESS = 1.5  # candidates predicted this many times slower than the best are not timed
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
+BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -104,7 +105,8 @@ def plan(
         candidates.append(_candidate(recipe, program, passes, planned, device, candidates))
     candidates.append(_fallback(program, planned, device))
     if measure is not None:
-        candidates = _measured(candidates, measure, forced=options.strategy != "auto")
+        bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
+        candidates = _measured(candidates, measure, options.strategy != "auto", bound_us)
     chosen = _choose(candidates, program, options, measured=measure is not None)
     made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
     log.info("%s: %s", program.name, summary(made))
@@ -187,12 +189,20 @@ def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
     return Candidate(FALLBACK, None, predict(pipeline, rows, device).us)
 
 
-def _measured(candidates: list[Candidate], measure: Callable[[Candidate], float], forced: bool) -> list[Candidate]:
+def _measured(
+    candidates: list[Candidate], measure: Callable[[Candidate], float], forced: bool, bound_us: float
+) -> list[Candidate]:
+    """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
     legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
     chosen = [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
-    if not forced:
-        chosen += [c for c in candidates if c.strategy == FALLBACK]
-    return [_time(c, measure) if c in chosen else c for c in candidates]
+    timed = [_time(c, measure) if c in chosen else c for c in candidates]
+    if forced:
+        return timed
+    best_us = min((_time_of(c) for c in timed), default=float("inf"))
+    if best_us > BEYOND * bound_us:
+        return [_time(c, measure) if c.strategy == FALLBACK else c for c in timed]
+    why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
+    return [replace(c, rejected=why) if c.strategy == FALLBACK else c for c in timed]
 
 
 def _time(candidate: Candidate, measure: Callable[[Candidate], float]) -> Candidate:

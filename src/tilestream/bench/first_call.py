@@ -1,4 +1,4 @@
-"""How long the first call of a compiled model takes: cold, and again in a second process that finds the caches."""
+"""How long the first call of a compiled model takes: cold, in a second process that finds the caches, and Dynamo's share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ TIMEOUT_S = 600
 def measure(target: str, arguments: Sequence[str]) -> dict[str, float]:
     """Seconds of the first call of tilestream's arm in a process of its own, with empty caches and then with full ones.
 
+    ``dynamo_s`` is the first call of ``torch.compile(backend="eager")``, which imports and runs Dynamo and compiles
+    nothing: a part of both that every back end pays.
+
     Args:
         target: an app's name or ``FILE.py:FUNCTION``.
         arguments: ``--rows``, ``--dtype``, ``--strategy``, ``--target`` for that process.
@@ -29,7 +32,8 @@ def measure(target: str, arguments: Sequence[str]) -> dict[str, float]:
         environment = dict(
             os.environ, TILESTREAM_CACHE_DIR=f"{folder}/ours", TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor"
         )
-        return {name: _run(target, arguments, environment) for name in ("cold_s", "warm_s")}
+        made = {name: _run(target, arguments, environment) for name in ("cold_s", "warm_s")}
+        return made | {"dynamo_s": _run(target, [*arguments, "--arm", "dynamo"], environment)}
 
 
 def _run(target: str, arguments: Sequence[str], environment: dict[str, str]) -> float:
@@ -56,7 +60,7 @@ def main() -> None:
     if on == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    arms.make("tilestream", workload.module, workload.inputs, Options(strategy=given.strategy, target=given.target))
+    arms.make(given.arm, workload.module, workload.inputs, Options(strategy=given.strategy, target=given.target))
     print(json.dumps({"first_call_s": time.perf_counter() - start}))
 
 

@@ -33,7 +33,12 @@ def render(result: dict[str, Any]) -> RenderableType:
             parts.append(Text(f"DRAM, {name}: {counted}"))
     if "first_call" in result:
         first = result["first_call"]
-        parts.append(Text(f"first call: {first['cold_s']:.1f} s cold, {first['warm_s']:.2f} s in a second process"))
+        parts.append(
+            Text(
+                f"first call: {first['cold_s']:.1f} s cold, {first['warm_s']:.2f} s in a second process; "
+                f"{first['dynamo_s']:.2f} s of both are Dynamo alone"
+            )
+        )
     return Group(*parts)
 
 
