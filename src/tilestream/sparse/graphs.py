@@ -38,7 +38,7 @@ class GraphSet:
 
     @property
     def nodes(self) -> int:
-        return self.adjacency.shape[0]
+        return len(self.adjacency.indptr) - 1
 
     @property
     def edges(self) -> int:
