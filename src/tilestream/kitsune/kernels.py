@@ -6,6 +6,7 @@ the distinct ones, which DRAM serves. A GEMM reads its operands once for each ro
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
@@ -150,3 +151,8 @@ def merge(tiles: int, ctas: int, waves: int = WAVES) -> int:
     if tiles <= waves * ctas:
         return tiles
     return max(ctas, round(tiles / ceil(tiles / (waves * ctas))))
+
+
+def with_flops(stage: SimStage, flops: float) -> SimStage:
+    """``stage`` with more tensor-core work in the same tiles: the further products of a vertically fused group."""
+    return replace(stage, work=stage.work + TileWork(tensor_flops=flops / stage.tiles, dtype=stage.work.dtype))

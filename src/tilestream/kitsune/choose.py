@@ -1,0 +1,72 @@
+"""Rows of a tile and CTAs of a stage, together: the balance (3.3) for every size of tile, and the best of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from tilestream.devices import Device
+from tilestream.kitsune.balance import Balance, Load, balance
+from tilestream.kitsune.operators import OperatorGraph
+from tilestream.kitsune.pipeline import Half, Spatial
+from tilestream.kitsune.tiling import ROWS, Work, works
+from tilestream.kitsune.traffic import launch_bytes
+
+
+def choose_tiles(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
+    """The tiles and the balance that are predicted to take least time.
+
+    Small tiles fill a pipeline sooner and leave less to the last step; large ones hide the queue's synchronisation.
+    """
+    best: tuple[float, Spatial] | None = None
+    for rows in ROWS:
+        made, work = balanced(p, graph, device, rows)
+        seconds = predict(made, work, graph, device)
+        if best is None or seconds < best[0]:
+            best = (seconds, made)
+    assert best is not None
+    return best[1]
+
+
+def balanced(p: Spatial, graph: OperatorGraph, device: Device, rows: int) -> tuple[Spatial, dict[str, Work]]:
+    """``p`` with tiles of ``rows`` rows and the CTAs of ``balance``; final sums grow with the CTAs before them."""
+    p = replace(p, rows=rows)
+    work = works(p, graph, device, rows)
+    for _ in range(2):  # a final sum adds one partial sum a CTA: its load is known once the CTAs are
+        found = _solve(p, work, graph, device)
+        p = replace(p, ctas=found.ctas, limit=found.limit)
+        work = works(p, graph, device, rows)
+    return p, work
+
+
+def _solve(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> Balance:
+    loads = [Load(s.name, s.engine, work[s.name].seconds(device), work[s.name].tiles) for s in p.stages]
+    return balance(loads, device.sms, *memory_s(p, work, graph, device))
+
+
+def memory_s(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> tuple[float, float]:
+    """Seconds that DRAM alone and the L2 alone take for one pass: Alg. 2's bandwidth limits."""
+    l2 = sum((w.tile.l2_read + w.tile.l2_write) * w.tiles for w in work.values())
+    for ring in p.rings:
+        parts = p.ctas.get(ring.producer, 1) if p.stage(ring.producer).half is Half.PARTIAL else 1
+        l2 += ring.bytes * parts * (1 + len(ring.consumers))
+    return launch_bytes(graph, p.node.ops) / device.dram_bytes_per_s, l2 / device.l2_bytes_per_s
+
+
+def predict(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> float:
+    """Seconds of a pass: the slowest stage's steps, or memory, and the way of the first tile through all stages."""
+    taken = {s.name: 0.0 for s in p.stages}
+    arrival = {s.name: 0.0 for s in p.stages}
+    for ring in p.rings:
+        sync = device.queue_exposed * device.queue_s(max(1.0, ring.bytes / work[ring.producer].tiles))
+        for c in ring.consumers:
+            taken[c] = max(taken[c], sync)
+    step = {n: w.tile_s(device) + taken[n] for n, w in work.items()}
+    for _ in p.stages:
+        for ring in p.rings:
+            for c in ring.consumers:
+                first = max(1, ceil(work[ring.producer].tiles / work[c].tiles / p.ctas[ring.producer]))
+                arrival[c] = max(arrival[c], arrival[ring.producer] + first * step[ring.producer])
+    steady = max(ceil(work[s.name].tiles / p.ctas[s.name]) * step[s.name] for s in p.stages)
+    fill = max(arrival[s.name] + step[s.name] for s in p.stages)
+    return max(steady, *memory_s(p, work, graph, device)) + fill
