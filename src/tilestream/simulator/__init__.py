@@ -1,7 +1,8 @@
-"""Discrete events over a Pipeline on a Device: time, what every worker did, bytes and utilisation.
+"""Discrete events on a device, present or imagined: what runs is a ``Workload``.
 
-The cost model gives the length of a step; the simulation adds what a formula cannot: filling and draining, waiting for
-tiles and for room, shared bandwidth. Deterministic.
+``run`` simulates any workload; ``simulate`` a pipeline of the IR, which becomes one. The cost model gives the length
+of a step; the simulation adds what a formula cannot: filling and draining, waiting for tiles and for room, shared
+bandwidth, CTAs that share an SM. Deterministic.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from dataclasses import replace
 
 from tilestream.cost import predict, traffic
 from tilestream.devices import Device
-from tilestream.ir import TILE_ROWS, Pipeline
-from tilestream.simulator.engine import Launch
+from tilestream.errors import PipelineDeadlock, WorkloadError
+from tilestream.ir import TILE_ROWS, Pipeline, Transport
+from tilestream.simulator import core
+from tilestream.simulator.from_pipeline import launch_of
+from tilestream.simulator.launch import LaunchResult
+from tilestream.simulator.launch import simulate as simulate_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
-from tilestream.work import phases, tiles_of
+from tilestream.work import tiles_of
 
 __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
-MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: a few seconds
+MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: about a second
 
 
 def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MOST_STEPS) -> Simulation:
@@ -29,6 +34,7 @@ def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MO
 
     Raises:
         PipelineDeadlock: the queues hold too little for the pipeline to finish.
+        WorkloadError: the stages of a launch are not all resident at once on the device.
     """
     if rows <= 0:
         return Simulation(pipeline.name, device.name, 0, 0.0, (), (), traffic(pipeline, 0).levels(), {})
@@ -39,8 +45,9 @@ def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MO
 
 
 def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int) -> Simulation:
-    """Simulate ``part`` rows and half of them, and go on at the rate between the two."""
-    part -= part % (2 * TILE_ROWS)
+    """Simulate about ``part`` rows and half of them, in whole rounds of the stages, and go on at the rate between."""
+    unit = 2 * TILE_ROWS * max(s.replicas * s.tiles_per_step for s in pipeline.stages)
+    part -= part % (unit if part > unit else 2 * TILE_ROWS)
     whole, half = _exact(pipeline, part, device), _exact(pipeline, part // 2, device)
     scale = (rows - part) / (part - part // 2)
     launches = tuple(a + (a - b) * scale for a, b in zip(whole.launches_us, half.launches_us, strict=True))
@@ -65,22 +72,25 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
     launches_us: list[float] = []
     spans: list[Span] = []
     utilisation: dict[str, float] = {}
-    dram_s = l2_s = flops_s = 0.0
+    busy_s = {"tensor": 0.0, "l2": 0.0, "dram": 0.0}
     for number, (launch, cost) in enumerate(zip(pipeline.launches(), predicted.launches, strict=True)):
-        run = Launch(launch, rows, device, {c.stage: c for c in cost.stages})
-        dram_s, l2_s = dram_s + run.dram.busy_s, l2_s + run.l2.busy_s
-        scale = cost.total_s / run.seconds if pipeline.strategy == "bulk" else 1.0
-        spans += _spans(run, number, start_us, 1e6 * scale)
-        for index, stage in enumerate(launch.stages):
-            work = sum(r.end - r.start for r in run.records if r.worker.stage == index)
-            utilisation[stage.name] = work / (stage.replicas * run.seconds)
-            flops_s += sum(
-                tiles_of(rows) * p.flops / device.tensor_flops[p.dtype] for p in phases(stage, launch) if p.flops
-            )
-        launches_us.append(run.seconds * 1e6 * scale)
+        try:
+            found = simulate_launch(launch_of(launch, rows, device), device, device.arbiters, trace=True)
+        except WorkloadError as failure:
+            if "wait for each other" in failure.cause:
+                raise PipelineDeadlock(failure.cause, failure.remedy) from failure
+            raise
+        for name in busy_s:
+            busy_s[name] += found.busy_s[name]
+        scale = cost.total_s / found.seconds if pipeline.strategy == "bulk" else 1.0
+        spans += _spans(found, launch, rows, number, start_us, 1e6 * scale)
+        for stage, busy in zip(launch.stages, found.stage_busy_s, strict=True):
+            utilisation[stage.name] = busy / (stage.replicas * found.seconds)
+        launches_us.append(found.seconds * 1e6 * scale)
         start_us += launches_us[-1]
     seconds = start_us * 1e-6
-    utilisation |= {"tensor": flops_s / seconds, "l2": l2_s / seconds, "dram": dram_s / seconds}
+    # A bulk launch's scaled time can be shorter than its simulation, never than its work.
+    utilisation |= {name: min(1.0, busy / seconds) for name, busy in busy_s.items()}
     return Simulation(
         pipeline.name,
         device.name,
@@ -94,20 +104,33 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
     )
 
 
-def _spans(run: Launch, number: int, offset_us: float, us: float) -> list[Span]:
-    per_step = [s.tiles_per_step for s in run.stages]
-    return [
-        Span(
-            number,
-            run.stages[r.worker.stage].name,
-            r.worker.replica,
-            r.worker.index,
-            r.step * per_step[r.worker.stage],
-            min(per_step[r.worker.stage], run.tiles - r.step * per_step[r.worker.stage]),
-            offset_us + r.start * us,
-            offset_us + r.end * us,
-            r.waited * us,
-            r.waited_for,
-        )
-        for r in run.records
-    ]
+def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset_us: float, us: float) -> list[Span]:
+    """One span a step, from the event loop's trace."""
+    reasons = list(core.REASONS)
+    queues = [q for q in launch.queues if q.transport is Transport.L2]
+    reasons += [q.tile for q in queues for _ in q.consumers] + [f"{q.tile} full" for q in queues]
+    made, row, first_cta = [], 0, 0
+    traced, times = found.traced.tolist(), found.times.tolist()
+    for stage, simulated in zip(launch.stages, found.launch.stages, strict=True):
+        per_step = stage.tiles_per_step
+        for step in range(simulated.tiles):
+            cta, reason = traced[row]
+            start, end, waited = times[row]
+            tile = step * per_step
+            made.append(
+                Span(
+                    number,
+                    stage.name,
+                    cta - first_cta,
+                    cta,
+                    tile,
+                    min(per_step, tiles_of(rows) - tile),
+                    offset_us + start * us,
+                    offset_us + end * us,
+                    waited * us,
+                    reasons[reason] if reason >= 0 and waited > 0 else "",
+                )
+            )
+            row += 1
+        first_cta += simulated.ctas
+    return made

@@ -2,8 +2,8 @@
 
 A CTA works on its tiles in turn: LOAD asks the memories, one tile ahead; TENSOR and SIMT take the pipes of its SM;
 DONE waits for room, stores, hands on. Every memory and every pipe is a server: requests in order of time, one after
-another, at its rate, so that none is ever busier than it can be. Loads stream: work starts when the first of ``PARTS``
-parts has come, and ends no earlier than one part after the last.
+another, at its rate, so that none is ever busier than it can be. Loads of many CTAs come interleaved, in ``PARTS``
+parts: work starts when the first has come, and ends no earlier than one part's work after the last.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Ctas(NamedTuple):
     loaded: np.ndarray  # 1: the tile after that is loaded
     blocked: np.ndarray  # ring + 1 that has no room for its finished tile
     free_at: np.ndarray
+    sent_at: np.ndarray  # when it came to its SM, and when its weights were there
     begin_at: np.ndarray
     issued_at: np.ndarray
     start_at: np.ndarray
@@ -127,21 +128,19 @@ def _serve(free, index, now, seconds):
 
 @njit(cache=True)
 def _move(servers, sm, now, seconds):
-    """Ask DRAM, L2 and the SM's port for ``seconds``: when all is moved, the longest of the three, and whose it is."""
-    end, longest, limit = now, 0.0, ON_DRAM
+    """Ask DRAM, L2 and the SM's port for ``seconds``: when all is moved, and what was last."""
+    end, limit = now, ON_DRAM
     for which in range(2):
         if seconds[which] > 0:
             at = _serve(servers.memory, which, now, seconds[which])
             _note(servers, USE_DRAM + which, at - seconds[which], at)
             if at > end:
                 end, limit = at, ON_DRAM + which
-            longest = max(longest, seconds[which])
     if seconds[2] > 0:
         at = _serve(servers.port, sm, now, seconds[2])
         if at > end:
             end, limit = at, ON_L2
-        longest = max(longest, seconds[2])
-    return end, longest, limit
+    return end, limit
 
 
 @njit(cache=True)
@@ -219,14 +218,13 @@ def _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, events):
 
 
 @njit(cache=True)
-def _account(cta, s, now, tile, stages, ctas, tiles, log):
+def _account(cta, s, now, tile, ctas, tiles, log):
     """Say what the CTA waited for between its last tile and this one."""
     at = ctas.free_at[cta]
     total, most, reason = now - at, 0.0, -1
-    stops = (ctas.begin_at[cta], ctas.issued_at[cta], now)
-    first = ctas.tile[cta] < stages.ctas[s]
-    whys = (ON_LAUNCH if first else ON_QUEUE, ON_QUEUE, ctas.load_limit[cta])
-    for i in range(3):
+    stops = (ctas.sent_at[cta], ctas.begin_at[cta], ctas.issued_at[cta], now)
+    whys = (ON_LAUNCH, ON_WEIGHTS, ON_QUEUE, ctas.load_limit[cta])
+    for i in range(4):
         stop = min(stops[i], now)
         if stop > at:
             log.waits[s, whys[i]] += stop - at
@@ -344,20 +342,17 @@ def run(
         events.counts[2] += 1
         s = ctas.stage[cta]
         if kind == ONCE:
-            ready, _, _ = _move(servers, ctas.sm[cta], now, stages.once[s])
+            ready, _ = _move(servers, ctas.sm[cta], now, stages.once[s])
             ready += stages.once_compute[s]
-            if ctas.to_load[cta] < stages.tiles[s]:
-                log.waits[s, ON_WEIGHTS] += ready - now
-                log.waits[s, ON_LAUNCH] -= ready - now  # _account counts all of it as the launch's
-            ctas.begin_at[cta] = ready
+            ctas.sent_at[cta], ctas.begin_at[cta] = now, ready
             end = max(end, ready)
             _try_load(cta, now, stages, rings, edges, links, ctas, tiles, events)
         elif kind == LOAD:
             ctas.awaits[cta] = 0
             ctas.to_load[cta] += stages.ctas[s]
-            at, longest, limit = _move(servers, ctas.sm[cta], now, stages.load[s])
+            at, limit = _move(servers, ctas.sm[cta], now, stages.load[s])
             ctas.issued_at[cta], ctas.load_end[cta], ctas.load_limit[cta] = now, at, limit
-            ctas.start_at[cta] = max(at - longest * (PARTS - 1) / PARTS, ctas.begin_at[cta])
+            ctas.start_at[cta] = max(now + (at - now) / PARTS, ctas.begin_at[cta])
             if ctas.busy[cta]:
                 ctas.loaded[cta] = 1
             else:
@@ -369,7 +364,7 @@ def run(
             ctas.loaded[cta] = 0
             ctas.started[cta] = now
             ctas.late[cta], ctas.late_limit[cta] = ctas.load_end[cta], ctas.load_limit[cta]
-            _account(cta, s, now, stages.first_tile[s] + t, stages, ctas, tiles, log)
+            _account(cta, s, now, stages.first_tile[s] + t, ctas, tiles, log)
             _work(cta, s, now, TENSOR, stages, servers, ctas, events, log)
             _try_load(cta, now, stages, rings, edges, links, ctas, tiles, events)
         elif kind == SIMT:
@@ -391,7 +386,7 @@ def run(
                 log.traced[row, 0], log.traced[row, 1] = cta, ctas.reason[cta]
                 log.times[row, 0], log.times[row, 1] = ctas.started[cta], ctas.worked[cta]
                 log.times[row, 2] = ctas.waited[cta] + now - ctas.worked[cta]
-            stored, _, _ = _move(servers, ctas.sm[cta], now, stages.store[s])
+            stored, _ = _move(servers, ctas.sm[cta], now, stages.store[s])
             end = max(end, stored)
             log.end[s] = max(log.end[s], now)
             log.done[s] += 1

@@ -58,7 +58,7 @@ def place(launch: SimLaunch, device: Device, arbiters: int) -> Placement:
         stage = launch.stages[0]
         return Placement((tuple(i % device.sms if i < fits[0] * device.sms else -1 for i in range(stage.ctas)),))
     room = _Room(device)
-    pointers = dict.fromkeys(("tensor", "simt", "any"), 0)
+    pointers: dict[str, int] = {"tensor": 0, "simt": 0, "any": 0}
     placed = []
     for stage in launch.stages:
         pointer = str(stage.engine) if arbiters == 2 else "any"
@@ -66,8 +66,9 @@ def place(launch: SimLaunch, device: Device, arbiters: int) -> Placement:
         for _ in range(stage.ctas):
             sm = room.next(stage, pointers[pointer])
             if sm < 0:
+                fit = sum(map(len, placed)) + len(sms)
                 raise WorkloadError(
-                    f"launch {launch.name!r} cannot be resident on {device.name}: {sum(map(len, placed)) + len(sms)} of "
+                    f"launch {launch.name!r} cannot be resident on {device.name}: {fit} of "
                     f"{sum(s.ctas for s in launch.stages)} CTAs fit, then stage {stage.name!r} finds no SM with "
                     f"{stage.registers} registers and {stage.shared_bytes} bytes of shared memory free",
                     "use fewer CTAs, or fewer registers and less shared memory a CTA",

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilestream.devices import Device
 from tilestream.simulator.placement import Placement
-from tilestream.simulator.workload import SimLaunch, SimStage, TileWork
+from tilestream.simulator.workload import SimLaunch, SimQueue, SimStage, TileWork
 
 
 class Stages(NamedTuple):
@@ -89,8 +89,13 @@ def compute_s(work: TileWork, device: Device) -> tuple[float, float]:
 def spilled(launch: SimLaunch, device: Device) -> float:
     """Share of what passes through the rings that does not fit into the L2 and goes by DRAM."""
     ctas = {s.name: s.ctas for s in launch.stages}
-    footprint = sum(q.depth * q.payload * ctas[q.producer] for q in launch.queues)
+    footprint = sum(room_of(q, ctas[q.producer]) * q.payload for q in launch.queues)
     return max(0.0, 1.0 - device.l2_bytes / footprint) if footprint > 0 else 0.0
+
+
+def room_of(queue: SimQueue, ctas: int) -> int:
+    """Entries of the ring in all, for a producer of ``ctas`` CTAs."""
+    return queue.depth * ctas if queue.room is None else queue.room
 
 
 def entries(producer: SimStage, consumer: SimStage) -> float:
@@ -145,7 +150,8 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
             i = index[name]
             part = entries(whole.stages[p], whole.stages[i])
             load[i] += grown[i] * _queue(q.payload * part, spill, device)
-            seconds = part * device.queue_s(q.payload) if part >= 1 else device.queue_s(q.payload * part)
+            one = q.payload / q.parts
+            seconds = part * device.queue_s(one) if part >= 1 else device.queue_s(one * part)
             exposed[i] = max(exposed[i], grown[i] * device.queue_exposed * seconds)
     tiles = np.array([s.tiles for s in launch.stages], dtype=np.int64)
     ctas = np.array([s.ctas for s in launch.stages], dtype=np.int64)
@@ -196,7 +202,7 @@ def _queues(
     launch: SimLaunch, index: dict[str, int], tiles: np.ndarray, ctas: np.ndarray, device: Device
 ) -> tuple[Rings, Edges]:
     producer = np.array([index[q.producer] for q in launch.queues], dtype=np.int64)
-    room = np.array([q.depth * ctas[index[q.producer]] for q in launch.queues], dtype=np.int64)
+    room = np.array([room_of(q, int(ctas[index[q.producer]])) for q in launch.queues], dtype=np.int64)
     hidden = 1 - device.queue_exposed
     credit = np.array([hidden * device.queue_s(1) for _ in launch.queues])
     ends = [(r, index[q.producer], index[c], q) for r, q in enumerate(launch.queues) for c in q.consumers]
@@ -204,7 +210,7 @@ def _queues(
         np.array([r for r, _, _, _ in ends], dtype=np.int64),
         np.array([p for _, p, _, _ in ends], dtype=np.int64),
         np.array([c for _, _, c, _ in ends], dtype=np.int64),
-        np.array([hidden * device.queue_s(q.payload) for _, _, _, q in ends]),
+        np.array([hidden * device.queue_s(q.payload / q.parts) for _, _, _, q in ends]),
         np.array([tiles[p] > tiles[c] for _, p, c, _ in ends], dtype=np.int64),
     )
     first = _starts(tiles[producer])[:-1] if len(producer) else np.zeros(0, dtype=np.int64)

@@ -79,6 +79,8 @@ class SimStage:
 class SimQueue:
     """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
 
+    ``room``, where given, is the number of entries in all. An entry may cross in ``parts`` side by side (warpgroups).
+
     The producer's tile ``t`` of ``n`` feeds the consumer's tiles from ``t * m / n`` on, where ``m`` are the consumer's:
     a consumer with fewer tiles takes several (a reduction: each entry is taken as it comes), one with more splits them.
     """
@@ -87,6 +89,8 @@ class SimQueue:
     consumers: tuple[str, ...]
     payload: float
     depth: int = 2
+    room: int | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,11 @@ def check(launch: SimLaunch) -> None:
                     f"a queue of launch {launch.name!r} ends at {end!r}, which is no stage of it",
                     f"use one of: {', '.join(names)}",
                 )
-        if q.depth < 1 or not q.payload > 0:
+        entries = q.depth if q.room is None else q.room
+        if entries < 1 or q.parts < 1 or not (math.isfinite(q.payload) and q.payload > 0):
             raise WorkloadError(
-                f"the queue from {q.producer!r} has depth {q.depth} and a payload of {q.payload} bytes",
-                "use a depth of at least 1 and a payload above 0",
+                f"the queue from {q.producer!r} has {entries} entries of {q.payload} bytes in {q.parts} parts",
+                "use at least 1 entry, 1 part and a payload above 0",
             )
         after[q.producer] |= set(q.consumers)
     ready = [n for n in names if not any(n in later for later in after.values())]

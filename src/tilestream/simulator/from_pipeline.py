@@ -1,0 +1,99 @@
+"""A pipeline of the IR as launches of a workload: the cost model's steps, on the simulator's memories and queues.
+
+A replica is one CTA alone on its SM, and its tile is a step: one tile for each of two warpgroups, which share the
+pipes side by side, or one tile for both. What of a step neither pipe explains (turnarounds, epilogues that nothing
+covers) is its latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from tilestream.cost import stage_cost
+from tilestream.devices import Device
+from tilestream.errors import PipelineDeadlock
+from tilestream.ir import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
+from tilestream.simulator.tables import compute_s
+from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
+from tilestream.work import bytes_of, phases, tiles_of, weight_bytes
+
+
+def workload(pipeline: Pipeline, rows: int, device: Device) -> Workload:
+    """``pipeline`` over ``rows`` rows, as ``device`` would run it.
+
+    Raises:
+        PipelineDeadlock: a queue holds less than a step of its stages.
+    """
+    return Workload(pipeline.name, tuple(launch_of(p, rows, device) for p in pipeline.launches()))
+
+
+def launch_of(launch: Pipeline, rows: int, device: Device) -> SimLaunch:
+    """One launch of a pipeline."""
+    by_name = {s.name: s for s in launch.stages}
+    loaded: set[str] = set()
+    stages = tuple(_stage(stage, launch, rows, device, loaded) for stage in launch.stages)
+    queues = tuple(_queue(q, by_name, launch) for q in launch.queues if q.transport is Transport.L2)
+    return SimLaunch(launch.name, stages, queues)
+
+
+def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: set[str]) -> SimStage:
+    per_step = stage.tiles_per_step
+    weights = weight_bytes(stage, launch)
+    streamed = stage.residency is Residency.STREAMED
+    work = _work(stage, launch, loaded)
+    work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
+    # What the cost model gives a step with its weights and its tiles at hand.
+    cost = stage_cost(replace(stage, residency=Residency.RESIDENT), launch, device)
+    compute = cost.step_s - cost.queue_s
+    work = replace(work, latency_s=max(0.0, compute - max(compute_s(work, device))))
+    steps = ceil(tiles_of(rows) / per_step)
+    ctas = max(1, min(stage.replicas, steps))
+    return SimStage(
+        stage.name,
+        Engine.TENSOR if work.tensor_flops else Engine.SIMT,
+        steps,
+        ctas,
+        work,
+        once=TileWork(dram_read=weights / ctas, l2_shared_read=0 if streamed else weights),
+        registers=device.registers_per_sm,
+        ops=tuple(op.kind for op in stage.ops),
+        overlap=True,
+    )
+
+
+def _work(stage: Stage, launch: Pipeline, loaded: set[str]) -> TileWork:
+    """One tile. A tensor that several stages load comes from DRAM for the first of them."""
+    done = phases(stage, launch)
+    read = written = from_dram = 0
+    for op in stage.ops:
+        if op.kind == "load":
+            size = bytes_of(launch.tensor(op.params[0]), TILE_ROWS)
+            read += size
+            from_dram += 0 if op.params[0] in loaded else size
+            loaded.add(op.params[0])
+        elif op.kind == "store":
+            written += bytes_of(launch.tensor(op.params[0]), TILE_ROWS)
+    return TileWork(
+        tensor_flops=sum(p.flops for p in done),
+        dtype=next((p.dtype for p in done if p.flops), "bf16"),
+        simt_ops=sum(p.lane_ops for p in done),
+        sfu_ops=sum(p.sfu_ops for p in done),
+        l2_read=read,
+        l2_write=written,
+        dram_read=from_dram,
+        dram_write=written,
+    )
+
+
+def _queue(q: Queue, stages: dict[str, Stage], launch: Pipeline) -> SimQueue:
+    per_step = stages[q.producer].tiles_per_step
+    largest = max(stages[name].tiles_per_step for name in (q.producer, *q.consumers))
+    if q.depth < largest:
+        raise PipelineDeadlock(
+            f"stages with steps of {largest} tiles wait for room for tile {q.depth} in the queue of {q.tile!r}, "
+            f"which holds {q.depth}",
+            "check the pipeline with verify(): its queues hold too little",
+        )
+    payload = launch.tiles()[q.tile].bytes * per_step
+    return SimQueue(q.producer, q.consumers, payload, room=q.depth // per_step, parts=per_step)
