@@ -74,8 +74,10 @@ class Timing:
             return interval, n * n
         if kind != "alu":
             return interval, 1
-        if op == "mul":
-            return n, n * n if self.mode == "block_scalar" else 2 * n - 1
+        if self.mode == "block_scalar" and op == "mul":
+            return n, n * n
+        if self.mode == "block" and op in ("matmul", "matmul_t"):
+            return n, 2 * n - 1
         if op == "unary" and self.mode == "block":
             return interval, n
         return interval, n * n

@@ -1,4 +1,8 @@
-"""The operations of ``alu``, ``reduce`` and ``spacc``, on float64 scalars and on [block, block] tiles."""
+"""The operations of ``alu``, ``reduce`` and ``spacc``, on float64 scalars and on [block, block] tiles.
+
+All work on each element, but for ``matmul`` (a b), ``matmul_t`` (a b^T), ``rowsum``, ``rowmax`` and ``transpose``,
+which mix the elements of a tile; of scalars, the first two are a product and the others change nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,25 @@ Value = Any
 """A float or a float64 [block, block] tile."""
 
 
-def _product(a: Value, b: Value) -> Value:
-    """The product of scalars; of tiles, the matrix product."""
+def _matmul(a: Value, b: Value) -> Value:
     return a @ b if np.ndim(a) else a * b
+
+
+def _matmul_t(a: Value, b: Value) -> Value:
+    return a @ b.T if np.ndim(a) else a * b
+
+
+def _rows(fold: Callable[..., Value]) -> Callable[[Value, float], Value]:
+    """Each row of a tile filled with its sum or maximum."""
+    return lambda a, _: np.broadcast_to(fold(a, axis=1, keepdims=True), a.shape) if np.ndim(a) else a
 
 
 BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
-    "mul": _product,
-    "elemmul": lambda a, b: a * b,
+    "mul": lambda a, b: a * b,
+    "matmul": _matmul,
+    "matmul_t": _matmul_t,
     "div": np.divide,
     "max": np.maximum,
     "min": np.minimum,
@@ -54,28 +67,15 @@ UNARY: dict[str, Callable[[Value, float], Value]] = {
     "rdiv": lambda a, s: np.divide(s, a),
     "max": lambda a, s: np.maximum(a, s),
     "min": lambda a, s: np.minimum(a, s),
+    "rowsum": _rows(np.sum),
+    "rowmax": _rows(np.max),
+    "transpose": lambda a, _: np.transpose(a),
 }
 """On (value, the node's ``scalar``)."""
 
 
-def _rows(fold: Callable[..., Value]) -> Callable[[Value], Value]:
-    def along(a: Value) -> Value:
-        return np.broadcast_to(fold(a, axis=1, keepdims=True), a.shape) if np.ndim(a) else a
-
-    return along
-
-
-REDUCE: dict[str, Callable[[Value, Value], Value]] = {
-    "add": lambda a, b: a + b,
-    "max": np.maximum,
-    "rowsum": lambda a, b: a + b,
-    "rowmax": np.maximum,
+REDUCE: dict[str, tuple[Callable[[Value, Value], Value], float]] = {
+    "add": (lambda a, b: a + b, 0.0),
+    "max": (np.maximum, -math.inf),
 }
-
-REDUCED: dict[str, Callable[[Value], Value]] = {
-    "add": lambda a: a,
-    "max": lambda a: a,
-    "rowsum": _rows(np.sum),
-    "rowmax": _rows(np.max),
-}
-"""What is done to a value before it is folded: ``rowsum`` and ``rowmax`` fold a tile's rows first."""
+"""How two values are folded, and what an empty fiber gives."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.spec.arithmetic import BINARY, REDUCE, REDUCED, UNARY
+from tilestream.sparse.spec.arithmetic import BINARY, REDUCE, UNARY
 from tilestream.sparse.spec.clock import Clock, Steps, Token, nothing
 from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
@@ -22,7 +22,7 @@ def alu(node: Clock) -> Steps:
         raise SparseError(f"node {node.node.name!r} has operation {op!r}", f"use one of: {', '.join(table)}")
     apply, zero = table[op], nothing(block)
     scalar = float(node.node.attr("scalar", 0.0) or 0.0)
-    cost = 2 * block**3 if op == "mul" and not unary and block > 1 else block**2
+    cost = 2 * block**3 if op in ("matmul", "matmul_t") and block > 1 else block**2
     while True:
         tokens = []
         for port in ("a",) if unary else ("a", "b"):
@@ -43,15 +43,16 @@ def alu(node: Clock) -> Steps:
 
 
 def reduce(node: Clock) -> Steps:
-    """One value a fiber: at Sn, the value, then S(n-1) if n > 0, in one step. N costs nothing.
+    """One value a fiber: at Sn, the value, then S(n-1) if n > 0, in one step. N is 0 and costs no cycle.
 
-    An empty fiber gives 0. A bare S1 may be an element whose fiber is empty, or no element; this node takes it as
-    the former. Where the latter can be, use ``spacc`` of order 0, which is told.
+    An empty fiber gives 0, or -inf as a maximum. A bare S1 may be an element whose fiber is empty, or no element;
+    this node takes it as the former. Where the latter can be, use ``spacc`` of order 0, which is told.
     """
     fold = _Fold(node)
     while True:
         token = yield from node.take("val")
         if token.tag == EMPTY:
+            fold.add((), fold.zero)
             continue
         if token.tag == DONE:
             yield from node.put(("val", DONE, fold.zero))
@@ -59,7 +60,7 @@ def reduce(node: Clock) -> Steps:
         if token.tag >= 0:
             fold.add((), token.value)
         else:
-            yield from node.put(("val", 0, fold.sums.get((), fold.zero)))
+            yield from node.put(("val", 0, fold.sums.get((), fold.none)))
             fold.sums.clear()
             if stop_level(token.tag):
                 yield from node.put(("val", stop(stop_level(token.tag) - 1), fold.zero))
@@ -92,6 +93,8 @@ def spacc(node: Clock) -> Steps:
             outer = yield from node.look(reduced)
             if outer.tag != stop(stop_level(end) - 1):
                 raise node.mismatch(outer, Token(end, 0.0, 0))
+            for port in [*(f"crd{i}" for i in range(order)), "val"]:
+                yield from node.look(port)  # the released code does: sums leave when the next fiber comes
         elif is_stop(outer.tag):
             yield from _bare(node, order - 1, stop_level(outer.tag) + 1)
         else:
@@ -196,11 +199,11 @@ def _reduce_by(node: Clock) -> Steps:
         while not is_stop((value := (yield from node.take("val"))).tag):
             if value.tag == DONE:
                 raise node.mismatch(crd, value)
+            fold.add((), value.value if value.tag >= 0 else fold.zero)
             if value.tag >= 0:
-                fold.add((), value.value)
                 node.step()
         yield from node.take("crd0")
-        yield from node.put(("val", 0, fold.sums.get((), fold.zero)))
+        yield from node.put(("val", 0, fold.sums.get((), fold.none)))
         fold.sums.clear()
         if stop_level(value.tag):
             after = yield from node.take("crd0")
@@ -218,9 +221,10 @@ class _Fold:
         if self.op not in REDUCE:
             raise SparseError(f"node {node.node.name!r} reduces by {self.op!r}", f"use one of: {', '.join(REDUCE)}")
         self.node, self.zero = node, nothing(node.block)
+        self.fold, none = REDUCE[self.op]
+        self.none = self.zero + none
         self.sums: dict[tuple[int, ...], Any] = {}
 
     def add(self, key: tuple[int, ...], value: Any) -> None:
-        value = REDUCED[self.op](value)
-        self.sums[key] = REDUCE[self.op](self.sums[key], value) if key in self.sums else value
+        self.sums[key] = self.fold(self.sums[key], value) if key in self.sums else value
         self.node.flops += self.node.block**2

@@ -84,7 +84,11 @@ def _fibers(node: Clock, ways: list[str], level: int) -> Steps:
         if token.tag == DONE:
             if ended:
                 raise node.wrong("the ways end in different parent fibers")
-            yield from _all(node, ways, ways[way], token)
+            for port in ways[:way] + ways[way + 1 :]:
+                node.step()  # as the released code: a cycle for each way's done
+                other = yield from node.take(port)
+                if other.tag != DONE:
+                    raise node.mismatch(token, other)
             yield from node.put(("out", DONE, token.value))
             return
         end = token.tag
