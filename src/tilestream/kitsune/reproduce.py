@@ -149,7 +149,7 @@ def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRun
             if variant == BASE:
                 fused[execution], traffic[execution] = made.fused, made.traffic_bytes
             if variant == BASE and execution == KITSUNE:
-                unfused = made.unfused
+                unfused = {e.op: e.reason for e in made.selection.exclusions}
                 stock = variant_of(device, variant, False)
                 runs[variant, KITSUNE_FIFO] = evaluate(
                     made.workload, stock, app=app, mode=mode, execution=KITSUNE_FIFO, phases=phases
