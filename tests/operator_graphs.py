@@ -156,3 +156,17 @@ def trained_mlp(rows: int = 4096, sizes: tuple[int, ...] = (64, 256, 256, 32)) -
     for i, x, y in reversed(layers):
         g = b.backward(f"b{i}", g, f"l{i}", x, y, dx=i > 0)
     return b.graph(h)
+
+
+def gated_ffn(rows: int = 1024, width: int = 512, hidden: int = 1536) -> OperatorGraph:
+    """RMSNorm, gate, up, down and the residual, as in Llama."""
+    b = Builder("ffn")
+    x = b.input("x", rows, width)
+    mean = b.op("mean", Kind.REDUCTION, [b.act("square", x, "pow")], (rows, 1), "mean", reduced=width)
+    scaled = b.binary("scale", x, b.act("root", mean, "rsqrt"), "mul")
+    weight = b.value("norm.weight", width, is_parameter=True)
+    n = b.op("weigh", Kind.ELEMENTWISE, [scaled, weight], (rows, width), "mul")
+    gate = b.act("silu", b.linear("gate", n, hidden, bias=False), "silu")
+    h = b.binary("product", gate, b.linear("up", n, hidden, bias=False), "mul")
+    b.binary("residual", x, b.linear("down", h, width, bias=False))
+    return b.graph()

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from tilestream.errors import PlanError
 from tilestream.simulator.workload import Engine
 
-TIE_BREAK = 1e-6
-
 
 @dataclass(frozen=True)
 class Load:
@@ -95,10 +93,11 @@ def _program(part: Sequence[Load], sms: int) -> dict[str, int]:
     most = np.array([float(max(1, min(x.most, sms))) for x in part])
     # Unknowns: CTAs of each stage, then T in passes per ``scale`` seconds.
     rates = np.hstack([-np.diag([1.0] * n), np.array([[x.seconds / scale] for x in part])])
+    given = min(float(sms), most.sum())
     total = np.array([[1.0] * n + [0.0]])
     solved = milp(
-        np.array([-TIE_BREAK] * n + [-1.0]),  # T decides; among equals the one that uses all SMs
-        constraints=[LinearConstraint(rates, -np.inf, 0.0), LinearConstraint(total, 0.0, float(sms))],
+        np.array([0.0] * n + [-1.0]),
+        constraints=[LinearConstraint(rates, -np.inf, 0.0), LinearConstraint(total, given, given)],
         integrality=np.array([1] * n + [0]),
         bounds=Bounds(np.array([1.0] * n + [0.0]), np.append(most, np.inf)),  # pyright: ignore[reportArgumentType]
     )

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tilestream.devices import Device
-from tilestream.ir import DTYPE_BYTES
 from tilestream.kitsune.operators import Operator, OperatorGraph
 from tilestream.kitsune.pipeline import Half, Spatial, Stage
-from tilestream.kitsune.regions import leaves
+from tilestream.kitsune.regions import leaves, reads
 from tilestream.simulator.workload import Engine, TileWork
 
 ROWS = (16, 32, 64, 128)
@@ -52,14 +51,21 @@ class Work:
 
 def works(p: Spatial, graph: OperatorGraph, device: Device, rows: int) -> dict[str, Work]:
     """The work of every stage of ``p`` with tiles of ``rows`` rows. DRAM bytes go to the first stage that asks."""
+    outside = reads(graph, p.node.ops)
     made = {value for name in p.node.ops for value in graph[name].outputs}
-    loaded: set[str] = set()
-    return {stage.name: _work(stage, p, graph, device, rows, made, loaded) for stage in p.stages}
+    return {stage.name: _work(stage, p, graph, device, rows, made, outside) for stage in p.stages}
 
 
 def _work(
-    stage: Stage, p: Spatial, graph: OperatorGraph, device: Device, rows: int, made: set[str], loaded: set[str]
+    stage: Stage,
+    p: Spatial,
+    graph: OperatorGraph,
+    device: Device,
+    rows: int,
+    made: set[str],
+    outside: dict[str, float],
 ) -> Work:
+    """``outside`` are the bytes of values that no stage has loaded yet: what this one loads is taken out of it."""
     if stage.half is Half.FINAL:
         return _final(stage, p, graph)
     ops = [graph[name] for name in stage.ops]
@@ -72,9 +78,7 @@ def _work(
         for operand in op.inputs:
             if operand.value in own:
                 continue
-            if operand.value not in made and operand.value not in loaded:
-                dram_read += operand.bytes
-                loaded.add(operand.value)
+            dram_read += outside.pop(operand.value, 0.0)
             again = _reads(op, operand.value, operand.touched, blocks, tiles)
             if graph.values[operand.value].is_parameter and _fits(head, operand.bytes, blocks, device):
                 resident += operand.bytes
@@ -138,18 +142,8 @@ def _final(stage: Stage, p: Spatial, graph: OperatorGraph) -> Work:
     elements = sum(prod(graph.values[v].shape) for v in op.outputs)
     parts = max(1, p.ctas.get(stage.name.removesuffix(".final"), 1))
     tiles = max(1, ceil(elements / STREAM_ELEMENTS))
-    written = op.bytes_written
     leaving = sum(
         size for value, size in zip(op.outputs, op.output_bytes, strict=True) if leaves(graph, op, value, p.node.ops)
     )
     whole = TileWork(simt_ops=float(elements * parts), l2_write=leaving, dram_write=leaving)
-    assert written >= leaving
     return Work(tiles, whole.scaled(1 / tiles), TileWork(), SIMT_SHARED)
-
-
-def weight_bytes(op: Operator) -> int:
-    """Bytes of a product's second operand."""
-    if op.gemm is None:
-        return 0
-    _, _, n, k = op.gemm
-    return n * k * DTYPE_BYTES.get(op.dtype, 2)
