@@ -7,7 +7,8 @@ that it views, and its bytes are those that the view touches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -220,7 +221,13 @@ class OperatorGraph:
         """A table: one line an operator."""
         lines = [f"{self.name}, {self.mode}: {len(self)} operators, {self.flops:.3g} FLOPs, {self.bytes:.3g} bytes"]
         for op in self.operators:
-            shapes = " ".join("x".join(map(str, operand.shape)) or "1" for operand in op.inputs)
-            made = " ".join("x".join(map(str, self.values[o].shape)) or "1" for o in op.outputs)
+            shapes, made = _shapes(o.shape for o in op.inputs), _shapes(self.values[o].shape for o in op.outputs)
             lines.append(f"{op.phase:8} {op.name:28} {op.label:22} {op.engine:6} {shapes} -> {made}")
         return "\n".join(lines)
+
+
+def _shapes(shapes: Iterable[tuple[int, ...]], most: int = 4) -> str:
+    """``2048x128 128``; after ``most`` different ones, how many more."""
+    counts = Counter("x".join(map(str, shape)) or "1" for shape in shapes)
+    shown = [f"{n} of {shape}" if n > 1 else shape for shape, n in counts.items()]
+    return ", ".join(shown[:most] + ([f"and {len(shown) - most} more"] if len(shown) > most else []))
