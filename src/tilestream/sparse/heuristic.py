@@ -297,7 +297,7 @@ class _Work:
         flow = max(flows, key=lambda f: f.n)
         self.put(node, flow)
         op, unary = node.attr("op"), bool(node.attr("unary"))
-        tile = 2 * self.block**3 if self.block > 1 and not unary and op == "mul" else self.block**2
+        tile = 2 * self.block**3 if not unary and op in ("matmul", "matmul_t") else self.block**2
         return flow.n * tile, 0.0, flow.tokens
 
     def _reduce(self, node: Node) -> tuple[float, float, float]:
@@ -370,6 +370,7 @@ class _Work:
 
     def _gather(self, node: Node) -> tuple[float, float, float]:
         flows = self.ins(node, "in")
+        flows = flows[:-1] if node.attr("ordered") else flows  # the last one only says in which order
         below = int(node.attr("level", 0) or 0) + 1
         first = flows[0]
         keep = len(first.counts) - below

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.table import Table
 
 Cell = str | int | float | bool | None
+
+
+def _silent(line: str) -> None:
+    """No progress is wanted."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How studies run. ``quick``: smaller graphs where a study allows it. ``cora``: where Cora's links are."""
+
+    quick: bool = False
+    cora: Path | None = None
+    progress: Callable[[str], None] = _silent
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,224 @@
+"""From what the user typed to a program that can be compiled under any schedule: an einsum over files, or a module."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.io
+import scipy.sparse
+import torch
+
+from tilestream.errors import OptionError, SparseError
+from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
+from tilestream.sparse.program import Program, Schedule, compile, compile_einsum
+from tilestream.sparse.storage import Format, SparseTensor, from_scipy, pack
+
+CHECKED = 50_000_000  # elements up to which results are held against dense PyTorch
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program to be: ``make`` compiles it under a schedule, ``reference`` gives what dense PyTorch does.
+
+    ``reference`` returns float64 tensors, or raises ``SparseError`` where a dense tensor would be too large.
+    """
+
+    name: str
+    make: Callable[[Schedule], Program]
+    inputs: tuple[Any, ...]
+    reference: Callable[[], tuple[torch.Tensor, ...]]
+
+
+def load(target: str, operands: Sequence[Path] = (), formats: Sequence[str] = ()) -> Target:
+    """``'ik,kj->ij'`` with Matrix Market files, or ``FILE.py:FUNCTION`` that returns (module, inputs).
+
+    Args:
+        formats: for an einsum, one an operand (``compressed,compressed``; ``:1,0`` behind it for column-major); for a
+            module, ``NAME=FORMAT`` of inputs, parameters and buffers.
+
+    Raises:
+        OptionError: files for a module, or other formats than operands.
+        SparseError: a file that is not Matrix Market, or a format that is none.
+        CaptureError: no such file or function, or it did not return (module, inputs).
+    """
+    if "->" in target:
+        return _einsum(target, operands, formats)
+    if operands:
+        raise OptionError(
+            "files were given with a module", "files are operands of an einsum, as 'ik,kj->ij' B.mtx C.mtx"
+        )
+    return _module(target, formats)
+
+
+def _einsum(text: str, operands: Sequence[Path], formats: Sequence[str]) -> Target:
+    terms = text.replace(" ", "").split("->")[0].split(",")
+    if len(terms) != len(operands):
+        raise OptionError(f"{text!r} takes {len(terms)} operands, {len(operands)} were given", "give a file an operand")
+    if formats and len(formats) != len(operands):
+        raise OptionError(
+            f"{len(formats)} formats of {len(operands)} operands", "give --format once an operand, or not"
+        )
+    given = [parse_format(f) for f in formats] or [Format(("compressed", "compressed"))] * len(operands)
+    names = _names(operands)
+    matrices = [read(path) for path in operands]
+
+    def make(schedule: Schedule) -> Program:
+        packed = [
+            _pack(name, matrix, replace(form, block=schedule.block))
+            for name, matrix, form in zip(names, matrices, given, strict=True)
+        ]
+        return compile_einsum(text, packed, schedule)
+
+    def reference() -> tuple[torch.Tensor, ...]:
+        if max(m.shape[0] * m.shape[1] for m in matrices) > CHECKED:
+            raise SparseError("the operands are too large for a dense check", "use simulate")
+        return (torch.einsum(text, *(torch.from_numpy(_dense(m)) for m in matrices)),)
+
+    return Target(text, make, (), reference)
+
+
+def _module(target: str, formats: Sequence[str]) -> Target:
+    from tilestream.apps.load import load as load_app
+
+    named = {}
+    for text in formats:
+        name, sign, form = text.partition("=")
+        if not sign:
+            raise OptionError(f"--format {text!r} names no tensor", "write NAME=compressed,compressed")
+        named[name] = parse_format(form)
+    app = load_app(target)
+    module, inputs = app.module.double(), tuple(x.double() if x.is_floating_point() else x for x in app.inputs)
+
+    def make(schedule: Schedule) -> Program:
+        return compile(module, *inputs, formats=named or None, schedule=schedule)
+
+    def reference() -> tuple[torch.Tensor, ...]:
+        dense = [x if x.layout == torch.strided else x.to_dense() for x in inputs]
+        with torch.no_grad():
+            made = module(*dense)
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+    return Target(app.name, make, inputs, reference)
+
+
+def read(path: Path) -> scipy.sparse.coo_matrix | np.ndarray:
+    """A Matrix Market file; float64, sparse or dense as the file is.
+
+    Raises:
+        SparseError: no file, or one that is not Matrix Market.
+    """
+    if not path.is_file():
+        raise SparseError(f"there is no file {str(path)!r}", "check the path")
+    try:
+        found = scipy.io.mmread(path)
+    except (ValueError, OSError) as error:
+        raise SparseError(f"{path.name} is no Matrix Market file: {error}", "write it with scipy.io.mmwrite") from None
+    if isinstance(found, np.ndarray):
+        return found.astype(np.float64)
+    coo = scipy.sparse.coo_matrix(found, dtype=np.float64)
+    coo.sum_duplicates()
+    return coo
+
+
+def write(path: Path, result: torch.Tensor) -> None:
+    """A matrix as Matrix Market; a vector or scalar becomes a matrix of one row.
+
+    Raises:
+        SparseError: a result of more than two indices.
+    """
+    dense = (result if result.layout == torch.strided else result.to_dense()).detach().numpy()
+    if dense.ndim > 2:
+        raise SparseError(f"a result of {dense.ndim} indices as Matrix Market", "write results of at most two")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scipy.io.mmwrite(path, scipy.sparse.coo_matrix(np.atleast_2d(dense)))
+
+
+def parse_format(text: str) -> Format:
+    """``compressed,dense`` or, with the order of the indices that its levels hold, ``compressed,compressed:1,0``."""
+    levels, _, order = text.partition(":")
+    try:
+        numbers = tuple(int(x) for x in order.split(",")) if order else ()
+    except ValueError:
+        raise SparseError(f"{order!r} is no order of indices", "write numbers, as compressed,compressed:1,0") from None
+    return Format(tuple(x.strip() for x in levels.split(",")), numbers)
+
+
+def parse_schedule(fuse: str, order: str, parallel: Sequence[str], block: int) -> Schedule:
+    """The schedule that the command line's options say.
+
+    ``fuse``: ``none``, ``all``, or regions of statements (``T0,T1/T2``). ``order``: indices (``i,k,j``) or the number
+    of an enumerated order. ``parallel``: ``INDEX=FACTOR``.
+
+    Raises:
+        OptionError: an option that is not written so.
+    """
+    regions = fuse if fuse in ("none", "all") else tuple(tuple(r.split(",")) for r in fuse.split("/"))
+    factors: dict[str, int] = {}
+    for text in parallel:
+        index, sign, factor = text.partition("=")
+        if not (index and sign and factor.isdigit() and int(factor) > 0):
+            raise OptionError(f"--parallel {text!r}", "write INDEX=FACTOR, as i=2")
+        factors[index] = int(factor)
+    chosen: Any = None
+    if order.isdigit():
+        chosen = int(order)
+    elif order:
+        chosen = tuple(x.strip() for x in order.split(","))
+        if len(set(chosen)) != len(chosen) or "" in chosen:
+            raise OptionError(f"--order {order!r}", "name each index once, as i,k,j, or give a number")
+    return Schedule(fuse=regions, order=chosen, parallel=factors, block=block)
+
+
+def parse_memory(text: str) -> Memory:
+    """``none``, ``simple`` (the released code's HBM), or ``hbm`` with settings: ``hbm:channels=8,latency=40``.
+
+    Raises:
+        OptionError: another name, or a setting that is no number.
+    """
+    name, _, settings = text.partition(":")
+    if name == "none" and not settings:
+        return NO_MEMORY
+    if name == "simple" and not settings:
+        return SIMPLE_HBM
+    if name != "hbm":
+        raise OptionError(f"--memory {text!r}", "use none, simple, or hbm:channels=8,latency=40")
+    values: dict[str, Any] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        try:
+            values[key.strip()] = float(value) if "." in value else int(value)
+        except ValueError:
+            raise OptionError(f"--memory has {setting!r}", "write settings as channels=8") from None
+    try:
+        return hbm(**values)
+    except TypeError as error:
+        raise OptionError(f"--memory {text!r}: {error}", "see docs/sparse.md for the settings") from None
+
+
+def _names(operands: Sequence[Path]) -> list[str]:
+    """The files' stems as tensor names, each once."""
+    names: list[str] = []
+    for path in operands:
+        base = "".join(c if c.isalnum() else "_" for c in path.stem) or "tensor"
+        name, n = base, 1
+        while name in names:
+            name, n = f"{base}_{n}", n + 1
+        names.append(name)
+    return names
+
+
+def _pack(name: str, matrix: scipy.sparse.coo_matrix | np.ndarray, form: Format) -> SparseTensor:
+    if isinstance(matrix, np.ndarray):
+        return pack(name, matrix, form)
+    return from_scipy(name, matrix, form)
+
+
+def _dense(matrix: scipy.sparse.coo_matrix | np.ndarray) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

@@ -1,0 +1,190 @@
+"""GPT-3 small with BigBird attention: fusion, lanes and blocks (Figures 12, 16b and 17)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilestream.apps.sparse import gpt3 as app
+from tilestream.sparse.estimates import estimate_program
+from tilestream.sparse.program import Program, Schedule
+from tilestream.sparse.program import compile as compile_program
+from tilestream.sparse.reproduce import paper
+from tilestream.sparse.reproduce.models import Case
+from tilestream.sparse.reproduce.study import Cell, Options, Study, off
+from tilestream.sparse.storage import Format
+from tilestream.sparse.timing import Timing
+
+BLOCK_TIMING = Timing(mode="block")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+
+def case(
+    sequence: int = app.SEQUENCE,
+    heads: int = app.HEADS,
+    width: int = app.WIDTH // app.HEADS,
+    block: int = 64,
+    blocked: bool = False,
+) -> Case:
+    """Attention of ``heads`` heads over the BigBird mask of that block; ``blocked``: its values are those blocks."""
+    inputs = tuple(random(heads, sequence, width, seed=s) for s in range(3))
+    tile = block if blocked else 1
+    formats = {"mask": Format(("compressed", "compressed"), block=tile)}
+    name = f"attention {heads}x{sequence}x{width}, {'blocks of' if blocked else 'scalars, mask'} {block}"
+    return Case(name, app.Attention(), (*inputs, app.bigbird_mask(sequence, block)), formats, lambda n: (n // 2,))
+
+
+def _run(program: Program, inputs: tuple[Any, ...], block: int) -> tuple[int, int, int]:
+    made = program.run(*inputs, timing=BLOCK_TIMING if block > 1 else Timing())
+    return made.cycles, sum(r.flops for r in made.results), sum(r.bytes for r in made.results)
+
+
+def gpt3(options: Options) -> Study:
+    """A decoder's three parts, unfused and fused, put together as the released code does for 12 decoders.
+
+    Unfused: every operator of a decoder, 12 times. Partial: the three parts, 12 times. Full: the first projections,
+    12 attentions, 11 times the rest of a decoder with the next one's projections, and the last rest.
+    """
+    rows: list[dict[str, Cell]] = []
+    sequence, width, heads, inner = (256, 192, 3, 768) if options.quick else (1024, 768, 12, 3072)
+    for block in (16, 32, 64):
+        options.progress(f"gpt3: block {block}")
+        totals = _decoders(sequence, width, heads, inner, block, options)
+        published = paper.FIGURE12["GPT-3"][str(block)]
+        for index, fusion in enumerate(paper.FUSIONS):
+            cycles, flops, moved = totals[fusion]
+            rows.append(
+                {
+                    "mask and block": block,
+                    "fusion": fusion,
+                    "cycles": cycles,
+                    "speedup": round(totals["unfused"][0] / cycles, 3),
+                    "published cycles (scalars)": published[index],
+                    "published speedup": round(published[0] / published[index], 3),
+                    "operations": flops,
+                    "bytes": moved,
+                }
+            )
+    notes = (
+        "Here values are blocks of the mask's edge and the timing is that of blocks; the published cycles are those of "
+        "scalars, so that speedups compare and cycles do not.",
+    )
+    return Study("gpt3", f"GPT-3, {sequence} tokens, width {width}, 12 decoders", paper.ARTIFACT, tuple(rows), notes)
+
+
+class _RestAndNext(torch.nn.Module):
+    """The rest of a decoder and the next decoder's projections."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.rest = app.Rest(width, inner)
+        self.next = app.Projections(width, seed=10)
+
+    def forward(self, attended: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.rest(attended, x)
+        return (y, *self.next(y))
+
+
+def _decoders(
+    sequence: int, width: int, heads: int, inner: int, block: int, options: Options
+) -> dict[str, tuple[int, int, int]]:
+    x, attended = random(sequence, width), random(sequence, width, seed=1)
+    parts = {
+        "projections": (app.Projections(width), (x,)),
+        "rest": (app.Rest(width, inner), (attended, x)),
+        "rest and next": (_RestAndNext(width, inner), (attended, x)),
+    }
+    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for name, (module, inputs) in parts.items():
+        for fuse in ("none", "all"):
+            options.progress(f"gpt3: block {block}, {name}, fuse {fuse}")
+            program = compile_program(module, *inputs, schedule=Schedule(fuse=fuse, block=block))
+            found[name, fuse] = _run(program, inputs, block)
+    attention = case(sequence, heads, width // heads, block, blocked=True)
+    for fuse in ("none", "all"):
+        options.progress(f"gpt3: block {block}, attention, fuse {fuse}")
+        program = attention.compile("unfused" if fuse == "none" else "full", block=block)
+        found["attention", fuse] = _run(program, attention.inputs, block)
+    total = lambda *terms: tuple(
+        sum(n * found[key][i] for n, *key_ in terms for key in [tuple(key_)]) for i in range(3)
+    )
+    return {
+        "unfused": total((12, "projections", "none"), (12, "attention", "none"), (12, "rest", "none")),
+        "partial": total((12, "projections", "all"), (12, "attention", "all"), (12, "rest", "all")),
+        "full": total(
+            (1, "projections", "all"), (12, "attention", "all"), (11, "rest and next", "all"), (1, "rest", "all")
+        ),
+    }
+
+
+def parallel(options: Options) -> Study:
+    """Lanes for heads, rows and both; channels have no bound and memory is off, as published."""
+    sequence, heads, width = (64, 4, 16) if options.quick else (256, 4, 64)
+    one = case(sequence, heads, width, 64 if not options.quick else 16)
+    program = one.compile("full")
+    order = program.regions[0].table.order
+    outer, inner = order[0], order[1]
+    rows: list[dict[str, Cell]] = []
+    first = 0
+    for name, lanes in (
+        ("none", {}),
+        ("heads x2", {outer: 2}),
+        ("heads x4", {outer: 4}),
+        ("rows x2", {inner: 2}),
+        ("rows x4", {inner: 4}),
+        ("rows x16", {inner: 16}),
+        ("rows x64", {inner: 64}),
+        ("both x4", {outer: 4, inner: 4}),
+    ):
+        options.progress(f"parallel: {name}")
+        compiled = one.compile("full", parallel=lanes)
+        made = compiled.run(*one.inputs)
+        first = first or made.cycles
+        factor = 1
+        for ways in lanes.values():
+            factor *= ways
+        published = paper.PARALLEL.get(factor)
+        rows.append(
+            {
+                "lanes": name,
+                "factor": factor,
+                "cycles": made.cycles,
+                "speedup": round(first / made.cycles, 3),
+                "published speedup": round(paper.PARALLEL[1] / published, 3) if published else None,
+                "error": one.error(made),
+            }
+        )
+    notes = ("Published for 12 heads of 64 over 1,024 tokens at block 64; speedups compare, cycles do not.",)
+    return Study("parallel", one.name, "Figure 16b", tuple(rows), notes)
+
+
+def blocking(options: Options) -> Study:
+    """The same attention on scalars and on blocks."""
+    sequence, heads, width = (128, 1, 64) if options.quick else (512, 1, 64)
+    rows: list[dict[str, Cell]] = []
+    for block in (16, 32, 64):
+        scalar, blocked = (case(sequence, heads, width, block, flag) for flag in (False, True))
+        options.progress(f"blocking: {block}")
+        cycles, flops, moved = _run(scalar.compile("full"), scalar.inputs, 1)
+        tiled = _run(blocked.compile("full", block=block), blocked.inputs, block)
+        rows.append(
+            {
+                "block": block,
+                "cycles, scalars": cycles,
+                "cycles, blocks": tiled[0],
+                "speedup": round(cycles / tiled[0], 2),
+                "speedup / block": round(cycles / tiled[0] / block, 3),
+                "bytes, scalars": moved,
+                "bytes, blocks": tiled[2],
+            }
+        )
+    notes = ("Published (no values): the speedup is proportional to the block's edge.",)
+    return Study("blocking", f"Attention over {sequence} tokens", "Figure 17", tuple(rows), notes)
+
+
+__all__ = ["blocking", "case", "estimate_program", "gpt3", "off", "parallel"]

@@ -1,0 +1,116 @@
+"""The applications as programs: how each is compiled unfused, by layers, and as one region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilestream.apps.sparse import GCN, SAE, GraphSAGE
+from tilestream.sparse.estimates import estimate_program
+from tilestream.sparse.graphs import GraphSet
+from tilestream.sparse.program import Program, Schedule, compile
+from tilestream.sparse.reproduce.paper import FUSIONS
+from tilestream.sparse.storage import Format
+
+DCSR = Format(("compressed", "compressed"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module with its inputs, the formats of what is stored sparse, and after which operators a layer ends."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    formats: dict[str, Format]
+    layers: Callable[[int], tuple[int, ...]]
+
+    def compile(self, fusion: str, **choices: Any) -> Program:
+        """``unfused``: a region an operator; ``partial``: one a layer; ``full``: one for all."""
+        if fusion == "partial":
+            return self._compile(self.partial(), **choices)
+        return self._compile("none" if fusion == "unfused" else "all", **choices)
+
+    def partial(self) -> tuple[tuple[str, ...], ...]:
+        """The statements of each layer."""
+        regions = [r.statements for r in self._compile("none").regions]
+        edges = (0, *self.layers(len(regions)), len(regions))
+        return tuple(
+            tuple(s for region in regions[a:b] for s in region) for a, b in zip(edges, edges[1:], strict=False)
+        )
+
+    def _compile(self, fuse: Any, **choices: Any) -> Program:
+        schedule = Schedule(fuse=fuse, **choices)
+        return compile(self.module, *self.inputs, formats=self.formats, schedule=schedule)
+
+    def error(self, made: Any) -> float:
+        """Largest difference from dense PyTorch in float64, as a share of the largest value."""
+        with torch.no_grad():
+            dense = self.module(*(x.to_dense() if x.layout != torch.strided else x for x in self.inputs))
+        wanted = dense if isinstance(dense, tuple) else (dense,)
+        worst = 0.0
+        for got, want in zip(made.outputs, wanted, strict=True):
+            got = got if got.layout == torch.strided else got.to_dense()
+            worst = max(worst, float((got - want).abs().max()) / max(1.0, float(want.abs().max())))
+        return worst
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``cycles`` of a program; ``how``: simulated or estimated. ``error`` is None where nothing was run."""
+
+    cycles: int
+    flops: int
+    bytes: int
+    how: str
+    error: float | None
+
+
+def measure(case: Case, program: Program, most_cycles: float, **run: Any) -> Measured:
+    """Simulate a program that is expected to take at most ``most_cycles``; otherwise only what is expected of it."""
+    expected = estimate_program(program, case.inputs)
+    if expected.cycles > most_cycles:
+        return Measured(round(expected.cycles), round(expected.flops), round(expected.bytes), "estimated", None)
+    made = program.run(*case.inputs, **run)
+    flops, moved = sum(r.flops for r in made.results), sum(r.bytes for r in made.results)
+    return Measured(made.cycles, flops, moved, "simulated", case.error(made))
+
+
+def features(nodes: int, width: int, seed: int = 1) -> torch.Tensor:
+    """float64 [nodes, width], dense, no zeros."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(nodes, width, generator=random, dtype=torch.float64) + 0.1
+
+
+def gcn(graph: GraphSet, density: float = 0.4, width: int = 0) -> Case:
+    module = GCN(width or graph.features, classes=max(2, graph.classes), density=density)
+    formats = {"adjacency": DCSR, "weight1": DCSR, "weight2": DCSR}
+    inputs = (graph.torch(), features(graph.nodes, width or graph.features))
+    return Case(f"GCN on {graph.name}", module, inputs, formats, lambda n: (n // 2,))
+
+
+def graphsage(graph: GraphSet, density: float = 0.4) -> Case:
+    module = GraphSAGE(graph.features, classes=max(2, graph.classes), density=density)
+    weights = [f"weight_{kind}{layer}" for kind in ("self", "near") for layer in (1, 2)]
+    formats = {"adjacency": DCSR, **dict.fromkeys(weights, DCSR)}
+    inputs = (graph.torch(), features(graph.nodes, graph.features))
+    return Case(f"GraphSAGE on {graph.name}", module, inputs, formats, lambda n: (n // 2,))
+
+
+def sae(pixels: int, hidden: int, batch: int, density: float) -> Case:
+    module = SAE(pixels, hidden, density)
+    formats = {"encoder": DCSR, "decoder": DCSR}
+    return Case("SAE", module, (features(batch, pixels),), formats, lambda n: (3,))
+
+
+def cuts(regions: Sequence[Sequence[str]], *at: int) -> tuple[tuple[str, ...], ...]:
+    """Regions joined between the cuts."""
+    edges = (0, *at, len(regions))
+    return tuple(tuple(s for r in regions[a:b] for s in r) for a, b in zip(edges, edges[1:], strict=False))
+
+
+__all__ = ["DCSR", "FUSIONS", "Case", "Measured", "cuts", "features", "gcn", "graphsage", "measure", "sae"]

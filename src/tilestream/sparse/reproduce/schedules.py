@@ -1,0 +1,121 @@
+"""What index order, sparsity and the depth of channels do (Figures 15 and 18, and what the paper cannot show)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from tilestream.errors import SparseError, StreamDeadlock
+from tilestream.sparse import graphs
+from tilestream.sparse.graphs import GraphSet
+from tilestream.sparse.program import Program, Schedule, compile_einsum
+from tilestream.sparse.reproduce import models, paper
+from tilestream.sparse.reproduce.study import Cell, Options, Study
+from tilestream.sparse.storage import Format, SparseTensor, pack
+
+DCSR = Format(("compressed", "compressed"))
+DENSE = Format(("dense", "dense"))
+
+
+def nested() -> tuple[list[SparseTensor], np.ndarray]:
+    """(A X) W as in Figure 18: the karate club's links, a dense [34, 34], and a half-full [34, 16]."""
+    random = np.random.default_rng(0)
+    adjacency = graphs.karate().adjacency.toarray()
+    x = random.integers(1, 10, (34, 34)).astype(np.float64)
+    weight = random.integers(1, 10, (34, 16)) * (random.random((34, 16)) < 0.5)
+    operands = [pack("A", adjacency, DCSR), pack("X", x, DENSE), pack("W", weight.astype(np.float64), DCSR)]
+    return operands, adjacency @ x @ weight
+
+
+def orders(options: Options) -> Study:
+    """All 24 orders of i, k, j, l, fused; one that wants a tensor in another order gets a permuted copy of it."""
+    operands, expected = nested()
+    rows: list[dict[str, Cell]] = []
+    for order in itertools.permutations("ikjl"):
+        row: dict[str, Cell] = {"order": " ".join(order)}
+        try:
+            program = compile_einsum("ik,kj,jl->il", operands, Schedule(fuse="all", order=order))
+            made = program.run()
+        except (SparseError, StreamDeadlock) as error:
+            rows.append({**row, "cycles": None, "exact": None, "why not": error.cause})
+            continue
+        exact = torch.allclose(made.outputs[0].to_dense(), torch.from_numpy(expected))
+        rows.append({**row, "cycles": made.cycles, "exact": exact, "why not": None})
+    cycles = [int(r["cycles"] or 0) for r in rows if r["cycles"]]
+    spread = max(cycles) / min(cycles)
+    rows = sorted(rows, key=lambda r: (r["cycles"] is None, r["cycles"] or 0))
+    notes = (f"Worst over best: {spread:.1f}x here, about {paper.ORDER_SPREAD:g}x published over 15 of the 24 orders.",)
+    return Study("order", "Index orders of (A X) W", "Figure 18", tuple(rows), notes)
+
+
+def sparsity(options: Options) -> Study:
+    """A two-layer GCN of 500 nodes and 128 features against its graph's sparsity and structure."""
+    nodes, width = (120, 32) if options.quick else (500, 128)
+    makers: dict[str, Callable[[float], object]] = {
+        "uniform": lambda d: graphs.uniform(nodes, d),
+        "power law": lambda d: graphs.power_law(nodes, round(nodes * nodes * d / 2)),
+        "block diagonal": lambda d: graphs.block_diagonal(nodes, d),
+    }
+    rows: list[dict[str, Cell]] = []
+    for structure, make in makers.items():
+        for sparse in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
+            graph = GraphSet(f"{structure} {sparse:.0%}", make(1 - sparse), width, 16, real=False)  # type: ignore[arg-type]
+            case = models.gcn(graph)
+            options.progress(f"sparsity: {graph.name}")
+            found = {f: models.measure(case, case.compile(f), 1e8) for f in paper.FUSIONS}
+            first = found["unfused"].cycles
+            rows.append(
+                {
+                    "structure": structure,
+                    "sparsity": f"{sparse:.0%}",
+                    **{f: m.cycles for f, m in found.items()},
+                    "partial speedup": round(first / found["partial"].cycles, 3),
+                    "full speedup": round(first / found["full"].cycles, 4),
+                    "full is": found["full"].how,
+                    "error": max(m.error or 0.0 for m in found.values()),
+                }
+            )
+    notes = ("Published (no values): partial fusion gains more the sparser the graph is, full fusion slows down.",)
+    return Study("sparsity", f"GCN of {nodes} nodes, {width} features", "Figure 15", tuple(rows), notes)
+
+
+DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
+
+
+def channels(options: Options) -> Study:
+    """Cycles against the slots of every channel, for GCN and attention; the reference is channels without a bound."""
+    from tilestream.sparse.reproduce import attention
+
+    cases = [(models.gcn(graphs.karate()), fusion) for fusion in paper.FUSIONS]
+    sets = [(f"{case.name}, {fusion}", case.compile(fusion), case.inputs) for case, fusion in cases]
+    small = attention.case(sequence=64, heads=2, width=16, block=8)
+    sets += [(f"attention, {fusion}", small.compile(fusion), small.inputs) for fusion in ("unfused", "full")]
+    rows: list[dict[str, Cell]] = []
+    for name, program, inputs in sets:
+        options.progress(f"channels: {name}")
+        rows += depths(name, program, inputs)
+    notes = (
+        "A deadlock is a property of a graph whose branches part and meet again: the branch that waits has to hold "
+        "what the other one reads first. The paper's simulator gives every channel ten million slots.",
+    )
+    return Study("channels", "Bounded channels", "nothing: the paper's channels have no bound", tuple(rows), notes)
+
+
+def depths(name: str, program: Program, inputs: Sequence[object]) -> list[dict[str, Cell]]:
+    """A row a depth, up to the first at which nothing is lost."""
+    free = program.run(*inputs).cycles
+    rows: list[dict[str, Cell]] = []
+    for depth in DEPTHS:
+        row: dict[str, Cell] = {"program": name, "depth": depth}
+        try:
+            cycles = program.run(*inputs, depth=depth).cycles
+        except StreamDeadlock as error:
+            rows.append({**row, "cycles": None, "slower": None, "deadlock": error.cause})
+            continue
+        rows.append({**row, "cycles": cycles, "slower": f"{cycles / free - 1:.2%}", "deadlock": None})
+        if cycles == free:
+            break
+    return rows
