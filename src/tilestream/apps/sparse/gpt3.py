@@ -41,18 +41,9 @@ class Attention(nn.Module):
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        scores = torch.matmul(q, k.transpose(-1, -2)) * mask
-        scaled = scores / math.sqrt(q.shape[-1])
-        return torch.matmul(masked_softmax(scaled, mask), v)
-
-
-def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the last index of what ``mask`` keeps; zero elsewhere.
-
-    A sparse capture sees exp, mask, row sum and quotient: what the mask drops is not iterated.
-    """
-    weights = torch.exp(scores) * mask
-    return weights / weights.sum(-1, keepdim=True)
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        kept = scores.masked_fill(mask == 0, -math.inf)
+        return torch.matmul(torch.softmax(kept, dim=-1), v)
 
 
 class Projections(nn.Module):

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from tilestream.apps.sparse import gpt3 as app
-from tilestream.sparse.estimates import estimate_program
 from tilestream.sparse.program import Program, Schedule
 from tilestream.sparse.program import compile as compile_program
 from tilestream.sparse.reproduce import paper
 from tilestream.sparse.reproduce.models import Case
-from tilestream.sparse.reproduce.study import Cell, Options, Study, off
+from tilestream.sparse.reproduce.study import Cell, Options, Study
 from tilestream.sparse.storage import Format
 from tilestream.sparse.timing import Timing
 
@@ -110,9 +109,12 @@ def _decoders(
         options.progress(f"gpt3: block {block}, attention, fuse {fuse}")
         program = attention.compile("unfused" if fuse == "none" else "full", block=block)
         found["attention", fuse] = _run(program, attention.inputs, block)
-    total = lambda *terms: tuple(
-        sum(n * found[key][i] for n, *key_ in terms for key in [tuple(key_)]) for i in range(3)
-    )
+
+    def total(*terms: tuple[int, str, str]) -> tuple[int, int, int]:
+        parts = [(times, found[name, fuse]) for times, name, fuse in terms]
+        cycles, flops, moved = (sum(times * part[i] for times, part in parts) for i in range(3))
+        return cycles, flops, moved
+
     return {
         "unfused": total((12, "projections", "none"), (12, "attention", "none"), (12, "rest", "none")),
         "partial": total((12, "projections", "all"), (12, "attention", "all"), (12, "rest", "all")),
@@ -185,6 +187,3 @@ def blocking(options: Options) -> Study:
         )
     notes = ("Published (no values): the speedup is proportional to the block's edge.",)
     return Study("blocking", f"Attention over {sequence} tokens", "Figure 17", tuple(rows), notes)
-
-
-__all__ = ["blocking", "case", "estimate_program", "gpt3", "off", "parallel"]
