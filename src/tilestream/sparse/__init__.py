@@ -1,1 +1,37 @@
 """Sparse PyTorch models as fused streaming dataflow graphs, run and timed token by token (FuseFlow)."""
+
+from tilestream.sparse.program import Program, ProgramResult, compile_einsum
+from tilestream.sparse.regions import Region
+from tilestream.sparse.schedule import Schedule
+from tilestream.sparse.storage import (
+    Format,
+    SparseTensor,
+    compressed,
+    dense,
+    from_coo,
+    from_scipy,
+    from_torch,
+    pack,
+    repack,
+    to_coo,
+    to_torch,
+)
+
+__all__ = [
+    "Format",
+    "Program",
+    "ProgramResult",
+    "Region",
+    "Schedule",
+    "SparseTensor",
+    "compile_einsum",
+    "compressed",
+    "dense",
+    "from_coo",
+    "from_scipy",
+    "from_torch",
+    "pack",
+    "repack",
+    "to_coo",
+    "to_torch",
+]

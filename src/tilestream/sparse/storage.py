@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 from tilestream.errors import SparseError
+
+_MAX_DENSE = 1 << 31
+"""Positions that dense levels may ask for; more is taken for a mistake."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +133,159 @@ def pack(name: str, array: np.ndarray, format: Format) -> SparseTensor:
         parents = np.concatenate([parents[fiber], crd[:, None]], axis=1)
     values = np.ascontiguousarray(array[tuple(parents.T)])
     return SparseTensor(name, shape, format, tuple(levels), values)
+
+
+def from_coo(
+    name: str, coordinates: np.ndarray, values: np.ndarray, shape: tuple[int, ...], format: Format
+) -> SparseTensor:
+    """Store the entries of a coordinate list, explicit zeros included, duplicates summed; nothing is densified but
+    what ``format`` calls dense.
+
+    Args:
+        coordinates: integers [n, d], in the order of ``shape``.
+        values: float64 [n].
+
+    Raises:
+        SparseError: shapes that do not fit, a coordinate outside ``shape``, or dense levels beyond any memory.
+    """
+    coordinates = np.asarray(coordinates, dtype=np.int64).reshape(len(values), len(shape))
+    values = np.asarray(values, dtype=np.float64)
+    if len(format.levels) != len(shape):
+        raise SparseError(f"tensor {name!r} {shape} and {len(format.levels)} levels", "give one level an index")
+    if len(coordinates) and ((coordinates < 0).any() or (coordinates >= np.array(shape)).any()):
+        raise SparseError(f"tensor {name!r} has a coordinate outside {shape}", "give the shape that holds all entries")
+    sizes, inner = list(shape), None
+    if format.block > 1:
+        if len(shape) < 2 or shape[-2] % format.block or shape[-1] % format.block:
+            raise SparseError(
+                f"tensor {name!r} {shape} in blocks of {format.block}", "pad it to a multiple of the block"
+            )
+        inner = coordinates[:, -2:] % format.block
+        coordinates = coordinates.copy()
+        coordinates[:, -2:] //= format.block
+        sizes[-2:] = [sizes[-2] // format.block, sizes[-1] // format.block]
+    position = np.zeros(len(values), dtype=np.int64)
+    fibers, levels = 1, []
+    for depth, kind in enumerate(format.levels):
+        size, crd = sizes[format.order[depth]], coordinates[:, format.order[depth]]
+        key = position * size + crd
+        if kind == "dense":
+            levels.append(Level(size))
+            position, fibers = key, fibers * size
+        else:
+            kept, position = np.unique(key, return_inverse=True)
+            counts = np.bincount(kept // max(size, 1), minlength=fibers)
+            levels.append(Level(size, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), kept % max(size, 1)))
+            fibers = len(kept)
+        if fibers > _MAX_DENSE:
+            raise SparseError(f"tensor {name!r} {shape} has {fibers} dense positions", "use compressed levels")
+    stored = np.zeros((fibers, *([format.block] * 2 if inner is not None else [])))
+    where = (position,) if inner is None else (position, inner[:, 0], inner[:, 1])
+    np.add.at(stored, where, values)
+    return SparseTensor(name, tuple(shape), format, tuple(levels), stored)
+
+
+def to_coo(tensor: SparseTensor) -> tuple[np.ndarray, np.ndarray]:
+    """Stored entries: coordinates int64 [n, d] in the order of ``shape``, and values float64 [n]."""
+    coordinates = np.zeros((1, 0), dtype=np.int64)
+    for level in tensor.levels:
+        if level.seg is None or level.crd is None:
+            inner = np.tile(np.arange(level.size), len(coordinates))
+            outer = np.repeat(coordinates, level.size, axis=0)
+        else:
+            inner = level.crd
+            outer = np.repeat(coordinates, np.diff(level.seg), axis=0)
+        coordinates = np.concatenate([outer, inner[:, None]], axis=1)
+    coordinates = coordinates[:, np.argsort(tensor.format.order)]
+    block = tensor.format.block
+    if block == 1:
+        return coordinates, tensor.values
+    rows, columns = (x.ravel() for x in np.indices((block, block)))
+    spread = np.repeat(coordinates * ([1] * (len(tensor.shape) - 2) + [block] * 2), block * block, axis=0)
+    spread[:, -2] += np.tile(rows, len(coordinates))
+    spread[:, -1] += np.tile(columns, len(coordinates))
+    return spread, tensor.values.ravel()
+
+
+def repack(tensor: SparseTensor, format: Format, name: str | None = None) -> SparseTensor:
+    """The same tensor in another format; explicit zeros stay. Raises ``SparseError`` as ``from_coo`` does."""
+    if format == tensor.format:
+        return SparseTensor(name or tensor.name, tensor.shape, format, tensor.levels, tensor.values)
+    coordinates, values = to_coo(tensor)
+    return from_coo(name or tensor.name, coordinates, values, tensor.shape, format)
+
+
+def dense(rank: int, block: int = 1) -> Format:
+    """All levels dense."""
+    return Format(("dense",) * rank, block=block)
+
+
+def compressed(rank: int, block: int = 1) -> Format:
+    """All levels compressed: DCSR for a matrix."""
+    return Format(("compressed",) * rank, block=block)
+
+
+def default_format(tensor: torch.Tensor) -> Format:
+    """What a torch tensor's layout says: CSR is (dense, compressed), COO all compressed, BSR blocked, strided dense.
+
+    Raises:
+        SparseError: batched CSR or BSR, blocks that are not square, or a layout that is none of these.
+    """
+    rank, layout = tensor.ndim, tensor.layout
+    if layout == torch.strided:
+        return dense(rank)
+    if layout == torch.sparse_coo:
+        if tensor.dense_dim():
+            return Format(("compressed",) * tensor.sparse_dim() + ("dense",) * tensor.dense_dim())
+        return compressed(rank)
+    if rank == 2 and layout == torch.sparse_csr:
+        return Format(("dense", "compressed"))
+    if rank == 2 and layout == torch.sparse_csc:
+        return Format(("dense", "compressed"), (1, 0))
+    if rank == 2 and layout in (torch.sparse_bsr, torch.sparse_bsc):
+        rows, columns = tensor.values().shape[-2:]
+        if rows == columns:
+            return Format(("dense", "compressed"), (0, 1) if layout == torch.sparse_bsr else (1, 0), rows)
+    raise SparseError(f"a {layout} tensor of shape {tuple(tensor.shape)}", "use COO, CSR, CSC, square BSR or strided")
+
+
+def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) -> SparseTensor:
+    """A torch tensor of any layout, in ``format`` (default: what its layout says), without making it dense.
+
+    Zeros that a sparse layout stores stay; a strided tensor's zeros are left out of compressed levels.
+
+    Raises:
+        SparseError: as ``default_format`` and ``from_coo``.
+    """
+    wanted = format or default_format(tensor)
+    tensor = tensor.detach().cpu()
+    if tensor.layout == torch.strided:
+        return pack(name, tensor.double().numpy(), wanted)
+    if tensor.layout != torch.sparse_coo:
+        tensor = tensor.to_sparse_coo()
+    tensor = tensor.coalesce()
+    coordinates, values = tensor.indices().numpy().T, tensor.values().double().numpy()
+    if tensor.dense_dim():
+        dims = values.shape[1:]
+        tail = np.indices(dims).reshape(len(dims), -1).T
+        coordinates = np.concatenate(
+            [np.repeat(coordinates, len(tail), axis=0), np.tile(tail, (len(coordinates), 1))], axis=1
+        )
+    return from_coo(name, coordinates, values.ravel(), tuple(tensor.shape), wanted)
+
+
+def from_scipy(name: str, matrix: Any, format: Format | None = None) -> SparseTensor:
+    """A scipy sparse matrix or array, all levels compressed unless ``format`` says otherwise."""
+    entries = matrix.tocoo()
+    coordinates = np.stack([entries.row, entries.col], axis=1)
+    return from_coo(name, coordinates, entries.data, tuple(entries.shape), format or compressed(2))
+
+
+def to_torch(tensor: SparseTensor, layout: torch.layout = torch.strided) -> torch.Tensor:
+    """float64 torch tensor, strided or (``torch.sparse_coo``) with the stored entries only."""
+    if layout == torch.strided:
+        return torch.from_numpy(tensor.to_dense())
+    coordinates, values = to_coo(tensor)
+    entries = torch.sparse_coo_tensor(torch.from_numpy(coordinates.T.copy()), torch.from_numpy(values.copy()))
+    sized = torch.sparse_coo_tensor(entries._indices(), entries._values(), tensor.shape).coalesce()
+    return sized if layout == torch.sparse_coo else sized.to_sparse(layout=layout)

@@ -1,0 +1,206 @@
+"""Joining the operands of a statement at one loop: intersection, union, location in dense levels, completion.
+
+What is not stored is 0 (or minus infinity under a mask), so that a product needs the coordinates of both operands and
+a sum those of either. Where a result must hold every coordinate, the operand is united with the index's full range.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tilestream.errors import SparseError
+from tilestream.sparse.fusion import Op
+from tilestream.sparse.graph import Port
+from tilestream.sparse.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
+
+if TYPE_CHECKING:
+    from tilestream.sparse.lower import Lowering
+
+Moves = dict[Port, Port]
+
+
+class Joins:
+    """Joins of one lowering; ``ranges`` are the indices of which the full range is read (a tensor each)."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering, self.build = lowering, lowering.build
+        self.ranges: set[str] = set()
+        self._stepped: dict[tuple[int, str, Loops], tuple[Level, OpState]] = {}
+        self._moved: dict[tuple[int, frozenset[tuple[Port, Port]], bool, int], State] = {}
+        self._kept: list[State] = []  # keeps the ids in the keys above alive
+
+    def step(self, state: OpState, index: str, loops: Loops) -> tuple[Level, OpState]:
+        """The coordinates of a statement at one loop, from its operands that have the index."""
+        key = (id(state), index, loops)
+        if key not in self._stepped:
+            self._kept.append(state)
+            self._stepped[key] = self._step(state, index, loops)
+        return self._stepped[key]
+
+    def _step(self, state: OpState, index: str, loops: Loops) -> tuple[Level, OpState]:
+        op, kids, parts = state.op, list(state.kids), []
+        for n, kid in enumerate(kids):
+            if index in kid.left:
+                part, kids[n] = self.lowering.step(kid, index, loops)
+                parts.append((n, part))
+        level, moves, lost = self._join(op, index, loops, parts, len(parts) == len(kids))
+        for (n, _), move, missing in zip(parts, moves, lost, strict=True):
+            kids[n] = self.moved(kids[n], move, missing, len(loops) + 1)
+        return level, OpState(op, tuple(kids), tuple(i for i in state.left if i != index))
+
+    def _join(
+        self, op: Op, index: str, loops: Loops, parts: list[tuple[int, Level]], everywhere: bool
+    ) -> tuple[Level, list[Moves], list[bool]]:
+        """The joined level, where each part's streams went, and whether some of them are N now."""
+        levels = [part for _, part in parts]
+        if not levels:
+            return self._range(index, loops), [], []
+        kind, whole = self._rule(op, index, parts, everywhere)
+        if kind == "lead":  # the first operand says where; the others must be there
+            lost = [False] + [not x.full and x.crd != levels[0].crd for x in levels[1:]]
+            made = [self._complete(x, index, loops) if gone else (x, {}) for x, gone in zip(levels, lost, strict=True)]
+            joined, moves = self._meet("intersect", [x for x, _ in made], index, loops)
+            moves = [_then(first, second) for (_, first), second in zip(made, moves, strict=True)]
+        elif kind == "intersect":
+            joined, moves = self._meet("intersect", levels, index, loops)
+            lost = [False] * len(levels)
+        else:
+            full = [x.full for x in levels]
+            if all(full):
+                joined, moves = self._meet("intersect", levels, index, loops)
+            else:
+                joined, moves = self._meet("union", levels, index, loops)
+            same = len({x.crd for x in levels}) == 1
+            lost = [not same and not x.full for x in levels]
+        if whole and not joined.full:
+            joined, more = self._complete(joined, index, loops)
+            moves = [_then(move, more) for move in moves]
+            lost = [True] * len(levels)
+        return joined, moves, lost
+
+    def _rule(self, op: Op, index: str, parts: list[tuple[int, Level]], everywhere: bool) -> tuple[str, bool]:
+        """How operands meet, and whether the result must hold every coordinate."""
+        statement, rank = op.statement, self.lowering.rank
+        whole = op.complete
+        if statement.reduction == "max" and op.reduced and op.fill == 0:
+            whole = whole or rank[index] >= min(rank[r] for r in op.reduced)
+        if statement.op in ("mul", "mask"):
+            return "intersect", whole
+        if op.operands[0].fill == -math.inf:
+            return ("lead", whole) if not parts[0][0] else ("union", True)
+        if statement.op == "div":
+            if parts[0][0] == 1:  # only the divisor has the index
+                return "union", True
+            if len(parts) == 1 or parts[1][1].full or parts[1][1].crd == parts[0][1].crd:
+                return "lead", whole
+            return "union", True
+        return "union", whole or not everywhere
+
+    def _range(self, index: str, loops: Loops) -> Level:
+        """Every coordinate of an index."""
+        tensor, size = range_name(index), self.lowering.fused.sizes[index]
+        self.ranges.add(index)
+        port = self.lowering.lift(self.build.root(tensor), 0, loops, tensor)
+        crd, _ = self.build.scan(tensor, 0, index, port, f"all of {index}")
+        return Level(crd, (), True, size > 0)
+
+    def _complete(self, level: Level, index: str, loops: Loops) -> tuple[Level, Moves]:
+        joined, moves = self._meet("union", [level, self._range(index, loops)], index, loops)
+        return joined, moves[0]
+
+    def _meet(self, kind: str, levels: list[Level], index: str, loops: Loops) -> tuple[Level, list[Moves]]:
+        """Join levels: equal streams count once, dense levels are located where coordinates must be in all."""
+        groups: dict[Port, list[int]] = {}
+        for n, level in enumerate(levels):
+            groups.setdefault(level.crd, []).append(n)
+        heads = list(groups)
+        moves: list[Moves] = [{} for _ in levels]
+        located: list[Port] = []
+        if kind == "intersect" and len(heads) > 1 and self.lowering.locate:
+            can = [crd for crd in heads if all(levels[n].located for n in groups[crd])]
+            located = can if len(can) < len(heads) else can[1:]
+        merged = [crd for crd in heads if crd not in located]
+        crd = merged[0]
+        if len(merged) > 1:
+            if rigid := next((levels[n].rigid for c in merged for n in groups[c] if levels[n].rigid), ""):
+                raise NotFusible(rigid, f"its fibers of {index} would have to be joined with other coordinates")
+            slots = [list(dict.fromkeys(s for n in groups[c] for s in levels[n].slots)) or [c] for c in merged]
+            crd = self._emit(kind, index, merged, slots, groups, moves)
+        for one in located:
+            for n in groups[one]:
+                moves[n] = self._locate(levels[n], one, crd, index, loops)
+        chosen = [levels[groups[c][0]] for c in merged]
+        full = (all if kind == "intersect" else any)(x.full for x in chosen)
+        some = all(x.nonempty for x in chosen) and (full or len(merged) == 1)
+        nonempty = any(x.nonempty for x in chosen) if kind == "union" else some
+        streams = [m.get(s, s) for level, m in zip(levels, moves, strict=True) for s in level.slots]
+        rigid = next((levels[n].rigid for c in merged for n in groups[c] if levels[n].rigid), "")
+        only = levels[0] if len(levels) == 1 else None
+        dense = only.located if only else None
+        return Level(crd, tuple(dict.fromkeys(streams)), full, nonempty, dense, rigid), moves
+
+    def _emit(
+        self,
+        kind: str,
+        index: str,
+        merged: list[Port],
+        slots: list[list[Port]],
+        groups: dict[Port, list[int]],
+        moves: list[Moves],
+    ) -> Port:
+        """Joiners for every stream that goes with the coordinates: each takes one an operand."""
+        out: Port | None = None
+        for turn in range(max(len(s) for s in slots)):
+            picked = [s[min(turn, len(s) - 1)] for s in slots]
+            crd, made = self.build.joiner(kind, index, list(zip(merged, picked, strict=True)), index)
+            out = out or crd
+            for head, old, new in zip(merged, picked, made, strict=True):
+                for n in groups[head]:
+                    moves[n].setdefault(old, new)
+        assert out is not None
+        return out
+
+    def _locate(self, level: Level, own: Port, crd: Port, index: str, loops: Loops) -> Moves:
+        """References into a dense level for coordinates that others gave."""
+        before = level.located
+        if before is None:  # shares its coordinates with a dense level: nothing of its own to find
+            raise SparseError(f"index {index!r} cannot be located in {own}", "report the program")
+        tensor = self.lowering.views[before.leaf]
+        ref = self.build.repeat(before.port, crd, index, tensor)
+        found = self.build.locate(tensor, len(before.leaf.indices) - len(before.left), index, crd, ref, tensor)
+        return {slot: found for slot in level.slots}
+
+    def moved(self, state: State, moves: Moves, missing: bool, at: int) -> State:
+        """The view with its streams of this loop replaced; ``missing``: some are N now."""
+        if not moves and not missing:
+            return state
+        key = (id(state), frozenset(moves.items()), missing, at)
+        if key not in self._moved:
+            self._kept.append(state)
+            self._moved[key] = self._move(state, moves, missing, at)
+        return self._moved[key]
+
+    def _move(self, state: State, moves: Moves, missing: bool, at: int) -> State:
+        if isinstance(state, LeafState):
+            if state.at != at:
+                return state
+            port = moves.get(state.port, state.port)
+            return LeafState(state.leaf, port, at, state.left, state.missing or missing)
+        if isinstance(state, StreamState):
+            if state.at != at or state.levels:
+                return state
+            return StreamState(state.op, (), moves.get(state.port, state.port), at, state.missing or missing)
+        kids = tuple(self.moved(kid, moves, missing, at) for kid in state.kids)
+        return state if kids == state.kids else OpState(state.op, kids, state.left)
+
+
+def _then(first: Moves, second: Moves) -> Moves:
+    return {old: second.get(new, new) for old, new in first.items()} | {
+        o: n for o, n in second.items() if o not in first
+    }
+
+
+def range_name(index: str) -> str:
+    """Tensor that stands for every coordinate of an index."""
+    return f"range_{index}"

@@ -1,0 +1,96 @@
+"""The partial-order graph over index variables, and the total orders that it admits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_ORDERS = 20
+"""How many orders are listed unless a caller says otherwise: what the released compiler stops at."""
+
+
+@dataclass
+class PartialOrder:
+    """Index variables and edges (outer, inner), each with those who ask for it: views of tensors, or statements."""
+
+    indices: list[str] = field(default_factory=list)
+    edges: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, index: str) -> None:
+        if index not in self.indices:
+            self.indices.append(index)
+
+    def edge(self, outer: str, inner: str, owner: str) -> None:
+        self.add(outer)
+        self.add(inner)
+        owners = self.edges.get((outer, inner), ())
+        self.edges[outer, inner] = owners if owner in owners else (*owners, owner)
+
+    def reaches(self, start: str, end: str) -> bool:
+        """Whether ``end`` is ``start`` or must be inside it."""
+        seen, stack = set(), [start]
+        while stack:
+            at = stack.pop()
+            if at == end:
+                return True
+            if at not in seen:
+                seen.add(at)
+                stack.extend(inner for outer, inner in self.edges if outer == at)
+        return False
+
+    def cycle(self) -> list[str]:
+        """Indices of one cycle, or nothing."""
+        for outer, inner in self.edges:
+            if self.reaches(inner, outer):
+                return self._path(inner, outer)
+        return []
+
+    def _path(self, start: str, end: str) -> list[str]:
+        before: dict[str, str] = {start: ""}
+        queue = [start]
+        for at in queue:
+            for outer, inner in self.edges:
+                if outer == at and inner not in before:
+                    before[inner] = at
+                    queue.append(inner)
+        path = [end]
+        while path[-1] != start:
+            path.append(before[path[-1]])
+        return path[::-1]
+
+    def without(self, owner: str) -> PartialOrder:
+        """A copy without what ``owner`` asks for."""
+        kept = {e: tuple(o for o in owners if o != owner) for e, owners in self.edges.items()}
+        return PartialOrder(list(self.indices), {e: owners for e, owners in kept.items() if owners})
+
+    def orders(self, cap: int = MAX_ORDERS) -> Iterator[tuple[str, ...]]:
+        """Topological orders, at most ``cap``, in the order in which indices were added; none if there is a cycle."""
+        below: dict[str, set[str]] = {i: set() for i in self.indices}
+        waits = dict.fromkeys(self.indices, 0)
+        for outer, inner in self.edges:
+            below[outer].add(inner)
+            waits[inner] += 1
+        left = cap
+
+        def extend(done: list[str]) -> Iterator[tuple[str, ...]]:
+            nonlocal left
+            if len(done) == len(self.indices):
+                left -= 1
+                yield tuple(done)
+                return
+            for index in self.indices:
+                if waits[index] == 0 and index not in done:
+                    done.append(index)
+                    for inner in below[index]:
+                        waits[inner] -= 1
+                    yield from extend(done)
+                    done.pop()
+                    for inner in below[index]:
+                        waits[inner] += 1
+                    if left <= 0:
+                        return
+
+        yield from extend([])
+
+    def __str__(self) -> str:
+        return "\n".join(f"{outer} -> {inner}: {', '.join(owners)}" for (outer, inner), owners in self.edges.items())

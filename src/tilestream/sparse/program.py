@@ -1,0 +1,224 @@
+"""A compiled sparse program: regions and data movement, run on the specification or on the compiled engine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tilestream.errors import SparseError
+from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
+from tilestream.sparse.moves import perform
+from tilestream.sparse.regions import Region, plan
+from tilestream.sparse.result import Result
+from tilestream.sparse.schedule import Schedule
+from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, repack, to_torch
+
+Engine = Literal["fast", "spec"]
+Value = torch.Tensor | SparseTensor
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """What a run gave.
+
+    Attributes:
+        outputs: float64 tensors, strided, in the order of the program's outputs.
+        tensors: every result by name, as stored.
+        cycles: the sum over regions, which run one after the other.
+        regions: each region's own result, by name.
+        seconds: wall-clock time of each region.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    tensors: Mapping[str, SparseTensor] = field(repr=False)
+    cycles: int
+    regions: Mapping[str, Result] = field(repr=False)
+
+    @property
+    def output(self) -> torch.Tensor:
+        """The only output; the first of several."""
+        return self.outputs[0]
+
+    @property
+    def flops(self) -> int:
+        return sum(x.flops for x in self.regions.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.bytes for x in self.regions.values())
+
+
+class Program:
+    """Compiled regions of an einsum program under a schedule.
+
+    ``constants`` are the tensors that a module owns (its parameters); ``names`` the inputs that ``run`` takes, in
+    order.
+    """
+
+    def __init__(
+        self,
+        einsums: EinsumProgram,
+        schedule: Schedule,
+        names: Sequence[str],
+        constants: Mapping[str, SparseTensor] | None = None,
+        inputs: Sequence[SparseTensor] = (),
+    ) -> None:
+        self.einsums, self.schedule, self.names = einsums, schedule, tuple(names)
+        self.constants = dict(constants or {})
+        self.inputs = tuple(inputs)
+        self.steps = plan(einsums, schedule)
+        self._views: dict[tuple[int, str, Format], SparseTensor] = {}
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Region))
+
+    def region(self, name: str) -> Region:
+        for one in self.regions:
+            if one.name == name:
+                return one
+        raise SparseError(f"no region {name!r}", f"use one of {', '.join(r.name for r in self.regions)}")
+
+    def tables(self) -> str:
+        """The fusion table of every region, as the paper draws it."""
+        return "\n\n".join(f"{region.name}\n{region.table}" for region in self.regions)
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self.schedule), *(str(step) for step in self.steps)])
+
+    def feeds(self, *inputs: Value) -> Iterator[tuple[Region, dict[str, SparseTensor]]]:
+        """Regions that read only inputs and constants, with the tensors that their graphs need."""
+        have = self._bind(inputs)
+        for region in self.regions:
+            if all(isinstance(source, int) or source in have for source, _ in region.inputs.values()):
+                yield region, self._feed(region, have)
+
+    def run(
+        self,
+        *inputs: Value,
+        engine: Engine = "fast",
+        memory: Any = None,
+        depth: int | Mapping[str, int] | None = None,
+        timing: Any = None,
+        trace: bool = False,
+        observe: Callable[[Region, Result], None] | None = None,
+    ) -> ProgramResult:
+        """Run all regions, one after the other.
+
+        Args:
+            inputs: as given to ``compile``, in its order; none: those that it was compiled with.
+            engine: ``"fast"``: the compiled engine. ``"spec"``: the specification, token by token, slow.
+            memory: a ``sparse.memory.Memory``, for the fast engine; default none.
+            depth: slots of every channel, or by stream; None for no bound.
+            timing: a ``sparse.timing.Timing``; default the reference code's.
+            trace: keep every stream.
+            observe: called with each region and its result as soon as it has run.
+
+        Raises:
+            SparseError: inputs that are not those of the program, or an engine that is neither of the two.
+            StreamDeadlock: channels that are too shallow.
+        """
+        if engine not in ("fast", "spec"):
+            raise SparseError(f"engine {engine!r}", 'use "fast" or "spec"')
+        module = importlib.import_module(
+            "tilestream.sparse.engine" if engine == "fast" else "tilestream.sparse.run_spec"
+        )
+        options: dict[str, Any] = {"depth": depth, "trace": trace}
+        options |= {"timing": timing} if timing is not None else {}
+        options |= {"memory": memory} if memory is not None and engine == "fast" else {}
+        have = self._bind(inputs)
+        results: dict[str, Result] = {}
+        for step in self.steps:
+            if isinstance(step, Move):
+                have[step.name] = perform(step, [have[x] for x in step.operands])
+                continue
+            result = module.run(step.graph, self._feed(step, have), shapes=step.outputs, **options)
+            results[step.name] = result
+            have |= result.outputs
+            if observe is not None:
+                observe(step, result)
+        made = {name: tensor for name, tensor in have.items() if name not in self.constants}
+        outputs = tuple(self._dense(name, have[name]) for name in self.einsums.outputs)
+        return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)
+
+    def _dense(self, name: str, tensor: SparseTensor) -> torch.Tensor:
+        return to_torch(tensor)
+
+    def _bind(self, inputs: Sequence[Value]) -> dict[str, SparseTensor]:
+        given = inputs or self.inputs
+        if len(given) != len(self.names):
+            raise SparseError(
+                f"{len(given)} inputs for {len(self.names)} ({', '.join(self.names)})", "pass them as to compile"
+            )
+        have = dict(self.constants)
+        for name, value in zip(self.names, given, strict=True):
+            declared = self.einsums.inputs[name]
+            tensor = value if isinstance(value, SparseTensor) else from_torch(name, value, declared.format)
+            if tensor.shape != declared.shape:
+                raise SparseError(f"input {name!r} has shape {tensor.shape}, not {declared.shape}", "compile it anew")
+            have[name] = tensor
+        return have
+
+    def _feed(self, region: Region, have: Mapping[str, SparseTensor]) -> dict[str, SparseTensor]:
+        return {name: self._view(name, source, format, have) for name, (source, format) in region.inputs.items()}
+
+    def _view(self, name: str, source: str | int, format: Format, have: Mapping[str, SparseTensor]) -> SparseTensor:
+        """A tensor in the format that a region reads it in."""
+        if isinstance(source, int):
+            return SparseTensor(name, (source,), format, (Level(source),), np.zeros(0))
+        tensor = have[source]
+        key = (id(tensor), name, format)
+        if source not in self.constants:
+            return repack(tensor, format, name)
+        if key not in self._views:
+            self._views[key] = repack(tensor, format, name)
+        return self._views[key]
+
+
+def compile_einsum(
+    text: str,
+    operands: Sequence[Value],
+    schedule: Schedule | None = None,
+    *,
+    names: Sequence[str] = (),
+    formats: Sequence[Format | None] = (),
+) -> Program:
+    """Compile ``'ik,kj->ij'``, or a chain as ``'ik,kj,jl->il'``, over sparse tensors.
+
+    Args:
+        operands: one a term; torch tensors are stored as ``formats`` say, else as their layout does (a strided one is
+            dense).
+        schedule: default ``Schedule()``: each contraction a region.
+        names: of the operands; default B, C, D, ...
+
+    Raises:
+        SparseError: text, operands or schedule that do not fit together.
+    """
+    names = tuple(names) or tuple("BCDEFGHIJKLMNOPQRSUVWXYZ"[: len(operands)])
+    tensors = []
+    for n, (name, value) in enumerate(zip(names, operands, strict=True)):
+        format = formats[n] if n < len(formats) else None
+        if isinstance(value, SparseTensor):
+            tensors.append(repack(value, format or value.format, name))
+        else:
+            tensors.append(from_torch(name, value, format))
+    declared = [(name, declare(tensor)) for name, tensor in zip(names, tensors, strict=True)]
+    program = parse(text, declared)
+    return Program(program, schedule or Schedule(), names, {}, tensors)
+
+
+def declare(tensor: SparseTensor, free: bool = False) -> Declared:
+    """A tensor's declaration; ``free``: dense, in whatever order a schedule wants."""
+    if free and "compressed" not in tensor.format.levels:
+        return Declared(tensor.shape, None)
+    fibers, extents = 1.0, []
+    for level in tensor.levels:
+        count = float(level.size if level.crd is None else len(level.crd) / max(fibers, 1.0))
+        extents.append(count)
+        fibers *= count
+    return Declared(tensor.shape, tensor.format, tuple(extents))

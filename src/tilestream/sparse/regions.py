@@ -1,0 +1,307 @@
+"""From statements to regions: what is fused, in which order, and the stream graph of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilestream.errors import SparseError
+from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement
+from tilestream.sparse.estimate import cost, extents
+from tilestream.sparse.fusion import Fused, Leaf, fuse
+from tilestream.sparse.graph import Graph, with_broadcasts
+from tilestream.sparse.joins import range_name
+from tilestream.sparse.lower import lower
+from tilestream.sparse.parallel import expand_lanes
+from tilestream.sparse.schedule import Order, Schedule
+from tilestream.sparse.states import NotFusible, StreamState
+from tilestream.sparse.storage import Format
+from tilestream.sparse.streams import Builder
+from tilestream.sparse.table import FusionTable, fusion_table
+
+
+@dataclass(frozen=True)
+class Region:
+    """Statements that became one stream graph.
+
+    Attributes:
+        einsums: the statements, in program order.
+        table: the fusion table.
+        inputs: by the name that the graph uses, the tensor it is a view of and the view's format; a full range of an
+            index (``range_i``) stands for no tensor and has its size instead of a name.
+        outputs: shape and format of each result.
+        order: the global order of its indices.
+        orders: the topological orders that were looked at.
+        notes: what the compiler decided and why (copies in another order, results sent through memory).
+        source: the user's lines.
+    """
+
+    name: str
+    einsums: tuple[Statement, ...]
+    table: FusionTable
+    graph: Graph
+    inputs: Mapping[str, tuple[str | int, Format]]
+    outputs: Mapping[str, tuple[tuple[int, ...], Format]]
+    order: tuple[str, ...]
+    orders: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    source: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"region {self.name}: order {' '.join(self.order) or '(none)'}"]
+        lines += [f"  {statement}" for statement in self.einsums]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Statements to fuse, before lowering."""
+
+    name: str
+    statements: tuple[Statement, ...]
+    notes: tuple[str, ...] = ()
+
+
+def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
+    """Regions and moves in an order in which they can run.
+
+    Raises:
+        SparseError: a schedule that names what is not there, regions that need each other, or an operator without a
+            meaning for what its operand does not store.
+    """
+    known: dict[str, Declared] = dict(program.inputs)
+    steps: list[Region | Move] = []
+    _check_names(program, schedule)
+    for step in _sequence(program, _groups(program, schedule)):
+        if isinstance(step, Move):
+            known[step.name] = _moved(step, [known[x] for x in step.operands])
+            steps.append(step)
+        else:
+            for region, declared in _regions(program, step, schedule, known):
+                known.update(declared)
+                steps.append(region)
+    return steps
+
+
+def _moved(move: Move, operands: Sequence[Declared]) -> Declared:
+    """How a moved tensor is stored: dense if all that it comes from is, else compressed."""
+    if all(x.format is None or "compressed" not in x.format.levels for x in operands):
+        return Declared(move.shape)
+    rank = len(move.shape)
+    return Declared(move.shape, Format(("compressed",) * rank), fill=operands[0].fill if operands else 0.0)
+
+
+def _check_names(program: EinsumProgram, schedule: Schedule) -> None:
+    if isinstance(schedule.fuse, str):
+        return
+    names = {s.name for s in program.statements} | {s.group for s in program.statements}
+    given = [name for group in schedule.fuse for name in group]
+    if unknown := [x for x in given if x not in names]:
+        raise SparseError(f"no statement or operator {unknown[0]!r} to fuse", f"use names among {', '.join(names)}")
+    if twice := [x for x in given if given.count(x) > 1]:
+        raise SparseError(f"{twice[0]!r} is in two fusion regions", "name it once")
+
+
+def _groups(program: EinsumProgram, schedule: Schedule) -> list[_Group]:
+    """Statements by region, as the schedule says."""
+    if schedule.fuse == "all":
+        stages: dict[str, int] = {}
+        for step in program.steps:
+            reads = step.operands if isinstance(step, Move) else [a.tensor for a in step.operands]
+            stage = max((stages.get(x, 0) for x in reads), default=0)
+            stages[step.name] = stage + isinstance(step, Move)
+        keys = {s.name: str(stages[s.name]) for s in program.statements}
+    else:
+        named = {x: n for n, group in enumerate(schedule.fuse) for x in group} if schedule.fuse != "none" else {}
+        keys = {}
+        for s in program.statements:
+            number = named.get(s.name, named.get(s.group))
+            keys[s.name] = s.group if number is None else f"#{number}"
+    made: dict[str, list[Statement]] = {}
+    for s in program.statements:
+        made.setdefault(keys[s.name], []).append(s)
+    return [_Group(_name(statements), tuple(statements)) for statements in made.values()]
+
+
+def _name(statements: Sequence[Statement]) -> str:
+    groups = list(dict.fromkeys(s.group for s in statements))
+    return groups[0] if len(groups) == 1 else f"{groups[0]}..{groups[-1]}"
+
+
+def _sequence(program: EinsumProgram, groups: Sequence[_Group]) -> Iterator[_Group | Move]:
+    """Groups and moves, each after what it reads."""
+    moves = [step for step in program.steps if isinstance(step, Move)]
+    waiting: list[_Group | Move] = [*groups, *moves]
+    position = {step.name: n for n, step in enumerate(program.steps)}
+    waiting.sort(key=lambda x: position[x.name if isinstance(x, Move) else x.statements[0].name])
+    made = set(program.inputs)
+    while waiting:
+        ready = next((x for x in waiting if _reads(x) <= made), None)
+        if ready is None:
+            names = [x.name for x in waiting if isinstance(x, _Group)]
+            raise SparseError(
+                f"regions {', '.join(names[:4])} need each other's results", "fuse statements without a gap between"
+            )
+        waiting.remove(ready)
+        made |= {ready.name} if isinstance(ready, Move) else {s.name for s in ready.statements}
+        yield ready
+
+
+def _reads(step: _Group | Move) -> set[str]:
+    if isinstance(step, Move):
+        return set(step.operands)
+    return {a.tensor for s in step.statements for a in s.operands} - {s.name for s in step.statements}
+
+
+def _outputs(program: EinsumProgram, statements: Sequence[Statement]) -> list[str]:
+    """Results of the statements that something else reads."""
+    own = {s.name for s in statements}
+    read = set(program.outputs)
+    for step in program.steps:
+        if isinstance(step, Move):
+            read |= set(step.operands)
+        elif step.name not in own:
+            read |= {a.tensor for a in step.operands}
+    return [s.name for s in statements if s.name in read]
+
+
+def _regions(
+    program: EinsumProgram, group: _Group, schedule: Schedule, known: Mapping[str, Declared]
+) -> Iterator[tuple[Region, dict[str, Declared]]]:
+    """The region of a group; where a result cannot be streamed in any order, the regions before and after it."""
+    outputs = _outputs(program, group.statements)
+    try:
+        yield _region(program, group, outputs, schedule, known)
+    except NotFusible as cut:
+        first = _ancestors(group.statements, cut.statement)
+        rest = tuple(s for s in group.statements if s not in first)
+        if not rest:
+            raise SparseError(f"region {group.name!r} cannot be lowered: {cut}", "choose another order") from cut
+        note = f"{cut.statement} goes through memory: {cut.why}"
+        here = dict(known)
+        for part in (_Group(f"{group.name}/{cut.statement}", first), _Group(group.name, rest, (*group.notes, note))):
+            for region, declared in _regions(program, part, schedule, here):
+                here.update(declared)
+                yield region, declared
+
+
+def _ancestors(statements: Sequence[Statement], name: str) -> tuple[Statement, ...]:
+    wanted = {name}
+    for s in reversed(statements):
+        if s.name in wanted:
+            wanted |= {a.tensor for a in s.operands}
+    return tuple(s for s in statements if s.name in wanted)
+
+
+def _region(
+    program: EinsumProgram, group: _Group, outputs: list[str], schedule: Schedule, known: Mapping[str, Declared]
+) -> tuple[Region, dict[str, Declared]]:
+    fused = fuse(program, group.statements, outputs, known)
+    copies = _break_cycles(fused)
+    orders = tuple(fused.order.orders(schedule.max_orders))
+    chosen = schedule.order_of(group.name)
+    lanes = {i: n for i, n in schedule.lanes_of(group.name).items() if i in fused.sizes}
+    failed: NotFusible | None = None
+    for order in _candidates(fused, orders, chosen, group.name):
+        views = {leaf: _view(leaf, order) for leaf in fused.views if isinstance(leaf, Leaf)}
+        try:
+            build, made = lower(fused, order, {leaf: name for leaf, (name, _) in views.items()}, lanes, schedule)
+        except NotFusible as error:
+            failed = failed or error
+            continue
+        copies += [
+            f"{leaf.tensor} is read from a copy in the order {' '.join(_levels(leaf, order))}"
+            for leaf in views
+            if leaf.declared.format and leaf.stored != _levels(leaf, order)
+        ]
+        return _finish(program, group, fused, order, orders, build, made, views, tuple(dict.fromkeys(copies)))
+    assert failed is not None
+    raise failed
+
+
+def _break_cycles(fused: Fused) -> list[str]:
+    """Take away the order of the tensor views that no order fits; they are read from permuted copies."""
+    notes = []
+    while cycle := fused.order.cycle():
+        around = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        owners = [owner for edge in around for owner in fused.order.edges.get(edge, ())]
+        offender = owners[-1]
+        fused.order = fused.order.without(offender)
+        notes.append(f"{offender} is read in another order: {' before '.join(cycle)} before {cycle[0]} is a cycle")
+    return notes
+
+
+def _candidates(
+    fused: Fused, orders: tuple[tuple[str, ...], ...], chosen: Order | None, region: str
+) -> list[tuple[str, ...]]:
+    """The order that was set, or all, cheapest first."""
+    if isinstance(chosen, int):
+        if not 0 <= chosen < len(orders):
+            raise SparseError(f"region {region!r} has {len(orders)} orders, not number {chosen}", "use a smaller one")
+        return [orders[chosen]]
+    if chosen is not None:
+        if unknown := [i for i in fused.sizes if i not in chosen]:
+            wanted = ", ".join(fused.sizes)
+            raise SparseError(f"the order of region {region!r} lacks index {unknown[0]!r}", f"name all of: {wanted}")
+        return [tuple(i for i in chosen if i in fused.sizes)]
+    return sorted(orders, key=lambda order: cost(fused, order))
+
+
+def _levels(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(leaf.indices, key=order.index))
+
+
+def _view(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, Format]:
+    """Name and format of a tensor with its levels in a global order."""
+    wanted = tuple(leaf.indices.index(i) for i in _levels(leaf, order))
+    given = leaf.declared.format or Format(("dense",) * len(leaf.indices))
+    kinds = tuple(given.levels[given.order.index(d)] for d in wanted)
+    if wanted == given.order:
+        return leaf.tensor, given
+    return f"{leaf.tensor}-{','.join(map(str, wanted))}", Format(kinds, wanted, given.block)
+
+
+def _finish(
+    program: EinsumProgram,
+    group: _Group,
+    fused: Fused,
+    order: tuple[str, ...],
+    orders: tuple[tuple[str, ...], ...],
+    build: Builder,
+    made: Mapping[str, StreamState],
+    views: Mapping[Leaf, tuple[str, Format]],
+    notes: tuple[str, ...],
+) -> tuple[Region, dict[str, Declared]]:
+    """Writers, lanes and broadcasts: the region as a graph."""
+    outputs, declared = {}, {}
+    ends: list[str] = []
+    guess = extents(fused, order)
+    for name, state in made.items():
+        op = fused.roots[name]
+        for n, level in enumerate(state.levels):
+            attrs = (("tensor", name), ("level", n))
+            ends.append(build.add(f"write_{name}_{level.index}", "write_crd", (("crd", level.crd),), attrs))
+        ends.append(build.add(f"write_{name}_val", "write_val", (("val", state.port),), (("tensor", name),)))
+        kinds = tuple("dense" if level.full else "compressed" for level in state.levels)
+        dims = tuple(op.indices.index(level.index) for level in state.levels)
+        format = Format(kinds, dims)
+        shape = program.shapes[name]
+        outputs[name] = (shape, format)
+        sizes = tuple(guess.get((op, level.index), float(fused.sizes[level.index])) for level in state.levels)
+        declared[name] = Declared(shape, format, sizes, op.fill)
+    nodes = expand_lanes(build.live(ends))
+    graph = with_broadcasts(group.name, nodes)
+    inputs: dict[str, tuple[str | int, Format]] = {}
+    by_name = {name: (leaf.tensor, format) for leaf, (name, format) in views.items()}
+    for tensor in graph.tensors():
+        if tensor in by_name:
+            inputs[tensor] = by_name[tensor]
+        else:
+            index = next(i for i in fused.sizes if range_name(i) == tensor)
+            inputs[tensor] = (fused.sizes[index], Format(("dense",)))
+    source = "; ".join(dict.fromkeys(s.source for s in group.statements if s.source))
+    table = fusion_table(fused, order)
+    statements = group.statements
+    return Region(
+        group.name, statements, table, graph, inputs, outputs, order, orders, (*group.notes, *notes), source
+    ), declared
