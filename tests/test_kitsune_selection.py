@@ -9,7 +9,7 @@ from operator_graphs import Builder, gated_ffn, mlp, nerf, trained_mlp
 
 from tilestream.errors import PlanError
 from tilestream.kitsune.operators import Kind, OperatorGraph
-from tilestream.kitsune.patterns import letter
+from tilestream.kitsune.patterns import DEEP, letter
 from tilestream.kitsune.regions import connected, convex, schedule
 from tilestream.kitsune.selection import COMPLETE, INDEXES, LARGE, select
 from tilestream.kitsune.vertical import select_vertical
@@ -34,7 +34,9 @@ def test_backward_of_an_activation_needs_all_three_readers():
     graph = trained_mlp(sizes=(64, 256, 128, 32))
     assert letters(graph) == "LALALA" + "exwb" * 2 + "ewb"
     spatial = select(graph)
-    assert [n.pattern for n in spatial.nodes] == ["mlp", "mlp backward"]
+    assert [n.pattern for n in spatial.nodes] == ["mlp", "mlp backward", "mlp backward"]
+    deep = select(graph, DEEP)
+    assert deep.fused == spatial.fused and [len(n.ops) for n in deep.nodes] == [6, 8]
     assert {e.op for e in spatial.exclusions} == {"b0.da", "b0.dw", "b0.db"}
     assert select_vertical(graph).fused == 6  # forward only
 

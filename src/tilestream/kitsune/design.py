@@ -11,6 +11,7 @@ from tilestream.errors import OptionError
 from tilestream.kitsune.choose import choose_tiles
 from tilestream.kitsune.epilogues import fuse_epilogues
 from tilestream.kitsune.operators import OperatorGraph
+from tilestream.kitsune.patterns import DEEP
 from tilestream.kitsune.pipeline import Spatial, one_stage_an_operator
 from tilestream.kitsune.queues import create_queues
 from tilestream.kitsune.reductions import split_reductions
@@ -27,7 +28,7 @@ class Design:
     """How a graph runs on a device.
 
     Attributes:
-        execution: ``bulk``, ``vertical``, ``kitsune`` or ``mixed``.
+        execution: one of ``EXECUTIONS``.
         selection: subgraphs, and why other operators are in none.
         groups: the pipelines of spatial subgraphs, with CTAs and tiles.
         workload: one launch a subgraph, or an operator outside of them.
@@ -67,7 +68,8 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune") -> 
 
     Args:
         execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
-            spatial pipelines; ``mixed``, pipelines and vertical fusion of what they leave.
+            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
+            and vertical fusion of what they leave.
 
     Raises:
         OptionError: no such execution.
@@ -90,6 +92,11 @@ def leave_all(d: Design) -> Design:
 def select_spatial(d: Design) -> Design:
     """Exclusion rules and patterns (3.1)."""
     return replace(d, selection=select(d.graph))
+
+
+def select_deep(d: Design) -> Design:
+    """As ``select_spatial``, with consecutive layers of the backward graph in one pipeline."""
+    return replace(d, selection=select(d.graph, DEEP))
 
 
 def select_groups(d: Design) -> Design:
@@ -126,8 +133,7 @@ def lower(d: Design) -> Design:
     return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", launches))
 
 
-SPATIAL: tuple[Pass, ...] = (
-    select_spatial,
+PIPELINE: tuple[Pass, ...] = (
     make_stages,
     _each(lambda p, g, _: split_reductions(p, g), "split_reductions", split_reductions.__doc__),
     _each(lambda p, g, _: fuse_epilogues(p, g), "fuse_epilogues", fuse_epilogues.__doc__),
@@ -138,8 +144,9 @@ SPATIAL: tuple[Pass, ...] = (
 EXECUTIONS: dict[str, tuple[Pass, ...]] = {
     "bulk": (leave_all, lower),
     "vertical": (select_groups, lower),
-    "kitsune": (*SPATIAL, lower),
-    "mixed": (*SPATIAL, select_groups, lower),
+    "kitsune": (select_spatial, *PIPELINE, lower),
+    "deep": (select_deep, *PIPELINE, lower),
+    "mixed": (select_deep, *PIPELINE, select_groups, lower),
 }
 """The passes of each execution."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from tilestream.kitsune.operators import Kind, Operator, OperatorGraph
@@ -127,17 +127,29 @@ KITSUNE = (
     ),
     Pattern(
         "mlp backward",
-        re.compile(f"(?:{_any_order('e', 'xwb')})+"),
-        "an activation's derivative, sent to dX, dW and the bias's sum at once (Fig. 2c, 8e)",
+        re.compile(f"{_any_order('[en]', 'xwb')}"),
+        "an activation's or a norm's derivative, sent to dX, dW and the bias's sum at once (Fig. 2c, 8e)",
     ),
     Pattern("attention backward", re.compile("d+sd+"), "products, softmax's derivative, products"),
     Pattern(
         "gated ffn backward",
-        re.compile("[xw]{2}(?:mm|mem|mme|emm)e?[xwme]*?[xw]{4}a?|[xw]{2}[mea]+(?:[xw]{2}[mea]*){2}"),
+        re.compile("(?:xw|wx)mm(?:(?:xw|wx)e|e(?:xw|wx))(?:xw|wx)a"),
         "down's dX and dW, the gate's derivative, dX and dW of gate and up",
     ),
 )
-"""What spatial pipelines are made of. Earlier entries win."""
+"""What the paper's spatial pipelines are made of. Earlier entries win.
+
+In the backward graph every layer is a pipeline of its own: with that the traffic of Table 2's training rows comes out
+(DLRM 25.0 %, paper 25.1 %), with whole chains of layers in one pipeline it does not (34.5 %).
+"""
+
+DEEP = tuple(
+    replace(p, regex=re.compile(f"(?:{p.regex.pattern})+"), about=f"{p.about}, layer after layer")
+    if p.name == "mlp backward"
+    else p
+    for p in KITSUNE
+)
+"""Beyond the paper: consecutive layers of the backward graph in one pipeline, so that dX stays on the chip."""
 
 VERTICAL = (
     RMS_NORM,
