@@ -37,7 +37,7 @@ class NodeEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected figures of a run. ``cycles``: of the slowest node, as if all others kept up with it."""
+    """Expected figures of a run. ``cycles``: when the last node is done, if nodes keep up with what they read."""
 
     cycles: float
     flops: float
@@ -67,7 +67,7 @@ class Flow:
     ``counts``: elements at each level from the outside, the last being those that it carries. ``marginal``: float64
     [size], how often each coordinate comes, or None if unknown. ``visits``: float64 [positions], of a reference
     stream, how often each position of ``tensor``'s ``level`` comes. ``lengths``: (lengths, how many) of the innermost
-    fibers.
+    fibers. ``present``: the share of elements that are not N.
     """
 
     counts: tuple[float, ...]
@@ -77,6 +77,7 @@ class Flow:
     level: int = -1
     visits: np.ndarray | None = None
     lengths: tuple[np.ndarray, np.ndarray] | None = None
+    present: float = 1.0
 
     @property
     def n(self) -> float:
@@ -111,15 +112,35 @@ def estimate(graph: Graph, tensors: Mapping[str, SparseTensor | Profile], timing
         interval, _ = timing.of(node.kind, op, graph.block)
         out = sum(work.flows[Port(node.name, p)].tokens + 1 for p in node.outs)
         nodes.append(NodeEstimate(node.name, node.kind, out, steps * interval, flops, moved))
-    slowest = max((n.busy for n in nodes), default=0.0)
-    totals = (slowest, sum(n.flops for n in nodes), sum(n.bytes for n in nodes))
+    totals = (_last(graph, nodes, work.groups), sum(n.flops for n in nodes), sum(n.bytes for n in nodes))
     return Estimate(*totals, tuple(nodes), work.profiles())
+
+
+def _last(graph: Graph, nodes: list[NodeEstimate], groups: Mapping[str, float]) -> float:
+    """When the last node is done, if nodes keep up with what they read.
+
+    A node starts with its first token and takes at least its busy cycles. An accumulator gives nothing before its
+    first group is complete, and each group at once: who reads it has the last group still before him at its end.
+    """
+    first: dict[str, float] = {}
+    end: dict[str, float] = {}
+    for node, figures in zip(graph.nodes, nodes, strict=True):
+        sources = [stream.node for _, stream in node.ins]
+        start = max((first[s] for s in sources), default=0.0)
+        last = max((end[s] + figures.busy / groups.get(s, np.inf) for s in sources), default=0.0)
+        end[node.name] = max(start + figures.busy, last)
+        own = groups.get(node.name)
+        first[node.name] = start + 1 if own is None else start + figures.busy / own
+        if node.kind == "broadcast" and sources[0] in groups:
+            groups = {**groups, node.name: groups[sources[0]]}
+    return max(end.values(), default=0.0)
 
 
 class _Work:
     def __init__(self, graph: Graph, tensors: Mapping[str, SparseTensor | Profile]) -> None:
         self.block, self.tensors = graph.block, tensors
         self.written: dict[str, dict[int, Flow]] = {}
+        self.groups: dict[str, float] = {}  # of each accumulator, how often it gives its sums
         self.flows: dict[Port, Flow] = {}
         self.rules: dict[str, Callable[[Node], tuple[float, float, float]]] = {
             "root": self._root,
@@ -190,7 +211,8 @@ class _Work:
             return self._scan_expected(node, refs, tensor, index)
         level = tensor.levels[index]
         if level.seg is None or level.crd is None:
-            total = refs.n * level.size
+            real = refs.n * refs.present
+            total = real * level.size
             visits = (
                 None
                 if refs.visits is None
@@ -198,29 +220,30 @@ class _Work:
                 if self._more(tensor, index)
                 else None
             )
-            lengths = (np.array([level.size]), np.array([refs.n]))
-            marginal = np.full(level.size, refs.n)
+            lengths = (np.array([float(level.size)]), np.array([real]))
+            marginal = np.full(level.size, real)
         else:
             sizes = np.diff(level.seg).astype(np.float64)
             seen = refs.visits
             if seen is None:
-                seen = np.full(len(sizes), refs.n / max(1, len(sizes)))
+                seen = np.full(len(sizes), refs.n * refs.present / max(1, len(sizes)))
             total = float(sizes @ seen)
             visits = np.repeat(seen, np.diff(level.seg))
             marginal = np.bincount(level.crd, weights=visits, minlength=level.size)
             lengths = _histogram(sizes, seen)
-            moved = WORD * (2 * refs.n + total)
+            moved = WORD * (2 * refs.n * refs.present + total)
         crd = Flow((*refs.counts, total), level.size, marginal, name, index, visits, lengths)
         self.put(node, crd, crd)
         return 0.0, moved, total + refs.n
 
     def _scan_expected(self, node: Node, refs: Flow, tensor: Profile, index: int) -> tuple[float, float, float]:
         size, share = tensor.sizes[index], tensor.shares[index]
-        marginal = np.full(size, refs.n) if share is None else share * refs.n
+        real = refs.n * refs.present
+        marginal = np.full(size, real) if share is None else share * real
         total = float(marginal.sum())
         crd = Flow((*refs.counts, total), size, marginal, str(node.attr("tensor")), index)
         self.put(node, crd, crd)
-        return 0.0, 0.0 if share is None else WORD * (2 * refs.n + total), total + refs.n
+        return 0.0, 0.0 if share is None else WORD * (2 * real + total), total + refs.n
 
     @staticmethod
     def _more(tensor: SparseTensor | Profile, index: int) -> bool:
@@ -249,7 +272,9 @@ class _Work:
         out = Flow((*crds[0].counts[:-1], total), size, kept, lengths=lengths)
         outs = [out]
         for crd, payload in zip(crds, payloads, strict=True):
-            outs.append(replace(payload, counts=out.counts, visits=self._survive(crd, payload, kept), marginal=None))
+            visits = self._survive(crd, payload, kept)
+            present = min(1.0, crd.n / total) if node.kind == "union" and total else 1.0
+            outs.append(replace(payload, counts=out.counts, visits=visits, marginal=None, present=present))
         self.put(node, *outs)
         # A step takes a coordinate from every operand that has it.
         steps = float((1 - np.prod([1 - s for s in shares], axis=0)).sum()) * groups
@@ -290,7 +315,7 @@ class _Work:
     def _array(self, node: Node) -> tuple[float, float, float]:
         (refs,) = self.ins(node)
         self.put(node, Flow(refs.counts, lengths=refs.lengths))
-        return 0.0, WORD * refs.n * self.block**2, refs.tokens
+        return 0.0, WORD * refs.n * refs.present * self.block**2, refs.tokens
 
     def _alu(self, node: Node) -> tuple[float, float, float]:
         flows = self.ins(node)
@@ -314,7 +339,7 @@ class _Work:
             return flops, 0.0, steps
         reduced = crds[order]
         above = reduced.counts[:-1] or (1.0,)
-        groups = above[-1]
+        groups = self.groups[node.name] = max(1.0, above[-1])
         sizes, many = (
             reduced.lengths if reduced.lengths else (np.array([reduced.n / max(groups, 1e-300)]), np.array([groups]))
         )
