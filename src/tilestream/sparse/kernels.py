@@ -61,8 +61,11 @@ class Wiring:
     def alu(self, op: str, a: Port, b: Port, name: str = "") -> Port:
         return Port(self.add("alu", name or op, {"op": op}, a=a, b=b), "val")
 
-    def reduce(self, val: Port, name: str = "reduce") -> Port:
-        return Port(self.add("reduce", name, {"op": "add"}, val=val), "val")
+    def reduce(self, val: Port, over: Port | None = None, name: str = "reduce") -> Port:
+        """The sum of each fiber. ``over``: the coordinates of the sums, where a fiber of those can be empty."""
+        if over is None:
+            return Port(self.add("reduce", name, {"op": "add"}, val=val), "val")
+        return Port(self.add("spacc", name, {"order": 0, "op": "add"}, crd0=over, val=val), "val")
 
     def accumulate(self, val: Port, *crds: Port, name: str = "spacc") -> tuple[Port, ...]:
         """(coordinates, innermost first, ..., values) of a sparse accumulator; the last of ``crds`` is reduced."""
@@ -157,7 +160,7 @@ def _product_inner(w: Wiring, first: str, second: str, outer: str, inner: str) -
     column, column_ref = w.scan(second, inner, 0, other)
     again = w.repeat(f"{first}_{inner}", row_ref, column_ref)
     _, a_ref, b_ref = w.meet("intersect", "meet_k", w.scan(first, "k", 1, again), w.scan(second, "k", 1, column_ref))
-    val = w.reduce(w.alu("mul", w.array(first, a_ref), w.array(second, b_ref)))
+    val = w.reduce(w.alu("mul", w.array(first, a_ref), w.array(second, b_ref)), column)
     w.write("X", val, row, column)
 
 
@@ -275,7 +278,7 @@ def sddmm(style: str = "locate") -> Kernel:
         c_row = w.repeat("C_j", c_row, d_col)
     c_k, d_k = w.scan("C", "k", 1, c_row), w.scan("D", "k", 1, d_col)
     _, c_ref, d_ref = w.meet("intersect", "meet_k", c_k, d_k)
-    val = w.reduce(w.alu("mul", w.array("C", c_ref), w.array("D", d_ref)))
+    val = w.reduce(w.alu("mul", w.array("C", c_ref), w.array("D", d_ref)), j)
     if style != "product":
         val = w.alu("mul", w.array("B", b_ref), val, "mask")
     w.write("X", val, i, j)
