@@ -137,20 +137,21 @@ def _timeline(made: Reproduction) -> Figure:
             edges = [1e6 * start for start, _, _ in run.utilisation] + [1e6 * x[1] for x in run.utilisation[-1:]]
             values = [100 * busy.get(what, 0.0) for _, _, busy in run.utilisation]
             if values:
-                axis.stairs(values, edges, color=colour, label=what)
+                axis.stairs(values, edges, color=colour, label=what, fill=True, alpha=0.45, linewidth=0)
         axis.set_xlim(0, 1e6 * row.time(BULK))
         axis.set_ylim(0, 105)
         axis.set_ylabel(f"{execution}\nbusy, %")
-    axes[0].legend(frameon=False, ncols=3, loc="upper right")
-    axes[0].set_title(dict(zip([r.key for r in made.rows], _labels(made), strict=True))[row.key], fontsize=10)
+    named = dict(zip([r.key for r in made.rows], _labels(made), strict=True))
+    axes[0].set_title(named[row.key], fontsize=10, loc="left")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper center")
     axes[1].set_xlabel("microseconds")
     return figure
 
 
 def _sensitivity(made: Reproduction) -> Figure:
-    figure, axes = _axes(1, 2)
     variants = [v for v in dict.fromkeys(v for r in made.rows for v, _ in r.runs) if v != BASE]
-    for axis, variant in zip(axes, (*variants, *variants)[:2], strict=True):
+    figure, axes = _axes(1, len(variants), width=4.6 * len(variants) + 1.2)
+    for axis, variant in zip(axes, variants, strict=True):
         for shift, execution in ((-0.27, BULK), (0.0, VERTICAL), (0.27, KITSUNE)):
             gains = [r.gain(execution, variant) for r in made.rows]
             at = [i + shift for i in range(len(gains))]
@@ -158,7 +159,7 @@ def _sensitivity(made: Reproduction) -> Figure:
         _ticks(axis, _labels(made))
         axis.set_title(variant, fontsize=10)
     axes[0].set_ylabel("gain, %")
-    axes[0].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper center")
     return figure
 
 

@@ -16,9 +16,14 @@ from tilestream.devices import Device
 from tilestream.errors import OptionError
 from tilestream.kitsune import paper, reasons, summary
 from tilestream.kitsune.parallel import each
-from tilestream.kitsune.summary import BASE, BULK, DRAM, KITSUNE, KITSUNE_FIFO, SMS, VERTICAL, RowRuns
+from tilestream.kitsune.summary import BASE, BOTH, BULK, DRAM, KITSUNE, KITSUNE_FIFO, SMS, VERTICAL, RowRuns
 
-VARIANTS: dict[str, str] = {BASE: "", SMS: "+sms*2+l2_bytes_per_s*2", DRAM: "+dram_bytes_per_s*2"}
+VARIANTS: dict[str, str] = {
+    BASE: "",
+    SMS: "+sms*2+l2_bytes_per_s*2",
+    DRAM: "+dram_bytes_per_s*2",
+    BOTH: "+sms*2+l2_bytes_per_s*2+dram_bytes_per_s*2",
+}
 """The sensitivity study (paper, Figs. 10 and 12), as variants of a device's name."""
 
 EXECUTIONS = (BULK, VERTICAL, KITSUNE)
@@ -132,10 +137,9 @@ def chosen(apps: Iterable[str], modes: Iterable[str]) -> list[paper.Table2Row]:
 
 def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRuns:
     """Capture, design and simulate one row of Table 2."""
+    from tilestream.kitsune import design
     from tilestream.kitsune.evaluate import evaluate
     from tilestream.kitsune.graphs import table2_graph
-
-    from tilestream.kitsune import design
 
     graph = table2_graph(app, mode)
     phases = {op.name: str(op.phase) for op in graph.operators}

@@ -99,10 +99,9 @@ def _said(made: list[tuple[Point, Outcome]]) -> str:
 
 def run_group(group: Iterable[Point]) -> list[tuple[Point, Outcome]]:
     """Capture the one model of the group, and simulate each of its points."""
+    from tilestream.kitsune import design
     from tilestream.kitsune.evaluate import evaluate
     from tilestream.kitsune.graphs import graph_of
-
-    from tilestream.kitsune import design
 
     group = list(group)
     graph = graph_of(group[0].app, group[0].mode, dict(group[0].sizes))

@@ -1,0 +1,110 @@
+"""``reproduce kitsune``, ``sweep``, and ``simulate`` and ``trace`` of whole models, from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tilestream.cli import app
+
+runner = CliRunner()
+
+
+def run(*words: str):
+    return runner.invoke(app, list(words), catch_exceptions=False)
+
+
+def test_reproduce_two_rows_of_table_2(tmp_path) -> None:
+    where = ("--json", str(tmp_path / "k.json"), "--out", str(tmp_path / "out"), "--jobs", "1")
+    done = run("reproduce", "kitsune", "--apps", "nerf,dlrm", "--modes", "inference", "--no-sensitivity", *where)
+    assert done.exit_code == 0, done.output
+    assert "NERF inf" in done.output and "98.58" in done.output
+    rows = {r["app"]: r for r in json.loads((tmp_path / "k.json").read_text())["rows"]}
+    nerf, dlrm = rows["nerf"], rows["dlrm"]
+    for name in ("operators", "fused_vertical", "fused_kitsune"):
+        assert nerf[name] == nerf["paper"][name] and dlrm[name] == dlrm["paper"][name]
+    for row in (nerf, dlrm):
+        for name in ("traffic_vertical", "traffic_kitsune"):
+            assert abs(row[name] - row["paper"][name]) <= 5, (row["app"], name)
+        assert row["mode"] == "inference" and row["speedup"] > 1
+    assert "data:image/png" in (tmp_path / "out" / "kitsune.html").read_text()
+
+
+def test_the_same_run_twice_is_the_same_json(tmp_path) -> None:
+    for name in ("a", "b"):
+        where = ("--json", str(tmp_path / name), "--jobs", "1")
+        assert run("reproduce", "kitsune", "--apps", "nerf", "--no-sensitivity", *where).exit_code == 0
+    first, second = (json.loads((tmp_path / name).read_text()) for name in ("a", "b"))
+    first.pop("seconds"), second.pop("seconds")
+    assert first == second
+
+
+def test_sweep_over_devices_and_sizes_on_two_workers(tmp_path) -> None:
+    where = ("--jobs", "2", "--json", str(tmp_path / "s.json"))
+    given = ("--devices", "a100,a100+kitsune", "--size", "rows=4096,65536", "--strategies", "bulk,kitsune")
+    done = run("sweep", "nerf", *given, *where)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert len(rows) == 8
+    assert [r["sizes"]["rows"] for r in rows] == [4096] * 4 + [65536] * 4
+    small, large = (
+        next(r for r in rows if r["sizes"]["rows"] == n and r["execution"] == "bulk") for n in (4096, 65536)
+    )
+    assert large["time_us"] > 4 * small["time_us"]
+    assert all(r["speedup"] == 1 for r in rows if r["execution"] == "bulk")
+    assert "2 of 2" in done.output
+
+
+@pytest.mark.parametrize("model", ["dlrm", "llama_decode"])
+def test_simulate_a_whole_model_by_name(model: str, tmp_path) -> None:
+    layers = ("--size", "layers=1") if model == "llama_decode" else ()
+    done = run("simulate", model, "--device", "h200+kitsune", *layers, "--json", str(tmp_path / "s.json"))
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [r["execution"] for r in rows] == ["bulk", "vertical", "kitsune"]
+    assert rows[0]["dram_bytes"] >= rows[1]["dram_bytes"] >= rows[2]["dram_bytes"]
+
+
+def test_simulate_a_file_in_training_and_trace_it(tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def make(rows=512):\n"
+        "    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).bfloat16()\n"
+        "    return net, (torch.randn(rows, 64).bfloat16(),)\n"
+    )
+    where = ("--out", str(tmp_path / "t.json"), "--json", str(tmp_path / "s.json"))
+    done = run("trace", f"{path}:make", "--mode", "training", "--size", "rows=1024", *where)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert {e["args"]["phase"] for e in slices} == {"forward", "backward"}
+    assert len(slices) == sum(r["launches"] for r in rows)
+    for pid, row in enumerate(rows, start=1):
+        assert max(e["ts"] + e["dur"] for e in slices if e["pid"] == pid) == pytest.approx(row["time_us"], rel=1e-4)
+    assert any(e["ph"] == "C" and e["name"] == "tensor busy, %" and e["args"]["%"] > 0 for e in events)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("reproduce", "kitsune", "--apps", "resnet"), "Table 2 has no 'resnet'"),
+        (("reproduce", "kitsune", "--device", "tpu"), "unknown device 'tpu'"),
+        (("sweep", "nerf", "--size", "rows"), "not NAME=V1,V2"),
+        (("sweep", "nerf", "--size", "rows=0"), "not NAME=V1,V2"),
+        (("sweep", "nerf", "--size", "points_of_view=3", "--jobs", "1"), "no size called 'points_of_view'"),
+        (("sweep", "nobody", "--jobs", "1"), "no whole model called 'nobody'"),
+        (("sweep", "nerf", "--strategies", "magic"), "unknown execution 'magic'"),
+        (("simulate", "dlrm", "--size", "batch=1,2"), "one value a size"),
+        (("simulate", "nerf", "--mode", "dreaming"), "unknown mode 'dreaming'"),
+        (("simulate", "dlrm", "--device", "a100+sms*0"), "sms"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, said: str) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert said in done.output and "Remedy" in done.output and "Traceback" not in done.output
