@@ -43,6 +43,9 @@ class DLRM(nn.Module):
     The width of the embeddings is the bottom MLP's last.
     """
 
+    rows: Tensor
+    columns: Tensor
+
     def __init__(self, dense: int, bottom: tuple[int, ...], top: tuple[int, ...], table_rows: tuple[int, ...]) -> None:
         super().__init__()
         width, vectors = bottom[-1], len(table_rows) + 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -98,7 +98,7 @@ def grid_to_mesh(grid: Floats, mesh: Mesh, share: float = 0.6) -> Ints:
     """Edges [e, 2] from grid points to all mesh nodes nearer than ``share`` of the longest edge of the finest mesh."""
     ends = mesh.points[_edges(mesh.faces)]
     radius = share * np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1).max()
-    found = cKDTree(mesh.points).query_ball_point(grid, radius)
+    found = KDTree(mesh.points).query_ball_point(grid, radius)
     counts = np.array([len(nodes) for nodes in found])
     senders = np.repeat(np.arange(len(grid)), counts)
     return np.stack([senders, np.concatenate([np.asarray(nodes, dtype=np.int64) for nodes in found])], 1)
@@ -110,7 +110,7 @@ def mesh_to_grid(grid: Floats, mesh: Mesh, candidates: int = 12) -> Ints:
     Of the ``candidates`` triangles with the nearest centres, the one in which the point lies deepest.
     """
     corners = mesh.points[mesh.faces]
-    _, near = cKDTree(corners.mean(1)).query(grid, k=min(candidates, len(corners)))
+    _, near = KDTree(corners.mean(1)).query(grid, k=min(candidates, len(corners)))
     normals = np.cross(corners, np.roll(corners, -1, axis=1))
     normals *= np.sign(np.einsum("fej,fej->fe", normals, np.roll(corners, -2, axis=1)))[..., None]
     depth = np.einsum("gfej,gj->gfe", normals[near], grid).min(2)

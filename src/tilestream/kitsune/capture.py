@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from tilestream.apps.models import Model, find
 from tilestream.aten.nodes import name as target_name
@@ -106,7 +107,8 @@ def assemble(name: str, mode: Mode, recorded: Recorded) -> OperatorGraph:
     late = {o.value for op in operators if op.phase == "backward" for o in op.inputs}
     early = {v for op in operators if op.phase == "forward" for v in op.outputs}
     for key, value in values.items():
-        values[key] = replace(value, is_output=key in outs, saved=key in late & early)
+        given = value.is_input or value.is_parameter  # an updated cache is written where its new part is made
+        values[key] = replace(value, is_output=key in outs and not given, saved=key in late & early)
     return OperatorGraph(name, mode, tuple(operators), _needed(values, operators))
 
 
@@ -144,7 +146,7 @@ def _real_shape(like: torch.Tensor) -> tuple[int, ...]:
 def _results(graph: fx.Graph, sources: Sources, saved: int) -> list[str]:
     """Names of the values that a graph returns, without those that it only saves."""
     node = next(n for n in graph.nodes if n.op == "output")
-    flat = torch.utils._pytree.tree_leaves(node.args)
+    flat = tree_leaves(node.args)
     kept = flat[: len(flat) - saved] if saved else flat
     return [s.node for x in kept if isinstance(x, fx.Node) for s in sources[x]]
 

@@ -11,8 +11,9 @@ Everything else that computes or moves something is an operator of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,8 +43,8 @@ def fold(graph: fx.Graph) -> None:
             continue
         kind, readers = packet(node), set(users(node))
         if kind in (aten.mul, aten.div) and _with_number(node):
-            made = node.all_input_nodes[0]
-            if (packet(_base(made)) in GEMMS and set(users(made)) == {node}) or _all(readers, GEMMS):
+            made = _base(node.all_input_nodes[0])
+            if (packet(made) in GEMMS and set(users(made)) == {node}) or _all(readers, GEMMS):
                 node.meta[FOLDED] = True
         elif kind is aten.add and _with_number(node) and _all(readers, (aten.rsqrt,)):
             node.meta[FOLDED] = True
@@ -71,7 +72,8 @@ def groups(graph: fx.Graph) -> list[Group]:
         together(tables, max(tables, key=place.__getitem__))
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
-        found.setdefault(team.get(node, node), []).append(node)
+        main = team[node] if node in team else node
+        found.setdefault(main, []).append(node)
     return [Group(main, tuple(found[main])) for main in sorted(found, key=place.__getitem__)]
 
 
@@ -79,15 +81,15 @@ def _gathers_rows(node: fx.Node) -> bool:
     """``x.index_select(0, i)`` or ``x[i]``."""
     if packet(node) is aten.index:
         return isinstance(node.args[1], list | tuple) and len(node.args[1]) == 1
-    return packet(node) is aten.index_select and node.args[1] == 0
+    return packet(node) is aten.index_select and bool(node.args[1] == 0)
 
 
 def _with_number(node: fx.Node) -> bool:
-    return len(node.args) == 2 and isinstance(node.args[1], int | float) and len(node.all_input_nodes) == 1
+    return bool(len(node.args) == 2 and isinstance(node.args[1], int | float) and len(node.all_input_nodes) == 1)
 
 
-def _all(readers: set[fx.Node], kinds: object) -> bool:
-    return bool(readers) and all(packet(n) in kinds for n in readers)  # pyright: ignore[reportOperatorIssue]
+def _all(readers: set[fx.Node], kinds: Container[Any]) -> bool:
+    return bool(readers) and all(packet(n) in kinds for n in readers)
 
 
 def _base(node: fx.Node) -> fx.Node:
@@ -102,7 +104,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     return [n for n in dict.fromkeys(bases) if n.op == "call_function" and is_operation(n)]
 
 
-def _by(nodes: list[fx.Node], kind: object, key: Callable[[fx.Node], fx.Node]) -> list[list[fx.Node]]:
+def _by(nodes: list[fx.Node], kind: Any, key: Callable[[fx.Node], fx.Node]) -> list[list[fx.Node]]:
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
         if packet(node) is kind:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from tilestream.capture import boxed
 from tilestream.errors import CaptureError
@@ -107,7 +108,7 @@ def _once(module: nn.Module) -> Callable[..., Any]:
 
 
 def _backward(results: Any) -> None:
-    outs = [x for x in torch.utils._pytree.tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad]
+    outs = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not outs:
         raise CaptureError(
             "nothing of the model takes gradients", "set requires_grad on its parameters, or capture it for inference"

@@ -8,18 +8,20 @@ from math import ceil, prod
 import torch
 from torch import fx
 
-from tilestream.aten.nodes import argument, packet
+from tilestream.aten.nodes import argument, name, packet
+from tilestream.capture import source
 from tilestream.capture import value as tensor
+from tilestream.errors import CaptureError
 from tilestream.kitsune.aten_table import row
 from tilestream.kitsune.grouping import Group
 from tilestream.kitsune.operators import Kind
-from tilestream.kitsune.sources import scalars
 
 aten = torch.ops.aten
 
 TILE = 128  # rows and columns of a product's tile
 TILE_ELEMENTS = TILE * TILE
-CAUSAL_SHARE = 1.0  # a mask given as a tensor saves no work
+UNKNOWN = ("conv", "rnn", "lstm", "gru", "linalg", "fft", "scaled_mm", "grouped_mm", "int_mm")
+"""Parts of names of operators whose work is neither products of matrices nor a cost for each element."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,18 @@ class Work:
 
 
 def work(group: Group) -> Work:
-    """The work of all nodes of a group; sizes and tiles are of its main node."""
+    """The work of all nodes of a group; sizes and tiles are of its main node.
+
+    Raises:
+        CaptureError: the work of one of the nodes is not known.
+    """
     flops = simt = sfu = 0.0
     for node in group.nodes:
+        if any(part in name(node) for part in UNKNOWN):
+            raise CaptureError(
+                f"{name(node)} in {source(node) or 'the model'} is not among the operators whose work is known",
+                "write it with linear layers, products of matrices and elementwise operators",
+            )
         entry, count = row(packet(node)), _elements(node)
         if entry.kind in (Kind.LINEAR, Kind.BMM):
             sizes = gemm(node)
@@ -94,7 +105,7 @@ def _tiles(node: fx.Node, kind: Kind, sizes: tuple[int, int, int, int] | None, o
         batch, m, n, _ = sizes
         return max(1, batch * ceil(m / TILE) * ceil(n / TILE))
     if kind is Kind.ATTENTION:
-        query = _tensors(node)[0]
+        query, _ = _query_key(node)
         return max(1, prod(query.shape[:-2]) * ceil(query.shape[-2] / TILE))
     if kind is Kind.REDUCTION and over_rows:
         return max(1, ceil(_elements(node) / TILE))
@@ -103,7 +114,7 @@ def _tiles(node: fx.Node, kind: Kind, sizes: tuple[int, int, int, int] | None, o
 
 def _scores(node: fx.Node) -> float:
     """Elements of the matrix of scores of fused attention; operands are query, key ... or gradient, query, key ..."""
-    query, key = _tensors(node)[-2:] if len(_tensors(node)) == 2 else _query_key(node)
+    query, key = _query_key(node)
     return prod(query.shape[:-1]) * float(key.shape[-2])
 
 
@@ -143,4 +154,4 @@ def outputs(node: fx.Node) -> dict[str, torch.Tensor]:
 
 def _elements(node: fx.Node) -> float:
     """Elements of the largest result."""
-    return max((scalars(v) if not v.dtype.is_complex else _size(v) for v in outputs(node).values()), default=0.0)
+    return max((_size(v) for v in outputs(node).values()), default=0.0)
