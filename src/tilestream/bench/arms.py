@@ -26,13 +26,13 @@ class Arm:
 def make(name: str, module: nn.Module, inputs: Sequence[Tensor], options: Options) -> Arm:
     """Compile ``module`` in the way called ``name`` and run it once.
 
-    The max-autotune arm leaves CUDA graphs to the caller, who captures every arm alike. ``dynamo`` is no arm of a
-    benchmark: it compiles nothing, and shows what Dynamo alone takes.
+    The max-autotune arm leaves CUDA graphs to the caller, who captures every arm alike. ``capture`` is no arm of a
+    benchmark: it compiles nothing, and shows what Dynamo and AOTAutograd take.
     """
     if name == "eager":
         function: Callable[..., object] = module
-    elif name == "dynamo":
-        function = torch.compile(module, backend="eager", dynamic=False)
+    elif name == "capture":
+        function = torch.compile(module, backend="aot_eager", dynamic=False)
     elif name == "inductor":
         function = torch.compile(module, dynamic=False)
     elif name == "inductor_max_autotune":

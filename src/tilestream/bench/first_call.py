@@ -1,4 +1,4 @@
-"""How long the first call of a compiled model takes: cold, in a second process that finds the caches, and Dynamo's share."""
+"""How long the first call of a compiled model takes: cold, in a second process that finds the caches, and torch's own share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TIMEOUT_S = 600
 def measure(target: str, arguments: Sequence[str]) -> dict[str, float]:
     """Seconds of the first call of tilestream's arm in a process of its own, with empty caches and then with full ones.
 
-    ``dynamo_s`` is the first call of ``torch.compile(backend="eager")``, which imports and runs Dynamo and compiles
-    nothing: a part of both that every back end pays.
+    ``capture_s`` is the first call of ``torch.compile(backend="aot_eager")``, which imports and runs Dynamo and
+    AOTAutograd and compiles nothing: a part of both that every back end pays.
 
     Args:
         target: an app's name or ``FILE.py:FUNCTION``.
@@ -33,7 +33,7 @@ def measure(target: str, arguments: Sequence[str]) -> dict[str, float]:
             os.environ, TILESTREAM_CACHE_DIR=f"{folder}/ours", TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor"
         )
         made = {name: _run(target, arguments, environment) for name in ("cold_s", "warm_s")}
-        return made | {"dynamo_s": _run(target, [*arguments, "--arm", "dynamo"], environment)}
+        return made | {"capture_s": _run(target, [*arguments, "--arm", "capture"], environment)}
 
 
 def _run(target: str, arguments: Sequence[str], environment: dict[str, str]) -> float:

@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype")
     made.add_argument("--strategy", default="auto")
     made.add_argument("--target", default="auto")
-    made.add_argument("--arm", choices=(*arms.ARMS, "dynamo"), default="tilestream")
+    made.add_argument("--arm", choices=(*arms.ARMS, "capture"), default="tilestream")
     return made
 
 

@@ -36,7 +36,7 @@ def render(result: dict[str, Any]) -> RenderableType:
         parts.append(
             Text(
                 f"first call: {first['cold_s']:.1f} s cold, {first['warm_s']:.2f} s in a second process; "
-                f"{first['dynamo_s']:.2f} s of both are Dynamo alone"
+                f"{first['capture_s']:.2f} s of both are torch's own capture"
             )
         )
     return Group(*parts)

@@ -163,7 +163,7 @@ class ConsumerEmitter:
     def _streamed_chunks(self, count, ksteps, blocks, first) -> list[str]:
         """Chunks that come through the input ring."""
         # Longer runs gain nothing from more copies, and their constants spill.
-        unroll = "#pragma unroll" if count <= 16 else "#pragma unroll 12"
+        unroll = "#pragma unroll" if count <= 16 else "#pragma unroll 4"
         lines = [unroll, f"for (int c = 0; c < {count}; ++c) {{", "  const u32 a = in.take();"]
         for n, (sub, at) in enumerate(self._subs(blocks)):
             lines.append(f"  product_shared<Mma<T, {sub}, {at}>, {ksteps}>(acc, a, pages.take());")
