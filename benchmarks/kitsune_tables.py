@@ -43,7 +43,8 @@ def whys(data: dict[str, Any]) -> str:
 def figures(data: dict[str, Any]) -> str:
     lines = ["| figure | paper | ours | why they differ |", "|---|---:|---:|---|"]
     for f in data["figures"]:
-        lines.append(f"| {f['what']} | {f['paper']} | {span_text(*f['ours'], f['unit'])} | {f['why']} |")
+        low, high = f["ours"]
+        lines.append(f"| {f['what']} | {f['paper']} | {span_text(low, high, f['unit'])} | {f['why']} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tilestream.errors import DeviceError, OptionError
 from tilestream.kitsune.parallel import each
-from tilestream.kitsune.sweep import Point, points, sweep
+from tilestream.kitsune.sweep import Point, points
 
 
 def _who(number: int) -> tuple[int, int]:

@@ -36,7 +36,7 @@ def _parallel(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], jobs
 
     backend, _ = get_active_backend()
     one_by_one = getattr(backend, "supports_return_generator", False)  # not every cluster's back end can
-    pool = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered" if one_by_one else "list")
+    pool = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered" if one_by_one else "list")
     return pool(joblib.delayed(_single)(os.getpid(), task, a) for a in arguments)  # pyright: ignore[reportReturnType]
 
 

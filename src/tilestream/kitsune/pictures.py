@@ -45,7 +45,7 @@ def _axes(rows: int = 1, columns: int = 1, width: float = 10.0, height: float = 
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return figure, list(axes)
 
 
 def _labels(made: Reproduction) -> list[str]:

@@ -115,7 +115,8 @@ def _table2(data: dict[str, Any]) -> list[list[str]]:
 
 
 def _ours(f: dict[str, Any]) -> str:
-    return paper.span_text(*f["ours"], f["unit"])
+    low, high = f["ours"]
+    return paper.span_text(low, high, f["unit"])
 
 
 def _whys(data: dict[str, Any]) -> list[tuple[str, str]]:
