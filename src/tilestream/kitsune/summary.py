@@ -102,7 +102,8 @@ def _inference(by_key: Mapping[str, RowRuns]) -> Iterator[tuple[str, Span]]:
     yield "inference_most", _one(max(speedups))
     yield "inference_share", _one(min(r.fused_share() for r in rows))
     yield "vertical_geomean", _one(geomean([r.speedup(VERTICAL) for r in rows]))
-    yield "vertical_best", _one(max(r.speedup(VERTICAL) for r in rows))
+    if row := by_key.get(f"mgn {INFERENCE}"):
+        yield "vertical_best", _one(row.speedup(VERTICAL))
     if row := by_key.get(f"nerf {INFERENCE}"):
         yield "nerf_inference", _one(row.speedup())
     if row := by_key.get(f"llama_prefill {INFERENCE}"):
