@@ -1,0 +1,289 @@
+"""From a graph and its tensors to rows: channels, nodes, the queue. All that compiled code reads is kept here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilestream.errors import SparseError
+from tilestream.sparse.engine import layout as at
+from tilestream.sparse.engine.compiled import rehash
+from tilestream.sparse.engine.kernels import KINDS
+from tilestream.sparse.engine.kernels.arithmetic import BINARY_OPS, FOLD_OPS, UNARY_OPS
+from tilestream.sparse.engine.table import FREE
+from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
+from tilestream.sparse.storage import SparseTensor
+from tilestream.sparse.timing import CONTROL_LATENCY, Timing
+
+_RING = 1024
+"""Slots of an unbounded channel at the start: few enough for a node's channels to lie in a second-level cache."""
+_STORE = 1024
+_TABLE = 64
+_WAYS = 62
+
+Depth = int | Mapping[str, int] | None
+"""Slots of every stream's channel; or by ``str(Port)``, the rest being unbounded; or no bound."""
+
+
+@dataclass
+class Machine:
+    """The rows of a graph, and the arrays behind their addresses (``kept``)."""
+
+    graph: Graph
+    nodes: np.ndarray
+    channels: np.ndarray
+    ports: list[Port]
+    queue: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))
+    kept: dict[str, np.ndarray] = field(default_factory=dict)
+    bounded: frozenset[int] = frozenset()
+
+    def node_row(self, index: int) -> int:
+        return self.nodes.ctypes.data + 8 * at.NODE_CELLS * index
+
+    def channel_row(self, index: int) -> int:
+        return self.channels.ctypes.data + 8 * at.CHANNEL_CELLS * index
+
+    def node_at(self, row: int) -> int:
+        """Index of the node whose row is at an address."""
+        return (row - self.nodes.ctypes.data) // (8 * at.NODE_CELLS)
+
+    def channel_at(self, row: int) -> int:
+        return (row - self.channels.ctypes.data) // (8 * at.CHANNEL_CELLS)
+
+    def keep(self, name: str, array: np.ndarray) -> int:
+        """Address of an array, which stays alive under a name; whatever had that name goes."""
+        self.kept[name] = array
+        return array.ctypes.data
+
+    def resize(self, index: int, capacity: int) -> None:
+        """Give a channel another number of slots. Its unread tokens move to the front."""
+        row = self.channels[index]
+        unread = int(row[at.TAIL] - row[at.HEAD])
+        slots = (row[at.HEAD_SLOT] + np.arange(unread)) % max(1, row[at.CAPACITY])
+        width = int(row[at.WIDTH])
+        for cell, name, dtype, cells in (
+            (at.TAGS, "tags", np.int64, 1),
+            (at.TIMES, "times", np.int64, 1),
+            (at.VALUES, "values", np.float64, width),
+        ):
+            if cells == 0:
+                continue
+            fresh = np.zeros((capacity, cells), dtype=dtype)
+            if unread:
+                fresh[:unread] = self.kept[f"channel {name} {index}"][slots]
+            row[cell] = self.keep(f"channel {name} {index}", fresh)
+        row[at.CAPACITY] = capacity
+        row[at.HEAD_SLOT] = 0
+        row[at.TAIL_SLOT] = unread % capacity
+
+    def store(self, name: str, *columns: tuple[int, type]) -> int:
+        """Address of the row of a growing array with columns of (cells an entry, dtype)."""
+        row = np.zeros(at.DATA + len(columns), dtype=np.int64)
+        row[at.ROOM_FOR] = _STORE
+        for i, (cells, dtype) in enumerate(columns):
+            row[at.DATA + i] = self.keep(f"{name} {i}", np.zeros((_STORE, cells), dtype=dtype))
+        return self.keep(name, row)
+
+    def grow_store(self, name: str, least: int = 0) -> None:
+        """Make a growing array twice as large, or larger where ``least`` entries need it."""
+        row = self.kept[name]
+        used, room = int(row[at.USED]), max(2 * int(row[at.ROOM_FOR]), least)
+        for i in range(len(row) - at.DATA):
+            old = self.kept[f"{name} {i}"]
+            fresh = np.empty((room, old.shape[1]), dtype=old.dtype)
+            fresh[:used] = old[:used]
+            row[at.DATA + i] = self.keep(f"{name} {i}", fresh)
+        row[at.ROOM_FOR] = room
+
+    def stored(self, name: str, column: int = 0) -> np.ndarray:
+        """What a growing array holds: [entries, cells]."""
+        return self.kept[f"{name} {column}"][: int(self.kept[name][at.USED])]
+
+    def grow_table(self, index: int) -> None:
+        """Make an accumulator's table four times as large and put its sums into their new slots."""
+        row = self.nodes[index]
+        old = {name: self.kept.get(f"table {name} {index}") for name in ("keys", "values", "list")}
+        size = 4 * int(row[at.R] + 1) if old["keys"] is not None else _TABLE
+        width, used = int(row[at.NODE_WIDTH]), int(row[at.S])
+        row[at.P] = self.keep(f"table keys {index}", np.full(size, FREE, dtype=np.int64))
+        row[at.Q] = self.keep(f"table values {index}", np.zeros((size, width)))
+        row[at.R] = size - 1
+        for cell, name in ((at.T, "list"), (at.U, "spare")):
+            row[cell] = self.keep(f"table {name} {index}", np.zeros(size // 2 + 1, dtype=np.int64))
+        if old["keys"] is None or old["values"] is None or old["list"] is None:
+            return
+        self.kept[f"table list {index}"][:used] = old["list"][:used]
+        rehash(self.node_row(index), old["keys"].ctypes.data, old["values"].ctypes.data, len(old["keys"]))
+
+
+def carriers(graph: Graph) -> set[Port]:
+    """The streams that carry values. A node that passes whatever it is given is followed to what it is given."""
+    found: set[Port] = set()
+    for node in graph.nodes:
+        spec, ins = NODES[node.kind].outs, dict(node.ins)
+        for port in node.outs:
+            stem = port.rstrip("0123456789")
+            kind = spec.get(port) or spec[stem + "*"]
+            passed = ins.get("in") or ins.get("inner") or ins.get(f"in{port[len(stem) :]}") or ins.get("in0")
+            if kind is StreamType.VAL or (kind is StreamType.ANY and passed in found):
+                found.add(Port(node.name, port))
+    return found
+
+
+def build(graph: Graph, tensors: Mapping[str, SparseTensor], timing: Timing, depth: Depth, trace: bool) -> Machine:
+    """Rows for a run.
+
+    Raises:
+        SparseError: a tensor that does not fit the graph, an unknown operation, or a depth below 1 or of no stream.
+    """
+    readers = {port: found[0][0].name for port, found in graph.consumers().items()}
+    ports = [p for node in graph.nodes for p in (Port(node.name, port) for port in node.outs) if p in readers]
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    machine = Machine(
+        graph,
+        np.zeros((len(graph.nodes), at.NODE_CELLS), dtype=np.int64),
+        np.zeros((max(1, len(ports)), at.CHANNEL_CELLS), dtype=np.int64),
+        ports,
+    )
+    values, depths = carriers(graph), _depths(depth, ports)
+    machine.bounded = frozenset(i for i, port in enumerate(ports) if port in depths)
+    for i, port in enumerate(ports):
+        row = machine.channels[i]
+        row[at.WIDTH] = graph.block**2 if port in values else 0
+        machine.resize(i, depths.get(port) or max(8, _RING // max(1, int(row[at.WIDTH]))))
+        row[at.RESPONSE] = timing.response_latency if port in depths else -1
+        row[at.WRITER], row[at.READER] = machine.node_row(place[port.node]), machine.node_row(place[readers[port]])
+        if trace:
+            row[at.TRACE] = machine.store(f"trace {i}", (1, np.int64), (1, np.int64), (int(row[at.WIDTH]), np.float64))
+    index = {port: i for i, port in enumerate(ports)}
+    for i, node in enumerate(graph.nodes):
+        _node(machine, i, node, index, timing)
+        _constants(machine, i, node, tensors)
+    machine.queue[2] = len(graph.nodes)
+    machine.queue[3] = machine.keep("queue", np.zeros(len(graph.nodes), dtype=np.int64))
+    return machine
+
+
+def _depths(depth: Depth, ports: list[Port]) -> dict[Port, int]:
+    if depth is None:
+        return {}
+    given = {str(port): depth for port in ports} if isinstance(depth, int) else dict(depth)
+    by_name = {str(port): port for port in ports}
+    if unknown := [name for name in given if name not in by_name]:
+        raise SparseError(f"no stream is called {unknown[0]!r}", "name streams as node.port")
+    if low := [name for name, slots in given.items() if slots < 1]:
+        raise SparseError(f"a channel of depth {given[low[0]]}", "use 1 or more, or None for no bound")
+    return {by_name[name]: slots for name, slots in given.items()}
+
+
+def _inputs(node: Node) -> list[str]:
+    """Names of its input ports, in the order in which its kernel numbers them."""
+    given = [port for port, _ in node.ins]
+    stems = {
+        "spacc": ("val", "crd"),
+        "intersect": ("crd", "in"),
+        "union": ("crd", "in"),
+        "join": ("in",),
+    }.get(node.kind) or tuple(NODES[node.kind].ins)
+    ordered = []
+    for stem in stems:
+        mine = [p for p in given if p == stem or (p.rstrip("0123456789") == stem and p not in stems)]
+        ordered += sorted(mine, key=lambda p: int(p[len(stem) :] or 0))
+    return ordered
+
+
+def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timing: Timing) -> None:
+    row, graph = machine.nodes[i], machine.graph
+    kind = node.kind
+    op = "unary" if node.attr("unary") else str(node.attr("op", ""))
+    if kind == "spacc" and not node.attr("order"):
+        kind = "reduce_by"
+    if kind == "join":
+        kind = "join_ordered" if node.attr("ordered") else "join_unordered"
+    row[at.KIND] = KINDS.index(kind)
+    interval, latency = timing.of("reduce" if kind == "reduce_by" else node.kind, op, graph.block)
+    row[at.INTERVAL] = interval
+    row[at.LATENCY] = max(latency, timing.channel_latency)
+    row[at.CONTROL] = max(CONTROL_LATENCY, timing.channel_latency)
+    row[at.START] = -1 if node.ins else 0
+    width = graph.block**2
+    row[at.NODE_WIDTH] = width
+    outs = node.outs
+    if node.kind == "spacc":
+        outs = ("val", *outs[:-1])
+    given = dict(node.ins)
+    ins = [machine.channel_row(index[given[port]]) for port in _inputs(node)]
+    out_rows = [machine.channel_row(index[p]) if (p := Port(node.name, port)) in index else 0 for port in outs]
+    row[at.INS] = machine.keep(f"ins {i}", np.array([*ins, 0], dtype=np.int64))
+    row[at.OUTS] = machine.keep(f"outs {i}", np.array([*out_rows, 0], dtype=np.int64))
+    row[at.NINS], row[at.NOUTS] = len(ins), len(out_rows)
+    actions = 3 * (len(ins) + len(out_rows)) + 8
+    row[at.BOX] = machine.keep(f"box {i}", np.zeros((actions, at.ACTION_CELLS), dtype=np.int64))
+    row[at.BOX_VALUES] = machine.keep(f"box values {i}", np.zeros((actions, width)))
+    row[at.SCRATCH] = machine.keep(f"scratch {i}", np.zeros((2, width)))
+
+
+def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, SparseTensor]) -> None:
+    row, block = machine.nodes[i], machine.graph.block
+    kind = node.kind
+    if kind in ("scan", "locate"):
+        tensor = tensors[str(node.attr("tensor"))]
+        depth = int(node.attr("level") or 0)
+        if not 0 <= depth < len(tensor.levels):
+            raise SparseError(
+                f"node {node.name!r} reads level {depth} of tensor {tensor.name!r}, which has {len(tensor.levels)}",
+                "use one of its levels",
+            )
+        level = tensor.levels[depth]
+        row[at.D] = level.size
+        if level.seg is not None and level.crd is not None:
+            if kind == "locate":
+                raise SparseError(f"locate {node.name!r} works on a dense level, and this one is compressed", "scan it")
+            row[at.A] = 1
+            row[at.B] = machine.keep(f"seg {i}", np.ascontiguousarray(level.seg, dtype=np.int64))
+            row[at.C] = machine.keep(f"crd {i}", np.ascontiguousarray(level.crd, dtype=np.int64))
+            row[at.E] = len(level.seg) - 1
+    elif kind == "array":
+        values = np.ascontiguousarray(tensors[str(node.attr("tensor"))].values, dtype=np.float64)
+        row[at.B], row[at.D] = machine.keep(f"values {i}", values), len(values)
+    elif kind == "alu":
+        unary = bool(node.attr("unary"))
+        table = UNARY_OPS if unary else BINARY_OPS
+        op = str(node.attr("op"))
+        if op not in table:
+            raise SparseError(f"node {node.name!r} has operation {op!r}", f"use one of: {', '.join(table)}")
+        row[at.A] = list(table).index(op)
+        row[at.B] = machine.keep(f"scalar {i}", np.array([float(node.attr("scalar") or 0.0)]))
+        row[at.C] = block
+        row[at.D] = 2 * block**3 if op in ("matmul", "matmul_t") and block > 1 else block**2
+        row[at.G] = unary
+    elif kind in ("reduce", "spacc"):
+        op = str(node.attr("op") or "add")
+        if op not in FOLD_OPS:
+            raise SparseError(f"node {node.name!r} reduces by {op!r}", f"use one of: {', '.join(FOLD_OPS)}")
+        row[at.A] = FOLD_OPS.index(op)
+        order = int(node.attr("order") or 0)
+        if kind == "spacc" and order != len(node.ins) - 2:
+            raise SparseError(
+                f"spacc {node.name!r} of order {order} takes {order + 1} coordinate streams, not {len(node.ins) - 1}",
+                "join one stream a level",
+            )
+        if kind == "spacc" and order:
+            row[at.D], row[at.B] = order, 62 // order
+            row[at.V] = machine.keep(f"paths {i}", np.zeros(order + 2, dtype=np.int64))
+            machine.grow_table(i)
+    elif kind in ("fork", "join"):
+        if kind == "fork" and node.attr("level"):
+            raise SparseError(f"fork {node.name!r} deals elements, and cannot deal the fibers of a deeper level", "")
+        level = node.attr("level")
+        row[at.A] = 1 if level is None else int(level)
+        row[at.C] = machine.keep(f"flags {i}", np.zeros(len(node.ins) + 1, dtype=np.int64))
+    elif kind in ("intersect", "union"):
+        if len(node.ins) > 2 * _WAYS:
+            raise SparseError(f"{kind} {node.name!r} has more than {_WAYS} operands", "merge them in steps")
+    elif kind == "write_crd":
+        row[at.STORE] = machine.store(f"store {i}", (1, np.int64))
+    elif kind == "write_val":
+        row[at.STORE] = machine.store(f"store {i}", (block**2, np.float64))

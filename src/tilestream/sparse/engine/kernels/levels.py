@@ -1,0 +1,165 @@
+"""Nodes that read tensors: root, scan, locate, array. ``sparse.spec.levels`` says what they mean."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.layout import (
+    CLOCK,
+    INTERVAL,
+    LATENCY,
+    NODE_WIDTH,
+    PENDING,
+    READ,
+    STATE,
+    A,
+    B,
+    C,
+    D,
+    E,
+    F,
+)
+from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at
+from tilestream.sparse.tokens import DONE, EMPTY
+
+S0 = -3
+IDLE, FIBER, CLOSE = 0, 1, 2
+MISMATCH, OUTSIDE = 1, 2
+
+
+@njit
+def root(node: int) -> None:
+    """Reference 0, then done."""
+    clock = ld(node, CLOCK)
+    for tag in (0, DONE):
+        clock = reserve(node, 0, 1, clock)
+        emit(node, 0, tag, 0, ld(node, LATENCY), clock)
+        clock = advance(node, ld(node, INTERVAL), clock)
+    finish(node, clock)
+
+
+@njit
+def scan(node: int) -> None:
+    """A: whether compressed; B, C: addresses of seg and crd; D: size. State: E: next position, F: where it ends."""
+    clock = ld(node, CLOCK)
+    interval, latency = ld(node, INTERVAL), ld(node, LATENCY)
+    compressed, seg, crds, size = ld(node, A) != 0, ld(node, B), ld(node, C), ld(node, D)
+    state, position, end = ld(node, STATE), ld(node, E), ld(node, F)
+    while ld(node, PENDING) == 0:
+        if state == FIBER:
+            while position < end and ld(node, PENDING) == 0:
+                crd = ld(crds, position) if compressed else position - (end - size)
+                clock = reserve(node, 0, 2, clock)
+                emit(node, 0, crd, 0, latency, clock)
+                emit(node, 1, position, 0, latency, clock)
+                clock = advance(node, interval, clock)
+                position += 1
+            if position == end:
+                state = CLOSE
+            continue
+        if not ready(node, 0):
+            break
+        clock = seen(node, 0, clock)
+        tag = tag_at(node, 0)
+        if state == IDLE and (tag >= 0 or tag == EMPTY):
+            pop(node, 0, clock)
+            state = CLOSE
+            if tag >= 0:
+                state = FIBER
+                position, end = tag * size, tag * size + size
+                if compressed:
+                    position, end = ld(seg, tag), ld(seg, tag + 1)
+                    st(node, READ, ld(node, READ) + 2 + end - position)
+            continue
+        stop = tag - 1 if tag <= S0 else S0  # the end of a fiber takes along a stop that follows its reference
+        if tag <= S0 or state == IDLE:
+            pop(node, 0, clock)
+        if state == IDLE and tag == DONE:
+            stop = DONE
+        state = IDLE
+        clock = reserve(node, 0, 2, clock)
+        emit(node, 0, stop, 0, latency, clock)
+        emit(node, 1, stop, 0, latency, clock)
+        if stop == DONE:
+            finish(node, clock)
+            return
+        clock = advance(node, interval, clock)
+    st(node, E, position)
+    st(node, F, end)
+    st(node, STATE, state)
+    st(node, CLOCK, clock)
+
+
+@njit
+def locate(node: int) -> None:
+    """D: size of the level. State 1: a coordinate was taken, E, and its reference has not come yet."""
+    clock = ld(node, CLOCK)
+    interval, latency, size = ld(node, INTERVAL), ld(node, LATENCY), ld(node, D)
+    held, crd = ld(node, STATE) != 0, ld(node, E)
+    while ld(node, PENDING) == 0:
+        if not held:
+            if not ready(node, 0):
+                break
+            clock = seen(node, 0, clock)
+            crd = tag_at(node, 0)
+            pop(node, 0, clock)
+            held = True
+        if not ready(node, 1):
+            break
+        clock = seen(node, 1, clock)
+        ref = tag_at(node, 1)
+        pop(node, 1, clock)
+        held = False
+        child = EMPTY
+        if crd >= 0 and ref >= 0:
+            if crd >= size:
+                fail(node, OUTSIDE, crd, size)
+                return
+            child = ref * size + crd
+        elif crd < EMPTY or ref < EMPTY:
+            if crd != ref:
+                fail(node, MISMATCH, crd, ref)
+                return
+            child = crd
+        clock = reserve(node, 0, 2, clock)
+        emit(node, 0, crd, 0, latency, clock)
+        emit(node, 1, child, 0, latency, clock)
+        if child == DONE:
+            finish(node, clock)
+            return
+        clock = advance(node, interval, clock)
+    st(node, E, crd)
+    st(node, STATE, 1 if held else 0)
+    st(node, CLOCK, clock)
+
+
+@njit
+def array(node: int) -> None:
+    """B: address of the values; D: how many there are."""
+    clock = ld(node, CLOCK)
+    interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
+    values, size = ld(node, B), ld(node, D)
+    words = 0
+    while ld(node, PENDING) == 0:
+        if not ready(node, 0):
+            break
+        clock = seen(node, 0, clock)
+        tag = tag_at(node, 0)
+        if tag >= size:
+            fail(node, OUTSIDE, tag, size)
+            break
+        pop(node, 0, clock)
+        clock = reserve(node, 0, 1, clock)
+        if tag >= 0:
+            words += width
+            emit(node, 0, 0, values + 8 * width * tag, latency, clock)
+        else:
+            emit(node, 0, 0 if tag == EMPTY else tag, 0, latency, clock)
+        if tag == DONE:
+            st(node, READ, ld(node, READ) + words)
+            finish(node, clock)
+            return
+        clock = advance(node, interval, clock)
+    st(node, READ, ld(node, READ) + words)
+    st(node, CLOCK, clock)

@@ -1,0 +1,86 @@
+"""Nodes that keep results: write_crd, write_val. See ``sparse.spec.writers``."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from tilestream.sparse.engine.cells import copy_cells, ld, st
+from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
+from tilestream.sparse.engine.layout import (
+    CLOCK,
+    DATA,
+    INTERVAL,
+    NODE_WIDTH,
+    ON_STORE,
+    PENDING,
+    ROOM_FOR,
+    STORE,
+    USED,
+    WAITING,
+    WRITTEN,
+    E,
+)
+from tilestream.sparse.engine.ports import advance, fail, finish, pop, ready, seen, tag_at, value_at
+from tilestream.sparse.tokens import DONE, EMPTY
+
+
+@njit
+def write_crd(node: int) -> None:
+    """E: whether the token before was a stop."""
+    clock = ld(node, CLOCK)
+    interval, store = ld(node, INTERVAL), ld(node, STORE)
+    used, stopped = ld(store, USED), ld(node, E) != 0
+    before = used
+    while ld(node, PENDING) == 0:
+        if not ready(node, 0):
+            break
+        if used == ld(store, ROOM_FOR):
+            st(node, WAITING, ON_STORE)
+            break
+        clock = seen(node, 0, clock)
+        tag = tag_at(node, 0)
+        if tag == EMPTY:
+            fail(node, MISMATCH, tag, tag)
+            break
+        pop(node, 0, clock)
+        if tag == DONE:
+            finish(node, clock)
+            break
+        st(ld(store, DATA), used, tag)
+        used += 1
+        if tag > S0 or not stopped:
+            clock = advance(node, interval, clock)
+        stopped = tag <= S0
+    st(node, WRITTEN, ld(node, WRITTEN) + used - before)
+    st(store, USED, used)
+    st(node, E, 1 if stopped else 0)
+    st(node, CLOCK, clock)
+
+
+@njit
+def write_val(node: int) -> None:
+    """Values only; the last cycle is for the memory."""
+    clock = ld(node, CLOCK)
+    interval, store, width = ld(node, INTERVAL), ld(node, STORE), ld(node, NODE_WIDTH)
+    used = ld(store, USED)
+    before = used
+    while ld(node, PENDING) == 0:
+        if not ready(node, 0):
+            break
+        if used == ld(store, ROOM_FOR):
+            st(node, WAITING, ON_STORE)
+            break
+        clock = seen(node, 0, clock)
+        tag = tag_at(node, 0)
+        if tag >= EMPTY:
+            copy_cells(value_at(node, 0), ld(store, DATA) + 8 * width * used, width)
+            used += 1
+        pop(node, 0, clock)
+        if tag == DONE or tag >= EMPTY:
+            clock = advance(node, interval, clock)
+        if tag == DONE:
+            finish(node, clock)
+            break
+    st(node, WRITTEN, ld(node, WRITTEN) + (used - before) * width)
+    st(store, USED, used)
+    st(node, CLOCK, clock)
