@@ -1,5 +1,6 @@
 """Sparse PyTorch models as fused streaming dataflow graphs, run and timed token by token (FuseFlow)."""
 
+from tilestream.sparse.frontend import compile
 from tilestream.sparse.program import Program, ProgramResult, compile_einsum
 from tilestream.sparse.regions import Region
 from tilestream.sparse.schedule import Schedule
@@ -24,6 +25,7 @@ __all__ = [
     "Region",
     "Schedule",
     "SparseTensor",
+    "compile",
     "compile_einsum",
     "compressed",
     "dense",

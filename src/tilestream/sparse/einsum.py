@@ -80,13 +80,15 @@ class Declared:
     """A tensor that comes from outside. ``format`` None: dense, stored in whatever order a schedule wants.
 
     ``extents``: mean number of coordinates in a fiber of each level, where known; for the choice of an order.
-    ``fill``: what is not stored stands for: 0, or minus infinity under a mask.
+    ``fill``: what is not stored stands for: 0, or minus infinity under a mask. ``free``: the order of its levels is the
+    schedule's to choose.
     """
 
     shape: tuple[int, ...]
     format: Format | None = None
     extents: tuple[float, ...] = ()
     fill: float = 0.0
+    free: bool = False
 
 
 @dataclass(frozen=True)

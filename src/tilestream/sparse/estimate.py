@@ -7,8 +7,11 @@ import math
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
 from tilestream.sparse.table import nests
 
-_ACCUMULATOR = 0.25
-"""Share of a pass that each level of a sparse accumulator adds: a reduction that is innermost is cheaper."""
+_ACCUMULATOR = 0.02
+"""Share that each level of a sparse accumulator adds: it costs memory more than time."""
+
+_REST = 0.05
+"""Weight of the statements beside the slowest: nodes work side by side, so that the slowest one decides."""
 
 
 def extents(fused: Fused, order: tuple[str, ...]) -> dict[tuple[View, str], float]:
@@ -44,18 +47,20 @@ def extents(fused: Fused, order: tuple[str, ...]) -> dict[tuple[View, str], floa
 
 
 def cost(fused: Fused, order: tuple[str, ...]) -> float:
-    """Steps of all statements in this order; factored, with what is computed again counted again."""
+    """About the steps of the slowest statement in this order; what is computed again is counted again.
+
+    A loop costs a step an element, and a fiber a step more for its stop.
+    """
     rank = {index: n for n, index in enumerate(order)}
     sizes, loops = extents(fused, order), nests(fused, order)
-    within: dict[View, float] = {}
-    total = 0.0
+    steps = [0.0]
     users: dict[View, Op] = {}
     for view in reversed(fused.views):
         if not isinstance(view, Op):
             continue
         for one in view.operands:
             users.setdefault(one, view)
-        trips = 1.0
+        trips = last = 1.0
         for index in loops[view]:
             at: View | None = view
             n = float(fused.sizes[index])
@@ -65,11 +70,26 @@ def cost(fused: Fused, order: tuple[str, ...]) -> float:
                     raw = [sizes[v, index] for v in before]
                     n = min(n, min(raw) if raw and isinstance(at, Op) and _narrows(at) else sizes[at, index])
                 at = users.get(at)
-            trips *= max(n, 1e-3)
-        within[view] = trips
+            last, trips = trips, trips * max(n, 1e-3)
         order_of = max((sum(rank[i] > rank[r] for i in loops[view]) for r in view.reduced), default=0)
-        total += trips * (1 + _ACCUMULATOR * order_of)
-    return total
+        steps.append((trips + last) * (1 + _ACCUMULATOR * order_of))
+    return max(steps) + _REST * sum(steps)
+
+
+def improve(fused: Fused, order: tuple[str, ...]) -> tuple[str, ...]:
+    """Move one index at a time to another place for as long as that lowers the cost."""
+    best, low = order, cost(fused, order)
+    while True:
+        moves = (_moved(best, a, b) for a in range(len(best)) for b in range(len(best)) if a != b)
+        found = min(((cost(fused, o), o) for o in moves if fused.order.admits(o)), default=(low, best))
+        if found[0] >= low:
+            return best
+        low, best = found
+
+
+def _moved(order: tuple[str, ...], start: int, end: int) -> tuple[str, ...]:
+    rest = [*order[:start], *order[start + 1 :]]
+    return (*rest[:end], order[start], *rest[end:])
 
 
 def _narrows(op: Op) -> bool:

@@ -6,10 +6,10 @@ the same indices are one view and computed once; others are views of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, fresh
+from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, fresh, subscript
 from tilestream.sparse.ops import fill_after
 from tilestream.sparse.pog import PartialOrder
 
@@ -21,6 +21,11 @@ class Leaf:
     tensor: str
     indices: tuple[str, ...]
     declared: Declared
+
+    def __str__(self) -> str:
+        return subscript(self.tensor, self.indices)
+
+    __repr__ = __str__
 
     @property
     def fill(self) -> float:
@@ -47,6 +52,11 @@ class Op:
     operands: tuple[View, ...]
     fill: float
     complete: bool
+
+    def __str__(self) -> str:
+        return subscript(self.name, self.indices)
+
+    __repr__ = __str__
 
     @property
     def name(self) -> str:
@@ -109,7 +119,7 @@ class _Fuser:
 
     def _leaf(self, access: Access) -> Leaf:
         leaf = Leaf(access.tensor, access.indices, self.known[access.tensor])
-        if leaf.declared.format is not None:
+        if leaf.declared.format is not None and not leaf.declared.free:
             for outer, inner in zip(leaf.stored, leaf.stored[1:], strict=False):
                 self.fused.order.edge(outer, inner, str(access))
         return leaf
@@ -180,6 +190,22 @@ def _below(views: Sequence[View]) -> list[View]:
     return list(found.values())
 
 
+def _in_order(roots: Iterable[View]) -> list[View]:
+    """Every view once, operands before their users, left before right."""
+    found: dict[View, None] = {}
+    stack: list[tuple[View, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        view, done = stack.pop()
+        if view in found:
+            continue
+        if done or isinstance(view, Leaf):
+            found[view] = None
+        else:
+            stack.append((view, True))
+            stack.extend((v, False) for v in reversed(view.operands))
+    return list(found)
+
+
 def fuse(
     program: EinsumProgram, statements: Sequence[Statement], outputs: Sequence[str], known: Mapping[str, Declared]
 ) -> Fused:
@@ -198,4 +224,7 @@ def fuse(
             fuser.root(statement)
     fused = fuser.fused
     fused.roots = {name: fused.roots[name] for name in outputs}
+    fused.views = _in_order(fused.roots.values())
+    met = [i for view in fused.views if isinstance(view, Leaf) for i in view.stored]
+    fused.order.indices = list(dict.fromkeys((*met, *fused.order.indices)))
     return fused

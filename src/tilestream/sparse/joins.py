@@ -169,7 +169,7 @@ class Joins:
         tensor = self.lowering.views[before.leaf]
         ref = self.build.repeat(before.port, crd, index, tensor)
         found = self.build.locate(tensor, len(before.leaf.indices) - len(before.left), index, crd, ref, tensor)
-        return {slot: found for slot in level.slots}
+        return dict.fromkeys(level.slots, found)
 
     def moved(self, state: State, moves: Moves, missing: bool, at: int) -> State:
         """The view with its streams of this loop replaced; ``missing``: some are N now."""

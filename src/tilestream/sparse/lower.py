@@ -63,7 +63,7 @@ class Lowering:
     # -- loops --------------------------------------------------------------------------------------------------------
 
     def close(self, state: State, outer: Loops) -> StreamState:
-        """Lower what is left of a statement under the loops ``outer``: its remaining loops, its value, its reduction."""
+        """Lower what is left of a statement under the loops ``outer``: its own loops, its value, its reduction."""
         if isinstance(state, StreamState):
             return state
         assert isinstance(state, OpState)

@@ -66,7 +66,7 @@ def fill_after(statement: Statement, fills: list[float]) -> tuple[float, bool]:
             fill = -math.inf
     elif first == -math.inf:
         fill, complete = -math.inf, False
-        if op not in ("add", "sub", "div") or fills[1] != 0:
+        if op not in ("add", "sub", "div"):
             raise _unfit(statement, first)
     else:
         fill, complete = 0.0, False

@@ -63,6 +63,11 @@ class PartialOrder:
         kept = {e: tuple(o for o in owners if o != owner) for e, owners in self.edges.items()}
         return PartialOrder(list(self.indices), {e: owners for e, owners in kept.items() if owners})
 
+    def admits(self, order: tuple[str, ...]) -> bool:
+        """Whether an order keeps every edge."""
+        rank = {index: n for n, index in enumerate(order)}
+        return all(rank[outer] < rank[inner] for outer, inner in self.edges)
+
     def orders(self, cap: int = MAX_ORDERS) -> Iterator[tuple[str, ...]]:
         """Topological orders, at most ``cap``, in the order in which indices were added; none if there is a cycle."""
         below: dict[str, set[str]] = {i: set() for i in self.indices}

@@ -16,7 +16,7 @@ from tilestream.sparse.moves import perform
 from tilestream.sparse.regions import Region, plan
 from tilestream.sparse.result import Result
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, repack, to_torch
+from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, repack, to_coo, to_torch
 
 Engine = Literal["fast", "spec"]
 Value = torch.Tensor | SparseTensor
@@ -53,6 +53,15 @@ class ProgramResult:
         return sum(x.bytes for x in self.regions.values())
 
 
+@dataclass(frozen=True)
+class OutputView:
+    """An output of a module: dimension ``d`` is dimension ``dims[d]`` of ``tensor``; None: of size 1 or expanded."""
+
+    tensor: str
+    dims: tuple[int | None, ...]
+    shape: tuple[int, ...]
+
+
 class Program:
     """Compiled regions of an einsum program under a schedule.
 
@@ -67,10 +76,15 @@ class Program:
         names: Sequence[str],
         constants: Mapping[str, SparseTensor] | None = None,
         inputs: Sequence[SparseTensor] = (),
+        outputs: Sequence[OutputView] = (),
     ) -> None:
-        self.einsums, self.schedule, self.names = einsums, schedule, tuple(names)
+        self.einsums, self.schedule = einsums, schedule
+        self.names = tuple(name for name in names if name in einsums.inputs)
         self.constants = dict(constants or {})
         self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs) or tuple(
+            OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
+        )
         self.steps = plan(einsums, schedule)
         self._views: dict[tuple[int, str, Format], SparseTensor] = {}
 
@@ -142,12 +156,10 @@ class Program:
             have |= result.outputs
             if observe is not None:
                 observe(step, result)
+        fills = {name: fill for region in self.regions for name, fill in region.fills.items()}
         made = {name: tensor for name, tensor in have.items() if name not in self.constants}
-        outputs = tuple(self._dense(name, have[name]) for name in self.einsums.outputs)
+        outputs = tuple(_dense(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
         return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)
-
-    def _dense(self, name: str, tensor: SparseTensor) -> torch.Tensor:
-        return to_torch(tensor)
 
     def _bind(self, inputs: Sequence[Value]) -> dict[str, SparseTensor]:
         given = inputs or self.inputs
@@ -178,6 +190,25 @@ class Program:
         if key not in self._views:
             self._views[key] = repack(tensor, format, name)
         return self._views[key]
+
+
+def _dense(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:
+    """An output as the module gives it, strided."""
+    if fill:
+        coordinates, values = to_coo(tensor)
+        dense = torch.full(tensor.shape, fill, dtype=torch.float64)
+        dense[tuple(torch.from_numpy(coordinates.T))] = torch.from_numpy(values)
+    else:
+        dense = to_torch(tensor)
+    if tensor.shape != tuple(size for size, dim in zip(view.shape, view.dims, strict=True) if dim is not None) and all(
+        dim is None or dim == n for n, dim in enumerate(view.dims)
+    ):
+        return dense.reshape(view.shape)
+    dense = dense.permute([dim for dim in view.dims if dim is not None])
+    for at, dim in enumerate(view.dims):
+        if dim is None:
+            dense = dense.unsqueeze(at)
+    return dense.expand(view.shape)
 
 
 def compile_einsum(
@@ -213,7 +244,7 @@ def compile_einsum(
 
 
 def declare(tensor: SparseTensor, free: bool = False) -> Declared:
-    """A tensor's declaration; ``free``: dense, in whatever order a schedule wants."""
+    """A tensor's declaration; ``free``: its levels in whatever order a schedule wants."""
     if free and "compressed" not in tensor.format.levels:
         return Declared(tensor.shape, None)
     fibers, extents = 1.0, []
@@ -221,4 +252,4 @@ def declare(tensor: SparseTensor, free: bool = False) -> Declared:
         count = float(level.size if level.crd is None else len(level.crd) / max(fibers, 1.0))
         extents.append(count)
         fibers *= count
-    return Declared(tensor.shape, tensor.format, tuple(extents))
+    return Declared(tensor.shape, tensor.format, tuple(extents), free=free)

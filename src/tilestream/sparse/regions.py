@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement
-from tilestream.sparse.estimate import cost, extents
+from tilestream.sparse.estimate import cost, extents, improve
 from tilestream.sparse.fusion import Fused, Leaf, fuse
 from tilestream.sparse.graph import Graph, with_broadcasts
 from tilestream.sparse.joins import range_name
@@ -32,6 +32,7 @@ class Region:
         outputs: shape and format of each result.
         order: the global order of its indices.
         orders: the topological orders that were looked at.
+        fills: what an output does not store stands for, where that is not 0.
         notes: what the compiler decided and why (copies in another order, results sent through memory).
         source: the user's lines.
     """
@@ -44,6 +45,7 @@ class Region:
     outputs: Mapping[str, tuple[tuple[int, ...], Format]]
     order: tuple[str, ...]
     orders: tuple[tuple[str, ...], ...] = ()
+    fills: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     source: str = ""
 
@@ -244,7 +246,8 @@ def _candidates(
             wanted = ", ".join(fused.sizes)
             raise SparseError(f"the order of region {region!r} lacks index {unknown[0]!r}", f"name all of: {wanted}")
         return [tuple(i for i in chosen if i in fused.sizes)]
-    return sorted(orders, key=lambda order: cost(fused, order))
+    ranked = sorted(orders, key=lambda order: cost(fused, order))
+    return list(dict.fromkeys((improve(fused, ranked[0]), *ranked)))
 
 
 def _levels(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, ...]:
@@ -300,8 +303,17 @@ def _finish(
             index = next(i for i in fused.sizes if range_name(i) == tensor)
             inputs[tensor] = (fused.sizes[index], Format(("dense",)))
     source = "; ".join(dict.fromkeys(s.source for s in group.statements if s.source))
-    table = fusion_table(fused, order)
-    statements = group.statements
-    return Region(
-        group.name, statements, table, graph, inputs, outputs, order, orders, (*group.notes, *notes), source
-    ), declared
+    region = Region(
+        group.name,
+        group.statements,
+        fusion_table(fused, order),
+        graph,
+        inputs,
+        outputs,
+        order,
+        orders,
+        {name: op.fill for name, op in fused.roots.items() if op.fill},
+        (*group.notes, *notes),
+        source,
+    )
+    return region, declared

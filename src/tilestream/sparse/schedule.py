@@ -1,4 +1,4 @@
-"""The schedule of a sparse program: which statements are fused, in what order they iterate, how wide, in what blocks."""
+"""The schedule of a sparse program: what is fused, in what order it iterates, how wide, in what blocks."""
 
 from __future__ import annotations
 

@@ -151,13 +151,23 @@ class _Maker:
         user = self.users.get(at)
         while user is not None:
             having = [v for v in user.operands if row in v.indices]
-            if len(having) > 1 and row in self.loops[user]:
+            streams = {self._stream(v, row) for v in having}
+            if len(streams) > 1 and row in self.loops[user]:
                 union = "" if user.statement.op in ("mul", "mask", "div") else "u"
                 return ("left" if having[0] is at else "right") + union
             if row in user.reduced or row not in user.indices or self.ended(user, row):
                 return ""
             at, user = user, self.users.get(user)
         return ""
+
+    def _stream(self, view: View, row: str) -> View:
+        """The view whose cell makes the coordinates of ``view`` at this row; one of several that are joined."""
+        while isinstance(view, Op) and not self.ended(view, row):
+            having = [v for v in view.operands if row in v.indices]
+            if not having:
+                return view
+            view = having[0]
+        return view
 
     def value(self, view: View) -> str:
         last = self.order[-1]

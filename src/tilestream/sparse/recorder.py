@@ -1,0 +1,252 @@
+"""Records an einsum program from whole-tensor operations: broadcasting, transposes and size-1 dimensions go away here.
+
+The tensors of the program have no dimensions of size 1. A ``View`` says how a tensor of PyTorch's shape is seen in one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilestream.errors import SparseError
+from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Move, Statement, fresh_name, letters
+
+
+@dataclass(frozen=True)
+class View:
+    """A PyTorch tensor of ``shape``: its dimension ``d`` is dimension ``dims[d]`` of ``tensor``; None: the same value
+    all along (size 1, or expanded)."""
+
+    tensor: str
+    dims: tuple[int | None, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison with zero: true where ``view`` stores a value, or (``stored`` False) where it does not."""
+
+    view: View
+    stored: bool
+
+
+class Recorder:
+    """An einsum program in the making. ``at`` and ``source`` say which operator is being recorded."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, Declared] = {}
+        self.steps: list[Statement | Move] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.taken: set[str] = set()
+        self.at, self.source = "", ""
+        self._made: dict[tuple[object, ...], str] = {}
+
+    def input(self, name: str, shape: tuple[int, ...], declared: Declared) -> View:
+        """A tensor from outside."""
+        self.inputs[name] = declared
+        self.shapes[name] = shape
+        self.taken.add(name)
+        if all(size != 1 for size in shape):
+            return View(name, tuple(range(len(shape))), shape)
+        kept = tuple(size for size in shape if size != 1)
+        return self.spread(self.move("reshape", [name], kept, (), f"{name}_squeezed"), shape)
+
+    def spread(self, tensor: str, shape: tuple[int, ...]) -> View:
+        """A tensor without dimensions of size 1 as one of ``shape``, which may have some."""
+        dims, at = [], 0
+        for size in shape:
+            dims.append(None if size == 1 else at)
+            at += size != 1
+        return View(tensor, tuple(dims), shape)
+
+    def move(self, kind: str, operands: Sequence[str], shape: tuple[int, ...], args: tuple[int, ...], name: str) -> str:
+        key = (kind, tuple(operands), shape, args)
+        if key not in self._made:
+            made = fresh_name(name, self.taken)
+            self.steps.append(Move(made, kind, tuple(operands), shape, args, self.source))
+            self.shapes[made] = shape
+            self._made[key] = made
+        return self._made[key]
+
+    def statement(
+        self,
+        op: str,
+        indices: Sequence[str],
+        operands: Sequence[Access],
+        sizes: dict[str, int],
+        suffix: str = "",
+        *,
+        reduced: Sequence[str] = (),
+        reduction: str = "add",
+        scalar: float | None = None,
+        fill: float = 0.0,
+        group: str = "",
+    ) -> str:
+        """Add a statement; its result has the indices whose size is not 1."""
+        kept = tuple(i for i in indices if sizes[i] != 1)
+        name = fresh_name(self.at + suffix, self.taken)
+        used = {i for a in operands for i in a.indices}
+        gone = tuple(i for i in reduced if i in used)
+        self.steps.append(
+            Statement(name, kept, op, tuple(operands), gone, reduction, scalar, fill, group or self.at, self.source)
+        )
+        self.shapes[name] = tuple(sizes[i] for i in kept)
+        return name
+
+    def access(self, view: View, indices: Sequence[str]) -> Access:
+        """A view read with an index a dimension."""
+        found = sorted((dim, index) for dim, index in zip(view.dims, indices, strict=True) if dim is not None)
+        if len(found) != len(self.shapes[view.tensor]):
+            raise SparseError(f"{view.tensor!r} is read with too few indices", "report the model")
+        return Access(view.tensor, tuple(index for _, index in found))
+
+    # -- whole-tensor operations --------------------------------------------------------------------------------------
+
+    def unary(self, op: str, x: View, suffix: str = "", scalar: float | None = None, group: str = "") -> View:
+        """An operation on every element."""
+        names = letters(len(x.shape))
+        dense = tuple(size if dim is not None else 1 for dim, size in zip(x.dims, x.shape, strict=True))
+        sizes = dict(zip(names, dense, strict=True))
+        made = self.statement(op, names, [self.access(x, names)], sizes, suffix, scalar=scalar, group=group)
+        dims = self.spread(made, dense).dims
+        return View(made, dims, x.shape)
+
+    def binary(self, op: str, x: View, y: View, suffix: str = "", fill: float = 0.0, group: str = "") -> View:
+        """An operation on two tensors, broadcast as PyTorch does."""
+        rank = max(len(x.shape), len(y.shape))
+        names = letters(rank)
+        sizes, shape = {}, []
+        for n, index in enumerate(names):
+            pair = [(v.shape[at], v.dims[at]) for v in (x, y) if (at := n - rank + len(v.shape)) >= 0]
+            size = max(s for s, _ in pair) if all(s for s, _ in pair) else 0
+            if any(s not in (1, size) for s, _ in pair):
+                raise SparseError(f"{op} of shapes {x.shape} and {y.shape} ({self.source})", "give shapes that fit")
+            shape.append(size)
+            sizes[index] = size if any(dim is not None for _, dim in pair) else 1
+        accesses = [self.access(v, names[rank - len(v.shape) :]) for v in (x, y)]
+        made = self.statement(op, names, accesses, sizes, suffix, fill=fill, group=group)
+        return View(made, self.spread(made, tuple(sizes[i] for i in names)).dims, tuple(shape))
+
+    def reduce(
+        self, x: View, dims: Sequence[int], keep: bool, reduction: str = "add", suffix: str = "", group: str = ""
+    ) -> View:
+        """Sum or maximum over dimensions."""
+        rank = len(x.shape)
+        gone = {d % rank for d in dims} if rank else set()
+        if any(x.dims[d] is None and x.shape[d] > 1 for d in gone):
+            x = self.materialise(x)
+        names = letters(rank)
+        dense = [size if dim is not None else 1 for dim, size in zip(x.dims, x.shape, strict=True)]
+        sizes = dict(zip(names, dense, strict=True))
+        reduced = [names[d] for d in sorted(gone)]
+        left = [i for i in names if i not in reduced]
+        made = self.statement(
+            "copy", left, [self.access(x, names)], sizes, suffix, reduced=reduced, reduction=reduction, group=group
+        )
+        at = iter(range(rank))
+        kept = [None if sizes[i] == 1 else next(at) for i in left]
+        if not keep:
+            return View(made, tuple(kept), tuple(x.shape[d] for d in range(rank) if d not in gone))
+        rest = iter(kept)
+        spread = tuple(None if d in gone else next(rest) for d in range(rank))
+        return View(made, spread, tuple(1 if d in gone else x.shape[d] for d in range(rank)))
+
+    def contract(
+        self, terms: Sequence[Sequence[str]], views: Sequence[View], result: Sequence[str], suffix: str = ""
+    ) -> View:
+        """An einsum; several operands are contracted from the left, each with a statement of its own."""
+        sizes: dict[str, int] = {}
+        real: dict[str, int] = {}
+        for term, view in zip(terms, views, strict=True):
+            for index, dim, size in zip(term, view.dims, view.shape, strict=True):
+                real[index] = max(real.get(index, 1), size)
+                sizes[index] = max(sizes.get(index, 1), size if dim is not None else 1)
+        scale = math.prod(real[i] for i in real if i not in result and sizes[i] == 1)
+        view, term = views[0], list(terms[0])
+        if len(views) == 1:
+            gone = [i for i in term if i not in result]
+            kept = list(result)
+            made = self.statement("copy", kept, [self.access(view, term)], sizes, suffix, reduced=gone)
+            view, term = View(made, self._dims(kept, sizes), tuple(real[i] for i in kept)), kept
+        for n in range(1, len(views)):
+            last = n == len(views) - 1
+            both = list(dict.fromkeys((*term, *terms[n])))
+            later = {i for t in terms[n + 1 :] for i in t} | set(result)
+            kept = list(result) if last else [i for i in both if i in later]
+            gone = [i for i in both if i not in kept]
+            accesses = [self.access(view, term), self.access(views[n], terms[n])]
+            name = suffix if last else f"{suffix}_{n}"
+            made = self.statement("mul", kept, accesses, sizes, name, reduced=gone)
+            view, term = View(made, self._dims(kept, sizes), tuple(real[i] for i in kept)), kept
+        return self.unary("mul", view, f"{suffix}_scaled", float(scale)) if scale > 1 else view
+
+    @staticmethod
+    def _dims(indices: Sequence[str], sizes: dict[str, int]) -> tuple[int | None, ...]:
+        at = iter(range(len(indices)))
+        return tuple(None if sizes[i] == 1 else next(at) for i in indices)
+
+    def materialise(self, x: View) -> View:
+        """The view as a tensor of its own, every expanded dimension filled and dimensions in the view's order."""
+        names = letters(len(x.shape))
+        sizes = dict(zip(names, x.shape, strict=True))
+        made = self.statement("copy", names, [self.access(x, names)], sizes, "_expanded")
+        return self.spread(made, x.shape)
+
+    def reshape(self, x: View, shape: tuple[int, ...]) -> View:
+        """Another shape with the same elements: free where only sizes 1 come or go, else data movement."""
+        if [s for s in x.shape if s != 1] == [s for s in shape if s != 1]:
+            dims = iter([dim for dim, size in zip(x.dims, x.shape, strict=True) if size != 1])
+            return View(x.tensor, tuple(None if size == 1 else next(dims) for size in shape), shape)
+        tensor = self.plain(x)
+        return self.spread(self.move("reshape", [tensor], tuple(s for s in shape if s != 1), (), self.at), shape)
+
+    def plain(self, x: View) -> str:
+        """A tensor that holds the view with its dimensions in order (those of size 1 left out)."""
+        if any(dim is None and size != 1 for dim, size in zip(x.dims, x.shape, strict=True)):
+            x = self.materialise(x)
+        dims = tuple(dim for dim in x.dims if dim is not None)
+        if dims == tuple(range(len(dims))):
+            return x.tensor
+        shape = tuple(self.shapes[x.tensor][dim] for dim in dims)
+        return self.move("permute", [x.tensor], shape, dims, f"{self.at}_permuted")
+
+    def slice(self, x: View, dim: int, start: int, stop: int, step: int = 1) -> View:
+        """Every ``step``-th of ``start:stop`` along a dimension."""
+        size = len(range(start, stop, step))
+        if size == x.shape[dim]:
+            return x
+        shape = tuple(size if d == dim else s for d, s in enumerate(x.shape))
+        at = x.dims[dim]
+        if at is None:
+            return View(x.tensor, x.dims, shape)
+        tensor = self.plain(x)
+        at = sum(s != 1 for s in x.shape[:dim])
+        full = tuple(size if d == at else s for d, s in enumerate(self.shapes[tensor]))
+        made = self.move("slice", [tensor], full, (at, start, step), self.at)
+        if size == 1:
+            made = self.move("reshape", [made], tuple(s for s in full if s != 1), (), self.at)
+        return self.spread(made, shape)
+
+    def cat(self, parts: Sequence[View], dim: int) -> View:
+        """Tensors one after the other along a dimension."""
+        shape = tuple(sum(p.shape[d] for p in parts) if d == dim else size for d, size in enumerate(parts[0].shape))
+        names = []
+        for part in parts:
+            tensor = self.plain(part)
+            if part.shape[dim] == 1:  # the dimension has to be there to be joined along
+                full = tuple(s for d, s in enumerate(part.shape) if s != 1 or d == dim)
+                tensor = self.move("reshape", [tensor], full, (), self.at)
+            names.append(tensor)
+        at = sum(s != 1 for s in parts[0].shape[:dim])
+        return self.spread(self.move("cat", names, tuple(s for s in shape if s != 1), (at,), self.at), shape)
+
+    def program(self, outputs: Sequence[str]) -> EinsumProgram:
+        """What was recorded, without what no output needs."""
+        wanted = set(outputs)
+        kept: list[Statement | Move] = []
+        for step in reversed(self.steps):
+            if step.name in wanted:
+                wanted |= set(step.operands) if isinstance(step, Move) else {a.tensor for a in step.operands}
+                kept.append(step)
+        return EinsumProgram(dict(self.inputs), tuple(reversed(kept)), tuple(dict.fromkeys(outputs)), self.shapes)
