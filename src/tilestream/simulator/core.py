@@ -144,9 +144,10 @@ def _move(servers, sm, now, seconds):
 
 
 @njit(cache=True)
-def _span(index, many, few):
-    """First and last of ``many`` tiles that share rows with tile ``index`` of ``few``; or the other way round."""
-    return index * many // few, ((index + 1) * many + few - 1) // few - 1
+def _span(index, own, other, tiles):
+    """First and last tile of the other end of an edge that share rows with tile ``index``: ``own`` of these tiles are
+    as much as ``other`` of those, of which there are ``tiles``."""
+    return index * other // own, min(((index + 1) * other + own - 1) // own, tiles) - 1
 
 
 @njit(cache=True)
@@ -177,7 +178,7 @@ def _try_load(cta, now, stages, rings, edges, links, ctas, tiles, events):
         e = links.in_edges[k]
         if edges.many[e]:
             p = edges.producer[e]
-            first, last = _span(j, stages.tiles[p], stages.tiles[s])
+            first, last = _span(j, edges.takes[e], edges.gives[e], stages.tiles[p])
             for t in range(first, last + 1):
                 pushed = tiles.pushed[stages.first_tile[p] + t]
                 if pushed >= 0:
@@ -201,7 +202,7 @@ def _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, events):
         if stages.tiles[c] == 0:
             continue
         at = now + edges.flight[e]
-        first, last = _span(t, stages.tiles[c], stages.tiles[s])
+        first, last = _span(t, edges.gives[e], edges.takes[e], stages.tiles[c])
         for j in range(first, last + 1):
             tile = stages.first_tile[c] + j
             tiles.need[tile] -= 1
@@ -286,7 +287,7 @@ def _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, events):
     for k in range(links.in_edge_start[s], links.in_edge_start[s + 1]):
         e = links.in_edges[k]
         if not edges.many[e] and stages.tiles[edges.producer[e]] > 0:
-            first, last = _span(t, stages.tiles[edges.producer[e]], stages.tiles[s])
+            first, last = _span(t, edges.takes[e], edges.gives[e], stages.tiles[edges.producer[e]])
             for old in range(first, last + 1):
                 _free(edges.ring[e], old, now, stages, rings, ctas, tiles, events)
 
@@ -300,7 +301,7 @@ def prepare(stages: Stages, rings: Rings, edges: Edges, tiles: Tiles) -> None:
         if stages.tiles[p] == 0 or stages.tiles[c] == 0:
             continue
         for j in range(stages.tiles[c]):
-            first, last = _span(j, stages.tiles[p], stages.tiles[c])
+            first, last = _span(j, edges.takes[e], edges.gives[e], stages.tiles[p])
             tiles.need[stages.first_tile[c] + j] += last - first + 1
             for t in range(first, last + 1):
                 tiles.left[rings.first[r] + t] += 1

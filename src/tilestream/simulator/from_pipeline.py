@@ -1,8 +1,8 @@
-"""A pipeline of the IR as launches of a workload: the cost model's steps, on the simulator's memories and queues.
+"""A pipeline of the IR as launches of a workload: its stages' steps, on the simulator's memories and queues.
 
 A replica is one CTA alone on its SM, and its tile is a step: one tile for each of two warpgroups, which share the
-pipes side by side, or one tile for both. What of a step neither pipe explains (turnarounds, epilogues that nothing
-covers) is its latency.
+pipes side by side, or one tile for both. What of a step neither pipe explains (reductions, epilogues that nothing
+covers, loads that come late) is its latency: ``steps`` says how much.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from tilestream.cost import stage_cost
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock
 from tilestream.ir import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
+from tilestream.simulator.steps import H200_STEPS
+from tilestream.simulator.steps import compute_s as step_s
 from tilestream.simulator.tables import compute_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 from tilestream.work import bytes_of, phases, tiles_of, weight_bytes
@@ -43,10 +44,10 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     streamed = stage.residency is Residency.STREAMED
     work = _work(stage, launch, loaded)
     work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
-    # What the cost model gives a step with its weights and its tiles at hand.
-    cost = stage_cost(replace(stage, residency=Residency.RESIDENT), launch, device)
-    compute = cost.step_s - cost.queue_s
-    work = replace(work, latency_s=max(0.0, compute - max(compute_s(work, device))))
+    sharing = sum(s.replicas for s in launch.stages)
+    late = H200_STEPS.late * sharing * (work.l2_read + work.l2_write) / device.dram_bytes_per_s
+    extra = step_s(stage, launch, device) - max(compute_s(work, device))
+    work = replace(work, latency_s=max(0.0, extra) + late)
     steps = ceil(tiles_of(rows) / per_step)
     ctas = max(1, min(stage.replicas, steps))
     return SimStage(
@@ -96,4 +97,6 @@ def _queue(q: Queue, stages: dict[str, Stage], launch: Pipeline) -> SimQueue:
             "check the pipeline with verify(): its queues hold too little",
         )
     payload = launch.tiles()[q.tile].bytes * per_step
-    return SimQueue(q.producer, q.consumers, payload, room=q.depth // per_step, parts=per_step)
+    # A step of two tiles is worth two steps of one, also where the last step is short of a tile.
+    ratios = tuple((stages[name].tiles_per_step, per_step) for name in q.consumers)
+    return SimQueue(q.producer, q.consumers, payload, room=q.depth // per_step, parts=per_step, ratios=ratios)

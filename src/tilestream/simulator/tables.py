@@ -41,12 +41,17 @@ class Rings(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """One entry a consumer of a queue. ``many`` says that one of its tiles takes several of the producer's."""
+    """One entry a consumer of a queue: ``gives`` tiles of the producer are as much as ``takes`` of the consumer.
+
+    ``many`` says that one tile of the consumer takes several of the producer's.
+    """
 
     ring: np.ndarray
     producer: np.ndarray
     consumer: np.ndarray
     flight: np.ndarray
+    gives: np.ndarray
+    takes: np.ndarray
     many: np.ndarray
 
 
@@ -98,9 +103,17 @@ def room_of(queue: SimQueue, ctas: int) -> int:
     return queue.depth * ctas if queue.room is None else queue.room
 
 
-def entries(producer: SimStage, consumer: SimStage) -> float:
-    """Entries of a queue that one tile of ``consumer`` takes; a part of one where it has more tiles."""
-    return producer.tiles / consumer.tiles if consumer.tiles else 0.0
+def ratio_of(queue: SimQueue, producer: SimStage, consumer: SimStage) -> tuple[int, int]:
+    """Tiles of the producer and of the consumer that are equally much."""
+    if queue.ratios is None:
+        return producer.tiles, consumer.tiles
+    return queue.ratios[queue.consumers.index(consumer.name)]
+
+
+def entries(queue: SimQueue, producer: SimStage, consumer: SimStage) -> float:
+    """Entries of ``queue`` that one tile of ``consumer`` takes; a part of one where it has more tiles."""
+    gives, takes = ratio_of(queue, producer, consumer)
+    return gives / takes if takes else 0.0
 
 
 def moved(launch: SimLaunch, device: Device) -> Bytes:
@@ -148,7 +161,7 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
         store[p] += grown[p] * _queue(q.payload, spill, device)
         for name in q.consumers:
             i = index[name]
-            part = entries(whole.stages[p], whole.stages[i])
+            part = entries(q, whole.stages[p], whole.stages[i])
             load[i] += grown[i] * _queue(q.payload * part, spill, device)
             one = q.payload / q.parts
             seconds = part * device.queue_s(one) if part >= 1 else device.queue_s(one * part)
@@ -206,12 +219,15 @@ def _queues(
     hidden = 1 - device.queue_exposed
     credit = np.array([hidden * device.queue_s(1) for _ in launch.queues])
     ends = [(r, index[q.producer], index[c], q) for r, q in enumerate(launch.queues) for c in q.consumers]
+    ratios = [ratio_of(q, launch.stages[p], launch.stages[c]) for _, p, c, q in ends]
     edges = Edges(
         np.array([r for r, _, _, _ in ends], dtype=np.int64),
         np.array([p for _, p, _, _ in ends], dtype=np.int64),
         np.array([c for _, _, c, _ in ends], dtype=np.int64),
         np.array([hidden * device.queue_s(q.payload / q.parts) for _, _, _, q in ends]),
-        np.array([tiles[p] > tiles[c] for _, p, c, _ in ends], dtype=np.int64),
+        np.array([gives for gives, _ in ratios], dtype=np.int64),
+        np.array([takes for _, takes in ratios], dtype=np.int64),
+        np.array([gives > takes for gives, takes in ratios], dtype=np.int64),
     )
     first = _starts(tiles[producer])[:-1] if len(producer) else np.zeros(0, dtype=np.int64)
     return Rings(producer, first, room, credit), edges

@@ -80,6 +80,7 @@ class SimQueue:
     """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
 
     ``room``, where given, is the number of entries in all. An entry may cross in ``parts`` side by side (warpgroups).
+    ``ratios``, one a consumer, say how many tiles of the producer and of the consumer are equally much; by default all.
 
     The producer's tile ``t`` of ``n`` feeds the consumer's tiles from ``t * m / n`` on, where ``m`` are the consumer's:
     a consumer with fewer tiles takes several (a reduction: each entry is taken as it comes), one with more splits them.
@@ -90,6 +91,7 @@ class SimQueue:
     payload: float
     depth: int = 2
     room: int | None = None
+    ratios: tuple[tuple[int, int], ...] | None = None
     parts: int = 1
 
 
@@ -157,6 +159,11 @@ def check(launch: SimLaunch) -> None:
             raise WorkloadError(
                 f"the queue from {q.producer!r} has {entries} entries of {q.payload} bytes in {q.parts} parts",
                 "use at least 1 entry, 1 part and a payload above 0",
+            )
+        if q.ratios is not None and (len(q.ratios) != len(q.consumers) or min(map(min, q.ratios)) < 1):
+            raise WorkloadError(
+                f"the queue from {q.producer!r} to {len(q.consumers)} consumers has ratios {q.ratios}",
+                "give one pair of numbers above 0 for each consumer",
             )
         after[q.producer] |= set(q.consumers)
     ready = [n for n in names if not any(n in later for later in after.values())]
