@@ -97,10 +97,10 @@ def dram(cases: Sequence[Case]) -> str:
 
 
 def first_call(cases: Sequence[Case]) -> str:
-    """Seconds of the first call, cold and in a second process, and of torch's own capture."""
+    """Seconds of the first call, cold and in a second process."""
     found = [(case, (load(case) or {}).get("first_call")) for case in cases]
-    rows = [[c.title, *(f"{f[key]:.2f}" for key in ("cold_s", "warm_s", "capture_s"))] for c, f in found if f]
-    heads = ["model", "first call, cold (s)", "in a second process (s)", "of both, torch's capture (s)"]
+    rows = [[c.title, *(f"{f[key]:.1f}" for key in ("cold_s", "warm_s"))] for c, f in found if f]
+    heads = ["model", "first call, cold (s)", "in a second process (s)"]
     return table(heads, rows) if rows else NONE
 
 

@@ -17,6 +17,7 @@ from tilestream.errors import DeviceError, OptionError, PlanError
 from tilestream.options import Options, parse
 from tilestream.regions import Partition, partition
 from tilestream.segments import Segment
+from tilestream.stopwatch import timed
 from tilestream.target import Target, resolve
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ def compile_inference(graph: fx.GraphModule, options: Options, target: Target) -
     Raises:
         PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
     """
-    found = partition(normalise(graph))
+    with timed("regions"):
+        found = partition(normalise(graph))
     log.info("%d of %d operators in %d regions", covered(found), found.operators, len(found.regions))
     if found.exclusions and not options.fallback:
         first = found.exclusions[0]
@@ -84,7 +86,8 @@ def compile_inference(graph: fx.GraphModule, options: Options, target: Target) -
     if found.exclusions:
         fallback.announce(summary(found))
     _trace(found)
-    return boxed(Program.build(graph, found, options, target))
+    with timed("planning"):
+        return boxed(Program.build(graph, found, options, target))
 
 
 def covered(found: Partition) -> int:
@@ -172,4 +175,5 @@ class Program:
 def _call(segment: Segment, regions: Mapping[str, fallback.Call]) -> fallback.Call:
     if segment.region is not None:
         return regions[segment.region.name]
-    return fallback.eager(segment.graph) if segment.trivial else fallback.rest(segment.graph)
+    with timed("inductor"):
+        return fallback.eager(segment.graph) if segment.trivial else fallback.rest(segment.graph)

@@ -21,6 +21,7 @@ from tilestream.lower import Region
 from tilestream.modes import real
 from tilestream.planner import Candidate
 from tilestream.runtime import RegionCall, executable
+from tilestream.stopwatch import timed
 from tilestream.target import Target
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,10 @@ class Measurer:
                 used up the time for measuring.
             TilestreamError: it cannot be built, or does not run.
         """
+        with timed("timing"):
+            return self._time(candidate)
+
+    def _time(self, candidate: Candidate) -> float:
         if self._against and candidate.pipeline is not None and self._spent_s > PATIENCE_S:
             raise PlanError(
                 f"{self._region.name}: {candidate.name} is not timed, since better predicted ones took "
@@ -106,9 +111,11 @@ class Measurer:
 
     def _time_fallback(self) -> float:
         """Microseconds at the clocks at which the fastest candidate was timed."""
-        call = fallback.rest(self._region.graph)
+        with timed("inductor"):
+            call = fallback.rest(self._region.graph)
+            with real(self._target.device):
+                arm = self._capture(call)
         with real(self._target.device):
-            arm = self._capture(call)
             if self._fastest is None:
                 _interleave([arm])
                 return arm.us

@@ -24,6 +24,7 @@ from tilestream.modes import real
 from tilestream.options import Options
 from tilestream.plan_cache import cached_plan
 from tilestream.planner import Candidate, Plan, summary
+from tilestream.stopwatch import timed
 from tilestream.target import Target
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def executable(pipeline: Pipeline, target: Target) -> Execute:
     """
     key = (pipeline, target.kind, target.device)
     if key not in _executables:
-        with real(target.device):
+        with timed("kernels"), real(target.device):
             _executables[key] = _kernels(pipeline, target) if target.kind == "cuda" else _reference(pipeline)
     return _executables[key]
 

@@ -33,10 +33,14 @@ def render(result: dict[str, Any]) -> RenderableType:
             parts.append(Text(f"DRAM, {name}: {counted}"))
     if "first_call" in result:
         first = result["first_call"]
+        own = "; ".join(
+            f"{name}: " + ", ".join(f"{part} {seconds:.1f}" for part, seconds in first[name].items())
+            for name in ("cold", "warm")
+        )
         parts.append(
             Text(
                 f"first call: {first['cold_s']:.1f} s cold, {first['warm_s']:.2f} s in a second process; "
-                f"{first['capture_s']:.2f} s of both are torch's own capture"
+                f"{first['capture_s']:.2f} s of both are torch's own capture ({own})"
             )
         )
     return Group(*parts)
