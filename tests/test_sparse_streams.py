@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import Node, Port
+from tilestream.sparse.graph import NODES, Node, Port
 from tilestream.sparse.run_spec import run_node
 from tilestream.sparse.spec.text import read, write
 from tilestream.sparse.storage import Format, Level, SparseTensor, pack
@@ -18,7 +20,7 @@ VALUES = {("array", "val"), ("alu", "a"), ("alu", "b"), ("alu", "val"), ("reduce
 
 def through(kind: str, tensor: SparseTensor | None = None, attrs: dict | None = None, /, **streams: str):
     """The output lines, by port, of a node that is given these lines."""
-    ins = {port.rstrip("_"): read(text, (kind, port) in VALUES) for port, text in streams.items()}
+    ins = {p.rstrip("_"): read(text, (kind, p.rstrip("_")) in VALUES) for p, text in streams.items()}
     node = Node(kind, kind, tuple((p, Port("given", p)) for p in ins), tuple((attrs or {}).items()))
     outs = run_node(node, ins, tensor)
     return {port: write(tokens, (kind, port) in VALUES) for port, tokens in outs.items()}
@@ -293,3 +295,36 @@ def test_streams_that_do_not_fit_together_are_an_error_that_names_the_node(kind,
 def test_a_word_that_is_no_token():
     with pytest.raises(SparseError, match="no token"):
         read("0 1 SX D")
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "sparse-streams.md").read_text()
+
+
+@pytest.mark.parametrize("block", re.findall(r"```streams\n(.*?)```", PAGE, re.DOTALL))
+def test_the_examples_of_the_documentation(block):
+    head, *lines = block.strip().splitlines()
+    kind, *pairs = head.split()
+    attrs = {k: v if k == "op" else int(v) for k, v in (pair.split("=") for pair in pairs)}
+    tensor = None
+    if kind == "scan":
+        attrs |= {"tensor": "A", "level": 0}
+        tensor = vector([1, 4], [], [0])
+    ins = dict(line.split(": ") for line in lines if ": " in line)
+    outs = dict(line.split(" -> ") for line in lines if " -> " in line)
+    if kind == "repsig":
+        outs["sig"] = outs["sig"].replace("R", "0").replace("S", "S0")
+    assert ins
+    assert outs
+    assert through(kind, tensor, attrs, **{f"{port}_": text for port, text in ins.items()}) == outs
+
+
+def test_the_python_of_the_documentation_runs(capsys):
+    scope: dict[str, object] = {}
+    exec(
+        compile("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)), "docs/sparse-streams.md", "exec"), scope
+    )
+    assert "[6. 0.]" in capsys.readouterr().out
+
+
+def test_the_documentation_names_every_kind_of_node():
+    assert set(NODES) <= set(re.findall(r"[a-z_]+", PAGE.split("## Primitives")[1]))

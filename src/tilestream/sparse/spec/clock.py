@@ -61,6 +61,7 @@ class Clock:
         self.blocked: tuple[str, Channel] | None = None
         self.words: list[int] = []  # of a writer: the tags that came
         self.values: list[Any] = []  # of a value writer
+        self.zero = nothing(block)
 
     def many(self, stem: str) -> list[str]:
         """The ports ``stem0``, ``stem1``, ... that are joined to something."""
@@ -110,7 +111,8 @@ class Clock:
             if channel is None:
                 continue  # nobody reads this stream
             latency = self.latency if tag >= 0 else CONTROL_LATENCY
-            token = Token(tag, value, self.t + max(latency, self.timing.channel_latency))
+            kept = value if tag >= 0 else self.zero
+            token = Token(tag, kept, self.t + max(latency, self.timing.channel_latency))
             channel.tokens.append(token)
             channel.put_count += 1
             if channel.trace is not None:
