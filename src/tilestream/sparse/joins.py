@@ -166,7 +166,7 @@ class Joins:
         before = level.located
         if before is None:  # shares its coordinates with a dense level: nothing of its own to find
             raise SparseError(f"index {index!r} cannot be located in {own}", "report the program")
-        tensor = self.lowering.views[before.leaf]
+        tensor = self.lowering.views[before.leaf][0]
         ref = self.build.repeat(before.port, crd, index, tensor)
         found = self.build.locate(tensor, len(before.leaf.indices) - len(before.left), index, crd, ref, tensor)
         return dict.fromkeys(level.slots, found)

@@ -24,17 +24,18 @@ from tilestream.sparse.states import (
     StreamLevel,
     StreamState,
 )
+from tilestream.sparse.storage import Format
 from tilestream.sparse.streams import Builder
 
 
 class Lowering:
-    """State of one lowering. ``views``: the name in the graph of each leaf (a tensor in one order of its levels)."""
+    """State of one lowering. ``views``: the name in the graph of each leaf, and its format there."""
 
     def __init__(
         self,
         fused: Fused,
         order: tuple[str, ...],
-        views: Mapping[Leaf, str],
+        views: Mapping[Leaf, tuple[str, Format]],
         parallel: Mapping[str, int],
         locate: bool = True,
     ) -> None:
@@ -54,7 +55,7 @@ class Lowering:
         if view not in self._started:
             if isinstance(view, Leaf):
                 left = tuple(sorted(view.indices, key=self.rank.__getitem__))
-                state: State = LeafState(view, self.build.root(self.views[view]), 0, left)
+                state: State = LeafState(view, self.build.root(self.views[view][0]), 0, left)
             else:
                 state = OpState(view, tuple(self.start(v) for v in view.operands), view.indices)
             self._started[view] = state
@@ -89,39 +90,28 @@ class Lowering:
         value = self.compute(state, loops)
         for reduced in sorted(op.reduced, key=self.rank.__getitem__, reverse=True):
             levels, value, lanes = self._reduce(op, reduced, levels, value, lanes, outer)
-        return self._leave_lanes(StreamState(op, tuple(levels), value, len(outer)))
+        return self._leave_lanes(StreamState(op, tuple(levels), value, len(outer)), lanes)
 
     def _reduce(
         self, op: Op, index: str, levels: list[StreamLevel], value: Port, lanes: tuple[str, ...], outer: Loops
     ) -> tuple[list[StreamLevel], Port, tuple[str, ...]]:
         """Take one index away: a reduce if it is innermost, else a sparse accumulator over the levels inside it."""
         at = next(n for n, level in enumerate(levels) if level.index == index)
-        above, own, below = levels[:at], levels[at], levels[at + 1 :]
         kind, name, source = op.statement.reduction, f"{op.name}_{index}", op.statement.source
         inner = {level.index for level in levels[at:]}
         crossing = tuple(lane for lane in lanes if lane in inner)
         for lane in reversed(crossing):
-            crd = next(x.crd for x in levels if x.index == lane)
-            depth = next(n for n, x in enumerate(levels) if x.index == lane)
-            value = self.gather(lane, value, len(levels) - 1 - depth, crd)
-            below = [
-                StreamLevel(
-                    x.index,
-                    self.gather(lane, x.crd, self._depth(levels, x.index) - depth, crd) if lane in x.lanes else x.crd,
-                    x.full,
-                    x.nonempty,
-                    tuple(a for a in x.lanes if a != lane),
-                )
-                for x in below
-            ]
+            levels, value = self._gathered(lane, levels, value)
+        above, own, below = levels[:at], levels[at], levels[at + 1 :]
         lanes = tuple(lane for lane in lanes if lane not in crossing)
         if not below:
-            fibers = [*(x.nonempty for x in outer), *(x.nonempty for x in above)]
-            if all(fibers):
+            # A lane's share of a fiber may be empty, and a reduce would make a value of it.
+            around = [*outer, *above]
+            if all(x.nonempty and x.index not in self.parallel for x in around):
                 return above, self.build.reduce(kind, value, name, source), lanes
-            around = above[-1] if above else outer[-1]
-            lane = around.index in self.parallel
-            crd = self.scatter(around.index, around.crd) if lane else around.crd
+            last = around[-1]
+            dealt = last.index in lanes if above else last.index in self.parallel
+            crd = self.scatter(last.index, last.crd) if dealt else last.crd
             _, value = self.build.spacc(kind, [crd], value, name, source)
             return above, value, lanes
         crds = [x.crd for x in reversed(below)] + [own.crd]
@@ -132,10 +122,6 @@ class Lowering:
             for x, crd in zip(below, reversed(made), strict=True)
         ]
         return above + out, value, lanes
-
-    @staticmethod
-    def _depth(levels: list[StreamLevel], index: str) -> int:
-        return next(n for n, x in enumerate(levels) if x.index == index)
 
     def _prepare(self, state: OpState, index: str, loops: Loops) -> OpState:
         """End the operands that cannot take part in the loop over ``index``, or have nothing left to iterate."""
@@ -152,7 +138,7 @@ class Lowering:
     def step(self, state: State, index: str, loops: Loops) -> tuple[Level, State]:
         """The coordinates of a view at one loop, and the view after it."""
         if isinstance(state, LeafState):
-            tensor, at = self.views[state.leaf], len(state.leaf.indices) - len(state.left)
+            tensor, at = self.views[state.leaf][0], len(state.leaf.indices) - len(state.left)
             assert state.left[0] == index
             port = self.lift(state.port, state.at, loops, tensor)
             crd, ref = self.build.scan(tensor, at, index, port, str(state.leaf.tensor))
@@ -172,8 +158,7 @@ class Lowering:
         return self.joins.step(state, index, loops)
 
     def dense_level(self, leaf: Leaf, at: int) -> bool:
-        format = leaf.declared.format
-        return format is None or format.levels[at] == "dense"
+        return self.views[leaf][1].levels[at] == "dense"
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -200,7 +185,7 @@ class Lowering:
 
     def _value(self, state: State, loops: Loops) -> Port:
         if isinstance(state, LeafState):
-            tensor = self.views[state.leaf]
+            tensor = self.views[state.leaf][0]
             port = self.lift(state.port, state.at, loops, tensor)
             return self.build.array(tensor, port, state.leaf.tensor)
         if isinstance(state, StreamState):
@@ -226,18 +211,24 @@ class Lowering:
         signal = moved[level.slots[0]] if level.slots else self.scatter(index, level.crd)
         return signal, state
 
-    def _leave_lanes(self, state: StreamState) -> StreamState:
+    def _leave_lanes(self, state: StreamState, lanes: tuple[str, ...]) -> StreamState:
         """The result with its levels and values gathered from the lanes of its own loops."""
         levels, value = list(state.levels), state.port
-        for lane in reversed([x.index for x in levels if x.index in self.parallel]):
-            depth = next(n for n, x in enumerate(levels) if x.index == lane)
-            crd = levels[depth].crd
-            value = self.gather(lane, value, len(levels) - 1 - depth, crd)
-            levels[depth + 1 :] = [
-                StreamLevel(x.index, self.gather(lane, x.crd, n, crd), x.full, x.nonempty)
-                for n, x in enumerate(levels[depth + 1 :], start=1)
-            ]
+        for lane in reversed(lanes):
+            levels, value = self._gathered(lane, levels, value)
         return StreamState(state.op, tuple(levels), value, state.at)
+
+    def _gathered(self, lane: str, levels: list[StreamLevel], value: Port) -> tuple[list[StreamLevel], Port]:
+        """Levels and values with those that are in a lane's copies in one stream again."""
+        depth = next(n for n, x in enumerate(levels) if x.index == lane)
+        crd = levels[depth].crd
+        out = []
+        for n, x in enumerate(levels):
+            if lane in x.lanes:
+                left = tuple(a for a in x.lanes if a != lane)
+                x = StreamLevel(x.index, self.gather(lane, x.crd, n - depth, crd), x.full, x.nonempty, left)
+            out.append(x)
+        return out, self.gather(lane, value, len(levels) - 1 - depth, crd)
 
     def scatter(self, index: str, port: Port) -> Port:
         attrs = (("index", index), ("ways", self.parallel[index]))
@@ -253,7 +244,7 @@ class Lowering:
 def lower(
     fused: Fused,
     order: tuple[str, ...],
-    views: Mapping[Leaf, str],
+    views: Mapping[Leaf, tuple[str, Format]],
     parallel: Mapping[str, int],
     schedule: Schedule,
 ) -> tuple[Builder, dict[str, StreamState]]:

@@ -62,6 +62,8 @@ class _Group:
     name: str
     statements: tuple[Statement, ...]
     notes: tuple[str, ...] = ()
+    whole: bool = True
+    """Whether these are all statements of the region that the schedule asked for."""
 
 
 def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
@@ -181,7 +183,10 @@ def _regions(
             raise SparseError(f"region {group.name!r} cannot be lowered: {cut}", "choose another order") from cut
         note = f"{cut.statement} goes through memory: {cut.why}"
         here = dict(known)
-        for part in (_Group(f"{group.name}/{cut.statement}", first), _Group(group.name, rest, (*group.notes, note))):
+        for part in (
+            _Group(f"{group.name}/{cut.statement}", first, (), False),
+            _Group(group.name, rest, (*group.notes, note), False),
+        ):
             for region, declared in _regions(program, part, schedule, here):
                 here.update(declared)
                 yield region, declared
@@ -202,12 +207,13 @@ def _region(
     copies = _break_cycles(fused)
     orders = tuple(fused.order.orders(schedule.max_orders))
     chosen = schedule.order_of(group.name)
+    chosen = None if isinstance(chosen, int) and not group.whole else chosen  # it numbers the orders of the whole
     lanes = {i: n for i, n in schedule.lanes_of(group.name).items() if i in fused.sizes}
     failed: NotFusible | None = None
     for order in _candidates(fused, orders, chosen, group.name):
         views = {leaf: _view(leaf, order) for leaf in fused.views if isinstance(leaf, Leaf)}
         try:
-            build, made = lower(fused, order, {leaf: name for leaf, (name, _) in views.items()}, lanes, schedule)
+            build, made = lower(fused, order, views, lanes, schedule)
         except NotFusible as error:
             failed = failed or error
             continue

@@ -80,7 +80,9 @@ class SparseTensor:
                 inner = level.crd
                 outer = np.repeat(coordinates, np.diff(level.seg), axis=0)
             coordinates = np.concatenate([outer, inner[:, None]], axis=1)
-        where = coordinates[:, np.argsort(self.format.order)]
+        where = coordinates[:, np.argsort(self.format.order).astype(int)]
+        if not self.shape:
+            return self.values.reshape(())
         if block == 1:
             out = np.zeros(self.shape)
             out[tuple(where.T)] = self.values
@@ -196,7 +198,7 @@ def to_coo(tensor: SparseTensor) -> tuple[np.ndarray, np.ndarray]:
             inner = level.crd
             outer = np.repeat(coordinates, np.diff(level.seg), axis=0)
         coordinates = np.concatenate([outer, inner[:, None]], axis=1)
-    coordinates = coordinates[:, np.argsort(tensor.format.order)]
+    coordinates = coordinates[:, np.argsort(tensor.format.order).astype(int)]
     block = tensor.format.block
     if block == 1:
         return coordinates, tensor.values

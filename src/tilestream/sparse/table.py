@@ -170,9 +170,8 @@ class _Maker:
         return view
 
     def value(self, view: View) -> str:
-        last = self.order[-1]
         if isinstance(view, Leaf):
-            return f"Val(<{self.names[view]}_{last}>)"
+            return f"Val(<{self.names[view]}_{self.order[-1]}>)" if self.order else "Val(root)"
         name, user = self.names[view], self.users.get(view)
         own = [i for i in self.loops[view] if i not in view.reduced]
         over = [i for i in self.loops[user] if self.rank[i] > self.rank[own[-1]]] if user and own else []
