@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 ROUNDS = 20
 BURST_US = 500.0
 MOST_CALLS = 50
+WARM_UP_S = 0.15
+"""An idle GPU takes about a tenth of a second of work to reach its clocks; what is timed before that is too slow."""
 PATIENCE_S = 2.0
 """Time spent on candidates after which no more are built: a cold compilation must not take minutes."""
 
@@ -163,9 +165,11 @@ class Measurer:
 
 
 def _interleave(arms: list[Arm]) -> None:
-    for arm in arms:
-        arm.graph.replay()
-    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    while time.perf_counter() - start_s < WARM_UP_S:
+        for arm in arms:
+            arm.graph.replay()
+        torch.cuda.synchronize()
     for index in range(ROUNDS):
         for arm in arms if index % 2 else arms[::-1]:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
