@@ -11,21 +11,44 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.ir import DTYPE_BYTES
-from tilestream.simulator.workload import Engine, SimStage, TileWork
+from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
-GEMM_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
-"""Rows and columns of output of one CTA: what libraries choose from."""
+GEMM_TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 192): 0.98, (128, 128): 0.95, (128, 64): 0.9, (64, 64): 0.75}
+"""Rows and columns of output of one CTA, from which libraries choose, and the share of the tensor rate it reaches:
+small tiles read more operands from shared memory for each product."""
 SPLIT_K = 512
 """Least depth that a CTA of a GEMM keeps when its sum is split among CTAs."""
+GEMM_SHARE = 0.98
+"""Of the tensor rate, in the main loop."""
+GEMM_LATENCY_S = 1.2e-6
+"""Of each tile: first loads, last products and epilogue, which its CTA, alone on its SM, covers with nothing."""
+UNALIGNED_SHARE = 0.2
+"""What is left of that where rows of an operand are no multiples of 16 bytes, which loads of whole lines need."""
+MULTICAST = 2
+"""CTAs of a cluster that share what they load, from Hopper on."""
 STREAM_TILE = 16_384
-"""Elements of one CTA of an elementwise kernel."""
+"""Elements of one CTA of an elementwise kernel at most, and at least ``STREAM_LEAST``."""
+STREAM_LEAST = 1_024
+LANE_BASE, LANE_SIMT, LANE_SFU = 12.0, 2.0, 4.0
+"""Issue slots of an elementwise kernel: an element (load, unpack, convert, index, store), a listed op, an SFU op."""
 CTAS_PER_SM = 2
 WAVES = 16
 """Tiles a CTA at most: longer runs of equal tiles are merged, which changes no rate, only the number of events."""
 REGISTERS = 32_768
-GEMM_LATENCY_S = 0.6e-6
-"""First loads and last stores of a GEMM's tile: what the CTA beside it hides."""
-STREAM_LATENCY_S = 0.4e-6
+GAP_S = 0.95e-6
+"""From one kernel of a CUDA graph to the next, without its first load."""
+L2_LATENCY_S = 0.35e-6
+"""From a kernel's start to its first data, from the L2."""
+DRAM_LATENCY_S = 0.65e-6
+"""And further, from DRAM."""
+
+
+def lane_ops(elements: float, simt_ops: float, sfu_ops: float) -> float:
+    """Issued lane operations of a real elementwise kernel for what is counted of its arithmetic.
+
+    Fitted to eager's kernels on an H200 whose data lie in the L2 (docs/truth.md).
+    """
+    return LANE_BASE * elements + LANE_SIMT * simt_ops + LANE_SFU * sfu_ops
 
 
 def gemm(
@@ -41,6 +64,7 @@ def gemm(
     dram_write: float | None = None,
     simt_ops: float = 0.0,
     sfu_ops: float = 0.0,
+    cached: float = 0.0,
     ops: tuple[str, ...] = (),
     source: str = "",
 ) -> SimStage:
@@ -49,45 +73,54 @@ def gemm(
     Args:
         dtype: ``bf16``, ``f16`` or ``f32``, of operands and result.
         dram_read, dram_write: bytes of the whole kernel; by default each operand and the result once.
+        cached: share of those that the L2 holds from before and keeps.
     """
     size = DTYPE_BYTES.get(dtype, 2)
-    rows, columns, splits = gemm_tiling(batch, m, n, k, device)
+    rows, columns, splits = gemm_tiling(batch, m, n, k, device, dtype)
     down, across = ceil(m / rows), ceil(n / columns)
     tiles = batch * down * across * splits
     result = batch * m * n * size
     partial = 2 * batch * m * n * 4 * splits if splits > 1 else 0  # written as fp32 and summed from the L2
-    read = batch * (m * k * across + k * n * down) * size
-    return _stage(
-        name,
-        Engine.TENSOR,
-        tiles,
-        device,
-        TileWork(
-            tensor_flops=2.0 * batch * m * n * k,
-            dtype=dtype if dtype in device.tensor_flops else "bf16",
-            simt_ops=simt_ops + device.handoff_ops * batch * m * n * splits,
-            sfu_ops=sfu_ops,
-            l2_read=read + partial / 2,
-            l2_write=result + partial / 2,
-            dram_read=batch * (m * k + k * n) * size if dram_read is None else dram_read,
-            dram_write=result if dram_write is None else dram_write,
-        ),
-        GEMM_LATENCY_S,
-        ops or (name,),
-        source,
+    read = batch * (m * k * across + k * n * down) * size / _multicast(device)
+    dram_read = batch * (m * k + k * n) * size if dram_read is None else dram_read
+    flops = 2.0 * batch * m * n * k
+    dtype = dtype if dtype in device.tensor_flops else "bf16"
+    aligned = UNALIGNED_SHARE if (k * size) % 16 or (n * size) % 16 else 1.0
+    slower = 1 / (GEMM_SHARE * GEMM_TILES[rows, columns] * aligned) - 1
+    latency_s = GEMM_LATENCY_S + slower * flops / tiles / (device.tensor_flops[dtype] / device.sms)
+    work = TileWork(
+        tensor_flops=flops,
+        dtype=dtype,
+        simt_ops=simt_ops + device.handoff_ops * batch * m * n * splits,
+        sfu_ops=sfu_ops,
+        l2_read=partial / 2,
+        l2_shared_read=read,
+        l2_write=result + partial / 2,
+        dram_read=dram_read * (1 - cached),
+        dram_write=(result if dram_write is None else dram_write) * (1 - cached),
     )
+    ctas = min(tiles, device.sms)
+    return _stage(name, Engine.TENSOR, tiles, ctas, device.registers_per_sm, work, latency_s, ops or (name,), source)
 
 
-def gemm_tiling(batch: int, m: int, n: int, k: int, device: Device) -> tuple[int, int, int]:
-    """Rows, columns and splits of the sum: the tiling whose last wave wastes least, larger tiles first."""
+def _multicast(device: Device) -> int:
+    return MULTICAST if device.compute_capability >= (9, 0) else 1
+
+
+def gemm_tiling(batch: int, m: int, n: int, k: int, device: Device, dtype: str = "bf16") -> tuple[int, int, int]:
+    """Rows, columns and splits of the sum: what takes the least time on the tensor pipes, larger tiles first."""
+    rate = device.tensor_flops.get(dtype, device.tensor_flops["bf16"]) / device.sms
     best: tuple[float, tuple[int, int, int]] | None = None
-    for rows, columns in GEMM_TILES:
+    for (rows, columns), share in GEMM_TILES.items():
         tiles = batch * ceil(m / rows) * ceil(n / columns)
-        splits = max(1, min(k // SPLIT_K, device.sms // tiles)) if tiles < device.sms else 1
-        waves = ceil(tiles * splits / device.sms)
-        cost = waves * rows * columns * ceil(k / splits) * (1 + 24 / rows + 24 / columns)  # operands a product
-        if best is None or cost < best[0] * 0.999:
-            best = (cost, (rows, columns, splits))
+        most = max(1, min(k // SPLIT_K, device.sms // tiles)) if tiles < device.sms else 1
+        for splits in {1, most}:
+            waves = ceil(tiles * splits / device.sms)
+            one = 2.0 * rows * columns * ceil(k / splits) / (rate * share * GEMM_SHARE)
+            together = GEMM_LATENCY_S + 8.0 * batch * m * n * splits / device.l2_bytes_per_s if splits > 1 else 0.0
+            cost = waves * (one + GEMM_LATENCY_S) + together
+            if best is None or cost < best[0] * 0.999:
+                best = (cost, (rows, columns, splits))
     assert best is not None
     return best[1]
 
@@ -102,6 +135,7 @@ def stream(
     touched: float | None = None,
     simt_ops: float = 0.0,
     sfu_ops: float = 0.0,
+    cached: float = 0.0,
     ops: tuple[str, ...] = (),
     source: str = "",
 ) -> SimStage:
@@ -110,40 +144,40 @@ def stream(
     Args:
         read, written: distinct bytes, from and to DRAM.
         touched: bytes loaded counting repeats, at least ``read``.
+        cached: share of ``read`` and ``written`` that the L2 holds from before and keeps.
     """
-    return _stage(
-        name,
-        Engine.SIMT,
-        max(1, ceil(elements / STREAM_TILE)),
-        device,
-        TileWork(
-            simt_ops=simt_ops,
-            sfu_ops=sfu_ops,
-            l2_read=max(read, touched or 0.0),
-            l2_write=written,
-            dram_read=read,
-            dram_write=written,
-        ),
-        STREAM_LATENCY_S,
-        ops or (name,),
-        source,
+    slots = CTAS_PER_SM * device.sms
+    tiles = max(1, ceil(elements / STREAM_TILE), min(ceil(elements / STREAM_LEAST), slots))
+    work = TileWork(
+        simt_ops=lane_ops(elements, simt_ops, sfu_ops),
+        sfu_ops=sfu_ops,
+        l2_read=max(read, touched or 0.0),
+        l2_write=written,
+        dram_read=read * (1 - cached),
+        dram_write=written * (1 - cached),
     )
+    return _stage(name, Engine.SIMT, tiles, min(tiles, slots), REGISTERS, work, 0.0, ops or (name,), source)
 
 
 def _stage(
     name: str,
     engine: Engine,
     tiles: int,
-    device: Device,
+    ctas: int,
+    registers: int,
     whole: TileWork,
     latency_s: float,
     ops: tuple[str, ...],
     source: str,
 ) -> SimStage:
-    ctas = min(tiles, CTAS_PER_SM * device.sms)
     merged = merge(tiles, ctas)
     work = whole.scaled(1 / merged) + TileWork(latency_s=latency_s * tiles / merged)
-    return SimStage(name, engine, merged, ctas, work, registers=REGISTERS, ops=ops, source=source)
+    return SimStage(name, engine, merged, ctas, work, registers=registers, ops=ops, source=source)
+
+
+def launch(name: str, stage: SimStage) -> SimLaunch:
+    """A library kernel by itself: the gap before it, and what its first load takes to come."""
+    return SimLaunch(name, (stage,), launch_s=GAP_S + L2_LATENCY_S + (DRAM_LATENCY_S if stage.work.dram_read else 0.0))
 
 
 def merge(tiles: int, ctas: int, waves: int = WAVES) -> int:
