@@ -8,34 +8,40 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.kitsune.balance import Balance, Load, balance
 from tilestream.kitsune.operators import OperatorGraph
-from tilestream.kitsune.pipeline import Half, Spatial
-from tilestream.kitsune.tiling import ROWS, Work, works
+from tilestream.kitsune.pipeline import Spatial
+from tilestream.kitsune.tiling import TILES, Tile, Work, works
 from tilestream.kitsune.traffic import launch_bytes
+from tilestream.kitsune.workloads import spatial
+from tilestream.simulator.launch import simulate
+
+SIMULATED = 4
+"""Candidates that are simulated, the best by prediction."""
 
 
 def choose_tiles(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
-    """The tiles and the balance that are predicted to take least time.
+    """The tiles and the balance that take least time: the best few by prediction, then by simulation.
 
     Small tiles fill a pipeline sooner and leave less to the last step; large ones hide the queue's synchronisation.
     """
-    best: tuple[float, Spatial] | None = None
-    for rows in ROWS:
-        made, work = balanced(p, graph, device, rows)
-        seconds = predict(made, work, graph, device)
-        if best is None or seconds < best[0]:
-            best = (seconds, made)
-    assert best is not None
-    return best[1]
+    ranked: list[tuple[float, int, Spatial]] = []
+    for i, shape in enumerate(TILES):
+        made, work = balanced(p, graph, device, shape)
+        ranked.append((predict(made, work, graph, device), i, made))
+    ranked.sort()
+    if len(p.stages) == 1:
+        return ranked[0][2]
+    best = [made for _, _, made in ranked[:SIMULATED]]
+    return min(best, key=lambda made: simulate(spatial(made, graph, device), device, device.arbiters).seconds)
 
 
-def balanced(p: Spatial, graph: OperatorGraph, device: Device, rows: int) -> tuple[Spatial, dict[str, Work]]:
-    """``p`` with tiles of ``rows`` rows and the CTAs of ``balance``; final sums grow with the CTAs before them."""
-    p = replace(p, rows=rows)
-    work = works(p, graph, device, rows)
+def balanced(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> tuple[Spatial, dict[str, Work]]:
+    """``p`` with tiles of ``shape`` and the CTAs of ``balance``; final sums grow with the CTAs before them."""
+    p = replace(p, rows=shape.rows, columns=shape.columns)
+    work = works(p, graph, device, shape)
     for _ in range(2):  # a final sum adds one partial sum a CTA: its load is known once the CTAs are
         found = _solve(p, work, graph, device)
         p = replace(p, ctas=found.ctas, limit=found.limit)
-        work = works(p, graph, device, rows)
+        work = works(p, graph, device, shape)
     return p, work
 
 
@@ -46,11 +52,10 @@ def _solve(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Devi
 
 def memory_s(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> tuple[float, float]:
     """Seconds that DRAM alone and the L2 alone take for one pass: Alg. 2's bandwidth limits."""
-    l2 = sum((w.tile.l2_read + w.tile.l2_write) * w.tiles for w in work.values())
-    for ring in p.rings:
-        parts = p.ctas.get(ring.producer, 1) if p.stage(ring.producer).half is Half.PARTIAL else 1
-        l2 += ring.bytes * parts * (1 + len(ring.consumers))
-    return launch_bytes(graph, p.node.ops) / device.dram_bytes_per_s, l2 / device.l2_bytes_per_s
+    distinct = sum((w.tile.l2_read + w.tile.l2_write + w.ring_bytes) * w.tiles for w in work.values())
+    shared = sum(w.tile.l2_shared_read * w.tiles for w in work.values())
+    l2 = distinct / device.l2_bytes_per_s + shared / device.l2_shared_bytes_per_s
+    return launch_bytes(graph, p.node.ops) / device.dram_bytes_per_s, l2
 
 
 def predict(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> float:

@@ -124,8 +124,8 @@ def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str
 
 
 def lower(d: Design) -> Design:
-    """Launches for the simulator, in an order in which they can run."""
-    pipelines = {p.node.ops: p for p in d.groups}
+    """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
+    pipelines = {p.node.ops: p for p in d.groups if len(p.stages) > 1}
     launches = tuple(
         spatial(pipelines[ops], d.graph, d.device) if ops in pipelines else one_kernel(ops, d.graph, d.device)
         for ops in d.units

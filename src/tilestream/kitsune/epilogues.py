@@ -11,10 +11,14 @@ from math import prod
 
 from tilestream.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.kitsune.pipeline import Half, Spatial, Stage, engine_of
+from tilestream.kitsune.reductions import splits
+from tilestream.simulator.workload import Engine
+
+ROW_BY_ROW = (Kind.ELEMENTWISE, Kind.REDUCTION, Kind.NORM, Kind.SOFTMAX)
 
 
 def fuse_epilogues(p: Spatial, graph: OperatorGraph) -> Spatial:
-    """Join each elementwise stage to the one before it, where ``fusable`` says so; the graph's order is kept."""
+    """Join each stage to the one before it, where ``fusable`` says so; the graph's order is kept."""
     stages: list[Stage] = list(p.stages)
     for stage in p.stages:
         if len(stage.ops) != 1 or stage.half is not Half.WHOLE:
@@ -30,12 +34,14 @@ def fuse_epilogues(p: Spatial, graph: OperatorGraph) -> Spatial:
 
 
 def fusable(op: Operator, stages: list[Stage], graph: OperatorGraph) -> Stage | None:
-    """The stage that ``op`` can be the epilogue of: it makes an operand of the result's shape that only ``op`` reads
-    in this pipeline. What is needed outside as well is written to memory besides.
+    """The stage that ``op`` can be the epilogue of: it makes an operand that only ``op`` reads in this pipeline.
 
-    No other operand may come from a stage that waits for this one, or the two would wait for each other.
+    Behind a product that is an elementwise operator on all of its result; behind operators on SIMT pipes whatever
+    goes row by row, so that a norm written as five operators is one stage. What is needed outside as well is written
+    to memory besides. No other operand may come from a stage that waits for this one, or the two would wait for each
+    other.
     """
-    if op.kind is not Kind.ELEMENTWISE:
+    if op.kind not in ROW_BY_ROW or splits(op):
         return None
     shape = graph.values[op.outputs[0]].shape
     place = {name: i for i, s in enumerate(stages) for name in s.ops}
@@ -44,9 +50,12 @@ def fusable(op: Operator, stages: list[Stage], graph: OperatorGraph) -> Stage | 
         if producer is None or producer.name not in place:
             continue
         stage = stages[place[producer.name]]
+        if stage.engine is Engine.SIMT:
+            fits = graph[stage.ops[0]].kind in ROW_BY_ROW and producer.rows == op.rows
+        else:
+            fits = op.kind is Kind.ELEMENTWISE and prod(operand.shape) == prod(shape) and stage.ops[-1] == producer.name
         alone = sum(r.name in place for r in graph.consumers(operand.value)) == 1
-        last = stage.half is Half.WHOLE and stage.ops[-1] == producer.name
-        if alone and last and prod(operand.shape) == prod(shape) and not _returns(op, stage, stages, graph):
+        if fits and alone and stage.half is Half.WHOLE and not _returns(op, stage, stages, graph):
             return stage
     return None
 

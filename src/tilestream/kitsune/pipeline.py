@@ -45,13 +45,17 @@ class Ring:
 
 @dataclass(frozen=True)
 class Spatial:
-    """``node`` as a pipeline. ``ctas`` and ``rows`` (rows of a tile) are empty and 0 until they are chosen."""
+    """``node`` as a pipeline. ``ctas`` and the tiles' ``rows`` and ``columns`` are empty and 0 until chosen.
+
+    ``limit`` says what bounds its rate by Alg. 2: a stage's name, ``dram`` or ``l2``.
+    """
 
     node: SfNode
     stages: tuple[Stage, ...]
     rings: tuple[Ring, ...] = ()
     ctas: dict[str, int] = field(default_factory=dict)
     rows: int = 0
+    columns: int = 0
     limit: str = ""
 
     def stage(self, name: str) -> Stage:

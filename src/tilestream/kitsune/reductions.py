@@ -18,8 +18,11 @@ ROW_LIMIT = 8192
 
 
 def splits(op: Operator) -> bool:
-    """Whether ``op`` reduces over more than a CTA holds: over rows, or over rows longer than ``ROW_LIMIT``."""
-    if op.over_rows:
+    """Whether ``op`` reduces over more than a CTA holds: over rows, or over rows longer than ``ROW_LIMIT``.
+
+    A norm's derivative streams rows; the gradients of its two vectors are sums of few numbers beside that.
+    """
+    if op.over_rows and op.kind in (Kind.LINEAR, Kind.REDUCTION):
         return True
     return op.kind in (Kind.REDUCTION, Kind.SOFTMAX, Kind.NORM) and op.reduced > ROW_LIMIT
 

@@ -6,54 +6,98 @@ that fit stay in shared memory (Kitsune's stages are persistent), others are rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilestream.devices import Device
-from tilestream.kitsune.operators import Operator, OperatorGraph
-from tilestream.kitsune.pipeline import Half, Spatial, Stage
+from tilestream.kitsune.kernels import GEMM_SHARE, lane_ops, merge
+from tilestream.kitsune.operators import Operand, Operator, OperatorGraph
+from tilestream.kitsune.pipeline import Half, Ring, Spatial, Stage
 from tilestream.kitsune.regions import leaves, reads
 from tilestream.simulator.workload import Engine, TileWork
 
-ROWS = (16, 32, 64, 128)
-"""Candidates for the rows of a tile: 128 rows of 256 16-bit features are 64 KB, the payload that queues like."""
-COLUMNS = 256
-"""Columns that the accumulators of one CTA hold, for 128 rows: half of an SM's registers."""
-ACCUMULATOR_ROWS = 128
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of the tiles that stream, and columns of a product that one CTA makes of them.
+
+    128 rows of 256 16-bit features are 64 KB, the payload that queues like, and fill the registers of a CTA with
+    accumulators; half of that leaves room for a second tile, so that epilogue and products overlap.
+    """
+
+    rows: int
+    columns: int
+
+    @property
+    def overlaps(self) -> bool:
+        return 2 * self.rows * self.columns <= ACCUMULATORS
+
+
+TILES = tuple(Tile(rows, columns) for rows in (16, 32, 64, 128) for columns in (64, 128, 256))
+ACCUMULATORS = 128 * 256
+"""fp32 accumulators of one tensor CTA: half of an SM's registers."""
+SUM_ROWS, SUM_COLUMNS = 128, 128
+"""Of a block of results in which a CTA of a partial stage sums over the rows that stream past."""
 STREAM_ELEMENTS = 16_384
 SIMT_SHARED = 8_192
 STAGING = 16_384
 """Shared memory of a tensor stage beside its resident weights: two chunks of a tile on their way in."""
+SUM_STEPS = 8
+"""Tiles of each CTA of a partial stage: it takes what streams past in so many steps, and its sum leaves in as many."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A stage's ``tiles``, the work of each, and what each CTA loads ``once``, with its shared memory in bytes."""
+    """A stage's ``tiles``, the work of each, and what each CTA loads ``once``, with its shared memory in bytes.
+
+    ``ring_bytes`` pass from and to queues with each tile.
+    """
 
     tiles: int
     tile: TileWork
     once: TileWork
     shared_bytes: int
+    ring_bytes: float = 0.0
+    overlap: bool = False
 
     def seconds(self, device: Device) -> float:
         """Seconds that all tiles keep the busiest pipe of one SM, operands being on the chip (Alg. 2: 1 / (t s))."""
         return self.tiles * self.tile_s(device)
 
     def tile_s(self, device: Device) -> float:
+        """A tile on one CTA: the products and then the epilogue, or the bytes that pass the SM's port."""
         t = self.tile
-        return max(
-            t.tensor_flops / (device.tensor_flops[t.dtype] / device.sms),
-            t.simt_ops / (device.simt_flops / device.sms),
-            t.sfu_ops / (device.sfu_ops_per_s / device.sms),
-            (t.l2_read + t.l2_write) / device.sm_bytes_per_s,
-        )
+        tensor = t.tensor_flops / (device.tensor_flops[t.dtype] / device.sms)
+        lanes = max(t.simt_ops / (device.simt_flops / device.sms), t.sfu_ops / (device.sfu_ops_per_s / device.sms))
+        port = (t.l2_read + t.l2_shared_read + t.l2_write + self.ring_bytes) / device.sm_bytes_per_s
+        return max((max if self.overlap else sum)((tensor, lanes)) + t.latency_s, port)
 
 
-def works(p: Spatial, graph: OperatorGraph, device: Device, rows: int) -> dict[str, Work]:
-    """The work of every stage of ``p`` with tiles of ``rows`` rows. DRAM bytes go to the first stage that asks."""
+def works(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> dict[str, Work]:
+    """The work of every stage of ``p`` with tiles of ``shape``. DRAM bytes go to the first stage that asks."""
     outside = reads(graph, p.node.ops)
     made = {value for name in p.node.ops for value in graph[name].outputs}
-    return {stage.name: _work(stage, p, graph, device, rows, made, outside) for stage in p.stages}
+    found = {stage.name: _work(stage, p, graph, device, shape, made, outside) for stage in p.stages}
+    ring = dict.fromkeys(found, 0.0)
+    for queue in p.rings:
+        size = ring_bytes(queue, p, graph, shape)
+        for name in (queue.producer, *queue.consumers):
+            ring[name] += size / found[name].tiles
+    return {name: replace(w, ring_bytes=ring[name]) for name, w in found.items()}
+
+
+def ring_bytes(queue: Ring, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
+    """Bytes that pass through ``queue``: the value once, or one partial sum from each CTA."""
+    return queue.bytes * partial_sums(p.stage(queue.producer), p, graph, shape)
+
+
+def partial_sums(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
+    """How many CTAs hold a sum for each result of a partial stage; 1 for other stages."""
+    if stage.half is not Half.PARTIAL:
+        return 1.0
+    tiles, blocks = tiles_of(graph[stage.ops[0]], shape, Half.PARTIAL)
+    return max(1.0, min(p.ctas.get(stage.name, 1), tiles) / blocks)
 
 
 def _work(
@@ -61,89 +105,123 @@ def _work(
     p: Spatial,
     graph: OperatorGraph,
     device: Device,
-    rows: int,
+    shape: Tile,
     made: set[str],
     outside: dict[str, float],
 ) -> Work:
     """``outside`` are the bytes of values that no stage has loaded yet: what this one loads is taken out of it."""
     if stage.half is Half.FINAL:
-        return _final(stage, p, graph)
+        return _final(stage, p, graph, shape)
     ops = [graph[name] for name in stage.ops]
     head = ops[0]
-    tiles, blocks = tiles_of(head, graph, rows, stage.half)
+    tiles, blocks = tiles_of(head, shape, stage.half)
+    if stage.half is Half.PARTIAL and stage.name in p.ctas:
+        tiles = merge(tiles, p.ctas[stage.name], SUM_STEPS)
     own = {value for op in ops for value in op.outputs}
-    dram_read = l2_read = dram_write = 0.0
-    resident = 0.0
+    dram_read = l2_read = shared_read = resident = 0.0
     for op in ops:
         for operand in op.inputs:
             if operand.value in own:
                 continue
             dram_read += outside.pop(operand.value, 0.0)
-            again = _reads(op, operand.value, operand.touched, blocks, tiles)
-            if graph.values[operand.value].is_parameter and _fits(head, operand.bytes, blocks, device):
-                resident += operand.bytes
-            elif operand.value in made:
-                l2_read += max(0.0, again - operand.bytes)  # the queue brings it once
+            times = _times(op, operand, stage.half, shape)
+            if graph.values[operand.value].is_parameter and _fits(op, operand.bytes / blocks, device):
+                resident += operand.bytes / blocks
+            elif graph.values[operand.value].is_parameter:
+                shared_read += operand.touched * times
             else:
-                l2_read += max(again, operand.bytes)
-    if stage.half is Half.WHOLE:
-        for op in ops:
-            for value, size in zip(op.outputs, op.output_bytes, strict=True):
-                if leaves(graph, op, value, p.node.ops):
-                    dram_write += size
+                l2_read += 0.0 if operand.value in made else operand.touched  # a queue brings it otherwise
+                shared_read += operand.touched * (times - 1)
+    dram_write = 0.0 if stage.half is Half.PARTIAL else _leaving(ops, graph, p)
     flops = sum(op.flops for op in ops)
-    handed = device.handoff_ops * prod(graph.values[head.outputs[0]].shape) if flops else 0.0
+    results = prod(graph.values[head.outputs[0]].shape)
+    sfu = sum(op.sfu_ops for op in ops)
+    simt = sum(op.simt_ops for op in ops)
+    if stage.engine is Engine.TENSOR:
+        simt += 0.0 if stage.half is Half.PARTIAL else device.handoff_ops * results
+    else:
+        simt = lane_ops(max(results, head.rows * head.reduced if head.over_rows else 0), simt, sfu)
     whole = TileWork(
         tensor_flops=flops,
         dtype=head.dtype if head.dtype in device.tensor_flops else "bf16",
-        simt_ops=sum(op.simt_ops for op in ops) + (handed if stage.half is Half.WHOLE else 0.0),
-        sfu_ops=sum(op.sfu_ops for op in ops),
+        simt_ops=simt,
+        sfu_ops=sfu,
         l2_read=l2_read,
+        l2_shared_read=shared_read,
         l2_write=dram_write,
         dram_read=dram_read,
         dram_write=dram_write,
     )
+    latency_s = 0.0
+    if flops:
+        lost = 1 / tensor_share(head, shape, device, stage.half) - 1
+        latency_s = device.turnaround_s + lost * flops / tiles / (device.tensor_flops[whole.dtype] / device.sms)
     shared = int(resident) + STAGING if stage.engine is Engine.TENSOR else SIMT_SHARED
-    return Work(tiles, whole.scaled(1 / tiles), TileWork(l2_read=resident), shared)
+    tile = whole.scaled(1 / tiles) + TileWork(latency_s=latency_s)
+    return Work(tiles, tile, TileWork(l2_shared_read=resident), shared, overlap=shape.overlaps)
 
 
-def tiles_of(op: Operator, graph: OperatorGraph, rows: int, half: Half = Half.WHOLE) -> tuple[int, int]:
+def tensor_share(op: Operator, shape: Tile, device: Device, half: Half = Half.WHOLE) -> float:
+    """The share of the tensor rate that a tile of this shape reaches, its operands being in shared memory.
+
+    Hopper's products have 64 rows; before it, warps need blocks of 32 x 32 to read each operand seldom enough.
+    """
+    if op.gemm is None:
+        return GEMM_SHARE
+    _, m, n, _ = op.gemm
+    rows, columns = (SUM_ROWS, SUM_COLUMNS) if half is Half.PARTIAL else (shape.rows, shape.columns)
+    least = 64 if device.compute_capability >= (9, 0) else 32
+    small = 0.95 if min(rows, m) * min(columns, n) < 128 * 128 else 1.0
+    return GEMM_SHARE * small * min(1.0, rows / least) * max(1 / 8, min(1.0, min(columns, n) / 32))
+
+
+def tiles_of(op: Operator, shape: Tile, half: Half = Half.WHOLE) -> tuple[int, int]:
     """Tiles of the stage that ``op`` heads, and blocks of columns (of results, for a partial sum) among them."""
     if op.gemm is not None:
         batch, m, n, k = op.gemm
         if half is Half.PARTIAL:
-            blocks = batch * ceil(m / ACCUMULATOR_ROWS) * ceil(n / COLUMNS)
-            return blocks * ceil(k / rows), blocks
-        blocks = ceil(n / COLUMNS)
-        return batch * ceil(m / rows) * blocks, blocks
+            blocks = batch * ceil(m / SUM_ROWS) * ceil(n / SUM_COLUMNS)
+            return blocks * ceil(k / shape.rows), blocks
+        blocks = ceil(n / shape.columns)
+        return batch * ceil(m / shape.rows) * blocks, blocks
     if half is Half.PARTIAL:
-        return max(1, ceil(op.reduced / rows)), 1
-    return max(1, ceil(max(op.rows, 1) / rows)), 1
+        return max(1, ceil(op.reduced / shape.rows)), 1
+    return max(1, ceil(max(op.rows, 1) / shape.rows)), 1
 
 
-def _reads(op: Operator, value: str, touched: float, blocks: int, tiles: int) -> float:
-    """Bytes of an operand that pass from the L2 to SMs: a product reads its tile for every block of columns, and its
+def _times(op: Operator, operand: Operand, half: Half, shape: Tile) -> int:
+    """How often an operand passes from the L2 to SMs: a product reads its rows for every block of columns, and its
     other operand for every block of rows."""
     if op.gemm is None:
-        return touched
+        return 1
     batch, m, n, k = op.gemm
-    first = op.inputs and next((x.value for x in op.inputs if prod(x.shape) == batch * m * k), "") == value
-    return touched * (blocks if first else max(1, tiles // (blocks * batch)))
+    rows, columns = (SUM_ROWS, SUM_COLUMNS) if half is Half.PARTIAL else (shape.rows, shape.columns)
+    first = next((x.value for x in op.inputs if prod(x.shape) == batch * m * k), "") == operand.value
+    return ceil(n / columns) if first else ceil(m / rows)
 
 
-def _fits(head: Operator, size: float, blocks: int, device: Device) -> bool:
-    """Whether a CTA can keep the whole of a weight: beside its staging and the SIMT CTAs of its SM."""
-    free = min(device.shared_bytes_per_cta, device.shared_bytes_per_sm - 2 * (SIMT_SHARED + 1024)) - STAGING
-    return blocks == 1 and size <= free and (head.gemm is None or head.gemm[0] == 1)
+def _fits(op: Operator, size: float, device: Device) -> bool:
+    """Whether a CTA can keep a block of a weight: beside its staging and the SIMT CTAs of its SM."""
+    free = min(device.shared_bytes_per_cta, device.shared_bytes_per_sm - 2 * (SIMT_SHARED + 1024)) - STAGING - 1024
+    return size <= free and (op.gemm is None or op.gemm[0] == 1)
 
 
-def _final(stage: Stage, p: Spatial, graph: OperatorGraph) -> Work:
+def _leaving(ops: Sequence[Operator], graph: OperatorGraph, p: Spatial) -> float:
+    return sum(
+        size
+        for op in ops
+        for value, size in zip(op.outputs, op.output_bytes, strict=True)
+        if leaves(graph, op, value, p.node.ops)
+    )
+
+
+def _final(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> Work:
+    """The sum of what every CTA of the partial stage holds; its results go to memory."""
     op = graph[stage.ops[0]]
     elements = sum(prod(graph.values[v].shape) for v in op.outputs)
-    parts = max(1, p.ctas.get(stage.name.removesuffix(".final"), 1))
+    before = p.stage(stage.name.removesuffix(".final"))
     tiles = max(1, ceil(elements / STREAM_ELEMENTS))
-    leaving = sum(
-        size for value, size in zip(op.outputs, op.output_bytes, strict=True) if leaves(graph, op, value, p.node.ops)
-    )
-    whole = TileWork(simt_ops=float(elements * parts), l2_write=leaving, dram_write=leaving)
+    leaving = _leaving([op], graph, p)
+    adds = elements * partial_sums(before, p, graph, shape)
+    whole = TileWork(simt_ops=lane_ops(elements, adds, 0.0), l2_write=leaving, dram_write=leaving)
     return Work(tiles, whole.scaled(1 / tiles), TileWork(), SIMT_SHARED)

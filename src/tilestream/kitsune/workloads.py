@@ -8,9 +8,9 @@ from math import ceil, prod
 from tilestream.devices import Device
 from tilestream.kitsune import kernels
 from tilestream.kitsune.operators import Operator, OperatorGraph
-from tilestream.kitsune.pipeline import PRODUCTS, Half, Spatial
+from tilestream.kitsune.pipeline import PRODUCTS, Spatial
 from tilestream.kitsune.regions import reads, writes
-from tilestream.kitsune.tiling import works
+from tilestream.kitsune.tiling import Tile, ring_bytes, works
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
 
 TENSOR_REGISTERS = 32_768
@@ -58,12 +58,10 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
     elif head.kind in PRODUCTS:
         stage = _attention(head, read, written, device, common["ops"])
     else:
-        shapes = [graph.values[v].shape for op in members for v in op.outputs]
-        shapes += [operand.shape for op in members for operand in op.inputs]
         touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
         stage = kernels.stream(
             head.name,
-            max(prod(s) for s in shapes),
+            max(_elements(op, graph) for op in members),
             read,
             written,
             device,
@@ -72,7 +70,19 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
             sfu_ops=sfu,
             **common,
         )
-    return SimLaunch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", (stage,))
+    return kernels.launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage)
+
+
+def _elements(op: Operator, graph: OperatorGraph) -> float:
+    """Elements that a kernel goes over: of its results, or of the operand of which it touches most."""
+    made = sum(size / _item(v, graph) for v, size in zip(op.outputs, op.output_bytes, strict=True))
+    return max(made, *(x.touched / _item(x.value, graph) for x in op.inputs), 1.0)
+
+
+def _item(value: str, graph: OperatorGraph) -> float:
+    """Bytes of an element."""
+    entry = graph.values[value]
+    return max(1.0, entry.bytes / max(1, prod(entry.shape)))
 
 
 def _attention(op: Operator, read: float, written: float, device: Device, ops: tuple[str, ...]) -> SimStage:
@@ -105,40 +115,44 @@ def _attention(op: Operator, read: float, written: float, device: Device, ops: t
 def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
     """A balanced pipeline as one launch: its stages, resident together, and rings of ``DEPTH`` or as deep as needed.
 
-    A ring holds what its consumer takes at once, and what passes by on a longer way while it waits (skip connections).
+    Each pair of a producing and a consuming CTA has a ring of its own, of ``DEPTH`` entries. It holds besides what its
+    consumer takes at once, and what passes by on a longer way while it waits (skip connections).
     """
-    work = works(p, graph, device, p.rows)
+    shape = Tile(p.rows, p.columns)
+    work = works(p, graph, device, shape)
     stages = []
     for stage in p.stages:
         w, ctas = work[stage.name], p.ctas[stage.name]
-        tiles = kernels.merge(w.tiles, ctas, waves=max(kernels.WAVES, 64))
-        grow = w.tiles / tiles
         tensor = stage.engine is Engine.TENSOR
         stages.append(
             SimStage(
                 stage.name,
                 stage.engine,
-                tiles,
+                w.tiles,
                 ctas,
-                w.tile.scaled(grow),
+                w.tile,
                 once=w.once,
                 registers=TENSOR_REGISTERS if tensor else SIMT_REGISTERS,
                 shared_bytes=w.shared_bytes,
                 ops=stage.ops,
                 source=graph[stage.ops[0]].source,
+                overlap=w.overlap,
             )
         )
     tiles = {s.name: s.tiles for s in stages}
     level = levels(p)
     queues = []
     for ring in p.rings:
-        partial = p.stage(ring.producer).half is Half.PARTIAL
-        size = ring.bytes * (p.ctas[ring.producer] if partial else 1)
+        size = ring_bytes(ring, p, graph, shape)
         slack = max(level[c] - level[ring.producer] for c in ring.consumers) - 1
-        taken = max(ceil(tiles[ring.producer] / tiles[c]) for c in ring.consumers)
+        taken = max(
+            max(p.ctas[c] for c in ring.consumers), *(ceil(tiles[ring.producer] / tiles[c]) for c in ring.consumers)
+        )
         depth = max(DEPTH * (1 + slack), ceil(DEPTH * taken / p.ctas[ring.producer]))
         queues.append(SimQueue(ring.producer, ring.consumers, size / tiles[ring.producer], depth))
-    return SimLaunch(p.node.name, tuple(stages), tuple(queues))
+    return SimLaunch(
+        p.node.name, tuple(stages), tuple(queues), kernels.GAP_S + kernels.L2_LATENCY_S + kernels.DRAM_LATENCY_S
+    )
 
 
 def levels(p: Spatial) -> dict[str, int]:
