@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from tilestream.apps import geodesic, llama
+from tilestream.apps.load import load
 from tilestream.apps.message_passing import EncodeProcessDecode, MessagePassing
 from tilestream.apps.models import MODELS, find
-from tilestream.errors import OptionError
+from tilestream.errors import CaptureError, OptionError
 
 SMALL = {
     "nerf": {"rows": 40},
@@ -178,3 +179,5 @@ def test_errors_name_the_size_and_the_model() -> None:
         MODELS["nerf"].make(rows=0)
     with pytest.raises(OptionError, match="did you mean 'llama_decode'"):
         find("lama_decode")
+    with pytest.raises(CaptureError, match="'dlrm' is a whole model"):
+        load("dlrm")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -239,3 +241,13 @@ def test_errors_say_what_and_how() -> None:
         capture("nerf", mode="train")
     with pytest.raises(OptionError, match="did you mean 'rows'"):
         capture("nerf", row=3)
+
+
+def test_the_page_about_applications(graphs: dict) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "apps.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/apps.md", "exec"), {})
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\d+) \| (\d*) ?\|$", page, re.MULTILINE)
+    found = {(name, mode): int(n) for name, a, b in rows for mode, n in (("inference", a), ("training", b)) if n}
+    assert found == {key: len(graph) for key, graph in graphs.items()}
+    assert set(MODELS) <= set(re.findall(r"`([\w+]+)`", page))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tilestream.apps import APPS
+from tilestream.apps.models import MODELS
 from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CaptureError, OptionError
 
@@ -60,6 +61,11 @@ def load(target: str, rows: int | None = None, dtype: str | None = None, device:
         raise OptionError(f"--dtype is {dtype!r}", f"use one of {', '.join(TORCH_DTYPES)}")
     if ":" not in target and not target.endswith(".py"):
         app = APPS.get(target)
+        if app is None and target in MODELS:
+            raise CaptureError(
+                f"{target!r} is a whole model, which this does not run",
+                "simulate it with `tilestream simulate`, or build it with tilestream.apps.models",
+            )
         if app is None:
             near = difflib.get_close_matches(target, APPS, 1)
             hint = f"did you mean {near[0]!r}? The models are" if near else "the models are"

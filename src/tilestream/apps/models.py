@@ -112,7 +112,6 @@ def _points(sizes: NerfSizes) -> tuple[Tensor, ...]:
 
 _LAYER = {"layers": 1, "layers_only": True}
 _SMALL_GLOBE = {"latitudes": 181, "longitudes": 360, "level": 5, "grid_to_mesh": 101_892}
-_DECODE = {"tokens": 1, "context": 1023}
 
 MODELS: dict[str, Model] = {
     model.name: model
@@ -151,13 +150,13 @@ MODELS: dict[str, Model] = {
                 llama.module,
                 llama.inputs,
                 published={**published, "sdpa": bool(suffix)},
-                cut=_LAYER,
+                cut={**_LAYER, **cut},
                 hidden=(0,),
                 trains=name == "prefill",
             )
-            for name, doc, published in (
-                ("prefill", "1024 tokens", {}),
-                ("decode", "one token after 1023", _DECODE),
+            for name, doc, published, cut in (
+                ("prefill", "1024 tokens", {}, {}),
+                ("decode", "one token after 1023", {"tokens": 1, "context": 1023}, {"context": 127}),
             )
             for suffix in ("", "+sdpa")
         ),
