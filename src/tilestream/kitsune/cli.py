@@ -13,7 +13,6 @@ from rich.table import Table
 from tilestream.console import out, reported, write_json
 from tilestream.errors import OptionError
 from tilestream.kitsune import trace
-from tilestream.kitsune.outcome import Outcome
 from tilestream.kitsune.sweep import EXECUTIONS, Swept, points, sweep
 from tilestream.progress import Progress
 
@@ -109,26 +108,30 @@ def simulate_whole(
 
 
 def table(made: Sequence[Swept]) -> Table:
-    """One line a simulation; columns that are the same all over are left out of none."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("model", "mode", "sizes", "device", "strategy"):
-        shown.add_column(heading, no_wrap=heading != "sizes")
+    """One line a simulation; what is the same in all of them stands in the title."""
+    about = {
+        "model": [s.point.app for s in made],
+        "mode": [s.point.mode for s in made],
+        "sizes": [" ".join(f"{n}={v}" for n, v in s.point.sizes) for s in made],
+        "device": [s.point.device for s in made],
+        "strategy": [s.point.execution for s in made],
+    }
+    same = [values[0] for values in about.values() if len(set(values)) == 1 and values[0]]
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=", ".join(same) or None, title_justify="left")
+    told = {heading: values for heading, values in about.items() if len(set(values)) > 1}
+    for heading in told:
+        shown.add_column(heading, overflow="fold")
     for heading in ("us", "speedup", "launches", "tensor", "SIMT", "L2", "DRAM", "DRAM MB"):
         shown.add_column(heading, justify="right", no_wrap=True)
-    for s in made:
-        o: Outcome = s.outcome
-        busy = o.busy()
+    for index, s in enumerate(made):
+        busy = s.outcome.busy()
         shown.add_row(
-            s.point.app,
-            s.point.mode,
-            " ".join(f"{n}={v}" for n, v in s.point.sizes),
-            s.point.device,
-            s.point.execution,
-            f"{o.time_s * 1e6:,.1f}",
+            *(values[index] for values in told.values()),
+            f"{s.outcome.time_s * 1e6:,.1f}",
             "" if s.speedup is None else f"{s.speedup:.2f}",
-            str(len(o.launches)),
+            str(len(s.outcome.launches)),
             *(f"{busy[what]:.0%}" for what in ("tensor", "simt", "l2", "dram")),
-            f"{o.dram_bytes / 1e6:,.1f}",
+            f"{s.outcome.dram_bytes / 1e6:,.1f}",
         )
     return shown
 
