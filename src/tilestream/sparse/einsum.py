@@ -56,6 +56,8 @@ class Statement:
         object.__setattr__(self, "group", self.group or self.name)
         if self.op not in BINARY and self.op not in ALU_UNARY and self.op != "copy":
             raise SparseError(f"statement {self.name!r}: unknown operation {self.op!r}", f"use {', '.join(BINARY)} ...")
+        if self.op == "mask" and self.reduced:
+            raise SparseError(f"statement {self.name!r} reduces what it masks", "make two statements")
         used = {i for access in self.operands for i in access.indices}
         if missing := [i for i in self.reduced if i not in used]:
             raise SparseError(f"statement {self.name!r} reduces {missing[0]!r}, which no operand has", "drop it")

@@ -93,8 +93,9 @@ class _Fuser:
         binding = {}
         for dim, index in enumerate(statement.indices):
             size = self.program.shapes[statement.name][dim]
-            free = index not in self.used or self.fused.sizes[index] == size and not self._reduced(index)
-            binding[index] = index if free else fresh(index, self.used)
+            shared = index in self.used and self.fused.sizes[index] == size and not self._reduced(index)
+            free = (shared or index not in self.used) and index not in binding.values()
+            binding[index] = index if free else fresh(index, self.used | set(statement.indices))
             self._declare(binding[index], size)
         view = self.view(Access(statement.name, tuple(binding[i] for i in statement.indices)), ())
         assert isinstance(view, Op)

@@ -191,6 +191,10 @@ class Joins:
             if state.at != at or state.levels:
                 return state
             return StreamState(state.op, (), moves.get(state.port, state.port), at, state.missing or missing)
+        if missing and state.op.statement.op == "mask":
+            value, mask = state.op.operands
+            if set(mask.indices) - set(value.indices):  # the value would be there where the mask is not
+                raise NotFusible(state.op.name, "its mask has an index that its value lacks")
         kids = tuple(self.moved(kid, moves, missing, at) for kid in state.kids)
         return state if kids == state.kids else OpState(state.op, kids, state.left)
 
