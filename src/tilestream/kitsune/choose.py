@@ -8,7 +8,7 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.kitsune.balance import Balance, Load, balance
 from tilestream.kitsune.operators import OperatorGraph
-from tilestream.kitsune.pipeline import Spatial
+from tilestream.kitsune.pipeline import Half, Spatial
 from tilestream.kitsune.tiling import TILES, Tile, Work, works
 from tilestream.kitsune.traffic import launch_bytes
 from tilestream.kitsune.workloads import spatial
@@ -46,8 +46,17 @@ def balanced(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> t
 
 
 def _solve(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> Balance:
-    loads = [Load(s.name, s.engine, work[s.name].seconds(device), work[s.name].tiles) for s in p.stages]
-    return balance(loads, device.sms, *memory_s(p, work, graph, device))
+    """Balance the streaming stages. Final sums work when the others have ended, so they share those SMs: as many CTAs
+    as they have tiles, and together no more than there are SMs."""
+    final = [s.name for s in p.stages if s.half is Half.FINAL]
+    loads = [
+        Load(s.name, s.engine, work[s.name].seconds(device), work[s.name].tiles)
+        for s in p.stages
+        if s.half is not Half.FINAL
+    ]
+    found = balance(loads, device.sms, *memory_s(p, work, graph, device))
+    late = {name: max(1, min(work[name].tiles, device.sms // len(final))) for name in final}
+    return replace(found, ctas=found.ctas | late)
 
 
 def memory_s(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> tuple[float, float]:

@@ -65,6 +65,7 @@ def gemm(
     simt_ops: float = 0.0,
     sfu_ops: float = 0.0,
     cached: float = 0.0,
+    transposed: bool = False,
     ops: tuple[str, ...] = (),
     source: str = "",
 ) -> SimStage:
@@ -74,6 +75,7 @@ def gemm(
         dtype: ``bf16``, ``f16`` or ``f32``, of operands and result.
         dram_read, dram_write: bytes of the whole kernel; by default each operand and the result once.
         cached: share of those that the L2 holds from before and keeps.
+        transposed: operands lie as [k, m] and [k, n], as for gradients of weights.
     """
     size = DTYPE_BYTES.get(dtype, 2)
     rows, columns, splits = gemm_tiling(batch, m, n, k, device, dtype)
@@ -85,7 +87,7 @@ def gemm(
     dram_read = batch * (m * k + k * n) * size if dram_read is None else dram_read
     flops = 2.0 * batch * m * n * k
     dtype = dtype if dtype in device.tensor_flops else "bf16"
-    aligned = UNALIGNED_SHARE if (k * size) % 16 or (n * size) % 16 else 1.0
+    aligned = UNALIGNED_SHARE if ((m if transposed else k) * size) % 16 or (n * size) % 16 else 1.0
     slower = 1 / (GEMM_SHARE * GEMM_TILES[rows, columns] * aligned) - 1
     latency_s = GEMM_LATENCY_S + slower * flops / tiles / (device.tensor_flops[dtype] / device.sms)
     work = TileWork(

@@ -14,6 +14,7 @@ from tilestream.devices import Device
 from tilestream.kitsune.kernels import GEMM_SHARE, lane_ops, merge
 from tilestream.kitsune.operators import Operand, Operator, OperatorGraph
 from tilestream.kitsune.pipeline import Half, Ring, Spatial, Stage
+from tilestream.kitsune.reductions import SUM_COLUMNS, SUM_ROWS
 from tilestream.kitsune.regions import leaves, reads
 from tilestream.simulator.workload import Engine, TileWork
 
@@ -37,14 +38,14 @@ class Tile:
 TILES = tuple(Tile(rows, columns) for rows in (16, 32, 64, 128) for columns in (64, 128, 256))
 ACCUMULATORS = 128 * 256
 """fp32 accumulators of one tensor CTA: half of an SM's registers."""
-SUM_ROWS, SUM_COLUMNS = 128, 128
-"""Of a block of results in which a CTA of a partial stage sums over the rows that stream past."""
-STREAM_ELEMENTS = 16_384
 SIMT_SHARED = 8_192
 STAGING = 16_384
 """Shared memory of a tensor stage beside its resident weights: two chunks of a tile on their way in."""
-SUM_STEPS = 8
+SUM_STEPS = 4
 """Tiles of each CTA of a partial stage: it takes what streams past in so many steps, and its sum leaves in as many."""
+FINAL_ELEMENTS = 1_024
+FAN_IN = 8
+"""Results, and partial sums, that one CTA of a final stage takes at most: the leaves of the tree."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +221,9 @@ def _final(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> Work:
     op = graph[stage.ops[0]]
     elements = sum(prod(graph.values[v].shape) for v in op.outputs)
     before = p.stage(stage.name.removesuffix(".final"))
-    tiles = max(1, ceil(elements / STREAM_ELEMENTS))
+    parts = partial_sums(before, p, graph, shape)
+    tiles = max(ceil(elements / FINAL_ELEMENTS), ceil(parts / FAN_IN))
     leaving = _leaving([op], graph, p)
-    adds = elements * partial_sums(before, p, graph, shape)
+    adds = elements * parts
     whole = TileWork(simt_ops=lane_ops(elements, adds, 0.0), l2_write=leaving, dram_write=leaving)
     return Work(tiles, whole.scaled(1 / tiles), TileWork(), SIMT_SHARED)

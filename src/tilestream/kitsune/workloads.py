@@ -50,6 +50,7 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
             dram_write=written,
             simt_ops=simt,
             sfu_ops=sfu,
+            transposed=head.over_rows,
             **common,
         )
         more = sum(op.flops for op in members) - head.flops
