@@ -175,6 +175,7 @@ class _Fuser:
                 if not any(self.fused.order.reaches(other, k) for k in kept):
                     for k in kept:
                         self.fused.order.edge(k, other, statement.name)
+                    self.fused.order.fixed.add(statement.name)
                     return other
         return fresh(index, self.used)
 

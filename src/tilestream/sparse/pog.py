@@ -15,6 +15,8 @@ class PartialOrder:
 
     indices: list[str] = field(default_factory=list)
     edges: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
+    """Owners whose edges no copy can take away: statements that share an index with a loop inside theirs."""
 
     def add(self, index: str) -> None:
         if index not in self.indices:
@@ -61,7 +63,15 @@ class PartialOrder:
     def without(self, owner: str) -> PartialOrder:
         """A copy without what ``owner`` asks for."""
         kept = {e: tuple(o for o in owners if o != owner) for e, owners in self.edges.items()}
-        return PartialOrder(list(self.indices), {e: owners for e, owners in kept.items() if owners})
+        return PartialOrder(list(self.indices), {e: owners for e, owners in kept.items() if owners}, self.fixed)
+
+    def broken(self, order: tuple[str, ...]) -> str:
+        """The first fixed edge that an order does not keep, in words; nothing if it keeps all."""
+        rank = {index: n for n, index in enumerate(order)}
+        for (outer, inner), owners in self.edges.items():
+            if rank[outer] > rank[inner] and (held := [o for o in owners if o in self.fixed]):
+                return f"{held[0]} reduces {inner} inside {outer}"
+        return ""
 
     def admits(self, order: tuple[str, ...]) -> bool:
         """Whether an order keeps every edge."""

@@ -107,7 +107,7 @@ class Program:
 
     def feeds(self, *inputs: Value) -> Iterator[tuple[Region, dict[str, SparseTensor]]]:
         """Regions that read only inputs and constants, with the tensors that their graphs need."""
-        have = self._bind(inputs)
+        have = self.bind(*inputs)
         for region in self.regions:
             if all(isinstance(source, int) or source in have for source, _ in region.inputs.values()):
                 yield region, self._feed(region, have)
@@ -145,7 +145,7 @@ class Program:
         options: dict[str, Any] = {"depth": depth, "trace": trace}
         options |= {"timing": timing} if timing is not None else {}
         options |= {"memory": memory} if memory is not None and engine == "fast" else {}
-        have = self._bind(inputs)
+        have = self.bind(*inputs)
         results: dict[str, Result] = {}
         for step in self.steps:
             if isinstance(step, Move):
@@ -161,7 +161,8 @@ class Program:
         outputs = tuple(_dense(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
         return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)
 
-    def _bind(self, inputs: Sequence[Value]) -> dict[str, SparseTensor]:
+    def bind(self, *inputs: Value) -> dict[str, SparseTensor]:
+        """Inputs and constants by name, as the program stores them; no inputs: those that it was compiled with."""
         given = inputs or self.inputs
         if len(given) != len(self.names):
             raise SparseError(
@@ -177,9 +178,9 @@ class Program:
         return have
 
     def _feed(self, region: Region, have: Mapping[str, SparseTensor]) -> dict[str, SparseTensor]:
-        return {name: self._view(name, source, format, have) for name, (source, format) in region.inputs.items()}
+        return {name: self.view(name, source, format, have) for name, (source, format) in region.inputs.items()}
 
-    def _view(self, name: str, source: str | int, format: Format, have: Mapping[str, SparseTensor]) -> SparseTensor:
+    def view(self, name: str, source: str | int, format: Format, have: Mapping[str, SparseTensor]) -> SparseTensor:
         """A tensor in the format that a region reads it in."""
         if isinstance(source, int):
             return SparseTensor(name, (source,), format, (Level(source),), np.zeros(0))

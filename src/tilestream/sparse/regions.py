@@ -233,7 +233,7 @@ def _break_cycles(fused: Fused) -> list[str]:
     while cycle := fused.order.cycle():
         around = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
         owners = [owner for edge in around for owner in fused.order.edges.get(edge, ())]
-        offender = owners[-1]
+        offender = [owner for owner in owners if owner not in fused.order.fixed][-1]
         fused.order = fused.order.without(offender)
         notes.append(f"{offender} is read in another order: {' before '.join(cycle)} before {cycle[0]} is a cycle")
     return notes
@@ -251,7 +251,10 @@ def _candidates(
         if unknown := [i for i in fused.sizes if i not in chosen]:
             wanted = ", ".join(fused.sizes)
             raise SparseError(f"the order of region {region!r} lacks index {unknown[0]!r}", f"name all of: {wanted}")
-        return [tuple(i for i in chosen if i in fused.sizes)]
+        order = tuple(i for i in chosen if i in fused.sizes)
+        if reason := fused.order.broken(order):
+            raise SparseError(f"order {' '.join(order)} of region {region!r}: {reason}", "keep that order")
+        return [order]
     ranked = sorted(orders, key=lambda order: cost(fused, order))
     return list(dict.fromkeys((improve(fused, ranked[0]), *ranked)))
 
