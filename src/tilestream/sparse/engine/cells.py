@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from tilestream.sparse.engine.jit import kernel
 
 
 def _access(number: Any, llvm: ir.Type) -> tuple[Any, Any]:
@@ -41,14 +43,14 @@ ldf, stf = _access(types.float64, ir.DoubleType())
 """The same for float64."""
 
 
-@njit
+@kernel
 def copy_cells(source: int, target: int, cells: int) -> None:
     """``cells`` cells from one address to another (they do not overlap)."""
     for i in range(cells):
         st(target, i, ld(source, i))
 
 
-@njit
+@kernel
 def zero_cells(target: int, cells: int) -> None:
     for i in range(cells):
         st(target, i, 0)

@@ -7,9 +7,8 @@ room (``resume``), before it calls the kernel for its next step. So kernels are 
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import copy_cells, ld, st, zero_cells
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.layout import (
     ACTION_CELLS,
     ADVANCE,
@@ -54,7 +53,7 @@ END = -1
 """State of a node that has nothing left to do."""
 
 
-@njit
+@kernel
 def ready(node: int, port: int) -> bool:
     """Whether a token is there; if not, the node waits for it."""
     channel = ld(ld(node, INS), port)
@@ -65,14 +64,14 @@ def ready(node: int, port: int) -> bool:
     return False
 
 
-@njit
+@kernel
 def tag_at(node: int, port: int) -> int:
     """Tag of the next token, which must be there."""
     channel = ld(ld(node, INS), port)
     return ld(ld(channel, TAGS), ld(channel, HEAD_SLOT))
 
 
-@njit
+@kernel
 def value_at(node: int, port: int) -> int:
     """Address of the next token's value, 0 in a stream without values. It holds until the kernel returns."""
     channel = ld(ld(node, INS), port)
@@ -82,7 +81,7 @@ def value_at(node: int, port: int) -> int:
     return values + 8 * ld(channel, WIDTH) * ld(channel, HEAD_SLOT)
 
 
-@njit
+@kernel
 def taken_tag(node: int, port: int) -> int:
     """Tag of the token that was taken last; it holds until the kernel returns."""
     channel = ld(ld(node, INS), port)
@@ -90,7 +89,7 @@ def taken_tag(node: int, port: int) -> int:
     return ld(ld(channel, TAGS), (ld(channel, CAPACITY) if slot == 0 else slot) - 1)
 
 
-@njit
+@kernel
 def taken_value(node: int, port: int) -> int:
     """Address of the value of the token that was taken last, 0 in a stream without; it holds as long as the tag."""
     channel = ld(ld(node, INS), port)
@@ -101,7 +100,7 @@ def taken_value(node: int, port: int) -> int:
     return values + 8 * ld(channel, WIDTH) * ((ld(channel, CAPACITY) if slot == 0 else slot) - 1)
 
 
-@njit
+@kernel
 def seen(node: int, port: int, clock: int) -> int:
     """The clock once the next token, which must be there, has come."""
     channel = ld(ld(node, INS), port)
@@ -113,7 +112,7 @@ def seen(node: int, port: int, clock: int) -> int:
     return clock
 
 
-@njit
+@kernel
 def _pop(channel: int, clock: int) -> None:
     slot = ld(channel, HEAD_SLOT)
     response = ld(channel, RESPONSE)
@@ -126,7 +125,7 @@ def _pop(channel: int, clock: int) -> None:
     st(channel, HEAD_SLOT, slot)
 
 
-@njit
+@kernel
 def _room(node: int, first: int, count: int) -> bool:
     """Whether ``count`` outputs from ``first`` on have room; if not, the node waits for it."""
     outs = ld(node, OUTS)
@@ -139,7 +138,7 @@ def _room(node: int, first: int, count: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def _freed(node: int, first: int, count: int, clock: int) -> int:
     """The clock once the node knows that the slots that it is going to use were read."""
     outs = ld(node, OUTS)
@@ -153,7 +152,7 @@ def _freed(node: int, first: int, count: int, clock: int) -> int:
     return clock
 
 
-@njit
+@kernel
 def _put(channel: int, tag: int, value: int, at: int) -> None:
     slot = ld(channel, TAIL_SLOT)
     st(ld(channel, TIMES), slot, at)
@@ -174,7 +173,7 @@ def _put(channel: int, tag: int, value: int, at: int) -> None:
     st(channel, TAIL_SLOT, slot)
 
 
-@njit
+@kernel
 def _put_off(node: int, what: int, which: int, tag: int, latency: int, value: int) -> None:
     count = ld(node, PENDING)
     row = ld(node, BOX) + 8 * ACTION_CELLS * count
@@ -191,7 +190,7 @@ def _put_off(node: int, what: int, which: int, tag: int, latency: int, value: in
     st(node, PENDING, count + 1)
 
 
-@njit
+@kernel
 def pop(node: int, port: int, clock: int) -> None:
     """Take the next token, which must be there and have been ``seen``."""
     if ld(node, PENDING) != 0:
@@ -200,7 +199,7 @@ def pop(node: int, port: int, clock: int) -> None:
         _pop(ld(ld(node, INS), port), clock)
 
 
-@njit
+@kernel
 def reserve(node: int, first: int, count: int, clock: int) -> int:
     """Wait until ``count`` outputs from ``first`` on have room. Returns the clock."""
     if ld(node, PENDING) == 0 and _room(node, first, count):
@@ -209,7 +208,7 @@ def reserve(node: int, first: int, count: int, clock: int) -> int:
     return clock
 
 
-@njit
+@kernel
 def emit(node: int, port: int, tag: int, value: int, latency: int, clock: int) -> None:
     """Put a token out, for which room is reserved. ``value``: its address, or 0. Control tokens ignore ``latency``."""
     channel = ld(ld(node, OUTS), port)
@@ -223,7 +222,7 @@ def emit(node: int, port: int, tag: int, value: int, latency: int, clock: int) -
         _put_off(node, EMIT, port, tag, latency, value)
 
 
-@njit
+@kernel
 def advance(node: int, cycles: int, clock: int) -> int:
     """Be busy for some cycles. Returns the clock."""
     if ld(node, PENDING) != 0:
@@ -233,7 +232,7 @@ def advance(node: int, cycles: int, clock: int) -> int:
     return clock + cycles
 
 
-@njit
+@kernel
 def finish(node: int, clock: int) -> None:
     """Nothing is left to do but what was put off."""
     st(node, STATE, END)
@@ -242,7 +241,7 @@ def finish(node: int, clock: int) -> None:
         st(node, WAITING, FINISHED)
 
 
-@njit
+@kernel
 def fail(node: int, code: int, first: int, second: int) -> None:
     """Stop for good: the streams do not fit. ``run`` says what ``code`` and the two tags mean."""
     st(node, WAITING, FAILED)
@@ -251,7 +250,7 @@ def fail(node: int, code: int, first: int, second: int) -> None:
     st(node, C, second)
 
 
-@njit
+@kernel
 def resume(node: int) -> bool:
     """Make up for the actions put off, as far as there is room; True when none is left."""
     count = ld(node, PENDING)

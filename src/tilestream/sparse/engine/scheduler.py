@@ -8,9 +8,8 @@ waits until nothing else can run; then the earliest goes, since whatever it sets
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import copy_cells, ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels import call
 from tilestream.sparse.engine.layout import (
     CAPACITY,
@@ -51,7 +50,7 @@ QUIET, PAUSED, NEEDS_STORE, NEEDS_TRACE = 0, 1, 2, 3
 """Why the loop returned: nothing can run; its calls are used up; a writer's or a trace's array is full."""
 
 
-@njit
+@kernel
 def push(queue: int, node: int) -> None:
     """Let a node run, if it is not about to."""
     if ld(node, QUEUED) != 0:
@@ -63,7 +62,7 @@ def push(queue: int, node: int) -> None:
     st(queue, COUNT, ld(queue, COUNT) + 1)
 
 
-@njit
+@kernel
 def _take(queue: int) -> int:
     first = ld(queue, FIRST)
     node = ld(ld(queue, SLOTS), first)
@@ -74,13 +73,13 @@ def _take(queue: int) -> int:
     return node
 
 
-@njit
+@kernel
 def _wake(queue: int, node: int, why: int, channel: int) -> None:
     if ld(node, WAITING) == why and ld(node, WAIT_CHANNEL) == channel:
         push(queue, node)
 
 
-@njit
+@kernel
 def _record(channel: int, trace: int) -> bool:
     """Append the tokens written since the last look; False if there is no room for them."""
     seen, tail = ld(channel, SEEN_TAIL), ld(channel, TAIL)
@@ -105,7 +104,7 @@ def _record(channel: int, trace: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def settle(queue: int, node: int) -> bool:
     """Wake those that wait for what this node wrote or read; False if a trace is full."""
     whole = True
@@ -126,7 +125,7 @@ def settle(queue: int, node: int) -> bool:
     return whole
 
 
-@njit
+@kernel
 def run_until_quiet(queue: int, calls: int) -> tuple[int, int]:
     """Let nodes run; returns (why it stopped, the node that needs something).
 

@@ -6,9 +6,8 @@ hash is the coordinate itself: a table as large as the range of coordinates is t
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 
 FREE = -1
 """Key of a slot that holds nothing."""
@@ -16,7 +15,7 @@ FREE = -1
 _SPREAD = -7046029254386353131  # 2**64 / golden ratio, as int64
 
 
-@njit
+@kernel
 def find(keys: int, mask: int, key: int, packed: bool) -> int:
     """The slot of a key, or the free one where it belongs."""
     slot = key
@@ -31,7 +30,7 @@ def find(keys: int, mask: int, key: int, packed: bool) -> int:
         slot = (slot + 1) & mask
 
 
-@njit
+@kernel
 def _merge(source: int, target: int, begin: int, middle: int, end: int) -> None:
     left, right = begin, middle
     for at in range(begin, end):
@@ -43,7 +42,7 @@ def _merge(source: int, target: int, begin: int, middle: int, end: int) -> None:
             right += 1
 
 
-@njit
+@kernel
 def _run(keys: int, begin: int, count: int) -> int:
     """Where the ascending run that starts at ``begin`` ends."""
     end = begin + 1
@@ -52,7 +51,7 @@ def _run(keys: int, begin: int, count: int) -> int:
     return min(end, count)
 
 
-@njit
+@kernel
 def sort(keys: int, spare: int, count: int) -> int:
     """Sort by merging ascending runs, of which fibers leave few; returns which of the two arrays has the result."""
     while _run(keys, 0, count) < count:

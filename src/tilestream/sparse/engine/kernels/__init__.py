@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.accumulate import spacc
 from tilestream.sparse.engine.kernels.joiners import intersect, union
 from tilestream.sparse.engine.kernels.levels import array, locate, root, scan
@@ -22,7 +21,7 @@ KINDS: tuple[str, ...] = tuple(
 """Kernels by number. A graph's ``spacc`` of order 0 is ``reduce_by``, its ``join`` one of two."""
 
 
-@njit
+@kernel
 def call(node: int) -> None:
     """Run a node's kernel."""
     if ld(node, STATE) == END:

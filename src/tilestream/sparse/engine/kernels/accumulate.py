@@ -8,9 +8,8 @@ met, H: next token of it to take, or next key to put out, W: sorted keys.
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.levels import MISMATCH, OUTSIDE, S0
 from tilestream.sparse.engine.kernels.values import accumulate
 from tilestream.sparse.engine.layout import (
@@ -44,7 +43,7 @@ from tilestream.sparse.tokens import DONE, EMPTY
 _OUTER, _GATHER, _BARE, _LEAVE, _AFTER, _EMIT, _ENDS = 0, 1, 2, 3, 4, 5, 6
 
 
-@njit
+@kernel
 def spacc(node: int) -> None:
     """One small step at a time: which one is in the state."""
     while ld(node, PENDING) == 0:
@@ -67,7 +66,7 @@ def spacc(node: int) -> None:
             return
 
 
-@njit
+@kernel
 def _outer(node: int) -> bool:
     """Look at the reduced level: an element has fibers below, a stop puts the sums out, done ends."""
     order = ld(node, D)
@@ -89,7 +88,7 @@ def _outer(node: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def _meet_bare(node: int, depth: int, tag: int) -> None:
     """A stop at ``depth`` in place of an element: every stream below has one too."""
     st(node, G, depth)
@@ -98,7 +97,7 @@ def _meet_bare(node: int, depth: int, tag: int) -> None:
     st(node, STATE, _BARE)
 
 
-@njit
+@kernel
 def _gather(node: int) -> bool:
     """Go through a fiber: at depth 0 its values, else down into each of its elements."""
     depth = ld(node, E)
@@ -162,7 +161,7 @@ def _gather(node: int) -> bool:
     return False
 
 
-@njit
+@kernel
 def _bare(node: int) -> bool:
     """Take the stops of an empty fiber, from the outer levels to the values; then the one that was met."""
     met = ld(node, G)
@@ -189,7 +188,7 @@ def _bare(node: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def _leave(node: int) -> bool:
     """A fiber has ended: take the element above it, and go on there or end too."""
     depth = ld(node, E)
@@ -205,7 +204,7 @@ def _leave(node: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def _after(node: int) -> bool:
     """The stop that goes with a higher one below."""
     depth = ld(node, E)
@@ -236,14 +235,14 @@ def _after(node: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def _start_emitting(node: int) -> None:
     st(node, W, sort(ld(node, T), ld(node, U), ld(node, S)))
     st(node, H, 0)
     st(node, STATE, _EMIT)
 
 
-@njit
+@kernel
 def _emit(node: int) -> bool:
     """Put out the next sum, with the stops before it; after the last, the stops of all levels. All at one time."""
     order, bits, width = ld(node, D), ld(node, B), ld(node, NODE_WIDTH)
@@ -289,7 +288,7 @@ def _emit(node: int) -> bool:
     return True
 
 
-@njit
+@kernel
 def _ends(node: int) -> bool:
     """Done of every input, the values' last."""
     order, index = ld(node, D), ld(node, H)

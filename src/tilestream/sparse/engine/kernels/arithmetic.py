@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import copy_cells, ldf, stf
+from tilestream.sparse.engine.jit import kernel
 
 BINARY_OPS: tuple[str, ...] = ("add", "sub", "mul", "div", "max", "min", "matmul", "matmul_t")
 UNARY_OPS: tuple[str, ...] = tuple(
@@ -22,18 +21,18 @@ _HALF_ROOT = 1.0 / math.sqrt(2.0)
 _GELU = math.sqrt(2.0 / math.pi)
 
 
-@njit
+@kernel
 def _larger(a: float, b: float) -> float:
     """The larger; not-a-number if either is."""
     return a if a > b or a != a else b
 
 
-@njit
+@kernel
 def _smaller(a: float, b: float) -> float:
     return a if a < b or a != a else b
 
 
-@njit(error_model="numpy")
+@kernel
 def _binary(op: int, a: float, b: float) -> float:
     if op == 0:
         return a + b
@@ -48,7 +47,7 @@ def _binary(op: int, a: float, b: float) -> float:
     return a * b
 
 
-@njit
+@kernel
 def binary(op: int, a: int, b: int, result: int, edge: int) -> None:
     """``result = a op b``, on blocks of ``edge``."""
     if edge == 1:
@@ -67,7 +66,7 @@ def binary(op: int, a: int, b: int, result: int, edge: int) -> None:
             stf(result, i, _binary(op, ldf(a, i), ldf(b, i)))
 
 
-@njit
+@kernel
 def _matmul(a: int, b: int, result: int, edge: int) -> None:
     for row in range(edge):
         target = result + 8 * row * edge
@@ -80,7 +79,7 @@ def _matmul(a: int, b: int, result: int, edge: int) -> None:
                 stf(target, column, ldf(target, column) + left * ldf(source, column))
 
 
-@njit(error_model="numpy")
+@kernel
 def _unary(op: int, a: float, s: float) -> float:
     if op == 0:
         return _larger(a, 0.0)
@@ -133,7 +132,7 @@ def _unary(op: int, a: float, s: float) -> float:
     return _smaller(a, s)
 
 
-@njit
+@kernel
 def unary(op: int, a: int, scalar: int, result: int, edge: int) -> None:
     """``result = op(a)``, on blocks of ``edge``; ``scalar``: its address."""
     s = ldf(scalar, 0)
@@ -150,7 +149,7 @@ def unary(op: int, a: int, scalar: int, result: int, edge: int) -> None:
             stf(result, row * edge + column, ldf(a, column * edge + row) if op == _TRANSPOSE else whole)
 
 
-@njit
+@kernel
 def fold(op: int, value: int, target: int, width: int, fresh: bool) -> None:
     """Add ``value`` to ``target`` or keep the larger, element by element; the first value is taken as it is."""
     if fresh:
@@ -163,7 +162,7 @@ def fold(op: int, value: int, target: int, width: int, fresh: bool) -> None:
             stf(target, i, _larger(ldf(target, i), ldf(value, i)))
 
 
-@njit
+@kernel
 def fold_nothing(op: int, target: int, width: int) -> None:
     """What an empty fiber gives: 0, or -inf as a maximum."""
     for i in range(width):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.levels import MISMATCH
 from tilestream.sparse.engine.layout import CLOCK, INTERVAL, LATENCY, NINS, PENDING
 from tilestream.sparse.engine.ports import (
@@ -25,7 +24,7 @@ from tilestream.sparse.tokens import DONE, EMPTY
 _NONE = 1 << 62
 
 
-@njit
+@kernel
 def join_operands(node: int, union: bool) -> None:
     """Inputs: the coordinates of each operand, then the payload of each."""
     clock = ld(node, CLOCK)
@@ -90,11 +89,11 @@ def join_operands(node: int, union: bool) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def intersect(node: int) -> None:
     join_operands(node, False)
 
 
-@njit
+@kernel
 def union(node: int) -> None:
     join_operands(node, True)

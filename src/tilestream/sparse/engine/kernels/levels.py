@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.layout import (
     CLOCK,
     INTERVAL,
@@ -28,7 +27,7 @@ IDLE, FIBER, CLOSE = 0, 1, 2
 MISMATCH, OUTSIDE = 1, 2
 
 
-@njit
+@kernel
 def root(node: int) -> None:
     """Reference 0, then done."""
     clock = ld(node, CLOCK)
@@ -39,7 +38,7 @@ def root(node: int) -> None:
     finish(node, clock)
 
 
-@njit
+@kernel
 def scan(node: int) -> None:
     """A: whether compressed; B, C: addresses of seg and crd; D: size. State: E: next position, F: where it ends."""
     clock = ld(node, CLOCK)
@@ -91,7 +90,7 @@ def scan(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def locate(node: int) -> None:
     """D: size of the level. State 1: a coordinate was taken, E, and its reference has not come yet."""
     clock = ld(node, CLOCK)
@@ -134,7 +133,7 @@ def locate(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def array(node: int) -> None:
     """B: address of the values; D: how many there are."""
     clock = ld(node, CLOCK)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
 from tilestream.sparse.engine.layout import (
     CLOCK,
@@ -39,7 +38,7 @@ from tilestream.sparse.tokens import DONE, EMPTY
 UNEVEN = 3
 
 
-@njit
+@kernel
 def broadcast(node: int) -> None:
     """Every token to every output."""
     clock = ld(node, CLOCK)
@@ -61,7 +60,7 @@ def broadcast(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def fork(node: int) -> None:
     """E: which output is next."""
     clock = ld(node, CLOCK)
@@ -91,7 +90,7 @@ def fork(node: int) -> None:
 _TAKE, _REST = 0, 1
 
 
-@njit
+@kernel
 def join_unordered(node: int) -> None:
     """A: levels below what was dealt. E: the way in turn; F: how many ways' parent fibers have ended; C: flags, a way.
 
@@ -167,7 +166,7 @@ def join_unordered(node: int) -> None:
 _FIRST, _UNIT, _NEXT, _CLOSE = 0, 1, 2, 3
 
 
-@njit
+@kernel
 def join_ordered(node: int) -> None:
     """As above, by the stream that was dealt, the last input. F: units dealt in the parent fiber; G: stop to close."""
     clock = ld(node, CLOCK)

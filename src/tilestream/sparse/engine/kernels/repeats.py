@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
 from tilestream.sparse.engine.layout import CLOCK, INTERVAL, LATENCY, PENDING, STATE, E, F, G
 from tilestream.sparse.engine.ports import (
@@ -23,7 +22,7 @@ from tilestream.sparse.engine.ports import (
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
-@njit
+@kernel
 def repsig(node: int) -> None:
     """0 for an element or N, S0 for a stop of any level."""
     clock = ld(node, CLOCK)
@@ -44,7 +43,7 @@ def repsig(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def repeat(node: int) -> None:
     """State 1: an element was taken at an S, and it is not known yet whether a stop follows it."""
     clock = ld(node, CLOCK)
@@ -91,7 +90,7 @@ def repeat(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def crd_hold(node: int) -> None:
     """State 1: the stop that goes with the inner stop E has not come yet."""
     clock = ld(node, CLOCK)
@@ -143,7 +142,7 @@ def crd_hold(node: int) -> None:
 _OUTER, _FIBER, _BOTH = 0, 1, 2
 
 
-@njit
+@kernel
 def crd_drop(node: int) -> None:
     """E: the outer token in hand. F: its fiber holds something. G: a fiber was put out, but not its end."""
     clock = ld(node, CLOCK)

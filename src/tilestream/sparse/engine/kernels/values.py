@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import copy_cells, ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.arithmetic import binary, fold, fold_nothing, unary
 from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
 from tilestream.sparse.engine.layout import (
@@ -28,7 +27,7 @@ from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, rea
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
-@njit
+@kernel
 def alu(node: int) -> None:
     """A: operation; B: address of the scalar; C: edge of a block; D: operations a step; G: whether it is unary.
 
@@ -87,14 +86,14 @@ def alu(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def accumulate(node: int, value: int, target: int, fresh: bool) -> None:
     """Fold a value into ``target`` by the node's operation, A; the first one is taken as it is."""
     fold(ld(node, A), value, target, ld(node, NODE_WIDTH), fresh)
     st(node, FLOPS, ld(node, FLOPS) + ld(node, NODE_WIDTH))
 
 
-@njit
+@kernel
 def reduce(node: int) -> None:
     """A: operation. F: whether the scratch holds something."""
     clock = ld(node, CLOCK)
@@ -132,7 +131,7 @@ def reduce(node: int) -> None:
 _HEAD, _BARE, _FIBER, _AFTER = 0, 1, 2, 3
 
 
-@njit
+@kernel
 def reduce_by(node: int) -> None:
     """``spacc`` of order 0. Inputs: values, then the coordinates above. A, F: as in ``reduce``. E: a stop in hand."""
     clock = ld(node, CLOCK)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from tilestream.sparse.engine.cells import copy_cells, ld, st
+from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
 from tilestream.sparse.engine.layout import (
     CLOCK,
@@ -24,7 +23,7 @@ from tilestream.sparse.engine.ports import advance, fail, finish, pop, ready, se
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
-@njit
+@kernel
 def write_crd(node: int) -> None:
     """E: whether the token before was a stop."""
     clock = ld(node, CLOCK)
@@ -57,7 +56,7 @@ def write_crd(node: int) -> None:
     st(node, CLOCK, clock)
 
 
-@njit
+@kernel
 def write_val(node: int) -> None:
     """Values only; the last cycle is for the memory."""
     clock = ld(node, CLOCK)
