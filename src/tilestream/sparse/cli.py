@@ -133,22 +133,22 @@ def simulate(
         loaded, program, made = _execute(
             target, operands, format, fuse, order, parallel, block, engine, progress, **settings
         )
-    flops, moved = sum(r.flops for r in made.results), sum(r.bytes for r in made.results)
-    out.print(f"{loaded.name}: {made.cycles:,} cycles, {flops:,} operations, {moved:,} bytes")
+    out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
     out.print(f"schedule: {program.schedule}", soft_wrap=True, markup=False)
-    for region, result in zip(program.regions, made.results, strict=True):
+    for region in program.regions:
+        result = made.regions[region.name]
         out.print(f"\nregion {region.name}: {result.cycles:,} cycles", markup=False)
         if table:
             out.print(str(region.table), markup=False, soft_wrap=True)
         out.print(report.node_table(result))
     _save(output, made)
     if html is not None:
-        shown = [(r.name, r.graph, x, str(r.table)) for r, x in zip(program.regions, made.results, strict=True)]
+        shown = [(r.name, r.graph, made.regions[r.name], str(r.table)) for r in program.regions]
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(report.page(loaded.name, shown, str(program.schedule)), encoding="utf-8")
         out.print(f"page: {html}")
     if timeline is not None:
-        report.write_timeline(timeline, {r.name: x for r, x in zip(program.regions, made.results, strict=True)})
+        report.write_timeline(timeline, made.regions)
         out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
     _write(json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
 
@@ -271,10 +271,10 @@ def _figures(made: Any) -> dict[str, Any]:
     """``cycles``, ``flops``, ``bytes`` and ``nodes`` of the whole, and of each region."""
     from tilestream.sparse import report
 
-    regions = [report.result_json(r) for r in made.results]
-    nodes = [{**n, "region": i} for i, r in enumerate(regions) for n in r["nodes"]]
-    totals = {"flops": sum(r["flops"] for r in regions), "bytes": sum(r["bytes"] for r in regions)}
-    return {"cycles": made.cycles, **totals, "nodes": nodes, "regions": len(regions)}
+    regions = {name: report.result_json(r) for name, r in made.regions.items()}
+    nodes = [{"region": name, **node} for name, r in regions.items() for node in r["nodes"]]
+    cycles = {name: r["cycles"] for name, r in regions.items()}
+    return {"cycles": made.cycles, "flops": made.flops, "bytes": made.bytes, "regions": cycles, "nodes": nodes}
 
 
 def _save(path: Path | None, made: Any) -> None:

@@ -6,9 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilestream.sparse.einsum import Move
 from tilestream.sparse.graph import Graph
-from tilestream.sparse.heuristic import Estimate, estimate
+from tilestream.sparse.heuristic import Estimate, Profile, estimate
 from tilestream.sparse.program import Program
+from tilestream.sparse.regions import Region
+from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.timing import COMAL, Timing
 
 WORD = 4
 
@@ -35,12 +39,45 @@ def on_chip_bytes(graph: Graph, depth: int, outputs: Mapping[str, Any]) -> float
     return channels + held
 
 
-def estimate_program(program: Program, inputs: Sequence[Any] = ()) -> Estimate:
+def estimate_program(program: Program, inputs: Sequence[Any] = (), timing: Timing = COMAL) -> Estimate:
     """Expected figures of a program's regions, one after the other; what one makes, the next one reads."""
-    tensors: dict[str, Any] = dict(program.bind(*inputs))
+    have: dict[str, SparseTensor] = program._bind(tuple(inputs))
+    expected: dict[str, tuple[Profile, Format]] = {}
     total = Estimate(0.0, 0.0, 0.0)
-    for region in program.regions:
-        found = estimate(region.graph, tensors)
-        tensors.update(found.outputs)
+    for step in program.steps:
+        if isinstance(step, Move):
+            # What moves is taken for dense: a reshape mixes the coordinates of several indices.
+            levels = len(step.shape)
+            expected[step.name] = Profile(step.shape, (None,) * levels), Format(("dense",) * levels)
+            continue
+        found = estimate(step.graph, _feed(program, step, have, expected), timing)
+        for name, profile in found.outputs.items():
+            expected[name] = profile, step.outputs[name][1]
         total += found
     return total
+
+
+def _feed(
+    program: Program,
+    region: Region,
+    have: Mapping[str, SparseTensor],
+    expected: Mapping[str, tuple[Profile, Format]],
+) -> dict[str, SparseTensor | Profile]:
+    """What a region reads: views of tensors that are there, profiles of those that are not."""
+    feed: dict[str, SparseTensor | Profile] = {}
+    for name, (source, format) in region.inputs.items():
+        if isinstance(source, str) and source in expected:
+            feed[name] = _in_format(*expected[source], format)
+        else:
+            feed[name] = program._view(name, source, format, have)
+    return feed
+
+
+def _in_format(profile: Profile, stored: Format, wanted: Format) -> Profile:
+    """A profile in another order of levels; a dense level holds every coordinate."""
+    by_index = dict(zip(stored.order, zip(profile.sizes, profile.shares, strict=True), strict=True))
+    sizes = tuple(by_index[i][0] for i in wanted.order)
+    shares = tuple(
+        None if kind == "dense" else by_index[i][1] for i, kind in zip(wanted.order, wanted.levels, strict=True)
+    )
+    return Profile(sizes, shares)

@@ -14,8 +14,10 @@ import scipy.sparse
 import torch
 
 from tilestream.errors import OptionError, SparseError
+from tilestream.sparse.frontend import compile
 from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
-from tilestream.sparse.program import Program, Schedule, compile, compile_einsum
+from tilestream.sparse.program import Program, compile_einsum
+from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, from_scipy, pack
 
 CHECKED = 50_000_000  # elements up to which results are held against dense PyTorch
@@ -72,7 +74,7 @@ def _einsum(text: str, operands: Sequence[Path], formats: Sequence[str]) -> Targ
             _pack(name, matrix, replace(form, block=schedule.block))
             for name, matrix, form in zip(names, matrices, given, strict=True)
         ]
-        return compile_einsum(text, packed, schedule)
+        return compile_einsum(text, packed, schedule, names=names)
 
     def reference() -> tuple[torch.Tensor, ...]:
         if max(m.shape[0] * m.shape[1] for m in matrices) > CHECKED:

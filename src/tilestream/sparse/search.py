@@ -18,7 +18,8 @@ from tilestream.errors import OptionError, SparseError, StreamDeadlock
 from tilestream.sparse import pareto
 from tilestream.sparse.estimates import estimate_program, on_chip_bytes
 from tilestream.sparse.heuristic import Estimate
-from tilestream.sparse.program import Program, Schedule
+from tilestream.sparse.program import Program
+from tilestream.sparse.schedule import Schedule
 
 Compile = Callable[[Schedule], Program]
 """A schedule to the compiled program; for another block size it may pack its inputs anew."""
@@ -189,9 +190,8 @@ def search(
         except (SparseError, StreamDeadlock) as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
-        flops, moved = sum(r.flops for r in ran.results), sum(r.bytes for r in ran.results)
         chip = round(candidate.on_chip_bytes)
-        points.append(Point(candidate.schedule, ran.cycles, moved, flops, chip, candidate.estimate))
+        points.append(Point(candidate.schedule, ran.cycles, ran.bytes, ran.flops, chip, candidate.estimate))
     if not points:
         why = max(refused, key=lambda k: refused[k]) if refused else "the space is empty"
         raise SparseError(f"no schedule compiles and runs: {why}", "widen the space, or change the program")
@@ -225,7 +225,7 @@ def schedules(make: Compile, space: Space, start: Schedule, refused: dict[str, i
         except SparseError as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
-        found = space.indices or tuple(dict.fromkeys(r.table.order[0] for r in regions if r.table.order))
+        found = space.indices or tuple(dict.fromkeys(r.order[0] for r in regions if r.order))
         for index, factor in itertools.product(found, space.factors):
             if factor > 1:
                 yield replace(schedule, parallel={index: factor})
@@ -233,7 +233,7 @@ def schedules(make: Compile, space: Space, start: Schedule, refused: dict[str, i
 
 def fusions(make: Compile, start: Schedule) -> list[Any]:
     """None, all, and every way to cut the program's statements once, twice if they are few."""
-    names = [name for region in make(replace(start, fuse="none")).regions for name in region.statements]
+    names = list(dict.fromkeys(s.group for r in make(replace(start, fuse="none")).regions for s in r.einsums))
     made: list[Any] = ["none", "all"]
     for cuts in range(1, 3 if len(names) <= 6 else 2):
         for at in itertools.combinations(range(1, len(names)), cuts):

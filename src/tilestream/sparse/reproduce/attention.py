@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from tilestream.apps.sparse import gpt3 as app
-from tilestream.sparse.program import Program, Schedule
-from tilestream.sparse.program import compile as compile_program
+from tilestream.sparse.frontend import compile as compile_program
+from tilestream.sparse.program import Program
 from tilestream.sparse.reproduce import paper
 from tilestream.sparse.reproduce.models import Case
 from tilestream.sparse.reproduce.study import Cell, Options, Study
+from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format
 from tilestream.sparse.timing import Timing
 
@@ -40,7 +41,7 @@ def case(
 
 def _run(program: Program, inputs: tuple[Any, ...], block: int) -> tuple[int, int, int]:
     made = program.run(*inputs, timing=BLOCK_TIMING if block > 1 else Timing())
-    return made.cycles, sum(r.flops for r in made.results), sum(r.bytes for r in made.results)
+    return made.cycles, made.flops, made.bytes
 
 
 def gpt3(options: Options) -> Study:
@@ -129,7 +130,7 @@ def parallel(options: Options) -> Study:
     sequence, heads, width = (64, 4, 16) if options.quick else (256, 4, 64)
     one = case(sequence, heads, width, 64 if not options.quick else 16)
     program = one.compile("full")
-    order = program.regions[0].table.order
+    order = program.regions[-1].order
     outer, inner = order[0], order[1]
     rows: list[dict[str, Cell]] = []
     first = 0

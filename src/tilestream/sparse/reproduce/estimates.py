@@ -32,14 +32,13 @@ def accuracy(options: Options) -> Study:
             if expected.cycles > 1e9:
                 continue
             made = program.run(*case.inputs)
-            flops, moved = sum(r.flops for r in made.results), sum(r.bytes for r in made.results)
             rows.append(
                 {
                     "program": case.name,
                     "fusion": fusion,
-                    "operations off, %": _percent(expected.flops, flops),
+                    "operations off, %": _percent(expected.flops, made.flops),
                     "published, % ": published[0] if published else None,
-                    "bytes off, %": _percent(expected.bytes, moved),
+                    "bytes off, %": _percent(expected.bytes, made.bytes),
                     "published, %": published[1] if published else None,
                     "cycles off, %": _percent(expected.cycles, made.cycles),
                     "cycles": made.cycles,

@@ -11,9 +11,10 @@ import torch
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse import graphs
 from tilestream.sparse.graphs import GraphSet
-from tilestream.sparse.program import Program, Schedule, compile_einsum
+from tilestream.sparse.program import Program, compile_einsum
 from tilestream.sparse.reproduce import models, paper
 from tilestream.sparse.reproduce.study import Cell, Options, Study
+from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, pack
 
 DCSR = Format(("compressed", "compressed"))
