@@ -201,8 +201,98 @@ RESIDUAL = sam(
 """x = b - C d, with rows that C does not have."""
 
 
-def test_held_coordinates():
-    got = from_dot(HELD, "held")
+OUTER = sam(
+    """
+    17 fiberlookup index=k tensor=B mode=1 format=compressed root=true
+    18 fiberlookup index=k tensor=C mode=0 format=compressed root=true
+    16 intersect index=k
+    15 fiberlookup index=i tensor=B mode=0 format=compressed root=false
+    14 broadcast
+    13 repsiggen index=i
+    12 repeat index=i tensor=C root=false
+    11 fiberlookup index=j tensor=C mode=1 format=compressed root=false
+    10 broadcast
+    9 repsiggen index=j
+    8 repeat index=j tensor=B root=false
+    7 arrayvals tensor=C
+    6 arrayvals tensor=B
+    5 mul
+    4 crdhold outer=i inner=j
+    3 spaccumulator order=2 in0=j in1=i
+    0 fiberwrite mode=vals tensor=X
+    1 fiberwrite index=j tensor=X mode=1 format=compressed
+    2 fiberwrite index=i tensor=X mode=0 format=compressed
+    """,
+    """
+    17 16 crd_in-B
+    17 16 ref_in-B
+    18 16 crd_in-C
+    18 16 ref_in-C
+    16 3 crd_k
+    16 15 ref_out-B
+    16 12 ref_out-C
+    15 14 crd
+    14 4 crd_i
+    14 13 crd
+    13 12 repsig
+    12 11 ref
+    11 10 crd
+    10 4 crd_j
+    10 9 crd
+    9 8 repsig
+    15 8 ref
+    8 6 ref
+    11 7 ref
+    6 5 val
+    7 5 val
+    4 3 crd_outer-i
+    4 3 crd_inner-j
+    5 3 val
+    3 0 val
+    3 1 crd_out-j
+    3 2 crd_out-i
+    """,
+    "X=ss01,B=ss10,C=ss01",
+)
+"""An accumulator of order 2, of which the outer coordinate is held."""
+
+SCALED = sam(
+    """
+    8 fiberlookup index=i tensor=c mode=0 format=compressed root=true
+    6 repsiggen index=i
+    5 repeat index=i tensor=b root=true
+    3 arrayvals tensor=b
+    4 arrayvals tensor=c
+    2 fp_mul
+    9 fp_mul rb_const=0.5
+    1 fiberwrite index=i tensor=x mode=0 format=compressed
+    0 fiberwrite mode=vals tensor=x
+    """,
+    """
+    8 1 crd
+    8 6 crd
+    6 5 repsig
+    5 3 ref
+    8 4 ref
+    3 2 val
+    4 2 val
+    2 9 val
+    9 0 val
+    """,
+    "x=s0,b=none,c=s0",
+)
+"""x = b c / 2 with a scalar b."""
+
+
+def test_a_scalar_operand():
+    arrays = {"b": np.array(3.0), "c": np.array([0.0, 2.0, 0.0, 5.0])}
+    result = run_dot(from_dot(SCALED), arrays, (4,))
+    assert np.array_equal(result.outputs["x"].to_dense(), [0, 3, 0, 7.5])
+
+
+@pytest.mark.parametrize("text", [HELD, OUTER], ids=["order 1", "order 2"])
+def test_held_coordinates(text):
+    got = from_dot(text, "held")
     m = {"B": hashed(20, 5, 1), "C": hashed(20, 5, 2)}
     result = run_dot(got, m, (20, 20))
     assert np.array_equal(result.outputs["X"].to_dense(), m["B"] @ m["C"])
