@@ -29,14 +29,14 @@ class StepCosts:
     narrower linear takes beyond its own. ``late``: share of a step's DRAM time that its loads do not hide.
     """
 
-    tensor_share: float = 0.98
-    simple: float = 1.37
-    norm: float = 14.6
-    function: float = 3.5
-    special: float = 0.87
-    cat: float = 26.0
-    narrow: float = 1.5
-    late: float = 0.58
+    tensor_share: float = 0.96
+    simple: float = 1.3
+    norm: float = 17.0
+    function: float = 1.37
+    special: float = 0.96
+    cat: float = 28.6
+    narrow: float = 0.85
+    late: float = 0.6
 
 
 H200_STEPS = StepCosts()
