@@ -52,7 +52,7 @@ TS_DEV float cos_(float x) {
   return -sin_beside(x, (rounded - ROUND) + 0.5f, rounded);
 }
 TS_DEV float neg(float x) { return -x; }
-TS_DEV float abs_(float x) { return x < 0.0f ? -x : (x == 0.0f ? 0.0f : x); }
+TS_DEV float abs_(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 TS_DEV float sqrt_(float x) { return sqr(x); }
 TS_DEV float rsqrt_(float x) { return rsq(x); }
 TS_DEV float reciprocal(float x) { return quotient(1.0f, x); }

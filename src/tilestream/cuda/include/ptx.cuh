@@ -296,7 +296,7 @@ TS_DEV float rsq(float x) {
 }
 TS_DEV float sqr(float x) {
   float y;
-  asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TS_DEV float max_nan(float a, float b) {
