@@ -10,6 +10,7 @@ from tilestream.sparse.dot_text import parse, quote
 from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
 from tilestream.sparse.sam import formats_of, graph_of
 from tilestream.sparse.storage import Format
+from tilestream.sparse.stream_types import stream_types
 
 INTEGERS = ("level", "ways", "order", "unary", "ordered")
 TYPES = {
@@ -55,17 +56,17 @@ def to_dot(graph: Graph, formats: Mapping[str, Format] | None = None) -> str:
         formats: of tensors and results; without one, levels are taken to be compressed and in the order of indices.
     """
     formats = dict(formats or {})
-    index = index_names(graph)
-    hidden = _hidden_roots(graph)
+    index, types, hidden = index_names(graph), stream_types(graph), _hidden_roots(graph)
+    by_name = {node.name: node for node in graph.nodes}
     comment = ",".join(f"{name}={_letters(format)}" for name, format in formats.items())
     lines = ["digraph SAM {", f"    comment={quote(comment)}"]
     lines += [f'    generator="tilestream" name={quote(graph.name)} block="{graph.block}"']
     for node in graph.nodes:
         if node.name in hidden:
             continue
-        attrs = {**_attributes(graph, node, index, formats), "kind": node.kind, "source": node.source}
+        attrs = {**_attributes(by_name, node, index, formats), "kind": node.kind, "source": node.source}
         attrs |= {f"a_{name}": str(value) for name, value in node.attrs}
-        for root in (graph.node(stream.node) for _, stream in node.ins if stream.node in hidden):
+        for root in (by_name[stream.node] for _, stream in node.ins if stream.node in hidden):
             attrs |= {"root_node": root.name, **{f"r_{name}": str(value) for name, value in root.attrs}}
         shown = ",".join(f"{k}={v}" for k, v in attrs.items() if k in ("type", "index", "tensor", "mode", "format"))
         look = f"color={_COLOURS.get(node.kind, 'brown')} shape=box style=filled"
@@ -76,8 +77,8 @@ def to_dot(graph: Graph, formats: Mapping[str, Format] | None = None) -> str:
         for port, stream in node.ins:
             if stream.node in hidden:
                 continue
-            kind = stream_type(graph, stream)
-            tag = _edge_tag(graph, node, port, stream, index)
+            kind = types[stream]
+            tag = _edge_tag(by_name, node, port, stream, index)
             label = f"{kind}_{tag}" if tag else str(kind)
             lines.append(
                 f"    {quote(stream.node)} -> {quote(node.name)} [label={quote(label)}{_STYLES.get(kind, '')} "
@@ -131,26 +132,6 @@ def _hidden_roots(graph: Graph) -> set[str]:
     return {name for name, found in ports.items() if len(found) == 1 and found[0][0].kind in ("scan", "repeat")}
 
 
-def stream_type(graph: Graph, stream: Port) -> StreamType:
-    """What a stream carries; nodes that pass whatever they are given are followed to where it is made."""
-    node = graph.node(stream.node)
-    stem = stream.port.rstrip("0123456789")
-    outs = NODES[node.kind].outs
-    kind = outs.get(stream.port) or outs[stem + "*"]
-    if kind is not StreamType.ANY:
-        return kind
-    return stream_type(graph, _passed(node, stream.port))
-
-
-def _passed(node: Node, port: str) -> Port:
-    """The input that a node passes on at an output."""
-    ins = dict(node.ins)
-    for name in ("in", "inner", port.replace("out", "in"), "in0"):
-        if name in ins:
-            return ins[name]
-    raise SparseError(f"node {node.name!r} passes nothing on at {port!r}", "join a stream to it")
-
-
 def index_names(graph: Graph) -> dict[Port, str]:
     """The index variable (i, j, k, ...) of every coordinate stream: scans that meet in a joiner share one."""
     up: dict[Port, Port] = {}
@@ -169,13 +150,11 @@ def index_names(graph: Graph) -> dict[Port, str]:
             same(source, Port(node.name, out))
     names: dict[Port, str] = {}
     found: dict[Port, str] = {}
-    for node in graph.nodes:
-        for port in node.outs:
-            stream = Port(node.name, port)
-            if stream_type(graph, stream) is StreamType.CRD:
-                leader = find(stream)
-                names.setdefault(leader, _letter(len(names)))
-                found[stream] = names[leader]
+    for stream, kind in stream_types(graph).items():
+        if kind is StreamType.CRD:
+            leader = find(stream)
+            names.setdefault(leader, _letter(len(names)))
+            found[stream] = names[leader]
     return found
 
 
@@ -201,7 +180,9 @@ def _letter(number: int) -> str:
     return letters[number % len(letters)] + (str(number // len(letters)) if number >= len(letters) else "")
 
 
-def _attributes(graph: Graph, node: Node, index: Mapping[Port, str], formats: Mapping[str, Format]) -> dict[str, str]:
+def _attributes(
+    by_name: Mapping[str, Node], node: Node, index: Mapping[Port, str], formats: Mapping[str, Format]
+) -> dict[str, str]:
     """What SAM's own files say of a node."""
     op = str(node.attr("op", ""))
     attrs = {"type": TYPES.get(node.kind, node.kind)}
@@ -224,7 +205,7 @@ def _attributes(graph: Graph, node: Node, index: Mapping[Port, str], formats: Ma
     if node.kind in ("intersect", "union", "repsig"):
         attrs["index"] = crds.get("crd0") or crds.get("in", "")
     if node.kind in ("scan", "repeat"):
-        attrs["root"] = str(any(graph.node(s.node).kind == "root" for _, s in node.ins)).lower()
+        attrs["root"] = str(any(by_name[s.node].kind == "root" for _, s in node.ins)).lower()
     if node.kind in ("crd_drop", "crd_hold"):
         attrs |= {"outer": crds["outer"], "inner": crds["inner"] or "val"}
     if node.kind == "spacc":
@@ -241,26 +222,26 @@ def _label(attrs: Mapping[str, str]) -> str:
     return f"{text} {rest}".strip().replace(" :", ":")
 
 
-def _edge_tag(graph: Graph, node: Node, port: str, stream: Port, index: Mapping[Port, str]) -> str:
+def _edge_tag(by_name: Mapping[str, Node], node: Node, port: str, stream: Port, index: Mapping[Port, str]) -> str:
     """The operand or the index that SAM writes on an edge."""
-    maker = graph.node(stream.node)
+    maker = by_name[stream.node]
     if node.kind in ("intersect", "union") and port != "crd":
-        return f"in-{_operand(graph, node, port[len(port.rstrip('0123456789')) :])}"
+        return f"in-{_operand(by_name, node, port[len(port.rstrip('0123456789')) :])}"
     if node.kind in ("crd_drop", "crd_hold", "spacc") and port != "val":
         return index.get(stream, "")
     if maker.kind in ("intersect", "union") and stream.port != "crd":
-        return f"out-{_operand(graph, maker, stream.port[3:])}"
+        return f"out-{_operand(by_name, maker, stream.port[3:])}"
     return index.get(stream, "") if maker.kind in ("crd_drop", "crd_hold", "spacc") else ""
 
 
-def _operand(graph: Graph, node: Node, number: str) -> str:
+def _operand(by_name: Mapping[str, Node], node: Node, number: str) -> str:
     """The name of a joiner's operand: its tensor, or its number where two are of one tensor or of none."""
     names = []
     for port, stream in node.ins:
         if port.startswith("in"):
-            maker = graph.node(stream.node)
+            maker = by_name[stream.node]
             while maker.kind in ("broadcast", "fork", "repeat"):
-                maker = graph.node(maker.input("in").node)
+                maker = by_name[maker.input("in").node]
             names.append(str(maker.attr("tensor", "")))
     name = names[int(number)]
     return name if name and names.count(name) == 1 else f"t{number}"

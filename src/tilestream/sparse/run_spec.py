@@ -9,10 +9,11 @@ import numpy as np
 
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse.assemble import assemble
-from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
+from tilestream.sparse.graph import Graph, Node, Port, StreamType
 from tilestream.sparse.result import Result, Stream
 from tilestream.sparse.spec import MEANING, Channel, Clock, Token
 from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.stream_types import stream_types
 from tilestream.sparse.timing import COMAL, Timing
 
 
@@ -54,13 +55,14 @@ def run(
     clocks = [_clock(graph, node, channels, tensors, timing) for node in graph.nodes]
     _go(graph, clocks)
     nodes = tuple(clock.stats() for clock in clocks)
+    types = stream_types(graph)
     return Result(
         outputs={name: _result(name, clocks, *shapes[name]) for name in graph.results()},
         cycles=max((x.end_cycle for x in nodes), default=0),
         nodes=nodes,
         flops=sum(x.flops for x in nodes),
         bytes=sum(x.bytes_read + x.bytes_written for x in nodes),
-        streams={port: _stream(graph, port, c) for port, c in channels.items()} if trace else {},
+        streams={port: _stream(c, types[port]) for port, c in channels.items()} if trace else {},
     )
 
 
@@ -136,23 +138,10 @@ def _result(name: str, clocks: Sequence[Clock], shape: tuple[int, ...], format: 
     return assemble(name, shape, format, [np.array(c.words, dtype=np.int64) for c in levels], kept)
 
 
-def _stream(graph: Graph, port: Port, channel: Channel) -> Stream:
+def _stream(channel: Channel, type: StreamType) -> Stream:
     tokens = channel.trace or []
     return Stream(
         np.array([t.tag for t in tokens], dtype=np.int64),
-        np.array([t.value for t in tokens], dtype=np.float64) if carries_values(graph, port) else None,
+        np.array([t.value for t in tokens], dtype=np.float64) if type is StreamType.VAL else None,
         np.array([t.time for t in tokens], dtype=np.int64),
     )
-
-
-def carries_values(graph: Graph, port: Port) -> bool:
-    """Whether a stream is one of values: nodes that pass whatever they are given are followed to where it is made."""
-    node = graph.node(port.node)
-    spec = NODES[node.kind].outs
-    kind = spec.get(port.port) or spec[port.port.rstrip("0123456789") + "*"]
-    if kind is not StreamType.ANY:
-        return kind is StreamType.VAL
-    ins = dict(node.ins)
-    number = port.port[len(port.port.rstrip("0123456789")) :]
-    source = ins.get("in") or ins.get("inner") or ins.get(f"in{number}") or ins["in0"]
-    return carries_values(graph, source)
