@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from tilestream.apps import APPS
 from tilestream.apps.models import MODELS
 from tilestream.errors import CaptureError, OptionError
 from tilestream.kitsune.capture import capture
@@ -83,6 +85,15 @@ def test_flops_are_those_that_pytorch_counts(name: str) -> None:
     assert capture(name, mode="training", **changes).flops == counted
 
 
+@pytest.mark.parametrize("name", ["siren", "policy_value", "gated_ffn", "mixer", "two_tower", "classifier"])
+def test_flops_of_other_models_are_those_that_pytorch_counts(name: str) -> None:
+    module, inputs = APPS[name].make(32)
+    module.requires_grad_(True)
+    with FlopCounterMode(display=False) as counter:
+        sum(x.sum() for x in tree_leaves(module(*inputs))).backward()
+    assert capture(module, inputs, "training").flops == counter.get_total_flops()
+
+
 def test_bytes_of_nerf_are_the_sum_over_its_layers() -> None:
     rows, at = 10240, 2
     linears = [(63, 256), *[(256, 256)] * 4, (319, 256), (256, 256), (256, 256)]
@@ -101,6 +112,24 @@ def test_a_lookup_reads_its_rows_and_its_gradient_is_rows() -> None:
     assert max(o.bytes for o in tables) == 64 * 128 * 2 < graph.values[tables[0].value].bytes
     gradient = next(op for op in graph if op.label == "embedding backward")
     assert max(gradient.output_bytes) == 64 * 128 * 2
+
+
+def test_a_bag_reads_and_writes_its_rows() -> None:
+    with torch.device("meta"):
+        bag, indices = nn.EmbeddingBag(1000, 8, mode="sum"), torch.empty(5, 3, dtype=torch.int64)
+    graph = capture(bag, (indices,), "training")
+    lookup, gradient = (next(op for op in graph if op.label == label) for label in ("embedding", "embedding backward"))
+    assert [o.bytes for o in lookup.inputs if graph.values[o.value].is_parameter] == [15 * 8 * 4]
+    assert gradient.output_bytes == (15 * 8 * 4,) and gradient.simt_ops == lookup.simt_ops == 15 * 8
+
+
+def test_what_fits_no_family_is_kept_apart() -> None:
+    class Scans(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.erfc(x.cumsum(0).sort(-1)[0])
+
+    found = [(op.label, op.kind) for op in capture(Scans(), (torch.randn(4, 4),))]
+    assert found == [("cumsum", Kind.OTHER), ("sort", Kind.OTHER), ("erfc", Kind.ELEMENTWISE)]
 
 
 def test_the_three_gradients_of_a_layer() -> None:

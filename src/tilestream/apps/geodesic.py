@@ -110,7 +110,7 @@ def mesh_to_grid(grid: Floats, mesh: Mesh, candidates: int = 12) -> Ints:
     Of the ``candidates`` triangles with the nearest centres, the one in which the point lies deepest.
     """
     corners = mesh.points[mesh.faces]
-    _, near = KDTree(corners.mean(1)).query(grid, k=min(candidates, len(corners)))
+    near = np.asarray(KDTree(corners.mean(1)).query(grid, k=min(candidates, len(corners)))[1])
     normals = np.cross(corners, np.roll(corners, -1, axis=1))
     normals *= np.sign(np.einsum("fej,fej->fe", normals, np.roll(corners, -2, axis=1)))[..., None]
     depth = np.einsum("gfej,gj->gfe", normals[near], grid).min(2)

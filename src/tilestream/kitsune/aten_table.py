@@ -1,6 +1,6 @@
 """ATen operators by family, and what one element of each costs on the SIMT pipes.
 
-An operator that is not listed is elementwise with one lane operation an element.
+An operator that is not listed costs one lane operation an element; it is elementwise if PyTorch tags it pointwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ aten = torch.ops.aten
 class Row:
     """A family and its cost: fp32 lane operations and special-function operations an element.
 
-    The element is one of the output, or of the largest operand where ``per`` is ``input``.
+    The element is one of the output, or of the largest operand where ``per`` is ``input``; for lookups and their
+    gradients, one that is looked up.
     """
 
     kind: Kind
@@ -102,7 +103,10 @@ TABLE: dict[Any, Row] = {
     aten.sub: Row(_E, "sub"),
     aten.neg: Row(_E, "neg"),
     aten._conj: Row(_E, "conj"),
+    aten.native_dropout: Row(_E, "dropout", 10),
+    aten.native_dropout_backward: Row(_E, "dropout backward", 2),
     aten._softmax: Row(Kind.SOFTMAX, "softmax", 4, 1),
+    aten._safe_softmax: Row(Kind.SOFTMAX, "softmax", 5, 1),
     aten._log_softmax: Row(Kind.SOFTMAX, "log_softmax", 4, 1),
     aten._softmax_backward_data: Row(Kind.SOFTMAX, "softmax backward", 4),
     aten._log_softmax_backward_data: Row(Kind.SOFTMAX, "log_softmax backward", 4, 1),
@@ -114,16 +118,21 @@ TABLE: dict[Any, Row] = {
     aten.mean: Row(Kind.REDUCTION, "mean", 1, 0, "input"),
     aten.amax: Row(Kind.REDUCTION, "max", 1, 0, "input"),
     aten.amin: Row(Kind.REDUCTION, "min", 1, 0, "input"),
+    aten.argmax: Row(Kind.REDUCTION, "argmax", 1, 0, "input"),
+    aten.argmin: Row(Kind.REDUCTION, "argmin", 1, 0, "input"),
     aten.cat: Row(Kind.CAT, "cat"),
     aten.stack: Row(Kind.CAT, "stack"),
     aten.embedding: Row(Kind.GATHER, "embedding"),
+    aten._embedding_bag: Row(Kind.GATHER, "embedding"),
+    aten._embedding_bag_forward_only: Row(Kind.GATHER, "embedding"),
+    aten._embedding_bag_backward: Row(Kind.SCATTER, "embedding backward"),
     aten.index: Row(Kind.GATHER, "index"),
     aten.index_select: Row(Kind.GATHER, "gather"),
     aten.gather: Row(Kind.GATHER, "gather"),
     aten.index_put: Row(Kind.SCATTER, "index_put"),
     aten.index_add: Row(Kind.SCATTER, "scatter add", 1, 0, "input"),
     aten.scatter_add: Row(Kind.SCATTER, "scatter add", 1, 0, "input"),
-    aten.embedding_dense_backward: Row(Kind.SCATTER, "embedding backward", 1, 0, "input"),
+    aten.embedding_dense_backward: Row(Kind.SCATTER, "embedding backward"),
     aten.slice_backward: Row(Kind.COPY, "slice backward"),
     aten.select_backward: Row(Kind.COPY, "select backward"),
     aten.constant_pad_nd: Row(Kind.COPY, "pad"),
@@ -131,7 +140,12 @@ TABLE: dict[Any, Row] = {
 
 
 def row(packet: Any) -> Row:
-    """The operator's family and cost; elementwise under its own name where the table does not know it."""
+    """The operator's family and cost; under its own name where the table does not know it."""
     if packet in FILLS:
         return Row(Kind.FILL, "fill")
-    return TABLE.get(packet) or Row(_E, getattr(packet, "__name__", str(packet)))
+    if packet in TABLE:
+        return TABLE[packet]
+    overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
+    pointwise = any(torch.Tag.pointwise in overload.tags for overload in overloads)
+    name = getattr(packet, "__name__", str(packet)).strip("_")
+    return Row(_E if pointwise else Kind.OTHER, name)

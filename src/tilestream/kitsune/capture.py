@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -15,19 +14,16 @@ from tilestream.apps.models import Model, find
 from tilestream.aten.nodes import name as target_name
 from tilestream.aten.nodes import packet
 from tilestream.capture import source
-from tilestream.capture import value as tensor
-from tilestream.dtypes import DTYPES
 from tilestream.errors import CaptureError
 from tilestream.kitsune import grouping
-from tilestream.kitsune.aten_table import VIEWS, row
+from tilestream.kitsune.aten_table import row
 from tilestream.kitsune.grouping import Group
-from tilestream.kitsune.operators import Kind, Mode, Operand, Operator, OperatorGraph, Phase, Value
+from tilestream.kitsune.memory import Memory
+from tilestream.kitsune.operators import Kind, Mode, Operator, OperatorGraph, Phase, Value
 from tilestream.kitsune.record import Recorded, record
-from tilestream.kitsune.sources import Sources, is_operation, users
+from tilestream.kitsune.sources import base, users
 from tilestream.kitsune.work import outputs, work
 from tilestream.simulator.workload import Engine
-
-aten = torch.ops.aten
 
 _TENSOR = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
 
@@ -74,109 +70,55 @@ def capture(
     return assemble(name or type(module).__name__, mode, record(module, inputs, mode))
 
 
-@dataclass
-class _Made:
-    """What is known of a value while operators are made; ``itemsize`` is of one element as it lies in memory."""
-
-    value: Value
-    itemsize: float
-
-
 def assemble(name: str, mode: Mode, recorded: Recorded) -> OperatorGraph:
     """Operators and values of recorded graphs."""
-    sources = Sources()
-    made: dict[str, _Made] = {}
+    memory = Memory()
     operators: list[Operator] = []
-    phases: list[tuple[Phase, fx.Graph]] = [("forward", recorded.forward)]
+    outs: set[str] = set()
+    phases: list[tuple[Phase, fx.Graph, int]] = [("forward", recorded.forward, recorded.saved)]
     if recorded.backward is not None:
-        phases.append(("backward", recorded.backward))
-    for phase, graph in phases:
+        phases.append(("backward", recorded.backward, 0))
+    for phase, graph, saved in phases:
         grouping.fold(graph)
-        sources.read(graph)
-        for node in graph.nodes:
-            if node.op == "placeholder" and node.name not in made and _own(sources, node):
-                made[node.name] = _input(node, node.name in recorded.stored)
-        for group in grouping.groups(graph):
-            operators.append(_operator(group, phase, sources, made))
+        memory.read(graph, recorded.stored)
+        operators += [_operator(group, phase, memory) for group in grouping.groups(graph)]
+        outs |= set(_results(graph, memory, saved))
     if not operators:
         raise CaptureError(f"{name} computes nothing", "give a model that computes on its inputs")
-    values = {n: m.value for n, m in made.items()}
-    outs = set(_results(recorded.forward, sources, recorded.saved))
-    if recorded.backward is not None:
-        outs |= set(_results(recorded.backward, sources, 0))
+    return OperatorGraph(name, mode, tuple(operators), _values(memory, operators, outs))
+
+
+def _values(memory: Memory, operators: Sequence[Operator], outs: set[str]) -> dict[str, Value]:
+    """The values that operators read or make, with what becomes of them."""
+    read = {o.value for op in operators for o in op.inputs}
     late = {o.value for op in operators if op.phase == "backward" for o in op.inputs}
     early = {v for op in operators if op.phase == "forward" for v in op.outputs}
-    for key, value in values.items():
+    values = {}
+    for name, value in memory.values.items():
         given = value.is_input or value.is_parameter  # an updated cache is written where its new part is made
-        values[key] = replace(value, is_output=key in outs and not given, saved=key in late & early)
-    return OperatorGraph(name, mode, tuple(operators), _needed(values, operators))
+        if name in read or not given:
+            values[name] = replace(value, is_output=name in outs and not given, saved=name in late & early)
+    return values
 
 
-def _needed(values: dict[str, Value], operators: Iterable[Operator]) -> dict[str, Value]:
-    """The values that an operator reads, and results that are read or returned."""
-    read = {o.value for op in operators for o in op.inputs} | {v for op in operators for v in op.outputs}
-    return {n: v for n, v in values.items() if n in read}
-
-
-def _own(sources: Sources, node: fx.Node) -> bool:
-    """Whether a placeholder is a tensor of its own, not a result that the forward graph saved."""
-    return any(s.node == node.name for s in sources[node])
-
-
-def _input(node: fx.Node, stored: bool) -> _Made:
-    value = tensor(node)
-    assert value is not None
-    made = _value(node.name, value, value.dtype, is_parameter=stored, is_input=not stored)
-    return _Made(made, value.dtype.itemsize)
-
-
-def _value(name: str, like: torch.Tensor, dtype: torch.dtype, **flags: bool) -> Value:
-    shape = _real_shape(like)
-    real = dtype.to_real() if dtype.is_complex else dtype
-    dtype_name = DTYPES.get(real, str(real).removeprefix("torch."))
-    return Value(name, shape, dtype_name, prod(shape) * real.itemsize, **flags)
-
-
-def _real_shape(like: torch.Tensor) -> tuple[int, ...]:
-    """The shape in real numbers: the last dimension of complex ones counts twice."""
-    shape = tuple(int(d) for d in like.shape)
-    return (*shape[:-1], 2 * shape[-1]) if like.dtype.is_complex and shape else shape
-
-
-def _results(graph: fx.Graph, sources: Sources, saved: int) -> list[str]:
+def _results(graph: fx.Graph, memory: Memory, saved: int) -> list[str]:
     """Names of the values that a graph returns, without those that it only saves."""
     node = next(n for n in graph.nodes if n.op == "output")
     flat = tree_leaves(node.args)
     kept = flat[: len(flat) - saved] if saved else flat
-    return [s.node for x in kept if isinstance(x, fx.Node) for s in sources[x]]
+    return [s.node for x in kept if isinstance(x, fx.Node) for s in memory.sources[x]]
 
 
-def _operator(group: Group, phase: Phase, sources: Sources, made: dict[str, _Made]) -> Operator:
-    main = group.main
-    entry, amount = row(packet(main)), work(group)
-    inside = set(group.nodes)
-    written: list[str] = []
-    written_bytes: list[float] = []
-    for node in group.nodes:
-        if node is not main and all(user in inside for user in users(node)):
-            continue  # a gather inside a concatenation
-        for key, like in outputs(node).items():
-            if not _used(node, key):
-                continue
-            dtype = _stored_dtype(node) if key == node.name else like.dtype
-            value = _value(key, like, dtype)
-            size = _written(node, value.bytes, sources, made)
-            if packet(node) is aten.embedding_dense_backward:
-                value = replace(value, bytes=int(size))  # rows of the gradient, not the whole table
-            made[key] = _Made(value, value.bytes / max(1, prod(like.shape)))
-            written.append(key)
-            written_bytes.append(size)
-    inner = {key for node in group.nodes for key in outputs(node)}
-    operands = [o for node in group.nodes for o in _operands(node, sources, made, inner)]
-    first = made[written[0]].value if written else None
-    kind, label = _family(group, phase, sources, made, entry.kind, entry.label)
+def _operator(group: Group, phase: Phase, memory: Memory) -> Operator:
+    main, amount, inside = group.main, work(group), set(group.nodes)
+    made = [n for n in group.nodes if n is main or not all(user in inside for user in users(n))]
+    written = [result for node in made for result in memory.write(node)]
+    inner = {name for node in group.nodes for name in outputs(node)}
+    operands = [o for node in group.nodes for o in memory.operands(node, inner)]
+    first = memory.values[written[0][0]] if written else None
+    kind, label = _family(group, phase, memory)
     engine = Engine.TENSOR if kind in _TENSOR else Engine.SIMT
-    operand_dtype = made[operands[0].value].value.dtype if operands else "f32"
+    first_read = memory.values[operands[0].value].dtype if operands else "f32"
     return Operator(
         name=main.name,
         target=target_name(main),
@@ -185,10 +127,10 @@ def _operator(group: Group, phase: Phase, sources: Sources, made: dict[str, _Mad
         engine=engine,
         phase=phase,
         inputs=tuple(operands),
-        outputs=tuple(written),
-        output_bytes=tuple(written_bytes),
+        outputs=tuple(name for name, _ in written),
+        output_bytes=tuple(size for _, size in written),
         flops=amount.flops,
-        dtype=operand_dtype if engine is Engine.TENSOR or first is None else first.dtype,
+        dtype=first_read if engine is Engine.TENSOR or first is None else first.dtype,
         simt_ops=amount.simt_ops,
         sfu_ops=amount.sfu_ops,
         gemm=amount.gemm,
@@ -201,88 +143,16 @@ def _operator(group: Group, phase: Phase, sources: Sources, made: dict[str, _Mad
     )
 
 
-def _used(node: fx.Node, key: str) -> bool:
-    """Whether one of several results is read at all."""
-    if key == node.name:
-        return True
-    index = int(key.rpartition(".")[2])
-    return any(user.args[1] == index and len(user.users) > 0 for user in node.users)
-
-
-def _stored_dtype(node: fx.Node) -> torch.dtype:
-    """The dtype in which a result lies in memory: a narrower one where everyone who reads it converts it to that."""
-    value = tensor(node)
-    assert value is not None
-    own = value.dtype.to_real() if value.dtype.is_complex else value.dtype
-    wanted: set[torch.dtype] = set()
-
-    def look(user: fx.Node) -> None:
-        if packet(user) in VIEWS:
-            for next_user in user.users:
-                look(next_user)
-        elif packet(user) is aten._to_copy and isinstance(user.kwargs.get("dtype"), torch.dtype):
-            dtype = user.kwargs["dtype"]
-            assert isinstance(dtype, torch.dtype)
-            wanted.add(dtype)
-        else:
-            wanted.add(own)
-
-    for user in node.users:
-        look(user)
-    narrow = next(iter(wanted)) if len(wanted) == 1 else own
-    return narrow if narrow.itemsize < own.itemsize else value.dtype
-
-
-def _written(node: fx.Node, whole: float, sources: Sources, made: dict[str, _Made]) -> float:
-    """Bytes that a node writes: a scatter into what exists, or into rows of a gradient, writes what it is given."""
-    if packet(node) is aten.index_put:
-        given = node.args[2]
-    elif packet(node) is aten.embedding_dense_backward:
-        given = node.args[0]
-    else:
-        return float(whole)
-    assert isinstance(given, fx.Node)
-    return min(float(whole), sum(s.elements * made[s.node].itemsize for s in sources[given]))
-
-
-def _operands(node: fx.Node, sources: Sources, made: dict[str, _Made], inner: set[str]) -> list[Operand]:
-    kind = row(packet(node)).kind
-    if kind is Kind.FILL:  # it takes a tensor's dtype, not its data
-        return []
-    found = []
-    for index, used in enumerate(node.all_input_nodes):
-        like = tensor(used)
-        if like is None:
-            continue
-        for s in sources[used]:
-            if s.node in inner:
-                continue
-            itemsize = made[s.node].itemsize
-            distinct = s.elements * itemsize
-            touched = prod(like.shape) * itemsize if len(sources[used]) == 1 else distinct
-            if kind is Kind.GATHER and used is node.args[0]:
-                touched = max(prod(v.shape) * itemsize for v in outputs(node).values())
-                distinct = min(distinct, touched)
-            elif packet(node) is aten.index_put and index == 0:
-                distinct = touched = min(distinct, _written(node, distinct, sources, made))
-            found.append(Operand(s.node, _real_shape(like), distinct, max(distinct, touched)))
-    return found
-
-
-def _family(
-    group: Group, phase: Phase, sources: Sources, made: dict[str, _Made], kind: Kind, label: str
-) -> tuple[Kind, str]:
-    """Names that need a look around: gather-cat, and the three gradients of a linear layer."""
+def _family(group: Group, phase: Phase, memory: Memory) -> tuple[Kind, str]:
+    """The family, and names that need a look around: gather-cat, and the three gradients of a linear layer."""
     main = group.main
-    if len(group.nodes) > 1 and kind is Kind.CAT:
-        return Kind.GATHER, "gather-" + label
-    if phase == "backward" and kind is Kind.LINEAR:
-        stored = any(made[s.node].value.is_parameter for n in main.all_input_nodes for s in sources[n])
-        return kind, "linear dX" if stored else "linear dW"
-    if phase == "backward" and kind is Kind.REDUCTION:
-        feeds = {s.node for s in sources[main.all_input_nodes[0]]}
-        for node in main.graph.nodes:
-            if is_operation(node) and row(packet(node)).kind is Kind.LINEAR:
-                if any(s.node in feeds for n in node.all_input_nodes for s in sources[n]):
-                    return kind, "linear db"
-    return kind, label
+    entry = row(packet(main))
+    if len(group.nodes) > 1 and entry.kind is Kind.CAT:
+        return Kind.GATHER, "gather-" + entry.label
+    if phase == "backward" and entry.kind is Kind.LINEAR:
+        return entry.kind, "linear dX" if any(map(memory.is_parameter, main.all_input_nodes)) else "linear dW"
+    if phase == "backward" and entry.kind is Kind.REDUCTION:
+        readers = users(base(main.all_input_nodes[0]))
+        if any(row(packet(reader)).kind is Kind.LINEAR for reader in readers):
+            return entry.kind, "linear db"
+    return entry.kind, entry.label

@@ -20,7 +20,7 @@ from torch import fx
 
 from tilestream.aten.nodes import packet
 from tilestream.kitsune.aten_table import FILLS, GEMMS
-from tilestream.kitsune.sources import FOLDED, is_operation, users
+from tilestream.kitsune.sources import FOLDED, base, is_operation, users
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def fold(graph: fx.Graph) -> None:
             continue
         kind, readers = packet(node), set(users(node))
         if kind in (aten.mul, aten.div) and _with_number(node):
-            made = _base(node.all_input_nodes[0])
+            made = base(node.all_input_nodes[0])
             if (packet(made) in GEMMS and set(users(made)) == {node}) or _all(readers, GEMMS):
                 node.meta[FOLDED] = True
         elif kind is aten.add and _with_number(node) and _all(readers, (aten.rsqrt,)):
@@ -68,7 +68,7 @@ def groups(graph: fx.Graph) -> list[Group]:
             tables = [n for n in feeds if packet(n) is aten.embedding]
             if tables:
                 together(tables, max(tables, key=place.__getitem__))
-    for tables in _by(nodes, aten.embedding_dense_backward, lambda n: _base(n.all_input_nodes[0])):
+    for tables in _by(nodes, aten.embedding_dense_backward, lambda n: base(n.all_input_nodes[0])):
         together(tables, max(tables, key=place.__getitem__))
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
@@ -92,15 +92,8 @@ def _all(readers: set[fx.Node], kinds: Container[Any]) -> bool:
     return bool(readers) and all(packet(n) in kinds for n in readers)
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """The node behind views of one operand."""
-    while node.op == "call_function" and not is_operation(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _operands(node: fx.Node) -> list[fx.Node]:
-    bases = [_base(n) for n in node.all_input_nodes]
+    bases = [base(n) for n in node.all_input_nodes]
     return [n for n in dict.fromkeys(bases) if n.op == "call_function" and is_operation(n)]
 
 

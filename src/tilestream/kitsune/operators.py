@@ -36,6 +36,7 @@ class Kind(StrEnum):
     SCATTER = "scatter"  # writes or adds rows by an index
     FILL = "fill"  # makes a constant tensor
     COPY = "copy"  # moves data without computing
+    OTHER = "other"  # scans, sorts, losses: what fits no pattern
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,13 @@ def users(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
+def base(node: fx.Node) -> fx.Node:
+    """The node behind views of one operand."""
+    while node.op == "call_function" and not is_operation(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 class Sources:
     """The sources of every node of a graph, and of the backward graph after it (which names saved nodes alike)."""
 

@@ -60,7 +60,9 @@ def work(group: Group) -> Work:
             flops += scores * _features(node) * (4.0 if "backward" not in entry.label else 10.0)
             simt, sfu = simt + entry.simt * scores, sfu + entry.sfu * scores
         else:
-            most = max([count] + [_size(n) for n in _tensors(node)]) if entry.per == "input" else count
+            most = (
+                max([count] + [_size(n) for n in _tensors(node)]) if entry.per == "input" else looked_up(node) or count
+            )
             factor = 6.0 if _complex(node) and entry.label == "mul" else entry.simt
             simt, sfu = simt + factor * most, sfu + entry.sfu * most
     main = group.main
@@ -80,6 +82,16 @@ def gemm(node: fx.Node) -> tuple[int, int, int, int]:
     if kind in (aten.bmm, aten.baddbmm):
         return int(a.shape[0]), int(a.shape[1]), int(b.shape[2]), int(a.shape[2])
     return 1, prod(a.shape[:-1]), int(out.shape[-1]), int(a.shape[-1])
+
+
+def looked_up(node: fx.Node) -> float:
+    """Elements of a table that a lookup reads, or whose gradient its backward pass makes; 0 for other operators."""
+    kind, tensors = packet(node), _tensors(node)
+    if kind in (aten._embedding_bag, aten._embedding_bag_forward_only, aten._embedding_bag_backward):
+        return _size(tensors[1]) * tensors[0].shape[-1]
+    if kind is aten.embedding_dense_backward:
+        return _size(tensors[0])
+    return _elements(node) if row(kind).kind is Kind.GATHER else 0.0
 
 
 def _has_bias(node: fx.Node) -> bool:
