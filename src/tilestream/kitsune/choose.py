@@ -9,13 +9,15 @@ from tilestream.devices import Device
 from tilestream.kitsune.balance import Balance, Load, balance
 from tilestream.kitsune.operators import OperatorGraph
 from tilestream.kitsune.pipeline import Half, Spatial
-from tilestream.kitsune.tiling import TILES, Tile, Work, works
+from tilestream.kitsune.tiling import TILES, Tile, Work, tiles_of, works
 from tilestream.kitsune.traffic import launch_bytes
 from tilestream.kitsune.workloads import spatial
-from tilestream.simulator.launch import simulate
+from tilestream.simulator.launch import LaunchResult, simulate
 
 SIMULATED = 4
 """Candidates that are simulated, the best by prediction."""
+REFINED = 3
+"""Times that the best one is balanced again, while that helps."""
 
 
 def choose_tiles(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
@@ -30,8 +32,28 @@ def choose_tiles(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
     ranked.sort()
     if len(p.stages) == 1:
         return ranked[0][2]
-    best = [made for _, _, made in ranked[:SIMULATED]]
-    return min(best, key=lambda made: simulate(spatial(made, graph, device), device, device.arbiters).seconds)
+    tried = [_simulated(made, graph, device) for _, _, made in ranked[:SIMULATED]]
+    tried.sort(key=lambda found: found[0])
+    for _ in range(REFINED):
+        again = rebalanced(tried[0][1], tried[0][2], graph, device)
+        found = _simulated(again, graph, device)
+        if found[0] >= tried[0][0]:
+            break
+        tried[0] = found
+    return tried[0][1]
+
+
+def _simulated(p: Spatial, graph: OperatorGraph, device: Device) -> tuple[float, Spatial, LaunchResult]:
+    result = simulate(spatial(p, graph, device), device, device.arbiters)
+    return result.seconds, p, result
+
+
+def rebalanced(p: Spatial, result: LaunchResult, graph: OperatorGraph, device: Device) -> Spatial:
+    """The balance again, with the time that each stage's tiles were seen to take: the paper's two-pass compile."""
+    shape = Tile(p.rows, p.columns)
+    seen = {s.name: busy for s, busy in zip(p.stages, result.stage_busy_s, strict=True)}
+    found = _solve(p, works(p, graph, device, shape), graph, device, seen)
+    return replace(p, ctas=found.ctas, limit=found.limit)
 
 
 def balanced(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> tuple[Spatial, dict[str, Work]]:
@@ -45,12 +67,16 @@ def balanced(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> t
     return p, work
 
 
-def _solve(p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device) -> Balance:
+def _solve(
+    p: Spatial, work: dict[str, Work], graph: OperatorGraph, device: Device, seen: dict[str, float] | None = None
+) -> Balance:
     """Balance the streaming stages. Final sums work when the others have ended, so they share those SMs: as many CTAs
     as they have tiles, and together no more than there are SMs."""
+    shape = Tile(p.rows, p.columns)
     final = [s.name for s in p.stages if s.half is Half.FINAL]
+    natural = {s.name: tiles_of(graph[s.ops[0]], shape, s.half)[0] for s in p.stages}
     loads = [
-        Load(s.name, s.engine, work[s.name].seconds(device), work[s.name].tiles)
+        Load(s.name, s.engine, seen[s.name] if seen else work[s.name].seconds(device), natural[s.name])
         for s in p.stages
         if s.half is not Half.FINAL
     ]

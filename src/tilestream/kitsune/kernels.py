@@ -189,6 +189,7 @@ def merge(tiles: int, ctas: int, waves: int = WAVES) -> int:
     return max(ctas, round(tiles / ceil(tiles / (waves * ctas))))
 
 
-def with_flops(stage: SimStage, flops: float) -> SimStage:
-    """``stage`` with more tensor-core work in the same tiles: the further products of a vertically fused group."""
-    return replace(stage, work=stage.work + TileWork(tensor_flops=flops / stage.tiles, dtype=stage.work.dtype))
+def with_flops(stage: SimStage, flops: float, products: int) -> SimStage:
+    """``stage`` with ``products`` more in the same tiles: those of a vertically fused group, one after another."""
+    more = TileWork(tensor_flops=flops / stage.tiles, dtype=stage.work.dtype, latency_s=products * GEMM_LATENCY_S)
+    return replace(stage, work=stage.work + more)

@@ -141,7 +141,7 @@ def _work(
     if stage.engine is Engine.TENSOR:
         simt += 0.0 if stage.half is Half.PARTIAL else device.handoff_ops * results
     else:
-        simt = lane_ops(max(results, head.rows * head.reduced if head.over_rows else 0), simt, sfu)
+        simt = lane_ops(max(elements(op, graph) for op in ops), simt, sfu)
     whole = TileWork(
         tensor_flops=flops,
         dtype=head.dtype if head.dtype in device.tensor_flops else "bf16",
@@ -190,6 +190,18 @@ def tiles_of(op: Operator, shape: Tile, half: Half = Half.WHOLE) -> tuple[int, i
     return max(1, ceil(max(op.rows, 1) / shape.rows)), 1
 
 
+def elements(op: Operator, graph: OperatorGraph) -> float:
+    """Elements that a kernel goes over: of its results, or of the operand of which it touches most."""
+    made = sum(size / _item(v, graph) for v, size in zip(op.outputs, op.output_bytes, strict=True))
+    return max(made, *(x.touched / _item(x.value, graph) for x in op.inputs), 1.0)
+
+
+def _item(value: str, graph: OperatorGraph) -> float:
+    """Bytes of an element."""
+    entry = graph.values[value]
+    return max(1.0, entry.bytes / max(1, prod(entry.shape)))
+
+
 def _times(op: Operator, operand: Operand, half: Half, shape: Tile) -> int:
     """How often an operand passes from the L2 to SMs: a product reads its rows for every block of columns, and its
     other operand for every block of rows."""
@@ -219,11 +231,11 @@ def _leaving(ops: Sequence[Operator], graph: OperatorGraph, p: Spatial) -> float
 def _final(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> Work:
     """The sum of what every CTA of the partial stage holds; its results go to memory."""
     op = graph[stage.ops[0]]
-    elements = sum(prod(graph.values[v].shape) for v in op.outputs)
+    results = sum(prod(graph.values[v].shape) for v in op.outputs)
     before = p.stage(stage.name.removesuffix(".final"))
     parts = partial_sums(before, p, graph, shape)
-    tiles = max(ceil(elements / FINAL_ELEMENTS), ceil(parts / FAN_IN))
+    tiles = max(ceil(results / FINAL_ELEMENTS), ceil(parts / FAN_IN))
     leaving = _leaving([op], graph, p)
-    adds = elements * parts
-    whole = TileWork(simt_ops=lane_ops(elements, adds, 0.0), l2_write=leaving, dram_write=leaving)
+    adds = results * parts
+    whole = TileWork(simt_ops=lane_ops(results, adds, 0.0), l2_write=leaving, dram_write=leaving)
     return Work(tiles, whole.scaled(1 / tiles), TileWork(), SIMT_SHARED)

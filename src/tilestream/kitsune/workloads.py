@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil
 
 from tilestream.devices import Device
 from tilestream.kitsune import kernels
 from tilestream.kitsune.operators import Operator, OperatorGraph
 from tilestream.kitsune.pipeline import PRODUCTS, Spatial
 from tilestream.kitsune.regions import reads, writes
-from tilestream.kitsune.tiling import Tile, ring_bytes, works
+from tilestream.kitsune.tiling import Tile, elements, ring_bytes, works
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
 
 TENSOR_REGISTERS = 32_768
@@ -55,14 +55,15 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
         )
         more = sum(op.flops for op in members) - head.flops
         if more:
-            stage = kernels.with_flops(stage, more)
+            products = sum(op.kind in PRODUCTS for op in members)
+            stage = kernels.with_flops(stage, more, products - 1)
     elif head.kind in PRODUCTS:
         stage = _attention(head, read, written, device, common["ops"])
     else:
         touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
         stage = kernels.stream(
             head.name,
-            max(_elements(op, graph) for op in members),
+            max(elements(op, graph) for op in members),
             read,
             written,
             device,
@@ -72,18 +73,6 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
             **common,
         )
     return kernels.launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage)
-
-
-def _elements(op: Operator, graph: OperatorGraph) -> float:
-    """Elements that a kernel goes over: of its results, or of the operand of which it touches most."""
-    made = sum(size / _item(v, graph) for v, size in zip(op.outputs, op.output_bytes, strict=True))
-    return max(made, *(x.touched / _item(x.value, graph) for x in op.inputs), 1.0)
-
-
-def _item(value: str, graph: OperatorGraph) -> float:
-    """Bytes of an element."""
-    entry = graph.values[value]
-    return max(1.0, entry.bytes / max(1, prod(entry.shape)))
 
 
 def _attention(op: Operator, read: float, written: float, device: Device, ops: tuple[str, ...]) -> SimStage:
