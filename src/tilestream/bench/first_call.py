@@ -1,4 +1,4 @@
-"""How long the first call of a compiled model takes: cold, in a second process that finds the caches, and torch's own share."""
+"""How long the first call of a compiled model takes: cold, with full caches in a second process, and torch's share."""
 
 from __future__ import annotations
 
