@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +51,104 @@ def test_get_is_case_blind_and_lists_known_names():
 def test_impossible_numbers_are_named(change, named):
     with pytest.raises(DeviceError, match=named):
         replace(H200, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"arbiters": 3}, "arbiters is 3"),
+        ({"shared_bytes_per_sm": 1000}, "shared_bytes_per_sm is 1000"),
+        ({"sms": "many"}, "sms is 'many'"),
+        ({"ctas_per_sm": 2.5}, "ctas_per_sm is 2.5"),
+        ({"launch_s": True}, "launch_s is True"),
+        ({"tensor_flops": {"bf16": "fast", "f16": 1e12, "f32": 1e12}}, "tensor_flops\\['bf16'\\] is 'fast'"),
+    ],
+)
+def test_what_is_no_machine_is_named(change, named):
+    with pytest.raises(DeviceError, match=named):
+        replace(H200, **change)
+
+
+def test_variants_by_name():
+    dual = devices.get("a100+kitsune")
+    assert (dual.name, dual.arbiters, dual.sms) == ("a100+kitsune", 2, 108)
+    assert dual.dual() is dual
+    faster = devices.get("A100+sms*2+l2_bytes_per_s*2+Kitsune")
+    a100 = devices.get("a100")
+    assert faster.sms == 216 and faster.arbiters == 2
+    assert faster.tensor_flops["bf16"] == 2 * a100.tensor_flops["bf16"] and faster.simt_flops == 2 * a100.simt_flops
+    assert faster.l2_bytes_per_s == 2 * a100.l2_bytes_per_s
+    assert faster.l2_shared_bytes_per_s == 2 * a100.l2_shared_bytes_per_s
+    assert faster.dram_bytes_per_s == a100.dram_bytes_per_s
+    assert faster.name == "a100+sms*2+l2_bytes_per_s*2+kitsune"
+    for variant, match in (
+        ("a100+fast", "unknown variant 'fast'"),
+        ("a100+sms*x", "'x' is not a factor"),
+        ("a100+cores*2", "has no 'cores' to scale.*sms"),
+        ("a100+sms*-1", "cannot be scaled by -1"),
+        ("a100+dram_bytes_per_s*9", "l2_bytes_per_s is"),
+    ):
+        with pytest.raises(DeviceError, match=match):
+            devices.get(variant)
+
+
+@pytest.mark.parametrize("what", ["sms", "tensor_flops", "dram_bytes_per_s", "l2_bytes", "launch_s"])
+def test_scaling_changes_one_number_and_what_hangs_on_it(what):
+    scaled = H200.scale(what, 1.25)
+    changed = {f.name for f in fields(H200) if getattr(scaled, f.name) != getattr(H200, f.name)} - {"name"}
+    along = {"sms": {"tensor_flops", "simt_flops", "sfu_ops_per_s"}}
+    assert changed == {what} | along.get(what, set())
+
+
+def test_a_device_file_of_ten_lines(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'base = "h200"\nsms = 160\ndram_bytes_per_s = 5e12\narbiters = 2\n'
+        "queue_curve = [[1024, 5e-7], [131072, 2e-6]]\n[tensor_flops]\nbf16 = 1.5e15\n"
+    )
+    device = devices.get(str(path))
+    assert (device.name, device.sms, device.arbiters) == ("mine", 160, 2)
+    assert device.tensor_flops["bf16"] == 1.5e15
+    assert device.tensor_flops["f32"] == pytest.approx(H200.tensor_flops["f32"] * 160 / 132)
+    assert device.simt_flops == pytest.approx(H200.simt_flops * 160 / 132)
+    assert device.queue_s(1024) == 5e-7
+    assert devices.get(f"{path}+kitsune").arbiters == 2
+
+
+def test_a_whole_device_as_json(tmp_path):
+    path = tmp_path / "whole.json"
+    numbers = {f.name: getattr(H200, f.name) for f in fields(H200)} | {"name": "whole"}
+    path.write_text(json.dumps(numbers))
+    assert devices.get(str(path)) == replace(H200, name="whole")
+    del numbers["dram_bytes_per_s"]
+    path.write_text(json.dumps(numbers))
+    with pytest.raises(DeviceError, match="has no dram_bytes_per_s.*base"):
+        devices.get(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('base = "h200"\nsmss = 3\n', "unknown key 'smss'.*did you mean 'sms'"),
+        ('base = "h300"\n', "unknown base 'h300'.*a100, h100, h200"),
+        ('base = "h200"\nsms = 0\n', "sms is 0"),
+        ('base = "h200"\nsms = "all"\n', "sms is 'all'"),
+        ('base = "h200"\nqueue_curve = [1, 2]\n', "queue_curve is \\[1, 2\\]"),
+        ('base = "h200"\ncompute_capability = 9\n', "compute_capability is 9"),
+        ('base = "h200"\ntensor_flops = 1\n', "tensor_flops is 1"),
+        ("base = h200\n", "is not TOML"),
+    ],
+)
+def test_a_wrong_device_file_says_which_number(tmp_path, text, match):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(DeviceError, match=match):
+        devices.get(str(path))
+
+
+def test_a_device_file_that_is_not_there():
+    with pytest.raises(DeviceError, match="cannot be read"):
+        devices.get("nowhere/none.toml")
 
 
 def test_queue_curve_passes_through_its_points():
