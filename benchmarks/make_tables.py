@@ -1,7 +1,7 @@
-"""Write README's tables from ``benchmarks/results``: what stands between two markers is made here.
+"""Write the tables of README.md and docs/queues.md from ``benchmarks/results``: what stands between two markers.
 
-python benchmarks/make_tables.py             rewrite README.md
-python benchmarks/make_tables.py --check     exit code 1 if README.md is not what the results say
+python benchmarks/make_tables.py             rewrite the pages
+python benchmarks/make_tables.py --check     exit code 1 if a page is not what the results say
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import Any
 
 from cases import MAIN, OTHERS, RESULTS, Case
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    ROOT / "README.md": ("main", "others", "dram", "first-call", "machine"),
+    ROOT / "docs" / "queues.md": ("queues",),
+}
+"""Each page and the marked parts that it must have, once."""
 NONE = "No results yet: `python benchmarks/run_all.py` on an H200 makes them."
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
 
@@ -136,17 +141,18 @@ def tables() -> dict[str, str]:
     }
 
 
-def filled(text: str) -> str:
-    """``text`` with every marked part rewritten.
+def filled(text: str, parts: Sequence[str]) -> str:
+    """``text`` with the parts of these names rewritten.
 
     Raises:
-        ValueError: a marker is missing.
+        ValueError: a part's marker is not there, or twice.
     """
-    for name, made in tables().items():
+    made = tables()
+    for name in parts:
         pattern = re.compile(rf"(<!-- {name}: made by benchmarks/make_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text, times_ = pattern.subn(lambda m, made=made: m[1] + made + m[2], text)
+        text, times_ = pattern.subn(lambda m, name=name: m[1] + made[name] + m[2], text)
         if times_ != 1:
-            raise ValueError(f"README.md has {times_} parts marked {name!r}, not one")
+            raise ValueError(f"there are {times_} parts marked {name!r}, not one")
     return text
 
 
@@ -154,13 +160,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    made = filled(text)
-    if given.check:
+    stale = []
+    for page, parts in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        made = filled(text, parts)
         if made != text:
-            print("README.md is not what benchmarks/results says: run `make tables`", file=sys.stderr)
-        return int(made != text)
-    README.write_text(made, encoding="utf-8")
+            stale.append(page.name)
+            if not given.check:
+                page.write_text(made, encoding="utf-8")
+    if given.check and stale:
+        print(f"{', '.join(stale)}: not what benchmarks/results says; run `make tables`", file=sys.stderr)
+        return 1
     return 0
 
 

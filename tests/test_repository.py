@@ -22,9 +22,11 @@ def make_tables(monkeypatch: pytest.MonkeyPatch):
     return importlib.import_module("make_tables")
 
 
-def test_readme_is_in_step_with_the_results(make_tables) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert make_tables.filled(text) == text, "run `make tables`"
+def test_pages_are_in_step_with_the_results(make_tables) -> None:
+    assert sorted(part for parts in make_tables.PAGES.values() for part in parts) == sorted(make_tables.tables())
+    for page, parts in make_tables.PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert make_tables.filled(text, parts) == text, "run `make tables`"
 
 
 def test_a_result_makes_a_row(make_tables, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def test_a_result_makes_a_row(make_tables, tmp_path, monkeypatch: pytest.MonkeyP
 
 def test_a_missing_marker_is_an_error(make_tables) -> None:
     with pytest.raises(ValueError, match="main"):
-        make_tables.filled("# no markers\n")
+        make_tables.filled("# no markers\n", ["main"])
 
 
 def test_cases_are_models_that_exist(make_tables) -> None:
