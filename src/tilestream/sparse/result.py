@@ -55,7 +55,10 @@ class NodeStats:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. ``cycles``: the largest ``end_cycle``. ``streams``: every stream, where the run was traced."""
+    """A finished run. ``cycles``: the largest ``end_cycle``. ``streams``: every stream, where the run was traced.
+
+    ``memory``: of a run with a memory model, its transfers, the scratchpad's hits, and the bytes that moved off chip.
+    """
 
     outputs: dict[str, SparseTensor]
     cycles: int
@@ -63,6 +66,7 @@ class Result:
     flops: int
     bytes: int
     streams: Mapping[Port, Stream] = field(default_factory=dict, repr=False)
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeStats:
         """The figures of one node; ``KeyError`` if the graph has none of that name."""

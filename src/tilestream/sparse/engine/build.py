@@ -3,119 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from tilestream.errors import SparseError
 from tilestream.sparse.engine import layout as at
-from tilestream.sparse.engine.compiled import rehash
 from tilestream.sparse.engine.kernels import KINDS
 from tilestream.sparse.engine.kernels.arithmetic import BINARY_OPS, FOLD_OPS, UNARY_OPS
-from tilestream.sparse.engine.table import FREE
+from tilestream.sparse.engine.machine import Machine
+from tilestream.sparse.engine.scheduler import MEMORY_ROW, SIZE, SLOTS
+from tilestream.sparse.engine.scheduler import NODES as ALL_NODES
+from tilestream.sparse.engine.traffic import connect
 from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
+from tilestream.sparse.memory import Memory
 from tilestream.sparse.storage import SparseTensor
 from tilestream.sparse.timing import CONTROL_LATENCY, Timing
 
 _RING = 1024
 """Slots of an unbounded channel at the start: few enough for a node's channels to lie in a second-level cache."""
-_STORE = 1024
-_TABLE = 64
 _WAYS = 62
 
 Depth = int | Mapping[str, int] | None
 """Slots of every stream's channel; or by ``str(Port)``, the rest being unbounded; or no bound."""
-
-
-@dataclass
-class Machine:
-    """The rows of a graph, and the arrays behind their addresses (``kept``)."""
-
-    graph: Graph
-    nodes: np.ndarray
-    channels: np.ndarray
-    ports: list[Port]
-    queue: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))
-    kept: dict[str, np.ndarray] = field(default_factory=dict)
-    bounded: frozenset[int] = frozenset()
-
-    def node_row(self, index: int) -> int:
-        return self.nodes.ctypes.data + 8 * at.NODE_CELLS * index
-
-    def channel_row(self, index: int) -> int:
-        return self.channels.ctypes.data + 8 * at.CHANNEL_CELLS * index
-
-    def node_at(self, row: int) -> int:
-        """Index of the node whose row is at an address."""
-        return (row - self.nodes.ctypes.data) // (8 * at.NODE_CELLS)
-
-    def channel_at(self, row: int) -> int:
-        return (row - self.channels.ctypes.data) // (8 * at.CHANNEL_CELLS)
-
-    def keep(self, name: str, array: np.ndarray) -> int:
-        """Address of an array, which stays alive under a name; whatever had that name goes."""
-        self.kept[name] = array
-        return array.ctypes.data
-
-    def resize(self, index: int, capacity: int) -> None:
-        """Give a channel another number of slots. Its unread tokens move to the front."""
-        row = self.channels[index]
-        unread = int(row[at.TAIL] - row[at.HEAD])
-        slots = (row[at.HEAD_SLOT] + np.arange(unread)) % max(1, row[at.CAPACITY])
-        width = int(row[at.WIDTH])
-        for cell, name, dtype, cells in (
-            (at.TAGS, "tags", np.int64, 1),
-            (at.TIMES, "times", np.int64, 1),
-            (at.VALUES, "values", np.float64, width),
-        ):
-            if cells == 0:
-                continue
-            fresh = np.zeros((capacity, cells), dtype=dtype)
-            if unread:
-                fresh[:unread] = self.kept[f"channel {name} {index}"][slots]
-            row[cell] = self.keep(f"channel {name} {index}", fresh)
-        row[at.CAPACITY] = capacity
-        row[at.HEAD_SLOT] = 0
-        row[at.TAIL_SLOT] = unread % capacity
-
-    def store(self, name: str, *columns: tuple[int, type]) -> int:
-        """Address of the row of a growing array with columns of (cells an entry, dtype)."""
-        row = np.zeros(at.DATA + len(columns), dtype=np.int64)
-        row[at.ROOM_FOR] = _STORE
-        for i, (cells, dtype) in enumerate(columns):
-            row[at.DATA + i] = self.keep(f"{name} {i}", np.zeros((_STORE, cells), dtype=dtype))
-        return self.keep(name, row)
-
-    def grow_store(self, name: str, least: int = 0) -> None:
-        """Make a growing array twice as large, or larger where ``least`` entries need it."""
-        row = self.kept[name]
-        used, room = int(row[at.USED]), max(2 * int(row[at.ROOM_FOR]), least)
-        for i in range(len(row) - at.DATA):
-            old = self.kept[f"{name} {i}"]
-            fresh = np.empty((room, old.shape[1]), dtype=old.dtype)
-            fresh[:used] = old[:used]
-            row[at.DATA + i] = self.keep(f"{name} {i}", fresh)
-        row[at.ROOM_FOR] = room
-
-    def stored(self, name: str, column: int = 0) -> np.ndarray:
-        """What a growing array holds: [entries, cells]."""
-        return self.kept[f"{name} {column}"][: int(self.kept[name][at.USED])]
-
-    def grow_table(self, index: int) -> None:
-        """Make an accumulator's table four times as large and put its sums into their new slots."""
-        row = self.nodes[index]
-        old = {name: self.kept.get(f"table {name} {index}") for name in ("keys", "values", "list")}
-        size = 4 * int(row[at.R] + 1) if old["keys"] is not None else _TABLE
-        width, used = int(row[at.NODE_WIDTH]), int(row[at.S])
-        row[at.P] = self.keep(f"table keys {index}", np.full(size, FREE, dtype=np.int64))
-        row[at.Q] = self.keep(f"table values {index}", np.zeros((size, width)))
-        row[at.R] = size - 1
-        for cell, name in ((at.T, "list"), (at.U, "spare")):
-            row[cell] = self.keep(f"table {name} {index}", np.zeros(size // 2 + 1, dtype=np.int64))
-        if old["keys"] is None or old["values"] is None or old["list"] is None:
-            return
-        self.kept[f"table list {index}"][:used] = old["list"][:used]
-        rehash(self.node_row(index), old["keys"].ctypes.data, old["values"].ctypes.data, len(old["keys"]))
 
 
 def carriers(graph: Graph) -> set[Port]:
@@ -132,7 +41,14 @@ def carriers(graph: Graph) -> set[Port]:
     return found
 
 
-def build(graph: Graph, tensors: Mapping[str, SparseTensor], timing: Timing, depth: Depth, trace: bool) -> Machine:
+def build(
+    graph: Graph,
+    tensors: Mapping[str, SparseTensor],
+    timing: Timing,
+    memory: Memory,
+    depth: Depth,
+    trace: bool,
+) -> Machine:
     """Rows for a run.
 
     Raises:
@@ -161,8 +77,10 @@ def build(graph: Graph, tensors: Mapping[str, SparseTensor], timing: Timing, dep
     for i, node in enumerate(graph.nodes):
         _node(machine, i, node, index, timing)
         _constants(machine, i, node, tensors)
-    machine.queue[2] = len(graph.nodes)
-    machine.queue[3] = machine.keep("queue", np.zeros(len(graph.nodes), dtype=np.int64))
+    machine.queue[SIZE], machine.queue[ALL_NODES] = len(graph.nodes), machine.node_row(0)
+    machine.queue[SLOTS] = machine.keep("queue", np.zeros(len(graph.nodes), dtype=np.int64))
+    if memory.kind != "none":
+        machine.queue[MEMORY_ROW] = connect(machine, memory)
     return machine
 
 
@@ -209,7 +127,7 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
     row[at.CONTROL] = max(CONTROL_LATENCY, timing.channel_latency)
     row[at.START] = -1 if node.ins else 0
     width = graph.block**2
-    row[at.NODE_WIDTH] = width
+    row[at.NODE_WIDTH], row[at.NODE_INDEX] = width, i
     outs = node.outs
     if node.kind == "spacc":
         outs = ("val", *outs[:-1])

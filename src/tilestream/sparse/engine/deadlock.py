@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilestream.errors import StreamDeadlock
 from tilestream.sparse.engine import layout as at
-from tilestream.sparse.engine.build import Machine
+from tilestream.sparse.engine.machine import Machine
 
 
 def deadlock(machine: Machine) -> StreamDeadlock:

@@ -16,7 +16,8 @@ def kernel(function: F) -> F:
     Left alone, numba compiles a function anew for every constant argument, and gives each one wrappers for Python: that
     is most of the time that the engine takes to compile.
     """
-    compiled = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")(function)
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    compiled: Any = njit(**options)(function)
     resolve = compiled.get_call_template
     compiled.get_call_template = lambda args, kws: resolve(tuple(types.unliteral(x) for x in args), kws)
     return cast(F, compiled)

@@ -32,20 +32,35 @@ PENDING, DONE_PENDING, BOX, BOX_VALUES = 18, 19, 20, 21  # actions put off, how 
 QUEUED = 22
 NODE_WIDTH = 23  # float64 a value
 SCRATCH = 24  # address of room for a value of its own
-MEM = 25  # address of the memory's row; 0 where memory costs nothing
-REQUEST, REQUEST_WORDS, REQUEST_ADDRESS, REQUEST_WRITE = 26, 27, 28, 29
+MEM = 25  # address of the memory's row
+ASK_ADDRESS, ASK_WORDS, ASK_WRITE, REPLY = 26, 27, 28, 29  # a request, in words of 4 bytes, and when it was served
 STORE = 30  # address of a growing array's row: a writer's
 A, B, C, D, E, F, G, H = 31, 32, 33, 34, 35, 36, 37, 38  # constants and state of its kind: each kernel says which
 P, Q, R, S, T, U, V, W = 39, 40, 41, 42, 43, 44, 45, 46
 CONTROL = 47  # latency of stops, N and done
-NODE_CELLS = 48
+NOT_BEFORE = 48  # elements arrive then at the earliest: their data come from memory
+FLIGHT, FLIGHTS = 49, 50  # times at which a client's last requests were served, a ring; how many there were
+FIRST_WORD, SECOND_WORD = 51, 52  # where the arrays that it reads or writes start in memory
+NODE_INDEX = 53
+NODE_CELLS = 54
+
+# The memory's row.
+MODE, CHANNELS, COST, DELAY, LINE_WORDS = 0, 1, 2, 3, 4  # COST: of a transfer, in 1/256 cycles
+FREE_FROM = 5  # address of the channels' times
+OUTSTANDING, SETS, WAYS, HIT_DELAY = 6, 7, 8, 9
+LINES, STAMPS, USES = 10, 11, 12  # of the scratchpad: addresses of its lines and of their last uses; uses so far
+OFFSET, CYCLE, IN_CYCLE = 13, 14, 15  # of the simple model: the channel in turn
+WAITERS, WAITING_COUNT = 16, 17  # address of the list of nodes that wait for it
+TRANSFERS, HITS, LAST = 18, 19, 20  # counts; when the last transfer ends
+MEMORY_CELLS = 21
+SIMPLE, BURSTS = 1, 2
 
 # Why a node stopped.
 RUNNABLE, ON_INPUT, ON_ROOM, ON_MEMORY, ON_STORE, FINISHED, FAILED = 0, 1, 2, 3, 4, 5, 6
 
 # Actions of a step that wait behind outputs without room.
 RESERVE, EMIT, POP, ADVANCE = 0, 1, 2, 3
-ACTION_CELLS = 4  # what; port or cycles; tag or number of ports; latency
+ACTION_CELLS = 5  # what; port or cycles; tag or number of ports; latency; earliest arrival
 
 # A growing array: of a writer, or of a trace.
 USED, ROOM_FOR, DATA = 0, 1, 2

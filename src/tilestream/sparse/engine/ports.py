@@ -26,6 +26,7 @@ from tilestream.sparse.engine.layout import (
     HEAD_SLOT,
     INS,
     NODE_WIDTH,
+    NOT_BEFORE,
     ON_INPUT,
     ON_ROOM,
     OUTS,
@@ -181,6 +182,7 @@ def _put_off(node: int, what: int, which: int, tag: int, latency: int, value: in
     st(row, 1, which)
     st(row, 2, tag)
     st(row, 3, latency)
+    st(row, 4, ld(node, NOT_BEFORE))
     if what == EMIT:
         width = ld(node, NODE_WIDTH)
         if value == 0:
@@ -217,7 +219,7 @@ def emit(node: int, port: int, tag: int, value: int, latency: int, clock: int) -
     if tag < 0:
         latency = ld(node, CONTROL)
     if ld(node, PENDING) == 0:
-        _put(channel, tag, value, clock + latency)
+        _put(channel, tag, value, max(clock + latency, ld(node, NOT_BEFORE)))
     else:
         _put_off(node, EMIT, port, tag, latency, value)
 
@@ -265,7 +267,7 @@ def resume(node: int) -> bool:
             clock = _freed(node, ld(row, 1), ld(row, 2), clock)
         elif what == EMIT:
             value = ld(node, BOX_VALUES) + 8 * ld(node, NODE_WIDTH) * done
-            _put(ld(ld(node, OUTS), ld(row, 1)), ld(row, 2), value, clock + ld(row, 3))
+            _put(ld(ld(node, OUTS), ld(row, 1)), ld(row, 2), value, max(clock + ld(row, 3), ld(row, 4)))
         elif what == POP:
             _pop(ld(ld(node, INS), ld(row, 1)), clock)
         else:

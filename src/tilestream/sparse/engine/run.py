@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilestream.errors import SparseError
 from tilestream.sparse.assemble import assemble
 from tilestream.sparse.engine import layout as at
-from tilestream.sparse.engine.build import Depth, Machine, build
+from tilestream.sparse.engine.build import Depth, build
 from tilestream.sparse.engine.compiled import go, settle
 from tilestream.sparse.engine.deadlock import deadlock
 from tilestream.sparse.engine.kernels.levels import OUTSIDE
 from tilestream.sparse.engine.kernels.parallel import UNEVEN
-from tilestream.sparse.engine.scheduler import NEEDS_STORE, NEEDS_TRACE, PAUSED
-from tilestream.sparse.graph import Graph, Port
+from tilestream.sparse.engine.machine import Machine
+from tilestream.sparse.engine.scheduler import NEEDS_ROOM, NEEDS_STORE, NEEDS_TRACE, PAUSED
+from tilestream.sparse.engine.traffic import moved
+from tilestream.sparse.graph import Graph
 from tilestream.sparse.memory import NO_MEMORY, Memory
 from tilestream.sparse.result import NodeStats, Result, Stream
 from tilestream.sparse.storage import Format, SparseTensor
@@ -60,7 +62,7 @@ def run(
         raise SparseError(
             f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
         )
-    machine = build(graph, tensors, timing, depth, trace)
+    machine = build(graph, tensors, timing, memory, depth, trace)
     _finish(machine)
     nodes = tuple(_stats(machine, i) for i in range(len(graph.nodes)))
     return Result(
@@ -70,15 +72,14 @@ def run(
         flops=sum(x.flops for x in nodes),
         bytes=sum(x.bytes_read + x.bytes_written for x in nodes),
         streams={port: _stream(machine, i) for i, port in enumerate(machine.ports)} if trace else {},
+        memory=moved(machine, memory),
     )
 
 
 def _finish(machine: Machine) -> None:
     queue = machine.queue.ctypes.data
-    slots = machine.kept["queue"]
-    slots[:] = [machine.node_row(i) for i in range(len(slots))]
-    machine.queue[:2] = 0, len(slots)
-    machine.nodes[:, at.QUEUED] = 1
+    for i in range(len(machine.nodes)):
+        machine.push(i)
     while True:
         why, node = go(queue, _CALLS)
         waiting = machine.nodes[:, at.WAITING]
@@ -88,9 +89,11 @@ def _finish(machine: Machine) -> None:
             continue
         if why in (NEEDS_STORE, NEEDS_TRACE):
             _serve(machine, queue, node)
+        elif why == NEEDS_ROOM:
+            _grow(machine, [machine.node_at(node)])
         elif (waiting == at.FINISHED).all():
             return
-        elif not _grow(machine, queue):
+        elif not _grow(machine, np.flatnonzero(waiting == at.ON_ROOM)):
             raise deadlock(machine)
 
 
@@ -110,28 +113,17 @@ def _serve(machine: Machine, queue: int, row: int) -> None:
             machine.grow_store(f"store {index}")
         else:
             machine.grow_table(index)
-        push(machine, index)
+        machine.push(index)
 
 
-def push(machine: Machine, index: int) -> None:
-    """Let a node run again."""
-    if machine.nodes[index, at.QUEUED]:
-        return
-    first, count, size, _ = machine.queue
-    machine.kept["queue"][(first + count) % size] = machine.node_row(index)
-    machine.queue[1] += 1
-    machine.nodes[index, at.QUEUED] = 1
-
-
-def _grow(machine: Machine, queue: int) -> bool:
-    """Double the smallest full channel that has no bound and that some node waits for; False if there is none."""
-    waits = machine.nodes[:, at.WAITING] == at.ON_ROOM
-    channels = {machine.channel_at(int(row)) for row in machine.nodes[waits, at.WAIT_CHANNEL]} - machine.bounded
+def _grow(machine: Machine, nodes: Sequence[int] | np.ndarray) -> bool:
+    """Double the smallest channel without a bound that one of the nodes waits for; False if there is none."""
+    channels = {machine.channel_at(int(machine.nodes[i, at.WAIT_CHANNEL])) for i in nodes} - machine.bounded
     if not channels:
         return False
     least = min(channels, key=lambda i: int(machine.channels[i, at.CAPACITY]))
     machine.resize(least, 2 * int(machine.channels[least, at.CAPACITY]))
-    push(machine, machine.node_at(int(machine.channels[least, at.WRITER])))
+    machine.push(machine.node_at(int(machine.channels[least, at.WRITER])))
     return True
 
 
@@ -188,6 +180,3 @@ def _stream(machine: Machine, index: int) -> Stream:
         carried = np.where(tags < 0, 0.0, values)
         carried = carried.reshape(-1, block, block) if block > 1 else carried[:, 0]
     return Stream(tags[:, 0].copy(), carried, times[:, 0].copy())
-
-
-__all__ = ["Port", "run"]

@@ -4,20 +4,25 @@ A node reads and writes in a fixed order and blocks, so tokens and their times d
 (a Kahn network, whose writes wait too). A node therefore runs as long as it can, and is called again when the one
 channel that it waits for has moved. Memory is different: who comes first at a channel of it matters. So a request
 waits until nothing else can run; then the earliest goes, since whatever it sets free happens later than it does.
+(Nodes that a ring's size has stopped, not a channel's depth, would be an exception: those that lag behind get room.)
 """
 
 from __future__ import annotations
 
 from tilestream.sparse.engine.cells import copy_cells, ld, st
+from tilestream.sparse.engine.hbm import earliest, serve
 from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels import call
 from tilestream.sparse.engine.layout import (
     CAPACITY,
+    CLOCK,
     DATA,
+    FAILED,
     FINISHED,
     HEAD,
     INS,
     NINS,
+    NODE_CELLS,
     NOUTS,
     ON_INPUT,
     ON_ROOM,
@@ -26,6 +31,7 @@ from tilestream.sparse.engine.layout import (
     PENDING,
     QUEUED,
     READER,
+    RESPONSE,
     ROOM_FOR,
     RUNNABLE,
     SEEN_HEAD,
@@ -38,16 +44,19 @@ from tilestream.sparse.engine.layout import (
     USED,
     VALUES,
     WAIT_CHANNEL,
+    WAITERS,
     WAITING,
+    WAITING_COUNT,
     WIDTH,
     WRITER,
 )
 from tilestream.sparse.engine.ports import resume
 
-# Rows of the queue of runnable nodes.
-FIRST, COUNT, SIZE, SLOTS = 0, 1, 2, 3
-QUIET, PAUSED, NEEDS_STORE, NEEDS_TRACE = 0, 1, 2, 3
-"""Why the loop returned: nothing can run; its calls are used up; a writer's or a trace's array is full."""
+# The row of the queue of runnable nodes; NODES is the address of all nodes' rows, MEMORY_ROW 0 where there is none.
+FIRST, COUNT, SIZE, SLOTS, NODES, MEMORY_ROW = 0, 1, 2, 3, 4, 5
+QUEUE_CELLS = 6
+QUIET, PAUSED, NEEDS_STORE, NEEDS_TRACE, NEEDS_ROOM = 0, 1, 2, 3, 4
+"""Why the loop returned: nothing can run; its calls are used up; a growing array is full; a ring is."""
 
 
 @kernel
@@ -126,25 +135,45 @@ def settle(queue: int, node: int) -> bool:
 
 
 @kernel
+def _held_up(queue: int, time: int) -> int:
+    """A node whose clock is not past ``time`` and that only the size of an unbounded channel's ring stops; else 0."""
+    for i in range(ld(queue, SIZE)):
+        node = ld(queue, NODES) + 8 * NODE_CELLS * i
+        if ld(node, WAITING) == ON_ROOM and ld(node, CLOCK) <= time and ld(ld(node, WAIT_CHANNEL), RESPONSE) < 0:
+            return node
+    return 0
+
+
+@kernel
 def run_until_quiet(queue: int, calls: int) -> tuple[int, int]:
     """Let nodes run; returns (why it stopped, the node that needs something).
 
     ``calls``: how many nodes may be called before it returns with ``PAUSED``, so that the caller can show progress
     and be interrupted.
     """
-    while ld(queue, COUNT) > 0:
-        if calls == 0:
-            return PAUSED, 0
-        calls -= 1
-        node = _take(queue)
-        if ld(node, WAITING) == FINISHED:
-            continue
-        st(node, WAITING, RUNNABLE)
-        if ld(node, PENDING) == 0 or resume(node):
-            call(node)
-        whole = settle(queue, node)
-        if ld(node, WAITING) == ON_STORE:
-            return NEEDS_STORE, node
-        if not whole:
-            return NEEDS_TRACE, node
-    return QUIET, 0
+    memory = ld(queue, MEMORY_ROW)
+    while True:
+        while ld(queue, COUNT) > 0:
+            if calls == 0:
+                return PAUSED, 0
+            calls -= 1
+            node = _take(queue)
+            if ld(node, WAITING) == FINISHED:
+                continue
+            st(node, WAITING, RUNNABLE)
+            if ld(node, PENDING) == 0 or resume(node):
+                call(node)
+            whole = settle(queue, node)
+            if ld(node, WAITING) == FAILED:
+                return QUIET, node
+            if ld(node, WAITING) == ON_STORE:
+                return NEEDS_STORE, node
+            if not whole:
+                return NEEDS_TRACE, node
+        if memory == 0 or ld(memory, WAITING_COUNT) == 0:
+            return QUIET, 0
+        place = earliest(memory)
+        held_up = _held_up(queue, ld(ld(ld(memory, WAITERS), place), CLOCK))
+        if held_up != 0:
+            return NEEDS_ROOM, held_up
+        push(queue, serve(memory, place))

@@ -5,6 +5,12 @@ from __future__ import annotations
 from tilestream.sparse.engine.cells import ld, st
 from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.accumulate import spacc
+from tilestream.sparse.engine.kernels.clients import (
+    array_by_lines,
+    array_in_batches,
+    scan_from_memory,
+    write_to_memory,
+)
 from tilestream.sparse.engine.kernels.joiners import intersect, union
 from tilestream.sparse.engine.kernels.levels import array, locate, root, scan
 from tilestream.sparse.engine.kernels.parallel import broadcast, fork, join_ordered, join_unordered
@@ -16,7 +22,8 @@ from tilestream.sparse.engine.ports import END
 
 KINDS: tuple[str, ...] = tuple(
     "root scan repsig repeat intersect union locate array alu reduce reduce_by spacc crd_drop crd_hold fork "
-    "join_unordered join_ordered broadcast write_crd write_val".split()
+    "join_unordered join_ordered broadcast write_crd write_val "
+    "scan_from_memory array_in_batches array_by_lines write_to_memory".split()
 )
 """Kernels by number. A graph's ``spacc`` of order 0 is ``reduce_by``, its ``join`` one of two."""
 
@@ -66,5 +73,13 @@ def call(node: int) -> None:
         broadcast(node)
     elif kind == 18:
         write_crd(node)
-    else:
+    elif kind == 19:
         write_val(node)
+    elif kind == 20:
+        scan_from_memory(node)
+    elif kind == 21:
+        array_in_batches(node)
+    elif kind == 22:
+        array_by_lines(node)
+    else:
+        write_to_memory(node)
