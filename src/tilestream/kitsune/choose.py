@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from math import ceil
 
@@ -14,8 +15,11 @@ from tilestream.kitsune.traffic import launch_bytes
 from tilestream.kitsune.workloads import spatial
 from tilestream.simulator.launch import LaunchResult, simulate
 
-SIMULATED = 4
+SIMULATED = 6
 """Candidates that are simulated, the best by prediction."""
+REMEMBERED = 1024
+"""Choices that are kept: layers of one shape come many times in a model, and models on many devices."""
+_chosen: dict[Hashable, Spatial] = {}
 REFINED = 3
 """Times that the best one is balanced again, while that helps."""
 
@@ -25,6 +29,32 @@ def choose_tiles(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
 
     Small tiles fill a pipeline sooner and leave less to the last step; large ones hide the queue's synchronisation.
     """
+    key = _key(p, graph, device)
+    if key in _chosen:
+        return _renamed(_chosen[key], p)
+    made = _choose(p, graph, device)
+    if len(_chosen) >= REMEMBERED:
+        _chosen.clear()
+    _chosen[key] = made
+    return made
+
+
+def _key(p: Spatial, graph: OperatorGraph, device: Device) -> Hashable:
+    """What the choice depends on, without names: layers of one shape come many times in a model."""
+    place = {s.name: i for i, s in enumerate(p.stages)}
+    rings = tuple((place[q.producer], tuple(place[c] for c in q.consumers), q.bytes) for q in p.rings)
+    ends = tuple(tuple(works(p, graph, device, shape).values()) for shape in (TILES[0], TILES[-1]))
+    return tuple((s.engine, s.half) for s in p.stages), rings, ends, device.arbiters, repr(device)
+
+
+def _renamed(made: Spatial, p: Spatial) -> Spatial:
+    """``p`` with the tiles and CTAs of ``made``, whose stages are the same in the same order."""
+    names = {a.name: b.name for a, b in zip(made.stages, p.stages, strict=True)}
+    ctas = {names[name]: count for name, count in made.ctas.items()}
+    return replace(p, ctas=ctas, rows=made.rows, columns=made.columns, limit=names.get(made.limit, made.limit))
+
+
+def _choose(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
     ranked: list[tuple[float, int, Spatial]] = []
     for i, shape in enumerate(TILES):
         made, work = balanced(p, graph, device, shape)

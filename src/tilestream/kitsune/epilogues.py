@@ -30,7 +30,21 @@ def fuse_epilogues(p: Spatial, graph: OperatorGraph) -> Spatial:
         ops = (*before.ops, op.name)
         joined = replace(before, ops=ops, engine=engine_of([graph[n] for n in ops]))
         stages = [joined if s is before else s for s in stages if s.name != stage.name]
+    for stage in p.stages:
+        if stage.half is Half.PARTIAL and graph[stage.ops[0]].kind is Kind.REDUCTION:
+            stages = _ride(stage, stages, graph)
     return replace(p, stages=tuple(stages))
+
+
+def _ride(stage: Stage, stages: list[Stage], graph: OperatorGraph) -> list[Stage]:
+    """Let the stage that makes the operand of a sum over rows add it up as well, in registers; the final half stays."""
+    made = {name: s for s in stages if s.half is Half.WHOLE for name in s.ops}
+    producer = graph.producer(graph[stage.ops[0]].inputs[0].value)
+    if producer is None or producer.name not in made:
+        return stages
+    before = made[producer.name]
+    joined = replace(before, ops=(*before.ops, *stage.ops))
+    return [joined if s is before else s for s in stages if s is not stage]
 
 
 def fusable(op: Operator, stages: list[Stage], graph: OperatorGraph) -> Stage | None:

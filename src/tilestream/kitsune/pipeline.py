@@ -61,6 +61,14 @@ class Spatial:
     def stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)
 
+    def finals(self) -> dict[str, Stage]:
+        """The final stage of each operator that is split."""
+        return {s.ops[0]: s for s in self.stages if s.half is Half.FINAL}
+
+    def holder(self, op: str) -> Stage:
+        """The stage where ``op`` streams: its only one, or the one of its partial sums."""
+        return next(s for s in self.stages if op in s.ops and s.half is not Half.FINAL)
+
 
 def engine_of(ops: list[Operator]) -> Engine:
     """TENSOR as soon as one operator needs tensor cores: its epilogue runs in the same CTA."""

@@ -18,13 +18,15 @@ def create_queues(p: Spatial, graph: OperatorGraph) -> Spatial:
     One queue with several consumers is a multicast. What is needed outside is written to memory besides.
     """
     rings: list[Ring] = []
+    finals = p.finals()
     for stage in p.stages:
-        if stage.half is Half.PARTIAL:
-            outputs = graph[stage.ops[0]].outputs
-            size = sum(prod(graph.values[v].shape) for v in outputs) * ACCUMULATOR_BYTES
-            rings.append(Ring(stage.name, (f"{stage.name}.final",), "", float(size)))
+        if stage.half is Half.FINAL:
             continue
         for name in stage.ops:
+            if name in finals:
+                size = sum(prod(graph.values[v].shape) for v in graph[name].outputs) * ACCUMULATOR_BYTES
+                rings.append(Ring(stage.name, (finals[name].name,), "", float(size)))
+                continue
             for value, size in zip(graph[name].outputs, graph[name].output_bytes, strict=True):
                 readers = {r.name for r in graph.consumers(value)}
                 # The final half of a reduction reads partial sums, not operands.

@@ -90,14 +90,14 @@ def works(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> dict
 
 def ring_bytes(queue: Ring, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
     """Bytes that pass through ``queue``: the value once, or one partial sum from each CTA."""
-    return queue.bytes * partial_sums(p.stage(queue.producer), p, graph, shape)
+    return queue.bytes * (1.0 if queue.value else partial_sums(p.stage(queue.producer), p, graph, shape))
 
 
 def partial_sums(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
-    """How many CTAs hold a sum for each result of a partial stage; 1 for other stages."""
-    if stage.half is not Half.PARTIAL:
-        return 1.0
-    tiles, blocks = tiles_of(graph[stage.ops[0]], shape, Half.PARTIAL)
+    """How many CTAs of a stage hold a sum for each result of a reduction in it."""
+    tiles, blocks = tiles_of(graph[stage.ops[0]], shape, stage.half)
+    if stage.half is Half.WHOLE:
+        blocks = 1  # a sum that rides on the tiles of another operator
     return max(1.0, min(p.ctas.get(stage.name, 1), tiles) / blocks)
 
 
@@ -133,7 +133,8 @@ def _work(
             else:
                 l2_read += 0.0 if operand.value in made else operand.touched  # a queue brings it otherwise
                 shared_read += operand.touched * (times - 1)
-    dram_write = 0.0 if stage.half is Half.PARTIAL else _leaving(ops, graph, p)
+    finals = p.finals()
+    dram_write = _leaving([op for op in ops if op.name not in finals], graph, p)
     flops = sum(op.flops for op in ops)
     results = prod(graph.values[head.outputs[0]].shape)
     sfu = sum(op.sfu_ops for op in ops)
@@ -232,8 +233,7 @@ def _final(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> Work:
     """The sum of what every CTA of the partial stage holds; its results go to memory."""
     op = graph[stage.ops[0]]
     results = sum(prod(graph.values[v].shape) for v in op.outputs)
-    before = p.stage(stage.name.removesuffix(".final"))
-    parts = partial_sums(before, p, graph, shape)
+    parts = partial_sums(p.holder(op.name), p, graph, shape)
     tiles = max(ceil(results / FINAL_ELEMENTS), ceil(parts / FAN_IN))
     leaving = _leaving([op], graph, p)
     adds = results * parts
