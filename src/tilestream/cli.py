@@ -16,6 +16,7 @@ from tilestream.errors import DeviceError, OptionError
 from tilestream.kitsune import cli as kitsune
 from tilestream.options import Options, parse
 from tilestream.progress import Progress
+from tilestream.sparse.cli import app as sparse
 
 if TYPE_CHECKING:
     from tilestream.analysis import Analysis, RegionAnalysis
@@ -259,6 +260,7 @@ def demo(
 
 
 app.add_typer(kitsune.reproduce, name="reproduce")
+app.add_typer(sparse, name="sparse")
 app.command("sweep")(kitsune.sweep_command)
 
 
