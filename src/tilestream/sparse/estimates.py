@@ -41,7 +41,7 @@ def on_chip_bytes(graph: Graph, depth: int, outputs: Mapping[str, Any]) -> float
 
 def estimate_program(program: Program, inputs: Sequence[Any] = (), timing: Timing = COMAL) -> Estimate:
     """Expected figures of a program's regions, one after the other; what one makes, the next one reads."""
-    have: dict[str, SparseTensor] = program._bind(tuple(inputs))
+    have: dict[str, SparseTensor] = dict(program.bind(*inputs))
     expected: dict[str, tuple[Profile, Format]] = {}
     total = Estimate(0.0, 0.0, 0.0)
     for step in program.steps:
@@ -69,7 +69,7 @@ def _feed(
         if isinstance(source, str) and source in expected:
             feed[name] = _in_format(*expected[source], format)
         else:
-            feed[name] = program._view(name, source, format, have)
+            feed[name] = program.view(name, source, format, have)
     return feed
 
 

@@ -7,6 +7,7 @@ the environment variable ``TILESTREAM_CORA``.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +56,9 @@ class GraphSet:
         """The adjacency matrix as a float64 torch CSR tensor."""
         a = self.adjacency
         indptr, indices = torch.as_tensor(a.indptr.astype(np.int64)), torch.as_tensor(a.indices.astype(np.int64))
-        return torch.sparse_csr_tensor(indptr, indices, torch.as_tensor(a.data), a.shape, check_invariants=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR")  # that the layout is in beta
+            return torch.sparse_csr_tensor(indptr, indices, torch.as_tensor(a.data), a.shape, check_invariants=True)
 
     def with_self_loops(self) -> GraphSet:
         """The same graph where every node is also its own neighbour."""

@@ -19,6 +19,7 @@ from tilestream.sparse import pareto
 from tilestream.sparse.estimates import estimate_program, on_chip_bytes
 from tilestream.sparse.heuristic import Estimate
 from tilestream.sparse.program import Program
+from tilestream.sparse.regions import Region
 from tilestream.sparse.schedule import Schedule
 
 Compile = Callable[[Schedule], Program]
@@ -213,22 +214,33 @@ def prune(candidates: Sequence[Candidate], slack: float) -> list[Candidate]:
 
 
 def schedules(make: Compile, space: Space, start: Schedule, refused: dict[str, int]) -> Iterator[Schedule]:
-    """The schedules of a space: every fusion in its default order first, then orders, then factors and blocks."""
+    """The schedules of a space: every fusion in its default order first, then of each its orders and factors."""
     first = [replace(start, fuse=fuse, block=block) for block in space.blocks for fuse in fusions(make, start)]
     yield from first
-    for schedule in first:
-        for order in range(space.orders):
-            yield replace(schedule, order=order)
     for schedule in first:
         try:
             regions = make(schedule).regions
         except SparseError as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
-        found = space.indices or tuple(dict.fromkeys(r.order[0] for r in regions if r.order))
-        for index, factor in itertools.product(found, space.factors):
+        for order in range(space.orders):
+            chosen = {r.name: found[order % len(found)] for r in regions if (found := _orders(r, space.orders))}
+            yield replace(schedule, order=chosen)
+        indices = space.indices or tuple(dict.fromkeys(r.order[0] for r in regions if r.order))
+        for index, factor in itertools.product(indices, space.factors):
             if factor > 1:
                 yield replace(schedule, parallel={index: factor})
+
+
+def _orders(region: Region, most: int) -> list[tuple[str, ...]]:
+    """Orders that the tensors' formats admit, then others, for which tensors are read from permuted copies."""
+    listed = list(region.orders[:most])
+    for order in itertools.permutations(region.order):
+        if len(listed) >= most:
+            break
+        if order not in listed:
+            listed.append(order)
+    return listed
 
 
 def fusions(make: Compile, start: Schedule) -> list[Any]:

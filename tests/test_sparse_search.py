@@ -1,0 +1,102 @@
+"""Search over schedules: pruning is safe, the front and the printed schedule are right, budgets and errors hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilestream.errors import OptionError, SparseError
+from tilestream.sparse import Program, Schedule, compile_einsum, kernels, pack
+from tilestream.sparse.estimates import estimate_program, on_chip_bytes
+from tilestream.sparse.search import Space, search
+
+
+def _operands(n: int = 20, d: int = 4):
+    return [pack(name, kernels.hashed(n, d, s), kernels.DCSR) for s, name in enumerate("BCD", 1)]
+
+
+def _make(schedule: Schedule) -> Program:
+    return compile_einsum("ik,kj,jl->il", _operands(), schedule)
+
+
+def test_the_best_found_is_the_best_there_is() -> None:
+    found = search(_make, space=Space(orders=4, factors=(2,)), slack=1e9, budget_s=300)
+    assert found.pruned == 0 and found.unsimulated == 0
+    again = [_make(p.schedule).run().cycles for p in found.points]
+    assert again == [p.cycles for p in found.points]
+    assert found.best.cycles == min(again)
+    kinds = {p.schedule.fuse if isinstance(p.schedule.fuse, str) else "some" for p in found.points}
+    assert {"none", "all"} <= kinds
+    assert any(p.schedule.parallel for p in found.points)
+
+
+def test_pruning_drops_only_what_is_much_worse() -> None:
+    space = Space(orders=24, factors=(2,))
+    everything = search(_make, space=space, slack=1e9, budget_s=300)
+    some = search(_make, space=space, slack=1.5, budget_s=300)
+    assert some.pruned > 0 and len(some.points) < len(everything.points)
+    assert some.best.cycles == everything.best.cycles
+
+
+def test_the_printed_schedule_is_code() -> None:
+    found = search(_make, space=Space(orders=2, factors=(2,)), budget_s=60)
+    pasted = eval(str(found.best.schedule), {"Schedule": Schedule})
+    assert pasted == found.best.schedule
+    assert _make(pasted).run().cycles == found.best.cycles
+    report = found.json()
+    assert report["best"] == str(found.best.schedule)
+    assert sum(p["pareto"] for p in report["points"]) == len(found.front)
+    assert found.plot().count("<circle") == len(found.points)
+
+
+def test_a_spent_budget_still_gives_an_answer() -> None:
+    found = search(_make, space=Space(orders=4), budget_s=0.0)
+    assert len(found.points) == 1
+    assert found.points[0].estimate.cycles == pytest.approx(found.points[0].cycles, rel=0.5)
+
+
+def test_what_does_not_compile_is_counted_with_its_reason() -> None:
+    def make(schedule: Schedule) -> Program:
+        if schedule.fuse == "all":
+            raise SparseError("it is full moon", "wait")
+        return _make(schedule)
+
+    found = search(make, space=Space(orders=1, factors=()), budget_s=60)
+    assert found.refused["it is full moon"] >= 1
+
+    calls = []
+
+    def never(schedule: Schedule) -> Program:
+        calls.append(schedule)
+        if len(calls) == 1:
+            return _make(schedule)  # what can be fused is asked of an unfused program
+        raise SparseError("it never works", "give up")
+
+    with pytest.raises(SparseError, match="it never works"):
+        search(never, space=Space(orders=1, factors=()), budget_s=5)
+
+
+def test_bad_spaces_are_refused() -> None:
+    with pytest.raises(OptionError, match="orders"):
+        Space(orders=0)
+    with pytest.raises(OptionError, match="factor"):
+        Space(factors=(0,))
+    with pytest.raises(OptionError, match="slack"):
+        search(_make, slack=0.5)
+
+
+@pytest.mark.parametrize("fuse", ["none", "all"])
+def test_programs_are_estimated_region_by_region(fuse: str) -> None:
+    program = _make(Schedule(fuse=fuse))  # type: ignore[arg-type]
+    expected, ran = estimate_program(program), program.run()
+    assert expected.flops == pytest.approx(ran.flops, rel=0.1)
+    assert expected.bytes == pytest.approx(ran.bytes, rel=0.1)
+    assert expected.cycles == pytest.approx(ran.cycles, rel=0.2)
+
+
+def test_on_chip_memory_counts_channels_and_accumulators() -> None:
+    graph = kernels.matmul("ikj").graph
+    ports = sum(len(n.outs) for n in graph.nodes if n.kind != "broadcast")
+    outputs = {"X": ((20, 30), kernels.DCSR)}
+    one, two = (on_chip_bytes(graph, depth, outputs) for depth in (1, 2))
+    assert two - one == 4 * ports
+    assert one - 4 * ports == 30 * 8
