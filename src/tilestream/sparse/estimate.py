@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
 from tilestream.sparse.table import nests
 
 _ACCUMULATOR = 0.02
 """Share that each level of a sparse accumulator adds: it costs memory more than time."""
+
+_CLEARLY = 0.95
+"""Another order has to cost less than this share before it is taken instead of the natural one."""
 
 _REST = 0.05
 """Weight of the statements beside the slowest: nodes work side by side, so that the slowest one decides."""
@@ -60,8 +64,9 @@ def cost(fused: Fused, order: tuple[str, ...]) -> float:
             continue
         for one in view.operands:
             users.setdefault(one, view)
-        trips = last = 1.0
+        trips, most = 1.0, 0.0
         for index in loops[view]:
+            most = max(most, trips * (1 + _scanned(view, index, sizes)))
             at: View | None = view
             n = float(fused.sizes[index])
             while at is not None:  # a consumer's coordinates bound what its operands see
@@ -70,19 +75,40 @@ def cost(fused: Fused, order: tuple[str, ...]) -> float:
                     raw = [sizes[v, index] for v in before]
                     n = min(n, min(raw) if raw and isinstance(at, Op) and _narrows(at) else sizes[at, index])
                 at = users.get(at)
-            last, trips = trips, trips * max(n, 1e-3)
+            trips *= max(n, 1e-3)
         order_of = max((sum(rank[i] > rank[r] for i in loops[view]) for r in view.reduced), default=0)
-        steps.append((trips + last) * (1 + _ACCUMULATOR * order_of))
+        steps.append(max(most, trips) * (1 + _ACCUMULATOR * order_of))
     return max(steps) + _REST * sum(steps)
 
 
+def _scanned(op: Op, index: str, sizes: dict[tuple[View, str], float]) -> float:
+    """Coordinates that a joiner of the statement looks at in a fiber; a dense level beside another is located."""
+    having = [v for v in op.operands if (v, index) in sizes and index in v.indices]
+    dense = [v for v in having if isinstance(v, Leaf) and _is_dense(v, index)]
+    walked = [v for v in having if v not in dense] or dense
+    return max((sizes[v, index] for v in walked), default=0.0)
+
+
+def _is_dense(leaf: Leaf, index: str) -> bool:
+    format = leaf.declared.format
+    return format is None or format.levels[leaf.stored.index(index)] == "dense"
+
+
+def ranked(fused: Fused, orders: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Orders, best first. The first one given is the natural one: it stays first unless another is clearly better."""
+    costs = {order: cost(fused, order) for order in orders}
+    best = sorted(orders, key=lambda order: costs[order])
+    start = best[0] if costs[best[0]] < costs[orders[0]] * _CLEARLY else orders[0]
+    return list(dict.fromkeys((improve(fused, start), start, *best)))
+
+
 def improve(fused: Fused, order: tuple[str, ...]) -> tuple[str, ...]:
-    """Move one index at a time to another place for as long as that lowers the cost."""
+    """Move one index at a time to another place for as long as that clearly lowers the cost."""
     best, low = order, cost(fused, order)
     while True:
         moves = (_moved(best, a, b) for a in range(len(best)) for b in range(len(best)) if a != b)
         found = min(((cost(fused, o), o) for o in moves if fused.order.admits(o)), default=(low, best))
-        if found[0] >= low:
+        if found[0] >= low * _CLEARLY:
             return best
         low, best = found
 

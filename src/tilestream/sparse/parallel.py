@@ -65,13 +65,13 @@ def _expand(nodes: Sequence[Node], index: str) -> list[Node]:
                 ins = []
                 for port, stream in node.ins:
                     if kinds[stream.node] == "root":  # a lane has its own beginning, as the released code does
-                        root = f"{stream.node}_lane{lane}"
+                        root = f"{stream.node}_{index}lane{lane}"
                         if all(one.name != root for one in out):
                             out.append(Node(root, "root"))
                         ins.append((port, Port(root, stream.port)))
                     else:
                         ins.append((port, _lane(stream, lane, zone, kinds, index, nodes)))
-                out.append(Node(f"{node.name}_lane{lane}", node.kind, tuple(ins), node.attrs, node.source))
+                out.append(Node(f"{node.name}_{index}lane{lane}", node.kind, tuple(ins), node.attrs, node.source))
         else:
             out.append(node)
     return _renamed_joins(out)
@@ -83,7 +83,7 @@ def _lane(stream: Port, lane: int, zone: set[str], kinds: dict[str, str], index:
         return stream
     if kinds[stream.node] == "lanes_in" and any(n.name == stream.node and n.attr("index") == index for n in nodes):
         return Port(stream.node, f"out{lane}")
-    return Port(f"{stream.node}_lane{lane}", stream.port)
+    return Port(f"{stream.node}_{index}lane{lane}", stream.port)
 
 
 def _ways(nodes: Sequence[Node], index: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement
-from tilestream.sparse.estimate import cost, extents, improve
+from tilestream.sparse.estimate import extents, ranked
 from tilestream.sparse.fusion import Fused, Leaf, fuse
 from tilestream.sparse.graph import Graph, with_broadcasts
 from tilestream.sparse.joins import range_name
@@ -255,8 +255,7 @@ def _candidates(
         if reason := fused.order.broken(order):
             raise SparseError(f"order {' '.join(order)} of region {region!r}: {reason}", "keep that order")
         return [order]
-    ranked = sorted(orders, key=lambda order: cost(fused, order))
-    return list(dict.fromkeys((improve(fused, ranked[0]), *ranked)))
+    return ranked(fused, orders)
 
 
 def _levels(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, ...]:
