@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from tilestream.kitsune.design import EXECUTIONS, PASSES, Design, design
+from tilestream.kitsune.designs import EXECUTIONS, PASSES, Design, design
 
 __all__ = ["EXECUTIONS", "PASSES", "Design", "design"]

@@ -104,7 +104,7 @@ def _solve(
     as they have tiles, and together no more than there are SMs."""
     shape = Tile(p.rows, p.columns)
     final = [s.name for s in p.stages if s.half is Half.FINAL]
-    natural = {s.name: tiles_of(graph[s.ops[0]], shape, s.half)[0] for s in p.stages}
+    natural = {s.name: tiles_of([graph[n] for n in s.ops], shape, s.half)[0] for s in p.stages}
     loads = [
         Load(s.name, s.engine, seen[s.name] if seen else work[s.name].seconds(device), natural[s.name])
         for s in p.stages

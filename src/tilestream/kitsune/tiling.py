@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from tilestream.devices import Device
 from tilestream.kitsune.kernels import GEMM_SHARE, lane_ops, merge
-from tilestream.kitsune.operators import Operand, Operator, OperatorGraph
+from tilestream.kitsune.operators import Kind, Operand, Operator, OperatorGraph
 from tilestream.kitsune.pipeline import Half, Ring, Spatial, Stage
 from tilestream.kitsune.reductions import SUM_COLUMNS, SUM_ROWS
 from tilestream.kitsune.regions import leaves, reads
@@ -41,6 +41,9 @@ ACCUMULATORS = 128 * 256
 SIMT_SHARED = 8_192
 STAGING = 16_384
 """Shared memory of a tensor stage beside its resident weights: two chunks of a tile on their way in."""
+COLUMN_BY_COLUMN = (Kind.ELEMENTWISE, Kind.CAT, Kind.COPY, Kind.FILL)
+WIDEST = 1_024
+"""Bytes of a row in a tile of such an operator: 128 rows are 128 KB, a payload that queues like."""
 SUM_STEPS = 4
 """Tiles of each CTA of a partial stage: it takes what streams past in so many steps, and its sum leaves in as many."""
 FINAL_ELEMENTS = 1_024
@@ -95,7 +98,7 @@ def ring_bytes(queue: Ring, p: Spatial, graph: OperatorGraph, shape: Tile) -> fl
 
 def partial_sums(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
     """How many CTAs of a stage hold a sum for each result of a reduction in it."""
-    tiles, blocks = tiles_of(graph[stage.ops[0]], shape, stage.half)
+    tiles, blocks = tiles_of([graph[name] for name in stage.ops], shape, stage.half)
     if stage.half is Half.WHOLE:
         blocks = 1  # a sum that rides on the tiles of another operator
     return max(1.0, min(p.ctas.get(stage.name, 1), tiles) / blocks)
@@ -115,7 +118,7 @@ def _work(
         return _final(stage, p, graph, shape)
     ops = [graph[name] for name in stage.ops]
     head = ops[0]
-    tiles, blocks = tiles_of(head, shape, stage.half)
+    tiles, blocks = tiles_of(ops, shape, stage.half)
     if stage.half is Half.PARTIAL and stage.name in p.ctas:
         tiles = merge(tiles, p.ctas[stage.name], SUM_STEPS)
     own = {value for op in ops for value in op.outputs}
@@ -177,8 +180,12 @@ def tensor_share(op: Operator, shape: Tile, device: Device, half: Half = Half.WH
     return GEMM_SHARE * small * min(1.0, rows / least) * max(1 / 8, min(1.0, min(columns, n) / 32))
 
 
-def tiles_of(op: Operator, shape: Tile, half: Half = Half.WHOLE) -> tuple[int, int]:
-    """Tiles of the stage that ``op`` heads, and blocks of columns (of results, for a partial sum) among them."""
+def tiles_of(ops: Sequence[Operator], shape: Tile, half: Half = Half.WHOLE) -> tuple[int, int]:
+    """Tiles of a stage, and blocks of columns (of results, for a partial sum) among them; its first operator decides.
+
+    Operators that reduce a row have whole rows.
+    """
+    op = ops[0]
     if op.gemm is not None:
         batch, m, n, k = op.gemm
         if half is Half.PARTIAL:
@@ -188,7 +195,11 @@ def tiles_of(op: Operator, shape: Tile, half: Half = Half.WHOLE) -> tuple[int, i
         return batch * ceil(m / shape.rows) * blocks, blocks
     if half is Half.PARTIAL:
         return max(1, ceil(op.reduced / shape.rows)), 1
-    return max(1, ceil(max(op.rows, 1) / shape.rows)), 1
+    rows = max(op.rows, 1)
+    blocks = 1
+    if all(x.kind in COLUMN_BY_COLUMN for x in ops):
+        blocks = max(1, ceil(op.output_bytes[0] / WIDEST / rows))
+    return ceil(rows / shape.rows) * blocks, blocks
 
 
 def elements(op: Operator, graph: OperatorGraph) -> float:

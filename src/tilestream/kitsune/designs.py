@@ -1,0 +1,153 @@
+"""From a graph of operators to a workload: every pass by name, in order, for each way to execute a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tilestream.devices import Device
+from tilestream.errors import OptionError
+from tilestream.kitsune.choose import choose_tiles
+from tilestream.kitsune.epilogues import fuse_epilogues
+from tilestream.kitsune.operators import OperatorGraph
+from tilestream.kitsune.patterns import DEEP
+from tilestream.kitsune.pipeline import Spatial, one_stage_an_operator
+from tilestream.kitsune.queues import create_queues
+from tilestream.kitsune.reductions import split_reductions
+from tilestream.kitsune.regions import Exclusion, Selection, schedule
+from tilestream.kitsune.selection import select
+from tilestream.kitsune.traffic import traffic
+from tilestream.kitsune.vertical import select_vertical
+from tilestream.kitsune.workloads import one_kernel, spatial
+from tilestream.simulator.workload import Workload
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a graph runs on a device.
+
+    Attributes:
+        execution: one of ``EXECUTIONS``.
+        selection: subgraphs, and why other operators are in none.
+        groups: the pipelines of spatial subgraphs, with CTAs and tiles.
+        workload: one launch a subgraph, or an operator outside of them.
+        traffic_bytes: off the chip, over all launches.
+    """
+
+    graph: OperatorGraph
+    device: Device
+    execution: str
+    selection: Selection
+    groups: tuple[Spatial, ...] = ()
+    workload: Workload = Workload("", ())
+
+    @property
+    def operators(self) -> int:
+        return len(self.graph)
+
+    @property
+    def fused(self) -> int:
+        return self.selection.fused
+
+    @cached_property
+    def traffic_bytes(self) -> float:
+        return traffic(self.graph, self.units)
+
+    @cached_property
+    def units(self) -> list[tuple[str, ...]]:
+        """Operators of each launch, in order."""
+        return schedule(self.graph, [n.ops for n in self.selection.nodes])
+
+
+Pass = Callable[[Design], Design]
+
+
+def design(graph: OperatorGraph, device: Device, execution: str = "kitsune") -> Design:
+    """``graph`` as launches on ``device``.
+
+    Args:
+        execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
+            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
+            and vertical fusion of what they leave.
+
+    Raises:
+        OptionError: no such execution.
+        PlanError: a pipeline has more stages of one class than the device has SMs.
+    """
+    if execution not in EXECUTIONS:
+        raise OptionError(f"execution is {execution!r}", f"use one of {', '.join(EXECUTIONS)}")
+    made = Design(graph, device, execution, Selection((), ()))
+    for run in EXECUTIONS[execution]:
+        made = run(made)
+    return made
+
+
+def leave_all(d: Design) -> Design:
+    """Nothing is fused."""
+    reason = "bulk-synchronous: every operator is a kernel"
+    return replace(d, selection=Selection((), tuple(Exclusion(op.name, reason) for op in d.graph)))
+
+
+def select_spatial(d: Design) -> Design:
+    """Exclusion rules and patterns (3.1)."""
+    return replace(d, selection=select(d.graph))
+
+
+def select_deep(d: Design) -> Design:
+    """As ``select_spatial``, with consecutive layers of the backward graph in one pipeline."""
+    return replace(d, selection=select(d.graph, DEEP))
+
+
+def select_groups(d: Design) -> Design:
+    """Vertical fusion of what no pipeline has taken."""
+    vertical = select_vertical(d.graph)
+    taken = {name for node in d.selection.nodes for name in node.ops}
+    more = tuple(n for n in vertical.nodes if not taken & set(n.ops))
+    inside = taken | {name for node in more for name in node.ops}
+    why = {e.op: e.reason for e in (*vertical.exclusions, *d.selection.exclusions)}
+    rest = tuple(Exclusion(op.name, why[op.name]) for op in d.graph if op.name not in inside)
+    return replace(d, selection=Selection((*d.selection.nodes, *more), rest))
+
+
+def make_stages(d: Design) -> Design:
+    """Every operator of a subgraph a stage."""
+    return replace(d, groups=tuple(one_stage_an_operator(n, d.graph) for n in d.selection.nodes))
+
+
+def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str, about: str | None) -> Pass:
+    def run(d: Design) -> Design:
+        return replace(d, groups=tuple(change(p, d.graph, d.device) for p in d.groups))
+
+    run.__name__, run.__doc__ = name, about
+    return run
+
+
+def lower(d: Design) -> Design:
+    """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
+    pipelines = {p.node.ops: p for p in d.groups if len(p.stages) > 1}
+    launches = tuple(
+        spatial(pipelines[ops], d.graph, d.device) if ops in pipelines else one_kernel(ops, d.graph, d.device)
+        for ops in d.units
+    )
+    return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", launches))
+
+
+PIPELINE: tuple[Pass, ...] = (
+    make_stages,
+    _each(lambda p, g, _: split_reductions(p, g), "split_reductions", split_reductions.__doc__),
+    _each(lambda p, g, _: fuse_epilogues(p, g), "fuse_epilogues", fuse_epilogues.__doc__),
+    _each(lambda p, g, _: create_queues(p, g), "create_queues", create_queues.__doc__),
+    _each(choose_tiles, "choose_tiles", choose_tiles.__doc__),
+)
+
+EXECUTIONS: dict[str, tuple[Pass, ...]] = {
+    "bulk": (leave_all, lower),
+    "vertical": (select_groups, lower),
+    "kitsune": (select_spatial, *PIPELINE, lower),
+    "deep": (select_deep, *PIPELINE, lower),
+    "mixed": (select_deep, *PIPELINE, select_groups, lower),
+}
+"""The passes of each execution."""
+
+PASSES = EXECUTIONS["kitsune"]
