@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,12 +15,13 @@ from tilestream.kitsune.patterns import DEEP
 from tilestream.kitsune.pipeline import Spatial, one_stage_an_operator
 from tilestream.kitsune.queues import create_queues
 from tilestream.kitsune.reductions import split_reductions
-from tilestream.kitsune.regions import Exclusion, Selection, schedule
+from tilestream.kitsune.regions import Exclusion, Selection, SfNode, schedule
 from tilestream.kitsune.selection import select
 from tilestream.kitsune.traffic import traffic
 from tilestream.kitsune.vertical import select_vertical
-from tilestream.kitsune.workloads import one_kernel, spatial
-from tilestream.simulator.workload import Workload
+from tilestream.kitsune.workloads import library_kernels, spatial
+from tilestream.simulator.launch import simulate
+from tilestream.simulator.workload import SimLaunch, Workload
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune") -> 
     Args:
         execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
             the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
-            and vertical fusion of what they leave.
+            that win, and vertical fusion of what they leave.
 
     Raises:
         OptionError: no such execution.
@@ -115,6 +116,32 @@ def make_stages(d: Design) -> Design:
     return replace(d, groups=tuple(one_stage_an_operator(n, d.graph) for n in d.selection.nodes))
 
 
+def keep_winners(d: Design) -> Design:
+    """Drop pipelines that are slower, simulated, than the same operators vertically fused or in bulk."""
+    vertical = select_vertical(d.graph).nodes
+    kept = tuple(p for p in d.groups if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
+    nodes = tuple(p.node for p in kept)
+    lost = {name for p in d.groups if p not in kept for name in p.node.ops}
+    more = tuple(Exclusion(op.name, "its pipeline is slower") for op in d.graph if op.name in lost)
+    return replace(d, groups=kept, selection=Selection(nodes, (*d.selection.exclusions, *more)))
+
+
+def _spatial_s(p: Spatial, d: Design) -> float:
+    if len(p.stages) > 1:
+        return _seconds([spatial(p, d.graph, d.device)], d.device)
+    return _seconds(library_kernels(p.node.ops, d.graph, d.device), d.device)
+
+
+def _otherwise_s(p: Spatial, d: Design, vertical: Sequence[SfNode]) -> float:
+    groups = {name: n.ops for n in vertical if set(n.ops) <= set(p.node.ops) for name in n.ops}
+    units = dict.fromkeys(groups.get(name, (name,)) for name in p.node.ops)
+    return _seconds([x for ops in units for x in library_kernels(ops, d.graph, d.device)], d.device)
+
+
+def _seconds(launches: Sequence[SimLaunch], device: Device) -> float:
+    return sum(simulate(launch, device, device.arbiters).seconds for launch in launches)
+
+
 def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str, about: str | None) -> Pass:
     def run(d: Design) -> Design:
         return replace(d, groups=tuple(change(p, d.graph, d.device) for p in d.groups))
@@ -126,11 +153,13 @@ def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str
 def lower(d: Design) -> Design:
     """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
     pipelines = {p.node.ops: p for p in d.groups if len(p.stages) > 1}
-    launches = tuple(
-        spatial(pipelines[ops], d.graph, d.device) if ops in pipelines else one_kernel(ops, d.graph, d.device)
-        for ops in d.units
-    )
-    return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", launches))
+    launches: list[SimLaunch] = []
+    for ops in d.units:
+        if ops in pipelines:
+            launches.append(spatial(pipelines[ops], d.graph, d.device))
+        else:
+            launches += library_kernels(ops, d.graph, d.device)
+    return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", tuple(launches)))
 
 
 PIPELINE: tuple[Pass, ...] = (
@@ -146,7 +175,7 @@ EXECUTIONS: dict[str, tuple[Pass, ...]] = {
     "vertical": (select_groups, lower),
     "kitsune": (select_spatial, *PIPELINE, lower),
     "deep": (select_deep, *PIPELINE, lower),
-    "mixed": (select_deep, *PIPELINE, select_groups, lower),
+    "mixed": (select_deep, *PIPELINE, keep_winners, select_groups, lower),
 }
 """The passes of each execution."""
 

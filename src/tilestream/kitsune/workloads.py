@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
 from tilestream.kitsune import kernels
-from tilestream.kitsune.operators import Operator, OperatorGraph
+from tilestream.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.kitsune.pipeline import PRODUCTS, Spatial
 from tilestream.kitsune.regions import reads, writes
 from tilestream.kitsune.tiling import Tile, elements, ring_bytes, works
@@ -20,9 +21,19 @@ DEPTH = 2
 """Entries of a ring (Kitsune 2.1: double buffers)."""
 
 
-def bulk(op: Operator, graph: OperatorGraph, device: Device) -> SimLaunch:
-    """One operator as the kernel of a library: the baseline."""
-    return one_kernel((op.name,), graph, device)
+def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) -> tuple[SimLaunch, ...]:
+    """Operators as a library runs them: one kernel, or one a table where a counted operator stands for many tables."""
+    op = graph[ops[0]]
+    tables = len(op.outputs)
+    launch = one_kernel(ops, graph, device)
+    if len(ops) > 1 or tables == 1 or op.kind not in (Kind.GATHER, Kind.SCATTER):
+        return (launch,)
+    (stage,) = launch.stages
+    tiles = ceil(stage.tiles / tables)
+    share = replace(
+        stage, tiles=tiles, ctas=min(stage.ctas, tiles), work=stage.work.scaled(stage.tiles / tables / tiles)
+    )
+    return tuple(replace(launch, name=f"{launch.name}.{i}", stages=(share,)) for i in range(tables))
 
 
 def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimLaunch:
