@@ -14,10 +14,10 @@ import numpy as np
 from numba import njit
 
 from tilestream.simulator.heap import pop, push
-from tilestream.simulator.tables import Edges, Links, Rings, Stages
 
 PARTS = 8
 BINS = 64
+LEAST_BIN_S = 1e-7
 LOAD, TENSOR, SIMT, DONE, ONCE = range(5)
 REASONS = ("launch", "weights", "queue", "dram", "l2", "pipe", "room")
 ON_LAUNCH, ON_WEIGHTS, ON_QUEUE, ON_DRAM, ON_L2, ON_PIPE, ON_ROOM = range(7)
@@ -25,52 +25,46 @@ USE_TENSOR, USE_SIMT, USE_DRAM, USE_L2 = range(4)
 DRAM, L2 = 0, 1
 
 
+PORT_OF, TENSOR_OF, SIMT_OF = 2, 3, 4
+PER_SM = 3
+"""Servers in one array: DRAM, L2, then the port, the tensor pipe and the SIMT pipes of each SM."""
+
+CTA = np.dtype(
+    [
+        *((name, np.int64) for name in ("stage", "sm", "to_load", "tile")),
+        ("awaits", np.int64),  # 1: its next tile to load has not arrived
+        ("busy", np.int64),  # 1: a tile is being worked on, or about to be
+        ("loaded", np.int64),  # 1: the tile after that is loaded
+        ("blocked", np.int64),  # ring + 1 that has no room for its finished tile
+        ("load_limit", np.int64),
+        ("late_limit", np.int64),
+        ("reason", np.int64),  # what the tile in work waited for, and how long
+        ("waited", np.float64),
+        ("free_at", np.float64),
+        ("sent_at", np.float64),  # when it came to its SM, and when its weights were there
+        ("begin_at", np.float64),
+        ("issued_at", np.float64),
+        ("start_at", np.float64),
+        ("load_end", np.float64),
+        ("late", np.float64),  # load_end and load_limit of the tile in work
+        ("started", np.float64),
+        ("worked", np.float64),
+    ],
+    align=True,
+)
+TILE = np.dtype(
+    [("need", np.int64), ("last_edge", np.int64), ("ready", np.float64), ("pushed", np.float64)], align=True
+)
+SLOT = np.dtype([("left", np.int64), ("freed", np.float64)], align=True)
+"""One use of a ring's entry: takers left, and when the last of them took it."""
+
+
 class Servers(NamedTuple):
-    """When each server is free: ``memory`` [DRAM, L2], ``port``, ``tensor``, ``simt`` [SMs]; what it has done."""
+    """When each server is free, and the seconds that tensor, SIMT, DRAM and L2 were busy in each bin of time."""
 
-    memory: np.ndarray
-    port: np.ndarray
-    tensor: np.ndarray
-    simt: np.ndarray
-    used: np.ndarray  # [4, BINS] seconds busy in each bin of time
+    free: np.ndarray
+    used: np.ndarray
     width: np.ndarray  # [1] seconds of a bin
-
-
-class Ctas(NamedTuple):
-    """State of every CTA: int64, and float64 times."""
-
-    stage: np.ndarray
-    sm: np.ndarray
-    to_load: np.ndarray
-    tile: np.ndarray
-    awaits: np.ndarray  # 1: its next tile to load has not arrived
-    busy: np.ndarray  # 1: a tile is being worked on, or about to be
-    loaded: np.ndarray  # 1: the tile after that is loaded
-    blocked: np.ndarray  # ring + 1 that has no room for its finished tile
-    free_at: np.ndarray
-    sent_at: np.ndarray  # when it came to its SM, and when its weights were there
-    begin_at: np.ndarray
-    issued_at: np.ndarray
-    start_at: np.ndarray
-    load_end: np.ndarray
-    load_limit: np.ndarray
-    late: np.ndarray  # load_end and load_limit of the tile in work
-    late_limit: np.ndarray
-    started: np.ndarray
-    worked: np.ndarray
-    waited: np.ndarray  # of the tile in work
-    reason: np.ndarray
-
-
-class Tiles(NamedTuple):
-    """State of every tile of every stage, and of every slot use of every ring."""
-
-    need: np.ndarray
-    ready: np.ndarray
-    last_edge: np.ndarray
-    pushed: np.ndarray
-    left: np.ndarray
-    freed: np.ndarray
 
 
 class Events(NamedTuple):
@@ -132,12 +126,12 @@ def _move(servers, sm, now, seconds):
     end, limit = now, ON_DRAM
     for which in range(2):
         if seconds[which] > 0:
-            at = _serve(servers.memory, which, now, seconds[which])
+            at = _serve(servers.free, which, now, seconds[which])
             _note(servers, USE_DRAM + which, at - seconds[which], at)
             if at > end:
                 end, limit = at, ON_DRAM + which
     if seconds[2] > 0:
-        at = _serve(servers.port, sm, now, seconds[2])
+        at = _serve(servers.free, PORT_OF + PER_SM * sm, now, seconds[2])
         if at > end:
             end, limit = at, ON_L2
     return end, limit
@@ -151,80 +145,80 @@ def _span(index, own, other, tiles):
 
 
 @njit(cache=True)
-def _free(ring, tile, at, stages, rings, ctas, tiles, events):
+def _free(ring, tile, at, stages, rings, ctas, tiles, slots, events):
     """An entry was taken: the last taker frees it, and wakes the CTA that waits for its room."""
-    slot = rings.first[ring] + tile
-    tiles.left[slot] -= 1
-    tiles.freed[slot] = max(tiles.freed[slot], at)
-    if tiles.left[slot] > 0:
+    slot = rings[ring].first + tile
+    slots[slot].left -= 1
+    slots[slot].freed = max(slots[slot].freed, at)
+    if slots[slot].left > 0:
         return
-    producer = rings.producer[ring]
-    after = tile + rings.room[ring]
-    if after < stages.tiles[producer]:
-        cta = stages.first_cta[producer] + after % stages.ctas[producer]
-        if ctas.blocked[cta] == ring + 1 and ctas.tile[cta] == after:
-            ctas.blocked[cta] = 0
-            _add(events, tiles.freed[slot], DONE, cta, len(ctas.stage))
+    producer = rings[ring].producer
+    after = tile + rings[ring].room
+    if after < stages[producer].tiles:
+        cta = stages[producer].first_cta + after % stages[producer].ctas
+        if ctas[cta].blocked == ring + 1 and ctas[cta].tile == after:
+            ctas[cta].blocked = 0
+            _add(events, slots[slot].freed, DONE, cta, len(ctas))
 
 
 @njit(cache=True)
-def _try_load(cta, now, stages, rings, edges, links, ctas, tiles, events):
+def _try_load(cta, now, stages, rings, edges, links, ctas, tiles, slots, events):
     """Ask for the load of the CTA's next tile once its inputs are there; reductions take what has come."""
-    s = ctas.stage[cta]
-    j = ctas.to_load[cta]
-    if j >= stages.tiles[s]:
+    s = ctas[cta].stage
+    j = ctas[cta].to_load
+    if j >= stages[s].tiles:
         return
-    for k in range(links.in_edge_start[s], links.in_edge_start[s + 1]):
-        e = links.in_edges[k]
-        if edges.many[e]:
-            p = edges.producer[e]
-            first, last = _span(j, edges.takes[e], edges.gives[e], stages.tiles[p])
+    for k in range(stages[s].in_edge_first, stages[s].in_edge_stop):
+        e = links[k]
+        if edges[e].many:
+            p = edges[e].producer
+            first, last = _span(j, edges[e].takes, edges[e].gives, stages[p].tiles)
             for t in range(first, last + 1):
-                pushed = tiles.pushed[stages.first_tile[p] + t]
+                pushed = tiles[stages[p].first_tile + t].pushed
                 if pushed >= 0:
-                    at = max(now, pushed + edges.flight[e])
-                    _free(edges.ring[e], t, at, stages, rings, ctas, tiles, events)
-    tile = stages.first_tile[s] + j
-    if tiles.need[tile] > 0:
-        ctas.awaits[cta] = 1
+                    at = max(now, pushed + edges[e].flight)
+                    _free(edges[e].ring, t, at, stages, rings, ctas, tiles, slots, events)
+    tile = stages[s].first_tile + j
+    if tiles[tile].need > 0:
+        ctas[cta].awaits = 1
     else:
-        _add(events, max(now, tiles.ready[tile]), LOAD, cta, len(ctas.stage))
+        _add(events, max(now, tiles[tile].ready), LOAD, cta, len(ctas))
 
 
 @njit(cache=True)
-def _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, events):
+def _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, slots, events):
     """Tile ``t`` enters its queues: consumers' tiles that lacked it may be loaded."""
-    s = ctas.stage[cta]
-    tiles.pushed[stages.first_tile[s] + t] = now
-    for k in range(links.out_edge_start[s], links.out_edge_start[s + 1]):
-        e = links.out_edges[k]
-        c = edges.consumer[e]
-        if stages.tiles[c] == 0:
+    s = ctas[cta].stage
+    tiles[stages[s].first_tile + t].pushed = now
+    for k in range(stages[s].out_edge_first, stages[s].out_edge_stop):
+        e = links[k]
+        c = edges[e].consumer
+        if stages[c].tiles == 0:
             continue
-        at = now + edges.flight[e]
-        first, last = _span(t, edges.gives[e], edges.takes[e], stages.tiles[c])
+        at = now + edges[e].flight
+        first, last = _span(t, edges[e].gives, edges[e].takes, stages[c].tiles)
         for j in range(first, last + 1):
-            tile = stages.first_tile[c] + j
-            tiles.need[tile] -= 1
-            if at >= tiles.ready[tile]:
-                tiles.ready[tile] = at
-                tiles.last_edge[tile] = e
-            taker = stages.first_cta[c] + j % stages.ctas[c]
-            if ctas.awaits[taker] == 1 and ctas.to_load[taker] == j:
-                if edges.many[e]:
-                    _free(edges.ring[e], t, at, stages, rings, ctas, tiles, events)
-                if tiles.need[tile] == 0:
-                    ctas.awaits[taker] = 0
-                    _add(events, max(now, tiles.ready[tile]), LOAD, taker, len(ctas.stage))
+            tile = stages[c].first_tile + j
+            tiles[tile].need -= 1
+            if at >= tiles[tile].ready:
+                tiles[tile].ready = at
+                tiles[tile].last_edge = e
+            taker = stages[c].first_cta + j % stages[c].ctas
+            if ctas[taker].awaits == 1 and ctas[taker].to_load == j:
+                if edges[e].many:
+                    _free(edges[e].ring, t, at, stages, rings, ctas, tiles, slots, events)
+                if tiles[tile].need == 0:
+                    ctas[taker].awaits = 0
+                    _add(events, max(now, tiles[tile].ready), LOAD, taker, len(ctas))
 
 
 @njit(cache=True)
 def _account(cta, s, now, tile, ctas, tiles, log):
     """Say what the CTA waited for between its last tile and this one."""
-    at = ctas.free_at[cta]
+    at = ctas[cta].free_at
     total, most, reason = now - at, 0.0, -1
-    stops = (ctas.sent_at[cta], ctas.begin_at[cta], ctas.issued_at[cta], now)
-    whys = (ON_LAUNCH, ON_WEIGHTS, ON_QUEUE, ctas.load_limit[cta])
+    stops = (ctas[cta].sent_at, ctas[cta].begin_at, ctas[cta].issued_at, now)
+    whys = (ON_LAUNCH, ON_WEIGHTS, ON_QUEUE, ctas[cta].load_limit)
     for i in range(4):
         stop = min(stops[i], now)
         if stop > at:
@@ -232,104 +226,104 @@ def _account(cta, s, now, tile, ctas, tiles, log):
             if stop - at > most:
                 most, reason = stop - at, whys[i]
             at = stop
-    ctas.waited[cta] = total
-    ctas.reason[cta] = len(REASONS) + tiles.last_edge[tile] if reason == ON_QUEUE else reason
+    ctas[cta].waited = total
+    ctas[cta].reason = len(REASONS) + tiles[tile].last_edge if reason == ON_QUEUE else reason
 
 
 @njit(cache=True)
 def _work(cta, s, now, kind, stages, servers, ctas, events, log):
     """Take the pipes: both at once, or the tensor pipe and then the SIMT pipes."""
-    sm, count = ctas.sm[cta], len(ctas.stage)
+    sm, count = ctas[cta].sm, len(ctas)
     end = now
-    tensor, simt = stages.tensor[s], stages.simt[s]
+    tensor, simt = stages[s].tensor, stages[s].simt
     part = (tensor + simt) / PARTS
     if kind == TENSOR and tensor > 0:
-        at = _serve(servers.tensor, sm, now, tensor)
+        at = _serve(servers.free, TENSOR_OF + PER_SM * sm, now, tensor)
         _note(servers, USE_TENSOR, at - tensor, at)
         log.waits[s, ON_PIPE] += at - tensor - now
         end = at
-        if simt > 0 and not stages.overlap[s]:
+        if simt > 0 and not stages[s].overlap:
             _add(events, at, SIMT, cta, count)
             return
     if simt > 0:
-        at = _serve(servers.simt, sm, now, simt)
+        at = _serve(servers.free, SIMT_OF + PER_SM * sm, now, simt)
         _note(servers, USE_SIMT, at - simt, at)
-        if not stages.overlap[s]:
+        if not stages[s].overlap:
             log.waits[s, ON_PIPE] += at - simt - now
         end = max(end, at)
-    late, limit = ctas.late[cta] + part, ctas.late_limit[cta]
+    late, limit = ctas[cta].late + part, ctas[cta].late_limit
     if late > end:
         log.waits[s, limit] += late - end
-        ctas.waited[cta] += late - end
-        ctas.reason[cta] = limit if ctas.reason[cta] < 0 else ctas.reason[cta]
-    ctas.worked[cta] = max(end, late) + stages.latency[s]
-    _add(events, ctas.worked[cta], DONE, cta, count)
+        ctas[cta].waited += late - end
+        ctas[cta].reason = limit if ctas[cta].reason < 0 else ctas[cta].reason
+    ctas[cta].worked = max(end, late) + stages[s].latency
+    _add(events, ctas[cta].worked, DONE, cta, count)
 
 
 @njit(cache=True)
-def _room_at(s, t, rings, links, tiles):
+def _room_at(s, t, stages, rings, links, slots):
     """When every ring has room for tile ``t``; negative if not known yet: minus (ring + 1)."""
     at = 0.0
-    for k in range(links.out_ring_start[s], links.out_ring_start[s + 1]):
-        r = links.out_rings[k]
-        old = t - rings.room[r]
+    for k in range(stages[s].out_ring_first, stages[s].out_ring_stop):
+        r = links[k]
+        old = t - rings[r].room
         if old >= 0:
-            slot = rings.first[r] + old
-            if tiles.left[slot] > 0:
+            slot = rings[r].first + old
+            if slots[slot].left > 0:
                 return -(r + 1.0)
-            at = max(at, tiles.freed[slot] + rings.credit[r])
+            at = max(at, slots[slot].freed + rings[r].credit)
     return at
 
 
 @njit(cache=True)
-def _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, events):
+def _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, slots, events):
     """The tile is done: entries that it read whole are free again."""
-    for k in range(links.in_edge_start[s], links.in_edge_start[s + 1]):
-        e = links.in_edges[k]
-        if not edges.many[e] and stages.tiles[edges.producer[e]] > 0:
-            first, last = _span(t, edges.takes[e], edges.gives[e], stages.tiles[edges.producer[e]])
+    for k in range(stages[s].in_edge_first, stages[s].in_edge_stop):
+        e = links[k]
+        if not edges[e].many and stages[edges[e].producer].tiles > 0:
+            first, last = _span(t, edges[e].takes, edges[e].gives, stages[edges[e].producer].tiles)
             for old in range(first, last + 1):
-                _free(edges.ring[e], old, now, stages, rings, ctas, tiles, events)
+                _free(edges[e].ring, old, now, stages, rings, ctas, tiles, slots, events)
 
 
 @njit(cache=True)
-def prepare(stages: Stages, rings: Rings, edges: Edges, tiles: Tiles) -> None:
+def prepare(stages: np.ndarray, rings: np.ndarray, edges: np.ndarray, tiles: np.ndarray, slots: np.ndarray) -> None:
     """Count what each tile needs, and how often each ring entry is taken."""
-    tiles.pushed[:] = -1.0
-    for e in range(len(edges.ring)):
-        p, c, r = edges.producer[e], edges.consumer[e], edges.ring[e]
-        if stages.tiles[p] == 0 or stages.tiles[c] == 0:
+    for e in range(len(edges)):
+        p, c, r = edges[e].producer, edges[e].consumer, edges[e].ring
+        if stages[p].tiles == 0 or stages[c].tiles == 0:
             continue
-        for j in range(stages.tiles[c]):
-            first, last = _span(j, edges.takes[e], edges.gives[e], stages.tiles[p])
-            tiles.need[stages.first_tile[c] + j] += last - first + 1
+        for j in range(stages[c].tiles):
+            first, last = _span(j, edges[e].takes, edges[e].gives, stages[p].tiles)
+            tiles[stages[c].first_tile + j].need += last - first + 1
             for t in range(first, last + 1):
-                tiles.left[rings.first[r] + t] += 1
+                slots[rings[r].first + t].left += 1
 
 
 @njit(cache=True)
 def run(
     launch_s: float,
-    stages: Stages,
-    rings: Rings,
-    edges: Edges,
-    links: Links,
+    stages: np.ndarray,
+    rings: np.ndarray,
+    edges: np.ndarray,
+    links: np.ndarray,
     servers: Servers,
-    ctas: Ctas,
-    tiles: Tiles,
+    ctas: np.ndarray,
+    tiles: np.ndarray,
+    slots: np.ndarray,
     events: Events,
     log: Log,
 ) -> float:
     """Run to the end, or to where nothing can go on (then ``log.done`` is short). Gives the time of the end."""
-    count = len(ctas.stage)
-    waiting = np.zeros(len(stages.tiles), dtype=np.int64)  # the first CTA of each stage that has no SM yet
-    for s in range(len(stages.tiles)):
-        waiting[s] = stages.ctas[s]
-        for i in range(stages.ctas[s]):
-            cta = stages.first_cta[s] + i
-            ctas.stage[cta] = s
-            ctas.to_load[cta] = i
-            if ctas.sm[cta] >= 0:
+    count = len(ctas)
+    waiting = np.zeros(len(stages), dtype=np.int64)  # the first CTA of each stage that has no SM yet
+    for s in range(len(stages)):
+        waiting[s] = stages[s].ctas
+        for i in range(stages[s].ctas):
+            cta = stages[s].first_cta + i
+            ctas[cta].stage = s
+            ctas[cta].to_load = i
+            if ctas[cta].sm >= 0:
                 _add(events, launch_s, ONCE, cta, count)
             elif i < waiting[s]:
                 waiting[s] = i
@@ -341,67 +335,67 @@ def run(
         now = events.times[last]
         kind, cta = divmod(events.codes[last], count)
         events.counts[2] += 1
-        s = ctas.stage[cta]
+        s = ctas[cta].stage
         if kind == ONCE:
-            ready, _ = _move(servers, ctas.sm[cta], now, stages.once[s])
-            ready += stages.once_compute[s]
-            ctas.sent_at[cta], ctas.begin_at[cta] = now, ready
+            ready, _ = _move(servers, ctas[cta].sm, now, stages[s].once)
+            ready += stages[s].once_compute
+            ctas[cta].sent_at, ctas[cta].begin_at = now, ready
             end = max(end, ready)
-            _try_load(cta, now, stages, rings, edges, links, ctas, tiles, events)
+            _try_load(cta, now, stages, rings, edges, links, ctas, tiles, slots, events)
         elif kind == LOAD:
-            ctas.awaits[cta] = 0
-            ctas.to_load[cta] += stages.ctas[s]
-            at, limit = _move(servers, ctas.sm[cta], now, stages.load[s])
-            ctas.issued_at[cta], ctas.load_end[cta], ctas.load_limit[cta] = now, at, limit
-            ctas.start_at[cta] = max(now + (at - now) / PARTS, ctas.begin_at[cta])
-            if ctas.busy[cta]:
-                ctas.loaded[cta] = 1
+            ctas[cta].awaits = 0
+            ctas[cta].to_load += stages[s].ctas
+            at, limit = _move(servers, ctas[cta].sm, now, stages[s].load)
+            ctas[cta].issued_at, ctas[cta].load_end, ctas[cta].load_limit = now, at, limit
+            ctas[cta].start_at = max(now + (at - now) / PARTS, ctas[cta].begin_at)
+            if ctas[cta].busy:
+                ctas[cta].loaded = 1
             else:
-                ctas.busy[cta] = 1
-                _add(events, ctas.start_at[cta], TENSOR, cta, count)
+                ctas[cta].busy = 1
+                _add(events, ctas[cta].start_at, TENSOR, cta, count)
         elif kind == TENSOR:
-            t = ctas.to_load[cta] - stages.ctas[s]
-            ctas.tile[cta] = t
-            ctas.loaded[cta] = 0
-            ctas.started[cta] = now
-            ctas.late[cta], ctas.late_limit[cta] = ctas.load_end[cta], ctas.load_limit[cta]
-            _account(cta, s, now, stages.first_tile[s] + t, ctas, tiles, log)
+            t = ctas[cta].to_load - stages[s].ctas
+            ctas[cta].tile = t
+            ctas[cta].loaded = 0
+            ctas[cta].started = now
+            ctas[cta].late, ctas[cta].late_limit = ctas[cta].load_end, ctas[cta].load_limit
+            _account(cta, s, now, stages[s].first_tile + t, ctas, tiles, log)
             _work(cta, s, now, TENSOR, stages, servers, ctas, events, log)
-            _try_load(cta, now, stages, rings, edges, links, ctas, tiles, events)
+            _try_load(cta, now, stages, rings, edges, links, ctas, tiles, slots, events)
         elif kind == SIMT:
             _work(cta, s, now, SIMT, stages, servers, ctas, events, log)
         else:
-            t = ctas.tile[cta]
-            at = _room_at(s, t, rings, links, tiles)
+            t = ctas[cta].tile
+            at = _room_at(s, t, stages, rings, links, slots)
             if at < 0:
-                ctas.blocked[cta] = int(-at)
-                ctas.reason[cta] = len(REASONS) + len(edges.ring) + ctas.blocked[cta] - 1
+                ctas[cta].blocked = int(-at)
+                ctas[cta].reason = len(REASONS) + len(edges) + ctas[cta].blocked - 1
                 continue
             if at > now:
                 _add(events, at, DONE, cta, count)
                 continue
-            log.waits[s, ON_ROOM] += now - ctas.worked[cta]
-            log.busy[s] += ctas.worked[cta] - ctas.started[cta]
+            log.waits[s, ON_ROOM] += now - ctas[cta].worked
+            log.busy[s] += ctas[cta].worked - ctas[cta].started
             if trace:
-                row = stages.first_tile[s] + t
-                log.traced[row, 0], log.traced[row, 1] = cta, ctas.reason[cta]
-                log.times[row, 0], log.times[row, 1] = ctas.started[cta], ctas.worked[cta]
-                log.times[row, 2] = ctas.waited[cta] + now - ctas.worked[cta]
-            stored, _ = _move(servers, ctas.sm[cta], now, stages.store[s])
+                row = stages[s].first_tile + t
+                log.traced[row, 0], log.traced[row, 1] = cta, ctas[cta].reason
+                log.times[row, 0], log.times[row, 1] = ctas[cta].started, ctas[cta].worked
+                log.times[row, 2] = ctas[cta].waited + now - ctas[cta].worked
+            stored, _ = _move(servers, ctas[cta].sm, now, stages[s].store)
             end = max(end, stored)
             log.end[s] = max(log.end[s], now)
             log.done[s] += 1
-            ctas.free_at[cta] = now
-            ctas.busy[cta] = 0
-            _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, events)
-            _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, events)
-            if ctas.loaded[cta]:
-                ctas.busy[cta] = 1
-                _add(events, max(now, ctas.start_at[cta]), TENSOR, cta, count)
-            elif t + stages.ctas[s] >= stages.tiles[s] and waiting[s] < stages.ctas[s]:
-                heir = stages.first_cta[s] + waiting[s]
+            ctas[cta].free_at = now
+            ctas[cta].busy = 0
+            _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, slots, events)
+            _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, slots, events)
+            if ctas[cta].loaded:
+                ctas[cta].busy = 1
+                _add(events, max(now, ctas[cta].start_at), TENSOR, cta, count)
+            elif t + stages[s].ctas >= stages[s].tiles and waiting[s] < stages[s].ctas:
+                heir = stages[s].first_cta + waiting[s]
                 waiting[s] += 1
-                ctas.sm[heir] = ctas.sm[cta]
-                ctas.free_at[heir] = now
+                ctas[heir].sm = ctas[cta].sm
+                ctas[heir].free_at = now
                 _add(events, now, ONCE, heir, count)
     return end

@@ -87,10 +87,11 @@ def simulate(
     _check(launch, log)
     stages = tables.stages
     busy = {
-        "tensor": float((stages.tensor * stages.tiles).sum()) / device.sms,
-        "simt": float((stages.simt * stages.tiles).sum()) / device.sms,
+        "tensor": float((stages["tensor"] * stages["tiles"]).sum()) / device.sms,
+        "simt": float((stages["simt"] * stages["tiles"]).sum()) / device.sms,
     }
-    per_level = (stages.load + stages.store) * stages.tiles[:, None] + stages.once * stages.ctas[:, None]
+    moving = (stages["load"] + stages["store"]) * stages["tiles"][:, None]
+    per_level = moving + stages["once"] * stages["ctas"][:, None]
     busy |= {"dram": float(per_level[:, core.DRAM].sum()), "l2": float(per_level[:, core.L2].sum())}
     for stage in launch.stages:
         tensor, simt = compute_s(stage.once, device)
@@ -105,7 +106,7 @@ def simulate(
         tuple({why: float(s) for why, s in zip(core.REASONS, row, strict=True)} for row in log.waits),
         _series(servers, device.sms, end),
         events,
-        int(stages.tiles.sum()),
+        int(stages["tiles"].sum()),
         factor,
         launch,
         placement,
@@ -116,58 +117,30 @@ def simulate(
 
 def _run(tables: Tables, trace: bool) -> tuple[core.Servers, core.Log, int, float]:
     stages, rings, edges, links, sm_of, sms, launch_s = tables
-    count, tiles = len(sm_of), int(stages.tiles.sum())
-    slots = int(stages.tiles[rings.producer].sum())
+    count, total = len(sm_of), int(stages["tiles"].sum())
     servers = core.Servers(
-        np.zeros(2), np.zeros(sms), np.zeros(sms), np.zeros(sms), np.zeros((4, core.BINS)), np.array([1e-7])
+        np.zeros(core.PORT_OF + core.PER_SM * sms), np.zeros((4, core.BINS)), np.array([core.LEAST_BIN_S])
     )
-    whole, real = (lambda: np.zeros(count, dtype=np.int64)), (lambda: np.zeros(count))
-    ctas = core.Ctas(
-        stage=whole(),
-        sm=sm_of.copy(),
-        to_load=whole(),
-        tile=whole(),
-        awaits=whole(),
-        busy=whole(),
-        loaded=whole(),
-        blocked=whole(),
-        free_at=real(),
-        sent_at=real(),
-        begin_at=real(),
-        issued_at=real(),
-        start_at=real(),
-        load_end=real(),
-        load_limit=whole(),
-        late=real(),
-        late_limit=whole(),
-        started=real(),
-        worked=real(),
-        waited=real(),
-        reason=whole(),
-    )
-    state = core.Tiles(
-        np.zeros(tiles, dtype=np.int64),
-        np.zeros(tiles),
-        np.zeros(tiles, dtype=np.int64),
-        np.zeros(tiles),
-        np.zeros(slots, dtype=np.int64),
-        np.zeros(slots),
-    )
+    ctas = np.zeros(count, dtype=core.CTA)
+    ctas["sm"] = sm_of
+    tiles = np.zeros(total, dtype=core.TILE)
+    tiles["pushed"] = -1.0
+    slots = np.zeros(int(stages["tiles"][rings["producer"]].sum()), dtype=core.SLOT)
     most = 4 * count + 16
     events = core.Events(
         np.zeros(most), np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64), np.zeros(3, dtype=np.int64)
     )
-    kept = tiles if trace else 0
+    kept = total if trace else 0
     log = core.Log(
-        np.zeros((len(stages.tiles), len(core.REASONS))),
-        np.zeros(len(stages.tiles)),
-        np.zeros(len(stages.tiles), dtype=np.int64),
-        np.zeros(len(stages.tiles)),
+        np.zeros((len(stages), len(core.REASONS))),
+        np.zeros(len(stages)),
+        np.zeros(len(stages), dtype=np.int64),
+        np.zeros(len(stages)),
         np.zeros((kept, 2), dtype=np.int64),
         np.zeros((kept, 3)),
     )
-    core.prepare(stages, rings, edges, state)
-    end = core.run(launch_s, stages, rings, edges, links, servers, ctas, state, events, log)
+    core.prepare(stages, rings, edges, tiles, slots)
+    end = core.run(launch_s, stages, rings, edges, links, servers, ctas, tiles, slots, events, log)
     return servers, log, int(events.counts[2]), end
 
 

@@ -14,63 +14,44 @@ from tilestream.simulator.placement import Placement
 from tilestream.simulator.workload import SimLaunch, SimQueue, SimStage, TileWork
 
 
-class Stages(NamedTuple):
-    """One entry a stage: int64 counts, float64 seconds of one tile (``once``: of one CTA)."""
-
-    tiles: np.ndarray
-    ctas: np.ndarray
-    first_tile: np.ndarray
-    first_cta: np.ndarray
-    overlap: np.ndarray
-    tensor: np.ndarray
-    simt: np.ndarray
-    latency: np.ndarray
-    load: np.ndarray  # [stages, 3]: DRAM, L2, port
-    store: np.ndarray  # the same
-    once: np.ndarray  # the same
-    once_compute: np.ndarray
+def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names]
 
 
-class Rings(NamedTuple):
-    """One entry a queue. ``room`` is how many tiles of its producer it holds in all."""
+STAGE = np.dtype(
+    [
+        *_fields(np.int64, "tiles", "ctas", "first_tile", "first_cta", "overlap"),
+        *_fields(np.int64, "out_ring_first", "out_ring_stop", "out_edge_first", "out_edge_stop"),
+        *_fields(np.int64, "in_edge_first", "in_edge_stop"),
+        *_fields(np.float64, "tensor", "simt", "latency", "once_compute"),
+        *((name, np.float64, (3,)) for name in ("load", "store", "once")),
+    ],
+    align=True,
+)
+"""One record a stage: counts, and seconds of one tile (``once``: of one CTA); ``load``, ``store`` and ``once`` are
+seconds of DRAM, L2 and port. ``out_ring_first`` and the like say which entries of ``Tables.links`` are its own."""
 
-    producer: np.ndarray
-    first: np.ndarray
-    room: np.ndarray
-    credit: np.ndarray
+RING = np.dtype(
+    [*_fields(np.int64, "producer", "first", "room"), ("credit", np.float64)],
+    align=True,
+)
+"""One record a queue. ``room`` is how many tiles of its producer it holds in all."""
 
-
-class Edges(NamedTuple):
-    """One entry a consumer of a queue: ``gives`` tiles of the producer are as much as ``takes`` of the consumer.
-
-    ``many`` says that one tile of the consumer takes several of the producer's.
-    """
-
-    ring: np.ndarray
-    producer: np.ndarray
-    consumer: np.ndarray
-    flight: np.ndarray
-    gives: np.ndarray
-    takes: np.ndarray
-    many: np.ndarray
-
-
-class Links(NamedTuple):
-    """Rings and edges by stage: entry ``i`` of stage ``s`` is ``list[start[s] + i]``."""
-
-    out_ring_start: np.ndarray
-    out_rings: np.ndarray
-    out_edge_start: np.ndarray
-    out_edges: np.ndarray
-    in_edge_start: np.ndarray
-    in_edges: np.ndarray
+EDGE = np.dtype(
+    [*_fields(np.int64, "ring", "producer", "consumer", "gives", "takes", "many"), ("flight", np.float64)],
+    align=True,
+)
+"""One record a consumer of a queue: ``gives`` tiles of the producer are as much as ``takes`` of the consumer. ``many``
+says that one tile of the consumer takes several of the producer's."""
 
 
 class Tables(NamedTuple):
-    stages: Stages
-    rings: Rings
-    edges: Edges
-    links: Links
+    """A launch for the event loop. ``links`` are the rings and edges of each stage, as the stages say."""
+
+    stages: np.ndarray
+    rings: np.ndarray
+    edges: np.ndarray
+    links: np.ndarray
     sm_of: np.ndarray
     sms: int
     launch_s: float
@@ -147,45 +128,33 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
     grown = [w.tiles / s.tiles if s.tiles else 1.0 for w, s in zip(whole.stages, launch.stages, strict=True)]
     count = len(launch.stages)
     spill = spilled(whole, device)
-    load, store, once = (np.zeros((count, 3)) for _ in range(3))
-    tensor, simt, latency, once_compute = (np.zeros(count) for _ in range(4))
-    for i, stage in enumerate(launch.stages):
-        tensor[i], simt[i] = compute_s(stage.work, device)
-        latency[i] = stage.work.latency_s
-        load[i], store[i] = _memory(stage.work, device)
-        once[i] = sum(_memory(stage.once, device))
-        once_compute[i] = sum(compute_s(stage.once, device)) + stage.once.latency_s
+    stages = np.zeros(count, dtype=STAGE)
+    for record, stage in zip(stages, launch.stages, strict=True):
+        record["tiles"], record["ctas"], record["overlap"] = stage.tiles, stage.ctas, stage.overlap
+        record["tensor"], record["simt"] = compute_s(stage.work, device)
+        record["latency"] = stage.work.latency_s
+        record["load"], record["store"] = _memory(stage.work, device)
+        record["once"] = sum(_memory(stage.once, device))
+        record["once_compute"] = sum(compute_s(stage.once, device)) + stage.once.latency_s
+    stages["first_tile"] = _starts(stages["tiles"])[:-1]
+    stages["first_cta"] = _starts(stages["ctas"])[:-1]
     exposed = np.zeros(count)
     for q in launch.queues:
         p = index[q.producer]
-        store[p] += grown[p] * _queue(q.payload, spill, device)
+        stages["store"][p] += grown[p] * _queue(q.payload, spill, device)
         for name in q.consumers:
             i = index[name]
             part = entries(q, whole.stages[p], whole.stages[i])
-            load[i] += grown[i] * _queue(q.payload * part, spill, device)
+            stages["load"][i] += grown[i] * _queue(q.payload * part, spill, device)
             one = q.payload / q.parts
             seconds = part * device.queue_s(one) if part >= 1 else device.queue_s(one * part)
             exposed[i] = max(exposed[i], grown[i] * device.queue_exposed * seconds)
-    tiles = np.array([s.tiles for s in launch.stages], dtype=np.int64)
-    ctas = np.array([s.ctas for s in launch.stages], dtype=np.int64)
-    stages = Stages(
-        tiles,
-        ctas,
-        _starts(tiles)[:-1],
-        _starts(ctas)[:-1],
-        np.array([s.overlap for s in launch.stages], dtype=np.int64),
-        tensor,
-        simt,
-        latency + exposed,
-        load,
-        store,
-        once,
-        once_compute,
-    )
-    rings, edges = _queues(launch, index, tiles, ctas, device)
+    stages["latency"] += exposed
+    rings, edges = _queues(launch, index, stages, device)
+    links = _links(stages, rings, edges)
     sm_of = np.array([sm for stage in placement.sms for sm in stage], dtype=np.int64)
     launch_s = device.launch_s if launch.launch_s is None else launch.launch_s
-    return Tables(stages, rings, edges, _links(rings, edges, count), sm_of, device.sms, launch_s)
+    return Tables(stages, rings, edges, links, sm_of, device.sms, launch_s)
 
 
 def _memory(work: TileWork, device: Device) -> tuple[np.ndarray, np.ndarray]:
@@ -212,37 +181,36 @@ def _queue(payload: float, spill: float, device: Device) -> np.ndarray:
 
 
 def _queues(
-    launch: SimLaunch, index: dict[str, int], tiles: np.ndarray, ctas: np.ndarray, device: Device
-) -> tuple[Rings, Edges]:
-    producer = np.array([index[q.producer] for q in launch.queues], dtype=np.int64)
-    room = np.array([room_of(q, int(ctas[index[q.producer]])) for q in launch.queues], dtype=np.int64)
+    launch: SimLaunch, index: dict[str, int], stages: np.ndarray, device: Device
+) -> tuple[np.ndarray, np.ndarray]:
     hidden = 1 - device.queue_exposed
-    credit = np.array([hidden * device.queue_s(1) for _ in launch.queues])
-    ends = [(r, index[q.producer], index[c], q) for r, q in enumerate(launch.queues) for c in q.consumers]
-    ratios = [ratio_of(q, launch.stages[p], launch.stages[c]) for _, p, c, q in ends]
-    edges = Edges(
-        np.array([r for r, _, _, _ in ends], dtype=np.int64),
-        np.array([p for _, p, _, _ in ends], dtype=np.int64),
-        np.array([c for _, _, c, _ in ends], dtype=np.int64),
-        np.array([hidden * device.queue_s(q.payload / q.parts) for _, _, _, q in ends]),
-        np.array([gives for gives, _ in ratios], dtype=np.int64),
-        np.array([takes for _, takes in ratios], dtype=np.int64),
-        np.array([gives > takes for gives, takes in ratios], dtype=np.int64),
-    )
-    first = _starts(tiles[producer])[:-1] if len(producer) else np.zeros(0, dtype=np.int64)
-    return Rings(producer, first, room, credit), edges
+    rings = np.zeros(len(launch.queues), dtype=RING)
+    made = []
+    for r, q in enumerate(launch.queues):
+        p = index[q.producer]
+        rings[r]["producer"], rings[r]["room"] = p, room_of(q, int(stages["ctas"][p]))
+        rings[r]["credit"] = hidden * device.queue_s(1)
+        for name in q.consumers:
+            gives, takes = ratio_of(q, launch.stages[p], launch.stages[index[name]])
+            flight = hidden * device.queue_s(q.payload / q.parts)
+            made.append((r, p, index[name], gives, takes, gives > takes, flight))
+    rings["first"] = _starts(stages["tiles"][rings["producer"]])[:-1]
+    return rings, np.array(made, dtype=EDGE)
 
 
-def _links(rings: Rings, edges: Edges, stages: int) -> Links:
-    return Links(
-        *_grouped(rings.producer, stages), *_grouped(edges.producer, stages), *_grouped(edges.consumer, stages)
-    )
-
-
-def _grouped(owner: np.ndarray, stages: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of ``owner`` by its value, and where each value's begin."""
-    order = np.argsort(owner, kind="stable").astype(np.int64)
-    return _starts(np.bincount(owner, minlength=stages).astype(np.int64)), order
+def _links(stages: np.ndarray, rings: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Rings and edges grouped by stage, in one array; each stage is told where its own are."""
+    parts, start = [], 0
+    for name, owner in (
+        ("out_ring", rings["producer"]),
+        ("out_edge", edges["producer"]),
+        ("in_edge", edges["consumer"]),
+    ):
+        parts.append(np.argsort(owner, kind="stable").astype(np.int64))
+        stops = start + _starts(np.bincount(owner, minlength=len(stages)))
+        stages[f"{name}_first"], stages[f"{name}_stop"] = stops[:-1], stops[1:]
+        start += len(owner)
+    return np.concatenate(parts)
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
