@@ -28,6 +28,7 @@ class Model:
         module, inputs: make the module and its fp32 or int64 inputs from the sizes, on torch's default device.
         published: sizes that differ from the dataclass's defaults.
         cut: the part and the batch that Table 2 of the paper is compared with, as changes of ``published``.
+        training_cut: what differs from ``cut`` in its rows of training.
         hidden: which inputs are hidden states of a longer model and take gradients in training.
         trains: whether the paper trains it.
     """
@@ -39,11 +40,12 @@ class Model:
     inputs: Callable[[Any], tuple[Tensor, ...]]
     published: Mapping[str, Any] = field(default_factory=dict)
     cut: Mapping[str, Any] = field(default_factory=dict)
+    training_cut: Mapping[str, Any] = field(default_factory=dict)
     hidden: tuple[int, ...] = ()
     trains: bool = True
 
-    def resolved(self, cut: bool = False, **changes: Any) -> Any:
-        """The sizes: published, then those of Table 2's cut if ``cut``, then ``changes``.
+    def resolved(self, cut: bool = False, training: bool = False, **changes: Any) -> Any:
+        """The sizes: published, then those of Table 2's row for training or inference if ``cut``, then ``changes``.
 
         Raises:
             OptionError: there is no size of that name, or it is below its least value.
@@ -57,7 +59,10 @@ class Model:
             least = 0 if name in ("context", "grid_to_mesh") else 1
             if isinstance(value, int) and not isinstance(value, bool) and value < least:
                 raise OptionError(f"{name} of {self.name} is {value}", f"use at least {least}")
-        return self.sizes(**{**self.published, **(self.cut if cut else {}), **changes})
+        sizes = {**self.published, **changes}
+        if cut:
+            sizes = {**self.published, **self.cut, **(self.training_cut if training else {}), **changes}
+        return self.sizes(**sizes)
 
     def make(
         self,
@@ -79,7 +84,7 @@ class Model:
         Raises:
             OptionError: as ``resolved``.
         """
-        sizes = self.resolved(cut, **changes)
+        sizes = self.resolved(cut, training, **changes)
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
             module = self.module(sizes).to(dtype).train(training).requires_grad_(training)
@@ -151,11 +156,12 @@ MODELS: dict[str, Model] = {
                 llama.inputs,
                 published={**published, "sdpa": bool(suffix)},
                 cut={**_LAYER, **cut},
+                training_cut={"batch": 4, "tokens": 1024},
                 hidden=(0,),
                 trains=name == "prefill",
             )
             for name, doc, published, cut in (
-                ("prefill", "1024 tokens", {}, {}),
+                ("prefill", "1024 tokens", {}, {"batch": 8, "tokens": 256}),
                 ("decode", "one token after 1023", {"tokens": 1, "context": 1023}, {"context": 127}),
             )
             for suffix in ("", "+sdpa")
