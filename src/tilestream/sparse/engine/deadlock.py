@@ -23,8 +23,9 @@ def deadlock(machine: Machine) -> StreamDeadlock:
             index = machine.node_at(int(row[at.WRITER]))
         else:
             slots = int(row[at.CAPACITY])
-            steps.append(f"{name} waits for room in {stream} ({slots} slot{'s' if slots > 1 else ''})")
             index = machine.node_at(int(row[at.READER]))
+            held = f"{slots} slot{'s' if slots > 1 else ''}, read by {machine.graph.nodes[index].name}"
+            steps.append(f"{name} waits for room in {stream} ({held})")
     cycle = steps[path.index(index) :] if index in path else [*steps, f"{machine.graph.nodes[index].name} has ended"]
     return StreamDeadlock(
         f"graph {machine.graph.name!r} cannot go on with channels of this depth: {'; '.join(cycle)}",
