@@ -1,0 +1,194 @@
+"""From selection to workloads: split reductions, multicast, epilogues, rings, and nothing lost on the way."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from operator_graphs import Builder, gated_ffn, mlp, nerf, trained_mlp
+from test_kitsune_selection import random_graphs
+
+from tilestream import devices, simulator
+from tilestream.errors import OptionError, PlanError
+from tilestream.kitsune import EXECUTIONS, design
+from tilestream.kitsune.choose import balanced, memory_s, predict
+from tilestream.kitsune.designs import Design
+from tilestream.kitsune.kernels import launch
+from tilestream.kitsune.operators import Kind, OperatorGraph
+from tilestream.kitsune.pipeline import Half, Spatial
+from tilestream.kitsune.tiling import TILES, Tile, works
+from tilestream.kitsune.traffic import launch_bytes, traffic
+from tilestream.kitsune.workloads import spatial
+from tilestream.simulator.workload import Engine
+
+A100 = devices.get("a100+kitsune")
+H200 = devices.get("h200")
+
+
+def only(d: Design) -> Spatial:
+    (p,) = d.groups
+    return p
+
+
+def total(d: Design, name: str) -> float:
+    return sum(getattr(s.work, name) * s.tiles + getattr(s.once, name) * s.ctas for s in d.workload.stages())
+
+
+def test_relu_is_an_epilogue_and_concatenation_a_stage_on_the_simt_pipes():
+    p = only(design(nerf(), A100))
+    assert [s.ops for s in p.stages if s.engine is Engine.SIMT] == [("skip",), ("join",), ("out",)]
+    assert p.stage("l0").ops == ("l0", "relu0") and len(p.stages) == 15
+
+
+def test_one_queue_serves_all_readers():
+    p = only(design(nerf(), A100))
+    after = next(r for r in p.rings if r.producer == "l7")
+    assert after.consumers == ("alpha", "feature") and after.bytes == 2 * 9728 * 256
+    assert len(p.rings) == 14  # every value between stages, once
+
+
+def test_gradients_are_summed_in_halves_and_the_bias_rides():
+    d = design(trained_mlp(), A100, "deep")
+    p = next(p for p in d.groups if p.node.pattern == "mlp backward")
+    assert {s.name for s in p.stages if s.half is Half.FINAL} == {
+        f"b{i}.{w}.final" for i in (1, 2) for w in ("dw", "db")
+    }
+    derivative = p.holder("b2.db")
+    assert derivative.ops == ("b2.da", "b2.db") and derivative.half is Half.WHOLE
+    assert p.holder("b2.dw").half is Half.PARTIAL
+    stream = next(r for r in p.rings if r.producer == "b2.da" and r.value)
+    assert stream.consumers == ("b2.dx", "b2.dw")  # multicast
+    # dX and the derivative of the layer before it are one stage: an epilogue.
+    assert p.holder("b1.da").ops[0] == "b2.dx"
+
+
+def test_a_gradient_with_many_blocks_is_not_split():
+    graph = trained_mlp(rows=512, sizes=(2048, 2048, 2048))
+    p = next(p for p in design(graph, A100).groups if p.node.pattern == "mlp backward")
+    assert p.holder("b1.dw").half is Half.WHOLE and "b1.dw" not in p.finals()
+
+
+def test_a_norm_of_five_operators_is_one_kernel():
+    d = design(gated_ffn(), A100)
+    norm = next(p for p in d.groups if p.node.pattern == "rms norm")
+    assert [s.ops for s in norm.stages] == [("square", "mean", "root", "scale", "weigh")]
+    ffn = next(p for p in d.groups if p.node.pattern == "gated ffn")
+    # The product is the gate's epilogue: what ``up`` makes streams to it.
+    assert ffn.stage("gate").ops == ("gate", "silu", "product")
+    assert {r.producer: r.consumers for r in ffn.rings} == {"up": ("gate",), "gate": ("down",)}
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("make", [nerf, mlp, trained_mlp, gated_ffn])
+def test_products_are_conserved_and_traffic_is_what_the_stages_move(make, execution):
+    graph = make()
+    d = design(graph, A100, execution)
+    assert total(d, "tensor_flops") == pytest.approx(graph.flops)
+    assert total(d, "dram_read") + total(d, "dram_write") == pytest.approx(d.traffic_bytes)
+    assert d.traffic_bytes == traffic(graph, d.units)
+    ran = [name for s in d.workload.launches for name in dict.fromkeys(n for x in s.stages for n in x.ops)]
+    assert sorted(ran) == sorted(op.name for op in graph)
+
+
+@pytest.mark.parametrize("device", [A100, H200, devices.get("a100").scale("sms", 2)], ids=lambda d: d.name)
+def test_every_stage_has_a_cta_and_no_class_more_than_the_sms(device):
+    for graph in (nerf(), trained_mlp()):
+        for p in design(graph, device).groups:
+            for engine in Engine:
+                streaming = [s for s in p.stages if s.engine is engine and s.half is not Half.FINAL]
+                assert all(p.ctas[s.name] >= 1 for s in streaming)
+                assert sum(p.ctas[s.name] for s in streaming) <= device.sms
+            if len(p.stages) > 1:
+                for s in spatial(p, graph, device).stages:
+                    assert s.shared_bytes <= device.shared_bytes_per_cta
+
+
+def test_a_pipeline_with_more_stages_than_sms():
+    small = A100.with_sms(4)
+    with pytest.raises(PlanError, match="tensor stages do not fit on 4 SMs"):
+        design(mlp(sizes=(64,) * 8), small)
+
+
+def test_unknown_execution():
+    with pytest.raises(OptionError, match="bulk, vertical, kitsune, deep, mixed"):
+        design(mlp(), A100, "spatial")
+
+
+def test_pipelines_beat_bulk_on_a_chain_of_layers_and_mixed_is_never_worse():
+    graph = nerf(65536)
+    seconds = {e: simulator.run(design(graph, A100, e).workload, A100).time_s for e in EXECUTIONS}
+    assert seconds["kitsune"] < seconds["vertical"] < seconds["bulk"]
+    assert seconds["mixed"] <= 1.001 * min(seconds.values())
+
+
+def test_mixed_drops_pipelines_that_lose():
+    """Two tiny layers: a pipeline takes longer to fill than the two kernels to run."""
+    b = Builder()
+    h = b.act("a0", b.linear("l0", b.input("x", 64, 64), 64))
+    for i in range(1, 6):
+        h = b.act(f"a{i}", b.linear(f"l{i}", h, 64))
+    graph = b.graph()
+    d = design(graph, A100, "mixed")
+    assert simulator.run(d.workload, A100).time_s <= simulator.run(design(graph, A100, "bulk").workload, A100).time_s
+    assert {e.op for e in d.selection.exclusions} | {n for x in d.selection.nodes for n in x.ops} == {
+        op.name for op in graph
+    }
+
+
+def test_tables_are_kernels_of_their_own():
+    b = Builder()
+    x = b.input("table", 1000, 64)
+    b.op("rows", Kind.GATHER, [x], (256, 64))
+    graph = b.graph()
+    op = graph["rows"]
+    twice = OperatorGraph(
+        "two",
+        "inference",
+        (op.__class__(**{**op.__dict__, "outputs": ("p", "q"), "output_bytes": (32768.0, 32768.0)}),),
+        {**graph.values, "p": graph.values["rows.out"], "q": graph.values["rows.out"]},
+    )
+    launches = design(twice, A100, "bulk").workload.launches
+    assert len(launches) == 2 and all(x.stages[0].ops == ("rows",) for x in launches)
+    moved = sum(s.work.dram_write * s.tiles for x in launches for s in x.stages)
+    assert moved == pytest.approx(65536)
+
+
+def test_layers_of_one_shape_get_one_design():
+    b = Builder()
+    h = b.input("x", 4096, 128)
+    for i in range(3):
+        h = b.norm(f"n{i}", b.linear(f"m{i}", b.act(f"a{i}", b.linear(f"l{i}", h, 128)), 128))
+    first, *others = design(b.graph(), A100).groups
+    assert len(others) == 2
+    for p in others:
+        assert [p.ctas[s.name] for s in p.stages] == [first.ctas[s.name] for s in first.stages]
+        assert (p.rows, p.columns) == (first.rows, first.columns)
+
+
+@settings(max_examples=40, deadline=None)
+@given(random_graphs())
+def test_every_design_of_a_random_graph_runs_and_conserves(graph):
+    for execution in ("bulk", "vertical", "kitsune"):
+        d = design(graph, A100, execution)
+        assert total(d, "tensor_flops") == pytest.approx(graph.flops)
+        assert total(d, "dram_read") + total(d, "dram_write") == pytest.approx(d.traffic_bytes)
+        for x in d.workload.launches:
+            assert prod(s.tiles for s in x.stages) > 0
+        run = simulator.run(d.workload, A100)  # raises where queues can never give room
+        assert run.time_s >= d.traffic_bytes / A100.dram_bytes_per_s
+
+
+@pytest.mark.parametrize("shape", TILES, ids=str)
+def test_memory_bounds_every_prediction(shape: Tile):
+    graph = nerf()
+    p, work = balanced(only(design(graph, A100)), graph, A100, shape)
+    dram, l2 = memory_s(p, work, graph, A100)
+    assert predict(p, work, graph, A100) > max(dram, l2)
+    assert dram == launch_bytes(graph, p.node.ops) / A100.dram_bytes_per_s
+    assert works(p, graph, A100, shape) == work
+
+
+def test_a_library_kernel_pays_the_measured_gap():
+    d = design(mlp(), A100, "bulk")
+    assert all(x.launch_s == launch("", x.stages[0]).launch_s for x in d.workload.launches)
