@@ -22,7 +22,7 @@ from tilestream.sparse.operators import OPERATORS
 from tilestream.sparse.program import OutputView, Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch
+from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, prune, repack
 
 _SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze", "view_as", "unflatten")
 _SHAPED += ("expand", "expand_as", "broadcast_to", "split", "split_with_sizes", "chunk")
@@ -108,6 +108,8 @@ def compile(
     if wrong := [v for v in views if not isinstance(v, View)]:
         raise SparseError(f"an output is a {type(wrong[0]).__name__.lower()}", "return tensors of numbers")
     program = rec.program([v.tensor for v in views])
+    for name in rec.pruned & constants.keys():
+        constants[name] = prune(repack(constants[name], program.inputs[name].format or constants[name].format))
     outputs = [OutputView(v.tensor, v.dims, v.shape) for v in views]
     return Program(program, schedule, names, constants, _stored(names, inputs, program.inputs), outputs)
 

@@ -35,6 +35,9 @@ def _pass(rec: Recorder, x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
+OPERATORS["aten._assert_tensor_metadata"] = lambda *_, **__: None  # export's own check
+
+
 for _name in "clone contiguous detach alias dropout native_dropout lift_fresh_copy _to_copy type_as lift_fresh".split():
     OPERATORS[f"aten.{_name}"] = _pass
 
@@ -288,6 +291,7 @@ def _masked(rec: Recorder, x: View, keep: Condition, fill: float) -> View:
         raise SparseError("a mask that keeps what it does not store", "store the mask of what is kept")
     if fill != 0 and fill > _MINUS_INFINITY:
         raise SparseError(f"a mask that fills with {fill:g}", "fill with 0 or minus infinity")
+    rec.compress(keep.view.tensor)
     return rec.binary("mask", x, keep.view, "", fill=0.0 if fill == 0 else -math.inf)
 
 

@@ -57,7 +57,7 @@ def fill_after(statement: Statement, fills: list[float]) -> tuple[float, bool]:
     if is_unary(statement):
         scalar = statement.scalar
         after = _WITH_SCALAR[op](first, scalar) if scalar is not None else _UNARY[op](first)
-        fill, complete = (after, False) if after in (0.0, -math.inf) else (0.0, True)
+        fill, complete = (after, False) if after in (0.0, first) else (0.0, True)
         if complete and first != 0:
             raise _unfit(statement, first)
     elif op == "mask":

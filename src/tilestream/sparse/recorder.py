@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Move, Statement, fresh_name, letters
+from tilestream.sparse.storage import Format
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Recorder:
         self.steps: list[Statement | Move] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.taken: set[str] = set()
+        self.pruned: set[str] = set()
+        """Inputs that store no zeros, since they are masks."""
         self.at, self.source = "", ""
         self._made: dict[tuple[object, ...], str] = {}
 
@@ -51,6 +54,20 @@ class Recorder:
             return View(name, tuple(range(len(shape))), shape)
         kept = tuple(size for size in shape if size != 1)
         return self.spread(self.move("reshape", [name], kept, (), f"{name}_squeezed"), shape)
+
+    def compress(self, name: str) -> None:
+        """A mask is true where it stores a value: a dense one that comes from outside stores what is not zero."""
+        declared = self.inputs.get(name)
+        if declared is None:
+            step = next(s for s in self.steps if s.name == name)
+            if not isinstance(step, Move) or step.kind == "cat":
+                raise SparseError(f"{name!r}, which is computed, as a mask", "compare an input or a buffer with 0")
+            self.compress(step.operands[0])
+        elif declared.format is None or "dense" in declared.format.levels[-1:]:
+            order = declared.format.order if declared.format else ()
+            format = Format(("compressed",) * len(declared.shape), order)
+            self.inputs[name] = Declared(declared.shape, format, (), declared.fill, declared.free)
+            self.pruned.add(name)
 
     def spread(self, tensor: str, shape: tuple[int, ...]) -> View:
         """A tensor without dimensions of size 1 as one of ``shape``, which may have some."""

@@ -229,11 +229,11 @@ def _region(
 
 def _break_cycles(fused: Fused) -> list[str]:
     """Take away the order of the tensor views that no order fits; they are read from permuted copies."""
-    notes = []
+    notes, last = [], {str(view): n for n, view in enumerate(fused.views)}
     while cycle := fused.order.cycle():
         around = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
         owners = [owner for edge in around for owner in fused.order.edges.get(edge, ())]
-        offender = [owner for owner in owners if owner not in fused.order.fixed][-1]
+        offender = max((o for o in owners if o not in fused.order.fixed), key=lambda o: last.get(o, -1))
         fused.order = fused.order.without(offender)
         notes.append(f"{offender} is read in another order: {' before '.join(cycle)} before {cycle[0]} is a cycle")
     return notes

@@ -217,6 +217,13 @@ def repack(tensor: SparseTensor, format: Format, name: str | None = None) -> Spa
     return from_coo(name or tensor.name, coordinates, values, tensor.shape, format)
 
 
+def prune(tensor: SparseTensor) -> SparseTensor:
+    """The tensor without the zeros that its compressed levels store."""
+    coordinates, values = to_coo(tensor)
+    kept = values != 0
+    return from_coo(tensor.name, coordinates[kept], values[kept], tensor.shape, tensor.format)
+
+
 def dense(rank: int, block: int = 1) -> Format:
     """All levels dense."""
     return Format(("dense",) * rank, block=block)
