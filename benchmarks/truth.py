@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from tilestream import devices
 from tilestream.devices import Device
@@ -74,7 +74,8 @@ class Score:
     @classmethod
     def of(cls, group: str, points: Sequence[Point]) -> Score:
         errors = np.array([p.error for p in points])
-        rank = spearmanr([p.measured_us for p in points], [p.predicted_us for p in points]).statistic
+        ranks = rankdata([[p.measured_us for p in points], [p.predicted_us for p in points]], axis=1)
+        rank = np.corrcoef(ranks)[0, 1]
         return cls(group, len(points), 100 * float(np.abs(errors).mean()), 100 * float(errors.mean()), float(rank))
 
 
@@ -99,7 +100,7 @@ def stage_of(row: dict[str, Any], cached: float, device: Device) -> SimStage:
         return kernels.gemm(kind, shape.get("b", 1), shape["m"], shape["n"], shape["k"], "bf16", device, cached=cached)
     import torch
 
-    name = {"relu_backward": "threshold_backward"}.get(shape.get("op", ""), shape.get("op", kind))
+    name = str(shape.get("op", kind)).replace("relu_backward", "threshold_backward")
     counts = aten_table.row(getattr(torch.ops.aten, name, None))
     elements, read, written = _amounts(row)
     return kernels.stream(

@@ -8,7 +8,7 @@ parts: work starts when the first has come, and ends no earlier than one part's 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -24,6 +24,9 @@ ON_LAUNCH, ON_WEIGHTS, ON_QUEUE, ON_DRAM, ON_L2, ON_PIPE, ON_ROOM = range(7)
 USE_TENSOR, USE_SIMT, USE_DRAM, USE_L2 = range(4)
 DRAM, L2 = 0, 1
 
+
+Records = Any
+"""A structured array, whose fields compiled code reads as attributes of its elements."""
 
 PORT_OF, TENSOR_OF, SIMT_OF = 2, 3, 4
 PER_SM = 3
@@ -287,7 +290,7 @@ def _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, slots, ev
 
 
 @njit(cache=True)
-def prepare(stages: np.ndarray, rings: np.ndarray, edges: np.ndarray, tiles: np.ndarray, slots: np.ndarray) -> None:
+def prepare(stages: Records, rings: Records, edges: Records, tiles: Records, slots: Records) -> None:
     """Count what each tile needs, and how often each ring entry is taken."""
     for e in range(len(edges)):
         p, c, r = edges[e].producer, edges[e].consumer, edges[e].ring
@@ -303,14 +306,14 @@ def prepare(stages: np.ndarray, rings: np.ndarray, edges: np.ndarray, tiles: np.
 @njit(cache=True)
 def run(
     launch_s: float,
-    stages: np.ndarray,
-    rings: np.ndarray,
-    edges: np.ndarray,
+    stages: Records,
+    rings: Records,
+    edges: Records,
     links: np.ndarray,
     servers: Servers,
-    ctas: np.ndarray,
-    tiles: np.ndarray,
-    slots: np.ndarray,
+    ctas: Records,
+    tiles: Records,
+    slots: Records,
     events: Events,
     log: Log,
 ) -> float:
