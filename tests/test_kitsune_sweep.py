@@ -58,3 +58,17 @@ def test_points_are_every_combination_in_order() -> None:
 def test_bad_sweeps_are_refused_before_anything_runs(arguments, error, said: str) -> None:
     with pytest.raises(error, match=said):
         points(*arguments)
+
+
+def test_two_local_workers_of_dask(tmp_path) -> None:
+    distributed = pytest.importorskip("distributed")
+    folder = str(tmp_path)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=folder
+        ) as c,
+        distributed.Client(c),
+        joblib.parallel_config(backend="dask"),
+    ):
+        found = list(each(_who, [(i,) for i in range(6)], -1, lambda _: None, str))
+    assert len(found) == 6 and len({pid for _, pid in found} - {os.getpid()}) == 2
