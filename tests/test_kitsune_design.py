@@ -122,6 +122,24 @@ def test_pipelines_beat_bulk_on_a_chain_of_layers_and_mixed_is_never_worse():
     assert seconds["mixed"] <= 1.001 * min(seconds.values())
 
 
+def test_mixed_takes_the_longer_or_the_shorter_backward_pipelines():
+    graph = trained_mlp(rows=16384, sizes=(64, 256, 256, 256, 256))
+    seconds = {e: simulator.run(design(graph, A100, e).workload, A100).time_s for e in ("kitsune", "deep", "mixed")}
+    assert seconds["mixed"] <= 1.001 * min(seconds.values())
+
+
+def test_the_l2_keeps_what_was_moved_a_short_while_ago():
+    small, large = mlp(rows=1024, sizes=(256,) * 4), mlp(rows=262_144, sizes=(256,) * 4)
+    for graph, hits in ((small, True), (large, False)):
+        plain, kept = design(graph, A100, "bulk"), design(graph, A100, "bulk", reuse=True)
+        first, *rest = zip(plain.workload.launches, kept.workload.launches, strict=True)
+        assert first[0] == first[1]
+        for a, b in rest:
+            assert (b.stages[0].work.dram_read < a.stages[0].work.dram_read) == hits
+            assert b.stages[0].work.dram_write == a.stages[0].work.dram_write
+        assert plain.traffic_bytes == kept.traffic_bytes
+
+
 def test_mixed_drops_pipelines_that_lose():
     """Two tiny layers: a pipeline takes longer to fill than the two kernels to run."""
     b = Builder()

@@ -16,6 +16,7 @@ from tilestream.kitsune.pipeline import Spatial, one_stage_an_operator
 from tilestream.kitsune.queues import create_queues
 from tilestream.kitsune.reductions import split_reductions
 from tilestream.kitsune.regions import Exclusion, Selection, SfNode, schedule
+from tilestream.kitsune.reuse import cached_shares, with_cached
 from tilestream.kitsune.selection import select
 from tilestream.kitsune.traffic import traffic
 from tilestream.kitsune.vertical import select_vertical
@@ -33,7 +34,8 @@ class Design:
         selection: subgraphs, and why other operators are in none.
         groups: the pipelines of spatial subgraphs, with CTAs and tiles.
         workload: one launch a subgraph, or an operator outside of them.
-        traffic_bytes: off the chip, over all launches.
+        traffic_bytes: off the chip, over all launches, nothing being kept in the L2 between them.
+        reuse: whether the workload is credited for what the L2 keeps between launches.
     """
 
     graph: OperatorGraph
@@ -42,6 +44,7 @@ class Design:
     selection: Selection
     groups: tuple[Spatial, ...] = ()
     workload: Workload = Workload("", ())
+    reuse: bool = False
 
     @property
     def operators(self) -> int:
@@ -64,13 +67,14 @@ class Design:
 Pass = Callable[[Design], Design]
 
 
-def design(graph: OperatorGraph, device: Device, execution: str = "kitsune") -> Design:
+def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, reuse: bool = False) -> Design:
     """``graph`` as launches on ``device``.
 
     Args:
         execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
             the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
             that win, and vertical fusion of what they leave.
+        reuse: credit every launch for what the L2 keeps from those before it (``reuse.cached_shares``).
 
     Raises:
         OptionError: no such execution.
@@ -78,7 +82,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune") -> 
     """
     if execution not in EXECUTIONS:
         raise OptionError(f"execution is {execution!r}", f"use one of {', '.join(EXECUTIONS)}")
-    made = Design(graph, device, execution, Selection((), ()))
+    made = Design(graph, device, execution, Selection((), ()), reuse=reuse)
     for run in EXECUTIONS[execution]:
         made = run(made)
     return made
@@ -114,6 +118,20 @@ def select_groups(d: Design) -> Design:
 def make_stages(d: Design) -> Design:
     """Every operator of a subgraph a stage."""
     return replace(d, groups=tuple(one_stage_an_operator(n, d.graph) for n in d.selection.nodes))
+
+
+def split_losers(d: Design) -> Design:
+    """Where pipelines of single layers are faster, simulated, than the longer one that joins them, use those."""
+    layers = design(d.graph, d.device, "kitsune").groups
+    kept: list[Spatial] = []
+    for p in d.groups:
+        parts = [q for q in layers if set(q.node.ops) < set(p.node.ops)]
+        complete = sum(len(q.node.ops) for q in parts) == len(p.node.ops)
+        faster = complete and sum(_spatial_s(q, d) for q in parts) < _spatial_s(p, d)
+        kept += parts if faster else [p]
+    nodes = tuple(replace(p.node, name=f"{p.node.name.rpartition('.')[0]}.{i}") for i, p in enumerate(kept))
+    groups = tuple(replace(p, node=node) for p, node in zip(kept, nodes, strict=True))
+    return replace(d, groups=groups, selection=Selection(nodes, d.selection.exclusions))
 
 
 def keep_winners(d: Design) -> Design:
@@ -154,11 +172,13 @@ def lower(d: Design) -> Design:
     """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
     pipelines = {p.node.ops: p for p in d.groups if len(p.stages) > 1}
     launches: list[SimLaunch] = []
-    for ops in d.units:
+    shares = cached_shares(d.graph, d.units, d.device) if d.reuse else [0.0] * len(d.units)
+    for ops, share in zip(d.units, shares, strict=True):
         if ops in pipelines:
-            launches.append(spatial(pipelines[ops], d.graph, d.device))
+            made = (spatial(pipelines[ops], d.graph, d.device),)
         else:
-            launches += library_kernels(ops, d.graph, d.device)
+            made = library_kernels(ops, d.graph, d.device)
+        launches += [with_cached(launch, share) for launch in made]
     return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", tuple(launches)))
 
 
@@ -175,7 +195,7 @@ EXECUTIONS: dict[str, tuple[Pass, ...]] = {
     "vertical": (select_groups, lower),
     "kitsune": (select_spatial, *PIPELINE, lower),
     "deep": (select_deep, *PIPELINE, lower),
-    "mixed": (select_deep, *PIPELINE, keep_winners, select_groups, lower),
+    "mixed": (select_deep, *PIPELINE, split_losers, keep_winners, select_groups, lower),
 }
 """The passes of each execution."""
 
