@@ -20,6 +20,7 @@ from tilestream.apps.models import MODELS
 from tilestream.errors import CaptureError, OptionError
 from tilestream.kitsune.capture import capture
 from tilestream.kitsune.operators import Kind, OperatorGraph
+from tilestream.kitsune.record import record
 from tilestream.simulator.workload import Engine
 
 TABLE_2 = {
@@ -121,6 +122,13 @@ def test_a_lookup_reads_its_rows_and_its_gradient_is_rows() -> None:
     assert max(o.bytes for o in tables) == 64 * 128 * 2 < graph.values[tables[0].value].bytes
     gradient = next(op for op in graph if op.label == "embedding backward")
     assert max(gradient.output_bytes) == 64 * 128 * 2
+
+
+def test_a_gather_reads_nodes_once_from_memory_and_once_an_edge_from_l2() -> None:
+    gather = next(op for op in capture("mgn", nodes=30, edges=200, batch=1) if op.label == "gather-cat")
+    assert sorted(o.bytes for o in gather.inputs) == [200 * 8, 200 * 8, 30 * 256, 30 * 256, 200 * 256]
+    assert sorted(o.touched for o in gather.inputs)[2:] == [200 * 256] * 3
+    assert gather.bytes == 2 * 200 * 8 + (30 + 200) * 256 + 3 * 200 * 256
 
 
 def test_a_bag_reads_and_writes_its_rows() -> None:
@@ -234,6 +242,71 @@ def test_a_module_of_any_device_is_left_as_it_is() -> None:
     capture(module, (torch.randn(3, 4),), "training")
     for name, p in module.named_parameters():
         assert p is before[name][0] and torch.equal(p, before[name][1]) and p.grad is None
+
+
+class Joined(nn.Module):
+    """Every parameter has a shape of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(12, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.second(torch.cat([torch.tanh(self.first(x)), x], -1)))
+
+
+def test_the_recorded_graphs_compute_what_eager_computes() -> None:
+    module, x, tangent = Joined(), torch.randn(6, 5), torch.randn(6, 9)
+    recorded = record(module, (x,), "training")
+    given = {tuple(t.shape): t for t in (x, *module.parameters())}
+
+    def run(graph: torch.fx.Graph, known: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
+        places = [n for n in graph.nodes if n.op == "placeholder"]
+        arguments = [known[n.name] if n.name in known else given[tuple(n.meta["val"].shape)] for n in places]
+        return list(torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*arguments))
+
+    with torch.no_grad():
+        results = run(recorded.forward, {})
+        names = [n.name for n in next(n for n in recorded.forward.nodes if n.op == "output").args[0]]
+        assert len(results) == 1 + recorded.saved
+        grads = run(recorded.backward, {**dict(zip(names, results, strict=True)), "tangents_1": tangent})
+    expected = module(x)
+    expected.backward(tangent)
+    torch.testing.assert_close(results[0], expected)
+    found = {tuple(g.shape): g for g in grads if g is not None}
+    assert len(found) == 4
+    for parameter in module.parameters():
+        torch.testing.assert_close(found[tuple(parameter.shape)], parameter.grad)
+
+
+def test_a_weight_that_is_used_twice_is_one_value() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 8)
+
+        def forward(self, i: torch.Tensor) -> torch.Tensor:
+            return F.linear(self.table(i), self.table.weight)
+
+    graph = capture(Tied(), (torch.randint(50, (4,)),), "training")
+    assert sum(v.is_parameter for v in graph.values.values()) == 1
+    assert [op.label for op in graph] == [
+        *("embedding", "linear", "linear dW", "linear dX", "embedding backward", "add"),
+    ]
+
+
+def test_a_table_that_is_looked_up_twice_has_two_gradients_to_add() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user, self.item = nn.Embedding(50, 8), nn.Embedding(60, 8)
+
+        def forward(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            return torch.stack([self.user(i), self.user(j), self.item(j)], 1)
+
+    indices = torch.randint(50, (4,)), torch.randint(50, (4,))
+    labels = [op.label for op in capture(Pair(), indices, "training")]
+    assert labels[:2] == ["embedding", "stack"] and sorted(labels[2:]) == ["add"] + 3 * ["embedding backward"]
 
 
 def test_reductions_say_over_what() -> None:

@@ -68,7 +68,8 @@ def groups(graph: fx.Graph) -> list[Group]:
             tables = [n for n in feeds if packet(n) is aten.embedding]
             if tables:
                 together(tables, max(tables, key=place.__getitem__))
-    for tables in _by(nodes, aten.embedding_dense_backward, lambda n: base(n.all_input_nodes[0])):
+    gradients = [n for n in nodes if packet(n) is aten.embedding_dense_backward and _ends_here(n)]
+    for tables in _by(gradients, lambda n: base(n.all_input_nodes[0])):
         together(tables, max(tables, key=place.__getitem__))
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
@@ -97,9 +98,13 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     return [n for n in dict.fromkeys(bases) if n.op == "call_function" and is_operation(n)]
 
 
-def _by(nodes: list[fx.Node], kind: Any, key: Callable[[fx.Node], fx.Node]) -> list[list[fx.Node]]:
+def _by(nodes: list[fx.Node], key: Callable[[fx.Node], fx.Node]) -> list[list[fx.Node]]:
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
-        if packet(node) is kind:
-            found.setdefault(key(node), []).append(node)
+        found.setdefault(key(node), []).append(node)
     return list(found.values())
+
+
+def _ends_here(node: fx.Node) -> bool:
+    """Whether only the graph's output reads it; the gradient of a table that is used twice is added to another."""
+    return all(user.op == "output" for user in users(node))
