@@ -22,6 +22,7 @@ from tilestream.sparse.kernels import (
     matmul_parallel,
     sddmm,
 )
+from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
 from tilestream.sparse.result import Result
 from tilestream.sparse.storage import Format, SparseTensor, pack
 from tilestream.sparse.timing import COMAL, Timing
@@ -285,6 +286,26 @@ def test_binary_operations_on_blocks(op: str, block: int):
         return
     nodes = tuple(n for n in graph.nodes if n.attr("tensor") != "X")  # a result of one index has no blocks
     same(Graph("blocks", nodes, block), tensors, {})
+
+
+@pytest.mark.parametrize("memory", [NO_MEMORY, SIMPLE_HBM, hbm(scratchpad_bytes=4096)], ids=lambda m: m.kind)
+@pytest.mark.parametrize("block", [1, 4])
+def test_times_do_not_need_values(block: int, memory: Memory):
+    form = Format(("compressed", "compressed"), block=block)
+    tensors = {"T": pack("T", random_tensor(3, (16, 16), 0.3), form)}
+    graph, shapes = unary_graph("exp", block), {"X": ((16, 16), form)}
+    whole = engine.run(graph, tensors, shapes=shapes, memory=memory, trace=True)
+    timed = engine.run(graph, tensors, shapes=shapes, memory=memory, trace=True, values=False)
+    assert (timed.nodes, timed.memory) == (whole.nodes, whole.memory)
+    assert all((timed.streams[p].times == s.times).all() for p, s in whole.streams.items())
+    assert timed.outputs["X"].values.shape == whole.outputs["X"].values.shape
+    assert not timed.outputs["X"].values.any()
+    kernel = chain()
+    tensors, shapes = kernel.tensors(arrays(16, 3)), {"X": ((16, 16), kernel.format)}
+    assert (
+        engine.run(kernel.graph, tensors, shapes=shapes, values=False).nodes
+        == same(kernel.graph, tensors, shapes).nodes
+    )
 
 
 def test_errors_name_the_node():

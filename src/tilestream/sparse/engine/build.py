@@ -17,6 +17,7 @@ from tilestream.sparse.engine.traffic import connect
 from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
 from tilestream.sparse.memory import Memory
 from tilestream.sparse.storage import SparseTensor
+from tilestream.sparse.stream_types import stream_types
 from tilestream.sparse.timing import CONTROL_LATENCY, Timing
 
 _RING = 1024
@@ -27,20 +28,6 @@ Depth = int | Mapping[str, int] | None
 """Slots of every stream's channel; or by ``str(Port)``, the rest being unbounded; or no bound."""
 
 
-def carriers(graph: Graph) -> set[Port]:
-    """The streams that carry values. A node that passes whatever it is given is followed to what it is given."""
-    found: set[Port] = set()
-    for node in graph.nodes:
-        spec, ins = NODES[node.kind].outs, dict(node.ins)
-        for port in node.outs:
-            stem = port.rstrip("0123456789")
-            kind = spec.get(port) or spec[stem + "*"]
-            passed = ins.get("in") or ins.get("inner") or ins.get(f"in{port[len(stem) :]}") or ins.get("in0")
-            if kind is StreamType.VAL or (kind is StreamType.ANY and passed in found):
-                found.add(Port(node.name, port))
-    return found
-
-
 def build(
     graph: Graph,
     tensors: Mapping[str, SparseTensor],
@@ -48,6 +35,7 @@ def build(
     memory: Memory,
     depth: Depth,
     trace: bool,
+    with_values: bool,
 ) -> Machine:
     """Rows for a run.
 
@@ -63,11 +51,11 @@ def build(
         np.zeros((max(1, len(ports)), at.CHANNEL_CELLS), dtype=np.int64),
         ports,
     )
-    values, depths = carriers(graph), _depths(depth, ports)
+    kinds, depths = stream_types(graph), _depths(depth, ports)
     machine.bounded = frozenset(i for i, port in enumerate(ports) if port in depths)
     for i, port in enumerate(ports):
         row = machine.channels[i]
-        row[at.WIDTH] = graph.block**2 if port in values else 0
+        row[at.WIDTH] = graph.block**2 if kinds[port] is StreamType.VAL and with_values else 0
         machine.resize(i, depths.get(port) or max(8, _RING // max(1, int(row[at.WIDTH]))))
         row[at.RESPONSE] = timing.response_latency if port in depths else -1
         row[at.WRITER], row[at.READER] = machine.node_row(place[port.node]), machine.node_row(place[readers[port]])
@@ -75,7 +63,7 @@ def build(
             row[at.TRACE] = machine.store(f"trace {i}", (1, np.int64), (1, np.int64), (int(row[at.WIDTH]), np.float64))
     index = {port: i for i, port in enumerate(ports)}
     for i, node in enumerate(graph.nodes):
-        _node(machine, i, node, index, timing)
+        _node(machine, i, node, index, timing, graph.block**2 if with_values else 0)
         _constants(machine, i, node, tensors)
     machine.queue[SIZE], machine.queue[ALL_NODES] = len(graph.nodes), machine.node_row(0)
     machine.queue[SLOTS] = machine.keep("queue", np.zeros(len(graph.nodes), dtype=np.int64))
@@ -112,7 +100,7 @@ def _inputs(node: Node) -> list[str]:
     return ordered
 
 
-def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timing: Timing) -> None:
+def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timing: Timing, width: int) -> None:
     row, graph = machine.nodes[i], machine.graph
     kind = node.kind
     op = "unary" if node.attr("unary") else str(node.attr("op", ""))
@@ -126,8 +114,7 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
     row[at.LATENCY] = max(latency, timing.channel_latency)
     row[at.CONTROL] = max(CONTROL_LATENCY, timing.channel_latency)
     row[at.START] = -1 if node.ins else 0
-    width = graph.block**2
-    row[at.NODE_WIDTH], row[at.NODE_INDEX] = width, i
+    row[at.NODE_WIDTH], row[at.VALUE_WORDS], row[at.NODE_INDEX] = width, graph.block**2, i
     outs = node.outs
     if node.kind == "spacc":
         outs = ("val", *outs[:-1])
@@ -174,7 +161,7 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
             raise SparseError(f"node {node.name!r} has operation {op!r}", f"use one of: {', '.join(table)}")
         row[at.A] = list(table).index(op)
         row[at.B] = machine.keep(f"scalar {i}", np.array([float(node.attr("scalar") or 0.0)]))
-        row[at.C] = block
+        row[at.C] = block if row[at.NODE_WIDTH] else 0
         row[at.D] = 2 * block**3 if op in ("matmul", "matmul_t") and block > 1 else block**2
         row[at.G] = unary
     elif kind in ("reduce", "spacc"):
@@ -204,4 +191,4 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
     elif kind == "write_crd":
         row[at.STORE] = machine.store(f"store {i}", (1, np.int64))
     elif kind == "write_val":
-        row[at.STORE] = machine.store(f"store {i}", (block**2, np.float64))
+        row[at.STORE] = machine.store(f"store {i}", (int(row[at.NODE_WIDTH]), np.float64))

@@ -30,7 +30,7 @@ INS, OUTS, NINS, NOUTS = 12, 13, 14, 15  # addresses of lists of channels (0: a 
 INTERVAL, LATENCY = 16, 17  # of an element
 PENDING, DONE_PENDING, BOX, BOX_VALUES = 18, 19, 20, 21  # actions put off, how many were made up for; their lists
 QUEUED = 22
-NODE_WIDTH = 23  # float64 a value
+NODE_WIDTH = 23  # float64 a value; 0 where only times are wanted
 SCRATCH = 24  # address of room for a value of its own
 MEM = 25  # address of the memory's row
 ASK_ADDRESS, ASK_WORDS, ASK_WRITE, REPLY = 26, 27, 28, 29  # a request, in words of 4 bytes, and when it was served
@@ -42,7 +42,8 @@ NOT_BEFORE = 48  # elements arrive then at the earliest: their data come from me
 FLIGHT, FLIGHTS = 49, 50  # times at which a client's last requests were served, a ring; how many there were
 FIRST_WORD, SECOND_WORD = 51, 52  # where the arrays that it reads or writes start in memory
 NODE_INDEX = 53
-NODE_CELLS = 54
+VALUE_WORDS = 54  # words of memory that a value takes
+NODE_CELLS = 55
 
 # The memory's row.
 MODE, CHANNELS, COST, DELAY, LINE_WORDS = 0, 1, 2, 3, 4  # COST: of a transfer, in 1/256 cycles

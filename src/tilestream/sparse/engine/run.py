@@ -38,6 +38,7 @@ def run(
     depth: Depth = None,
     shapes: Mapping[str, tuple[tuple[int, ...], Format]],
     trace: bool = False,
+    values: bool = True,
 ) -> Result:
     """Values, cycles and counts of a graph.
 
@@ -48,6 +49,8 @@ def run(
         depth: slots of every channel, or by stream (``str(Port)``) with no bound on the others; None: no bound.
         shapes: (logical shape, format) of each result.
         trace: keep every stream, in ``Result.streams``.
+        values: False: times, counts and structures only, since they do not depend on values; results then hold zeros.
+            Saves most of the work of graphs of blocks.
 
     Raises:
         SparseError: a tensor or shape that is missing or does not fit, or streams of different structure that meet.
@@ -62,7 +65,7 @@ def run(
         raise SparseError(
             f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
         )
-    machine = build(graph, tensors, timing, memory, depth, trace)
+    machine = build(graph, tensors, timing, memory, depth, trace, values)
     _finish(machine)
     nodes = tuple(_stats(machine, i) for i in range(len(graph.nodes)))
     return Result(
@@ -166,8 +169,9 @@ def _stats(machine: Machine, index: int) -> NodeStats:
 def _result(machine: Machine, name: str, shape: tuple[int, ...], format: Format) -> SparseTensor:
     mine = [(i, n) for i, n in enumerate(machine.graph.nodes) if n.attr("tensor") == name]
     levels = sorted((int(n.attr("level") or 0), i) for i, n in mine if n.kind == "write_crd")
-    values = machine.stored(f"store {next(i for i, n in mine if n.kind == 'write_val')}")
-    block = machine.graph.block
+    values, block = machine.stored(f"store {next(i for i, n in mine if n.kind == 'write_val')}"), machine.graph.block
+    if values.shape[1] == 0:
+        values = np.zeros((len(values), block**2))
     shaped = values.reshape(-1, block, block) if block > 1 else values[:, 0]
     return assemble(name, shape, format, [machine.stored(f"store {i}")[:, 0] for _, i in levels], shaped)
 

@@ -31,6 +31,7 @@ from tilestream.sparse.engine.layout import (
     STATE,
     STORE,
     USED,
+    VALUE_WORDS,
     WAITING,
     WRITTEN,
     A,
@@ -173,7 +174,7 @@ def array_in_batches(node: int) -> None:
                 pop(node, 0, clock)
                 st(held, count, tag)
                 st(node, R, count + 1)
-                st(node, READ, ld(node, READ) + width)
+                st(node, READ, ld(node, READ) + ld(node, VALUE_WORDS))
                 clock = advance(node, interval, clock)
                 continue
             if count == 0:
@@ -186,7 +187,7 @@ def array_in_batches(node: int) -> None:
                 clock = advance(node, interval, clock)
                 continue
         st(node, STATE, _CAME)
-        ask(node, 0, count * width, 0, clock)
+        ask(node, 0, count * ld(node, VALUE_WORDS), 0, clock)
         return
     st(node, STATE, state)
     st(node, CLOCK, clock)
@@ -211,15 +212,16 @@ def array_by_lines(node: int) -> None:
             fail(node, OUTSIDE, tag, size)
             return
         if tag >= 0:
-            address = ld(node, FIRST_WORD) + tag * width
-            last = (address + width - 1) // words
+            size_words = ld(node, VALUE_WORDS)
+            address = ld(node, FIRST_WORD) + tag * size_words
+            last = (address + size_words - 1) // words
             if not came and (address // words != ld(node, P) or last != ld(node, P)):
                 clock = may_fly(node, clock)
                 st(node, P, last)
                 st(node, STATE, 1)
-                ask(node, address, width, 0, clock)
+                ask(node, address, size_words, 0, clock)
                 return
-            st(node, READ, ld(node, READ) + width)
+            st(node, READ, ld(node, READ) + ld(node, VALUE_WORDS))
         came = False
         pop(node, 0, clock)
         clock = reserve(node, 0, 1, clock)
@@ -313,8 +315,8 @@ def write_to_memory(node: int) -> None:
         if is_value and tag >= EMPTY:
             copy_cells(value, ld(store, DATA) + 8 * width * used, width)
             st(store, USED, used + 1)
-            st(node, G, ld(node, G) + width)
-            st(node, WRITTEN, ld(node, WRITTEN) + width)
+            st(node, G, ld(node, G) + ld(node, VALUE_WORDS))
+            st(node, WRITTEN, ld(node, WRITTEN) + ld(node, VALUE_WORDS))
         elif not is_value and tag != DONE:
             st(ld(store, DATA), used, tag)
             st(store, USED, used + 1)

@@ -12,6 +12,7 @@ from tilestream.sparse.engine.layout import (
     PENDING,
     READ,
     STATE,
+    VALUE_WORDS,
     A,
     B,
     C,
@@ -151,7 +152,7 @@ def array(node: int) -> None:
         pop(node, 0, clock)
         clock = reserve(node, 0, 1, clock)
         if tag >= 0:
-            words += width
+            words += ld(node, VALUE_WORDS)
             emit(node, 0, 0, values + 8 * width * tag, latency, clock)
         else:
             emit(node, 0, 0 if tag == EMPTY else tag, 0, latency, clock)

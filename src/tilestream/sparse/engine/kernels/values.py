@@ -15,6 +15,7 @@ from tilestream.sparse.engine.layout import (
     PENDING,
     SCRATCH,
     STATE,
+    VALUE_WORDS,
     A,
     B,
     C,
@@ -90,7 +91,7 @@ def alu(node: int) -> None:
 def accumulate(node: int, value: int, target: int, fresh: bool) -> None:
     """Fold a value into ``target`` by the node's operation, A; the first one is taken as it is."""
     fold(ld(node, A), value, target, ld(node, NODE_WIDTH), fresh)
-    st(node, FLOPS, ld(node, FLOPS) + ld(node, NODE_WIDTH))
+    st(node, FLOPS, ld(node, FLOPS) + ld(node, VALUE_WORDS))
 
 
 @kernel

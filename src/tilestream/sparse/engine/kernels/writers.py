@@ -15,6 +15,7 @@ from tilestream.sparse.engine.layout import (
     ROOM_FOR,
     STORE,
     USED,
+    VALUE_WORDS,
     WAITING,
     WRITTEN,
     E,
@@ -80,6 +81,6 @@ def write_val(node: int) -> None:
         if tag == DONE:
             finish(node, clock)
             break
-    st(node, WRITTEN, ld(node, WRITTEN) + (used - before) * width)
+    st(node, WRITTEN, ld(node, WRITTEN) + (used - before) * ld(node, VALUE_WORDS))
     st(store, USED, used)
     st(node, CLOCK, clock)
