@@ -77,9 +77,20 @@ class Fused:
     """Every view once, operands before their users."""
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """Where a view is made: views ``beside`` it, ``loops`` around it, and the operator that reads it."""
+
+    beside: tuple[View, ...] = ()
+    loops: frozenset[str] = frozenset()
+    group: str = ""
+
+
 class _Fuser:
-    def __init__(self, program: EinsumProgram, statements: Sequence[Statement], known: Mapping[str, Declared]) -> None:
-        self.program, self.known = program, known
+    def __init__(
+        self, program: EinsumProgram, statements: Sequence[Statement], known: Mapping[str, Declared], share: bool
+    ) -> None:
+        self.program, self.known, self.share = program, known, share
         self.producers = {s.name: s for s in statements}
         self.made: dict[tuple[str, tuple[str, ...]], View] = {}
         self.used: set[str] = set()
@@ -97,7 +108,8 @@ class _Fuser:
             free = (shared or index not in self.used) and index not in binding.values()
             binding[index] = index if free else fresh(index, self.used | set(statement.indices))
             self._declare(binding[index], size)
-        view = self.view(Access(statement.name, tuple(binding[i] for i in statement.indices)), ())
+        bound = tuple(binding[i] for i in statement.indices)
+        view = self.view(Access(statement.name, bound), _Scope(tuple(self.fused.roots.values())))
         assert isinstance(view, Op)
         self.fused.roots[statement.name] = view
 
@@ -109,11 +121,11 @@ class _Fuser:
         self.fused.sizes.setdefault(index, size)
         self.fused.order.add(index)
 
-    def view(self, access: Access, siblings: tuple[View, ...]) -> View:
+    def view(self, access: Access, scope: _Scope) -> View:
         key = (access.tensor, access.indices)
         if key not in self.made:
             producer = self.producers.get(access.tensor)
-            made = self._leaf(access) if producer is None else self._inline(producer, access, siblings)
+            made = self._leaf(access) if producer is None else self._inline(producer, access, scope)
             self.made[key] = made
             self.fused.views.append(made)
         return self.made[key]
@@ -125,19 +137,19 @@ class _Fuser:
                 self.fused.order.edge(outer, inner, str(access))
         return leaf
 
-    def _inline(self, statement: Statement, access: Access, siblings: tuple[View, ...]) -> Op:
+    def _inline(self, statement: Statement, access: Access, scope: _Scope) -> Op:
         binding = dict(zip(statement.indices, access.indices, strict=True))
         for index in statement.reduced:
-            binding[index] = self._reduction(statement, index, binding, siblings)
+            binding[index] = self._reduction(statement, index, binding, scope)
             self._declare(binding[index], self._size(statement, index))
-        operands: tuple[View, ...] = ()
+        loops = scope.loops | set(binding.values())
         # Operands that reduce come last, so that they can share the views which their neighbours made.
         ranked = sorted(range(len(statement.operands)), key=lambda n: self._reduces(statement.operands[n].tensor))
         made: dict[int, View] = {}
         for n in ranked:
             one = statement.operands[n]
             bound = Access(one.tensor, tuple(binding[i] for i in one.indices))
-            made[n] = self.view(bound, siblings + tuple(made.values()))
+            made[n] = self.view(bound, _Scope(scope.beside + tuple(made.values()), frozenset(loops), statement.group))
         operands = tuple(made[n] for n in range(len(made)))
         fill, complete = fill_after(statement, [v.fill for v in operands])
         return Op(statement, access.indices, tuple(binding[i] for i in statement.reduced), operands, fill, complete)
@@ -152,32 +164,70 @@ class _Fuser:
                 return self.program.shapes[access.tensor][access.indices.index(index)]
         raise KeyError(index)
 
-    def _reduction(self, statement: Statement, index: str, binding: dict[str, str], siblings: tuple[View, ...]) -> str:
-        """A fresh index, unless a view beside it has the operand with another index there and everything else equal.
+    def _reduction(self, statement: Statement, index: str, binding: dict[str, str], scope: _Scope) -> str:
+        """A fresh index, unless a view beside it has the same tensor with another index there and all else equal.
 
-        The two then run over the same stream (a softmax's sum and quotient). The reduction must end before the other
-        view's loop begins, which the order says.
+        The two then run over the same stream (a softmax's sum and quotient, the projections of one input). Where that
+        index is a loop around the reduction, the reduction has to end before that loop begins (``_fix``); a tensor in
+        memory is then read twice rather than tie the order, but for a softmax and the like.
         """
-        views = _below(siblings)
-        for access in statement.operands:
-            if index not in access.indices:
-                continue
-            at = access.indices.index(index)
-            for view in views:
-                name = view.tensor if isinstance(view, Leaf) else view.name
-                if name != access.tensor or len(view.indices) != len(access.indices):
-                    continue
-                other = view.indices[at]
-                rest = [(binding.get(i), view.indices[n]) for n, i in enumerate(access.indices) if n != at]
-                if other in binding.values() or any(a != b for a, b in rest):
-                    continue
-                kept = [binding[i] for i in statement.indices]
-                if not any(self.fused.order.reaches(other, k) for k in kept):
-                    for k in kept:
-                        self.fused.order.edge(k, other, statement.name)
-                    self.fused.order.fixed.add(statement.name)
-                    return other
+        if self.share:
+            kept = [binding[i] for i in statement.indices]
+            views = _below(scope.beside)
+            for access in self._reads(statement, index):
+                for view in views:
+                    other = _matched(view, access, index, binding)
+                    if other is None:
+                        continue
+                    if other not in scope.loops:
+                        return other
+                    tied = isinstance(view, Leaf) and scope.group != statement.group
+                    if not tied and not any(self.fused.order.reaches(other, k) for k in kept):
+                        for k in kept:
+                            self.fused.order.edge(k, other, statement.name)
+                        return other
         return fresh(index, self.used)
+
+    def _reads(self, statement: Statement, index: str) -> list[Access]:
+        """What a statement reads along an index, and what that is made of in turn, in the statement's index names."""
+        found = dict.fromkeys(access for access in statement.operands if index in access.indices)
+        todo = list(found)
+        for access in todo:
+            producer = self.producers.get(access.tensor)
+            if producer is None:
+                continue
+            names = dict(zip(producer.indices, access.indices, strict=True))
+            for one in producer.operands:
+                deeper = Access(one.tensor, tuple(names.get(i, "") for i in one.indices))
+                if index in deeper.indices and deeper not in found:
+                    found[deeper] = None
+                    todo.append(deeper)
+        return list(found)
+
+    def fix(self) -> bool:
+        """Order every reduction that shares an index with a loop around it; False if no order can."""
+        loops: dict[View, set[str]] = {view: set() for view in self.fused.views}
+        for view in reversed(self.fused.views):
+            if isinstance(view, Op):
+                for r in set(view.reduced) & loops[view]:
+                    self.fused.order.fixed.add(view.name)
+                    for k in view.indices:
+                        self.fused.order.edge(k, r, view.name)
+                for one in view.operands:
+                    loops[one] |= loops[view] | {*view.indices, *view.reduced}
+        held = {e: o for e, o in self.fused.order.edges.items() if set(o) & self.fused.order.fixed}
+        return not PartialOrder(list(self.fused.order.indices), held).cycle()
+
+
+def _matched(view: View, access: Access, index: str, binding: dict[str, str]) -> str | None:
+    """The index that a view has where an access has ``index``, if they agree in everything else."""
+    name = view.tensor if isinstance(view, Leaf) else view.name
+    if name != access.tensor or access.indices.count(index) != 1:
+        return None
+    at = access.indices.index(index)
+    other = view.indices[at]
+    same = all(binding.get(i) == view.indices[n] for n, i in enumerate(access.indices) if n != at)
+    return other if same and other not in binding.values() else None
 
 
 def _below(views: Sequence[View]) -> list[View]:
@@ -220,13 +270,16 @@ def fuse(
     Raises:
         SparseError: an operator that has no meaning for what its operand does not store.
     """
-    fuser = _Fuser(program, statements, known)
-    for statement in reversed(statements):
-        if statement.name in outputs:
-            fuser.root(statement)
+    for share in (True, False):
+        fuser = _Fuser(program, statements, known, share)
+        for statement in reversed(statements):
+            if statement.name in outputs:
+                fuser.root(statement)
+        fuser.fused.roots = {name: fuser.fused.roots[name] for name in outputs}
+        fuser.fused.views = _in_order(fuser.fused.roots.values())
+        if fuser.fix():
+            break
     fused = fuser.fused
-    fused.roots = {name: fused.roots[name] for name in outputs}
-    fused.views = _in_order(fused.roots.values())
     met = [i for view in fused.views if isinstance(view, Leaf) for i in view.stored]
     fused.order.indices = list(dict.fromkeys((*met, *fused.order.indices)))
     return fused
