@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tilestream.errors import OptionError, TilestreamError
+from tilestream.console import out, reported, write_json
+from tilestream.errors import OptionError
 from tilestream.progress import Progress
 
 app = typer.Typer(
@@ -20,7 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse programs as streaming dataflow graphs: values, cycles, schedules, and the paper's results again.",
 )
-out = Console(highlight=False)
 
 Target = Annotated[str, typer.Argument(help="An einsum, as 'ik,kj->ij', or FILE.py:FUNCTION -> (module, inputs).")]
 Operands = Annotated[list[Path] | None, typer.Argument(help="Matrix Market files, one an operand of the einsum.")]
@@ -43,24 +39,8 @@ Timeline = Annotated[Path | None, typer.Option(help="Write a timeline that ui.pe
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def _reported(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors that tilestream raises on purpose become one line on standard error, and exit code 2."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except (TilestreamError, OSError) as error:
-            if kwargs.get("debug"):
-                raise
-            Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
-            raise typer.Exit(2) from None
-
-    return run
-
-
 @app.command()
-@_reported
+@reported
 def run(
     target: Target,
     operands: Operands = None,
@@ -94,7 +74,7 @@ def run(
     words = "within" if ok else "OUTSIDE"
     out.print(f"{loaded.name}: {made.cycles:,} cycles; largest error {error:.1e} of the largest value, {words} 1e-9")
     _save(output, made)
-    _write(
+    write_json(
         json_, {"target": loaded.name, "schedule": str(program.schedule), "error": error, "ok": ok, **_figures(made)}
     )
     if not ok:
@@ -102,7 +82,7 @@ def run(
 
 
 @app.command()
-@_reported
+@reported
 def simulate(
     target: Target,
     operands: Operands = None,
@@ -150,11 +130,11 @@ def simulate(
     if timeline is not None:
         report.write_timeline(timeline, made.regions)
         out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
-    _write(json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
+    write_json(json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
 
 
 @app.command()
-@_reported
+@reported
 def search(
     target: Target,
     operands: Operands = None,
@@ -202,11 +182,11 @@ def search(
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_text(found.plot(), encoding="utf-8")
         out.print(f"plot: {plot}")
-    _write(json_, {"target": loaded.name, **found.json()})
+    write_json(json_, {"target": loaded.name, **found.json()})
 
 
 @app.command()
-@_reported
+@reported
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Studies; all by default.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
@@ -236,8 +216,8 @@ def reproduce(
             for note in study.notes:
                 out.print(f"- {note}", markup=False, soft_wrap=True)
             if results is not None:
-                _write(results / f"{name}.json", study.json())
-    _write(json_, {"studies": made})
+                write_json(results / f"{name}.json", study.json())
+    write_json(json_, {"studies": made})
 
 
 def _execute(
@@ -290,11 +270,3 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
         return tuple(int(x) for x in text.split(",") if x.strip())
     except ValueError:
         raise OptionError(f"--{name} is {text!r}", "write whole numbers, separated by commas") from None
-
-
-def _write(path: Path | None, result: object) -> None:
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    out.print(f"written: {path}")

@@ -73,6 +73,9 @@ GCN_ORDERS = {
 """Neighbours innermost in A X, rows of W one after the other: what the released cycles of Cora show. One pass over the
 links costs (edges + nodes) x features then, not edges x (features + 1)."""
 
+ROW_ORDERS = {"unfused": {"matmul": _ROWS, "matmul_1": _ROWS, "matmul_3": _ROWS}}
+"""As SAM's row-wise product: a row of X for each edge."""
+
 SAGE_ORDERS = {
     "unfused": {"matmul": _ROWS, "matmul_1": _NEAR, "matmul_2": _ROWS, "matmul_3": _ROWS, "matmul_5": _ROWS},
 }
@@ -106,8 +109,12 @@ def features(nodes: int, width: int, seed: int = 1) -> torch.Tensor:
 
 def gcn(graph: GraphSet, density: float = 0.4, width: int = 0) -> Case:
     module = GCN(width or graph.features, classes=max(2, graph.classes), density=density)
+    with torch.no_grad():
+        module.weight2 /= max(
+            1.0, graph.edges / graph.nodes
+        )  # logits of about one, so that the softmax is none of 0 and 1
     formats = {"adjacency": DCSR, "weight1": DCSR, "weight2": DCSR}
-    inputs = (graph.torch(), features(graph.nodes, width or graph.features))
+    inputs = (graph.torch(), features(graph.nodes, width or graph.features) / max(1.0, graph.edges / graph.nodes))
     return Case(f"GCN on {graph.name}", module, inputs, formats, lambda n: (n // 2,), GCN_ORDERS)
 
 
