@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from tilestream.kitsune.outcome import LaunchTime, Outcome, geomean, regions
 from tilestream.kitsune.reproduce import Reproduction, chosen
 from tilestream.kitsune.summary import BASE, BULK, DRAM, EXECUTIONS_SHOWN, KITSUNE, SMS, VERTICAL, RowRuns
 
+ROOT = Path(__file__).parent.parent
 shares = st.floats(0, 1)
 
 
@@ -162,3 +166,19 @@ def test_a_row_that_table_2_has_not(apps, modes) -> None:
 
     with pytest.raises(OptionError, match="Table 2 has no"):
         chosen(apps, modes)
+
+
+def test_what_is_published_has_a_reason_for_every_difference() -> None:
+    data = json.loads((ROOT / "benchmarks" / "results" / "kitsune.json").read_text())
+    assert [(r["app"], r["mode"]) for r in data["rows"]] == [(r.app, r.mode) for r in paper.TABLE2]
+    assert not [r["label"] for r in data["rows"] if reasons.differs(r) and not r["why"]]
+    keys = [f["key"] for f in data["figures"]]
+    assert keys == [f.key for f in (*paper.FIGURES, *paper.UNREADABLE)]
+    assert not [f["key"] for f in data["figures"] if f["paper"] != "bars only" and not f["agrees"] and not f["why"]]
+
+
+def test_the_page_shows_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables = importlib.import_module("kitsune_tables")
+    text = tables.PAGE.read_text()
+    assert tables.filled(text) == text, "run benchmarks/kitsune_tables.py"
