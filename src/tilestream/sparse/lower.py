@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilestream.sparse.blocks import Blocks
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
 from tilestream.sparse.graph import Port
 from tilestream.sparse.joins import Joins
@@ -38,9 +39,10 @@ class Lowering:
         views: Mapping[Leaf, tuple[str, Format]],
         parallel: Mapping[str, int],
         locate: bool = True,
+        blocks: Blocks | None = None,
     ) -> None:
         self.fused, self.order, self.views = fused, order, views
-        self.locate = locate
+        self.locate, self.blocks = locate, blocks
         self.rank = {index: n for n, index in enumerate(order)}
         self.parallel = {index: ways for index, ways in parallel.items() if ways > 1}
         self.build = Builder()
@@ -167,6 +169,8 @@ class Lowering:
         statement = state.op.statement
         kids = state.kids[:1] if statement.op == "mask" else state.kids
         values = [self.value(kid, loops) for kid in kids]
+        if self.blocks is not None:
+            return self.blocks.compute(self.build, state.op, values)
         if statement.op in ("mask", "copy"):
             first = state.kids[0]
             if isinstance(first, StreamState) and first.missing:  # a reduction would pass over N, which stands for 0
@@ -247,14 +251,16 @@ def lower(
     views: Mapping[Leaf, tuple[str, Format]],
     parallel: Mapping[str, int],
     schedule: Schedule,
+    blocks: Blocks | None = None,
 ) -> tuple[Builder, dict[str, StreamState]]:
     """Streams of every output of a region, in one graph.
 
     Raises:
         NotFusible: naming the statement whose result has to go through memory in this order.
     """
-    lowering = Lowering(fused, order, views, parallel, schedule.locate)
+    lowering = Lowering(fused, order, views, parallel, schedule.locate, blocks)
     made = {}
     for name, op in fused.roots.items():
-        made[name] = lowering.close(lowering.start(op), ())
+        state = lowering.close(lowering.start(op), ())
+        made[name] = blocks.stored(lowering.build, op, state) if blocks else state
     return lowering.build, made

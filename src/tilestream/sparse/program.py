@@ -17,6 +17,7 @@ from tilestream.sparse.regions import Region, plan
 from tilestream.sparse.result import Result
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, repack, to_coo, to_torch
+from tilestream.sparse.tiles import TileFormat, to_tiles
 
 Engine = Literal["fast", "spec"]
 Value = torch.Tensor | SparseTensor
@@ -153,7 +154,7 @@ class Program:
                 continue
             result = module.run(step.graph, self._feed(step, have), shapes=step.outputs, **options)
             results[step.name] = result
-            have |= result.outputs
+            have |= step.results(result.outputs, self.einsums.shapes)
             if observe is not None:
                 observe(step, result)
         fills = {name: fill for region in self.regions for name, fill in region.fills.items()}
@@ -183,14 +184,16 @@ class Program:
     def view(self, name: str, source: str | int, format: Format, have: Mapping[str, SparseTensor]) -> SparseTensor:
         """A tensor in the format that a region reads it in."""
         if isinstance(source, int):
-            return SparseTensor(name, (source,), format, (Level(source),), np.zeros(0))
+            empty = np.zeros((0, format.block, format.block)) if format.block > 1 else np.zeros(0)
+            return SparseTensor(name, (source,), format, (Level(source),), empty)
         tensor = have[source]
         key = (id(tensor), name, format)
-        if source not in self.constants:
-            return repack(tensor, format, name)
-        if key not in self._views:
-            self._views[key] = repack(tensor, format, name)
-        return self._views[key]
+        if key in self._views:
+            return self._views[key]
+        stored = to_tiles(tensor, name, format) if isinstance(format, TileFormat) else repack(tensor, format, name)
+        if source in self.constants:
+            self._views[key] = stored
+        return stored
 
 
 def _dense(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:

@@ -6,18 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
+from tilestream.sparse.blocks import Blocks
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement
 from tilestream.sparse.estimate import extents, ranked
-from tilestream.sparse.fusion import Fused, Leaf, fuse
+from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
 from tilestream.sparse.graph import Graph, with_broadcasts
 from tilestream.sparse.joins import range_name
 from tilestream.sparse.lower import lower
 from tilestream.sparse.parallel import expand_lanes
 from tilestream.sparse.schedule import Order, Schedule
 from tilestream.sparse.states import NotFusible, StreamState
-from tilestream.sparse.storage import Format
+from tilestream.sparse.storage import Format, SparseTensor
 from tilestream.sparse.streams import Builder
 from tilestream.sparse.table import FusionTable, fusion_table
+from tilestream.sparse.tiles import from_tiles
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Region:
         fills: what an output does not store stands for, where that is not 0.
         notes: what the compiler decided and why (copies in another order, results sent through memory).
         source: the user's lines.
+        scalars: of a blocked result, the dimension that each stored one is, and the format with blocks opened.
     """
 
     name: str
@@ -48,6 +51,16 @@ class Region:
     fills: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     source: str = ""
+    scalars: Mapping[str, tuple[tuple[int | None, ...], Format]] = field(default_factory=dict)
+
+    def results(
+        self, outputs: Mapping[str, SparseTensor], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, SparseTensor]:
+        """Results of the graph as the program keeps them: blocks opened, dimensions in order."""
+        made = dict(outputs)
+        for name, (dims, format) in self.scalars.items():
+            made[name] = from_tiles(outputs[name], dims, shapes[name], format)
+        return made
 
     def __str__(self) -> str:
         lines = [f"region {self.name}: order {' '.join(self.order) or '(none)'}"]
@@ -205,15 +218,16 @@ def _region(
 ) -> tuple[Region, dict[str, Declared]]:
     fused = fuse(program, group.statements, outputs, known)
     copies = _break_cycles(fused)
+    blocks = Blocks(fused, schedule.block) if schedule.block > 1 else None
     orders = tuple(fused.order.orders(schedule.max_orders))
     chosen = schedule.order_of(group.name)
     chosen = None if isinstance(chosen, int) and not group.whole else chosen  # it numbers the orders of the whole
     lanes = {i: n for i, n in schedule.lanes_of(group.name).items() if i in fused.sizes}
     failed: NotFusible | None = None
     for order in _candidates(fused, orders, chosen, group.name):
-        views = {leaf: _view(leaf, order) for leaf in fused.views if isinstance(leaf, Leaf)}
+        views = {leaf: _view(leaf, order, fused, blocks) for leaf in fused.views if isinstance(leaf, Leaf)}
         try:
-            build, made = lower(fused, order, views, lanes, schedule)
+            build, made = lower(fused, order, views, lanes, schedule, blocks)
         except NotFusible as error:
             failed = failed or error
             continue
@@ -222,7 +236,7 @@ def _region(
             for leaf in views
             if leaf.declared.format and leaf.stored != _levels(leaf, order)
         ]
-        return _finish(program, group, fused, order, orders, build, made, views, tuple(dict.fromkeys(copies)))
+        return _finish(program, group, fused, order, orders, build, made, views, blocks, tuple(dict.fromkeys(copies)))
     assert failed is not None
     raise failed
 
@@ -258,18 +272,31 @@ def _candidates(
     return ranked(fused, orders)
 
 
+def _blocked_output(
+    program: EinsumProgram, op: Op, state: StreamState, blocks: Blocks
+) -> tuple[tuple[int, ...], Format]:
+    """Shape and format of a result in blocks: scalar dimensions first, then its tiles' rows and columns."""
+    dims = blocks.dims(op)
+    sizes = dict(zip(op.indices, program.shapes[op.name], strict=True))
+    kinds = tuple("dense" if level.full else "compressed" for level in state.levels)
+    order = tuple(dims.index(level.index) for level in state.levels)
+    return tuple(sizes.get(i, blocks.block) for i in dims), Format(kinds, order, blocks.block)
+
+
 def _levels(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(leaf.indices, key=order.index))
 
 
-def _view(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, Format]:
+def _view(leaf: Leaf, order: tuple[str, ...], fused: Fused, blocks: Blocks | None) -> tuple[str, Format]:
     """Name and format of a tensor with its levels in a global order."""
     wanted = tuple(leaf.indices.index(i) for i in _levels(leaf, order))
     given = leaf.declared.format or Format(("dense",) * len(leaf.indices))
     kinds = tuple(given.levels[given.order.index(d)] for d in wanted)
-    if wanted == given.order:
-        return leaf.tensor, given
-    return f"{leaf.tensor}-{','.join(map(str, wanted))}", Format(kinds, wanted, given.block)
+    name = leaf.tensor if wanted == given.order else f"{leaf.tensor}-{','.join(map(str, wanted))}"
+    if blocks is None:
+        return name, Format(kinds, wanted)
+    masks = [v for v in fused.views if isinstance(v, Op) and v.statement.op == "mask"]
+    return name, blocks.format(leaf, kinds, wanted, any(v.operands[1] is leaf for v in masks))
 
 
 def _finish(
@@ -281,10 +308,11 @@ def _finish(
     build: Builder,
     made: Mapping[str, StreamState],
     views: Mapping[Leaf, tuple[str, Format]],
+    blocks: Blocks | None,
     notes: tuple[str, ...],
 ) -> tuple[Region, dict[str, Declared]]:
     """Writers, lanes and broadcasts: the region as a graph."""
-    outputs, declared = {}, {}
+    outputs, declared, scalars = {}, {}, {}
     ends: list[str] = []
     guess = extents(fused, order)
     for name, state in made.items():
@@ -293,23 +321,25 @@ def _finish(
             attrs = (("tensor", name), ("level", n))
             ends.append(build.add(f"write_{name}_{level.index}", "write_crd", (("crd", level.crd),), attrs))
         ends.append(build.add(f"write_{name}_val", "write_val", (("val", state.port),), (("tensor", name),)))
-        kinds = tuple("dense" if level.full else "compressed" for level in state.levels)
-        dims = tuple(op.indices.index(level.index) for level in state.levels)
-        format = Format(kinds, dims)
+        own = [level for level in state.levels if level.index in op.indices]
+        kinds = tuple("dense" if level.full else "compressed" for level in own)
+        format = Format(kinds, tuple(op.indices.index(level.index) for level in own))
         shape = program.shapes[name]
-        outputs[name] = (shape, format)
-        sizes = tuple(guess.get((op, level.index), float(fused.sizes[level.index])) for level in state.levels)
+        outputs[name] = (shape, format) if blocks is None else _blocked_output(program, op, state, blocks)
+        if blocks is not None:
+            scalars[name] = (tuple(op.indices.index(i) if i in op.indices else None for i in blocks.dims(op)), format)
+        sizes = tuple(guess.get((op, level.index), float(fused.sizes[level.index])) for level in own)
         declared[name] = Declared(shape, format, sizes, op.fill)
     nodes = expand_lanes(build.live(ends))
-    graph = with_broadcasts(group.name, nodes)
+    graph = with_broadcasts(group.name, nodes, blocks.block if blocks else 1)
     inputs: dict[str, tuple[str | int, Format]] = {}
     by_name = {name: (leaf.tensor, format) for leaf, (name, format) in views.items()}
     for tensor in graph.tensors():
         if tensor in by_name:
             inputs[tensor] = by_name[tensor]
         else:
-            index = next(i for i in fused.sizes if range_name(i) == tensor)
-            inputs[tensor] = (fused.sizes[index], Format(("dense",)))
+            size = next((n for i, n in fused.sizes.items() if range_name(i) == tensor), 1)
+            inputs[tensor] = (size, Format(("dense",), block=graph.block))
     source = "; ".join(dict.fromkeys(s.source for s in group.statements if s.source))
     region = Region(
         group.name,
@@ -323,5 +353,6 @@ def _finish(
         {name: op.fill for name, op in fused.roots.items() if op.fill},
         (*group.notes, *notes),
         source,
+        scalars,
     )
     return region, declared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,8 +167,24 @@ def from_coo(
         coordinates = coordinates.copy()
         coordinates[:, -2:] //= format.block
         sizes[-2:] = [sizes[-2] // format.block, sizes[-1] // format.block]
-    position = np.zeros(len(values), dtype=np.int64)
-    fibers, levels = 1, []
+    levels, position, fibers = coo_levels(name, coordinates, sizes, format)
+    stored = np.zeros((fibers, *([format.block] * 2 if inner is not None else [])))
+    where = (position,) if inner is None else (position, inner[:, 0], inner[:, 1])
+    np.add.at(stored, where, values)
+    return SparseTensor(name, tuple(shape), format, tuple(levels), stored)
+
+
+def coo_levels(
+    name: str, coordinates: np.ndarray, sizes: Sequence[int], format: Format
+) -> tuple[list[Level], np.ndarray, int]:
+    """Levels that hold the entries at ``coordinates`` [n, d], each entry's position, and how many positions there are.
+
+    Raises:
+        SparseError: dense levels beyond any memory.
+    """
+    position = np.zeros(len(coordinates), dtype=np.int64)
+    fibers = 1
+    levels: list[Level] = []
     for depth, kind in enumerate(format.levels):
         size, crd = sizes[format.order[depth]], coordinates[:, format.order[depth]]
         key = position * size + crd
@@ -180,11 +197,8 @@ def from_coo(
             levels.append(Level(size, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), kept % max(size, 1)))
             fibers = len(kept)
         if fibers > _MAX_DENSE:
-            raise SparseError(f"tensor {name!r} {shape} has {fibers} dense positions", "use compressed levels")
-    stored = np.zeros((fibers, *([format.block] * 2 if inner is not None else [])))
-    where = (position,) if inner is None else (position, inner[:, 0], inner[:, 1])
-    np.add.at(stored, where, values)
-    return SparseTensor(name, tuple(shape), format, tuple(levels), stored)
+            raise SparseError(f"tensor {name!r} {tuple(sizes)} has {fibers} dense positions", "use compressed levels")
+    return levels, position, fibers
 
 
 def to_coo(tensor: SparseTensor) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,59 @@
+"""Tensors in tiles: from scalar entries to the [b, b] tiles that a blocked graph reads, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilestream.errors import SparseError
+from tilestream.sparse.storage import Format, SparseTensor, coo_levels, from_coo, to_coo
+
+
+@dataclass(frozen=True)
+class TileFormat(Format):
+    """Levels over blocks. ``tile``: the dimensions along a tile's rows and columns; None: repeated along that axis.
+
+    ``whole``: the tensor says where something is, so that a block that is there has to be full.
+    """
+
+    tile: tuple[int | None, int | None] = (None, None)
+    whole: bool = False
+
+
+def to_tiles(tensor: SparseTensor, name: str, format: TileFormat) -> SparseTensor:
+    """A tensor's entries in tiles; what a stored tile lacks is 0.
+
+    Raises:
+        SparseError: a mask whose blocks are not full.
+    """
+    coordinates, values = to_coo(tensor)
+    block, (rows, columns) = format.block, format.tile
+    outer, sizes = coordinates.copy(), list(tensor.shape)
+    for dim in (rows, columns):
+        if dim is not None:
+            outer[:, dim] //= block
+            sizes[dim] //= block
+    levels, position, count = coo_levels(name, outer, sizes, format)
+    tiles = np.zeros((count, block, block))
+    row = slice(None) if rows is None else coordinates[:, rows] % block
+    column = slice(None) if columns is None else coordinates[:, columns] % block
+    spread = values.reshape(-1, *[1] * ((rows is None) + (columns is None)))
+    np.add.at(tiles, (position, row, column), spread)
+    if format.whole and len(values) != count * block ** sum(dim is not None for dim in format.tile):
+        raise SparseError(
+            f"mask {name!r} is not made of full blocks of {block}", "use a smaller block, or a mask on its borders"
+        )
+    return SparseTensor(name, tensor.shape, format, tuple(levels), tiles)
+
+
+def from_tiles(tensor: SparseTensor, dims: tuple[int | None, ...], shape: tuple[int, ...], to: Format) -> SparseTensor:
+    """The scalars of a blocked result. ``dims``: the dimension of ``shape`` that each of its own is; None: repeated."""
+    coordinates, values = to_coo(tensor)
+    first = np.ones(len(values), dtype=bool)
+    for at, dim in enumerate(dims):
+        if dim is None:
+            first &= coordinates[:, at] == 0
+    where = [at for at, dim in enumerate(dims) if dim is not None]
+    order = sorted(where, key=lambda at: dims[at] or 0)
+    return from_coo(tensor.name, coordinates[first][:, order], values[first], shape, to)
