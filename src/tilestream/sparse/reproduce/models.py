@@ -69,6 +69,7 @@ _NEAR, _ROWS = ("i", "j", "k"), ("i", "k", "j")
 GCN_ORDERS = {
     "unfused": {"matmul": _NEAR, "matmul_1": _ROWS, "matmul_3": _ROWS},
     "partial": {"matmul..relu": ("i", "k", "j", "l")},
+    "full": {"matmul..softmax": ("i", "l", "n", "m", "k", "j")},
 }
 """Neighbours innermost in A X, rows of W one after the other: what the released cycles of Cora show. One pass over the
 links costs (edges + nodes) x features then, not edges x (features + 1)."""
@@ -78,6 +79,7 @@ ROW_ORDERS = {"unfused": {"matmul": _ROWS, "matmul_1": _ROWS, "matmul_3": _ROWS}
 
 SAGE_ORDERS = {
     "unfused": {"matmul": _ROWS, "matmul_1": _NEAR, "matmul_2": _ROWS, "matmul_3": _ROWS, "matmul_5": _ROWS},
+    "full": {"matmul..relu_1": ("i", "l", "n", "o", "m", "k", "j")},
 }
 
 
