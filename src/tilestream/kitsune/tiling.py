@@ -44,8 +44,9 @@ STAGING = 16_384
 COLUMN_BY_COLUMN = (Kind.ELEMENTWISE, Kind.CAT, Kind.COPY, Kind.FILL)
 WIDEST = 1_024
 """Bytes of a row in a tile of such an operator: 128 rows are 128 KB, a payload that queues like."""
-SUM_STEPS = 4
-"""Tiles of each CTA of a partial stage: it takes what streams past in so many steps, and its sum leaves in as many."""
+SUM_STEPS = (4, 64)
+"""Tiles of each CTA of a partial stage, least and most: it takes what streams past in so many steps, and its sum
+leaves in as many. That keeps events few; the sum of a real CTA leaves once."""
 FINAL_ELEMENTS = 1_024
 FAN_IN = 8
 """Results, and partial sums, that one CTA of a final stage takes at most: the leaves of the tree."""
@@ -120,7 +121,7 @@ def _work(
     head = ops[0]
     tiles, blocks = tiles_of(ops, shape, stage.half)
     if stage.half is Half.PARTIAL and stage.name in p.ctas:
-        tiles = merge(tiles, p.ctas[stage.name], SUM_STEPS)
+        tiles = merge(tiles, p.ctas[stage.name], sum_steps(tiles // p.ctas[stage.name]))
     own = {value for op in ops for value in op.outputs}
     dram_read = l2_read = shared_read = resident = 0.0
     for op in ops:
@@ -178,6 +179,12 @@ def tensor_share(op: Operator, shape: Tile, device: Device, half: Half = Half.WH
     least = 64 if device.compute_capability >= (9, 0) else 32
     small = 0.95 if min(rows, m) * min(columns, n) < 128 * 128 else 1.0
     return GEMM_SHARE * small * min(1.0, rows / least) * max(1 / 8, min(1.0, min(columns, n) / 32))
+
+
+def sum_steps(tiles: int) -> int:
+    """Steps of a CTA of a partial stage that is dealt ``tiles``: an eighth of them, between ``SUM_STEPS``."""
+    least, most = SUM_STEPS
+    return max(least, min(most, tiles // 8))
 
 
 def tiles_of(ops: Sequence[Operator], shape: Tile, half: Half = Half.WHOLE) -> tuple[int, int]:
