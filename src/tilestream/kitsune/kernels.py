@@ -13,14 +13,14 @@ from tilestream.devices import Device
 from tilestream.ir import DTYPE_BYTES
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
-GEMM_TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 192): 0.98, (128, 128): 0.95, (128, 64): 0.9, (64, 64): 0.75}
+GEMM_TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 192): 0.98, (128, 128): 0.95, (128, 64): 0.95, (64, 64): 0.9}
 """Rows and columns of output of one CTA, from which libraries choose, and the share of the tensor rate it reaches:
 small tiles read more operands from shared memory for each product."""
 SPLIT_K = 512
 """Least depth that a CTA of a GEMM keeps when its sum is split among CTAs."""
-GEMM_SHARE = 0.98
+GEMM_SHARE = 1.0
 """Of the tensor rate, in the main loop."""
-GEMM_LATENCY_S = 1.2e-6
+GEMM_LATENCY_S = 1.15e-6
 """Of each tile: first loads, last products and epilogue, which its CTA, alone on its SM, covers with nothing."""
 UNALIGNED_SHARE = 0.2
 """What is left of that where rows of an operand are no multiples of 16 bytes, which loads of whole lines need."""
@@ -29,17 +29,17 @@ MULTICAST = 2
 STREAM_TILE = 16_384
 """Elements of one CTA of an elementwise kernel at most, and at least ``STREAM_LEAST``."""
 STREAM_LEAST = 1_024
-LANE_BASE, LANE_SIMT, LANE_SFU = 12.0, 2.0, 4.0
+LANE_BASE, LANE_SIMT, LANE_SFU = 16.0, 1.45, 4.4
 """Issue slots of an elementwise kernel: an element (load, unpack, convert, index, store), a listed op, an SFU op."""
 CTAS_PER_SM = 2
 WAVES = 16
 """Tiles a CTA at most: longer runs of equal tiles are merged, which changes no rate, only the number of events."""
 REGISTERS = 32_768
-GAP_S = 0.95e-6
+GAP_S = 0.65e-6
 """From one kernel of a CUDA graph to the next, without its first load."""
-L2_LATENCY_S = 0.35e-6
+L2_LATENCY_S = 0.55e-6
 """From a kernel's start to its first data, from the L2."""
-DRAM_LATENCY_S = 0.65e-6
+DRAM_LATENCY_S = 0.63e-6
 """And further, from DRAM."""
 
 

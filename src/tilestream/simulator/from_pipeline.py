@@ -19,6 +19,9 @@ from tilestream.simulator.tables import compute_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 from tilestream.work import bytes_of, phases, tiles_of, weight_bytes
 
+WARPGROUPS = 2
+"""Of a CTA: each hands its own tile on."""
+
 
 def workload(pipeline: Pipeline, rows: int, device: Device) -> Workload:
     """``pipeline`` over ``rows`` rows, as ``device`` would run it.
@@ -45,9 +48,10 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     work = _work(stage, launch, loaded)
     work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
     sharing = sum(s.replicas for s in launch.stages)
-    late = H200_STEPS.late * sharing * (work.l2_read + work.l2_write) / device.dram_bytes_per_s
-    extra = step_s(stage, launch, device) - max(compute_s(work, device))
-    work = replace(work, latency_s=max(0.0, extra) + late)
+    compute = step_s(stage, launch, device)
+    memory = sharing * (work.l2_read + work.l2_write) / device.dram_bytes_per_s
+    extra = max(0.0, compute - max(compute_s(work, device)))
+    work = replace(work, latency_s=extra + H200_STEPS.late * min(memory, compute))
     steps = ceil(tiles_of(rows) / per_step)
     ctas = max(1, min(stage.replicas, steps))
     return SimStage(
@@ -99,4 +103,5 @@ def _queue(q: Queue, stages: dict[str, Stage], launch: Pipeline) -> SimQueue:
     payload = launch.tiles()[q.tile].bytes * per_step
     # A step of two tiles is worth two steps of one, also where the last step is short of a tile.
     ratios = tuple((stages[name].tiles_per_step, per_step) for name in q.consumers)
-    return SimQueue(q.producer, q.consumers, payload, room=q.depth // per_step, parts=per_step, ratios=ratios)
+    room = q.depth // per_step
+    return SimQueue(q.producer, q.consumers, payload, room=room, ratios=ratios, parts=per_step, abreast=WARPGROUPS)

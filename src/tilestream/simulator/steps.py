@@ -20,23 +20,17 @@ LEAST_COLUMNS = 64
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Issue slots an element (of all lanes of an SM), and shares.
+    """Issue slots an element (of all lanes of an SM), and shares. Few, since few kernels are there to fit them on.
 
-    ``tensor_share``: of the tensor rate, when two warpgroups take turns. ``simple``: factor on bias, ReLU, adds and on
-    what leaves registers. ``norm``: slots an element of LayerNorm, RMSNorm or softmax. ``function``: factor on the
-    arithmetic of GELU, SiLU, sin and the like. ``special``: factor on special function operations. ``cat``: slots an
-    element of a concatenation of computed tiles. ``narrow``: share of the time of ``LEAST_COLUMNS`` columns that a
-    narrower linear takes beyond its own. ``late``: share of a step's DRAM time that its loads do not hide.
+    ``slots``: factor on counted instructions, and on what leaves registers: stalls and addresses. ``norm``: slots an
+    element of LayerNorm, RMSNorm or softmax. ``cat``: slots an element of a concatenation of computed tiles. ``late``:
+    share of a step's DRAM time that its loads do not hide, of at most as much as its work.
     """
 
-    tensor_share: float = 0.96
-    simple: float = 1.3
-    norm: float = 17.0
-    function: float = 1.37
-    special: float = 0.96
-    cat: float = 28.6
-    narrow: float = 0.85
-    late: float = 0.6
+    slots: float = 1.19
+    norm: float = 14.8
+    cat: float = 38.8
+    late: float = 0.78
 
 
 H200_STEPS = StepCosts()
@@ -61,21 +55,19 @@ def tile_of(stage: Stage, launch: Pipeline, device: Device, costs: StepCosts = H
         if op.kind == "linear":
             weight = launch.tensor(op.params[0])
             own = padded_flops(weight)
-            tensor += (own + costs.narrow * max(0.0, _narrow(weight.shape, weight.dtype) - own)) / rate[weight.dtype]
-            slots += costs.simple * TILE_ROWS * weight.shape[0] * (len(op.params) == 2)
+            tensor += max(own, _narrow(weight.shape, weight.dtype)) / rate[weight.dtype]
+            slots += costs.slots * TILE_ROWS * weight.shape[0] * (len(op.params) == 2)
             continue
         spec, elements = OPS[op.kind], TILE_ROWS * width(op, tiles)
         if spec.family == "norm":
             slots += costs.norm * elements
         elif op.kind == "cat":
             slots += costs.cat * elements * (not set(op.ins) <= loaded)
-        elif spec.transcendental or spec.flops > 2:
-            slots += costs.function * spec.flops * elements
-            sfu += spec.transcendental * elements
         else:
-            slots += costs.simple * spec.flops * elements
-    slots += costs.simple * device.handoff_ops * sum(p.handed for p in phases(stage, launch))
-    return Step(tensor, slots / lanes + costs.special * sfu / special)
+            slots += costs.slots * spec.flops * elements
+            sfu += spec.transcendental * elements
+    slots += costs.slots * device.handoff_ops * sum(p.handed for p in phases(stage, launch))
+    return Step(tensor, slots / lanes + sfu / special)
 
 
 def _narrow(shape: tuple[int, ...], dtype: str) -> float:
@@ -93,5 +85,5 @@ def compute_s(stage: Stage, launch: Pipeline, device: Device, costs: StepCosts =
     tile = tile_of(stage, launch, device, costs)
     if stage.placement.dim == 0:
         alone = tile.tensor_s + 2 * tile.lane_s
-        return max(2 * tile.tensor_s / costs.tensor_share, 2 * tile.lane_s, alone)
+        return max(2 * tile.tensor_s, 2 * tile.lane_s, alone)
     return tile.tensor_s + tile.lane_s

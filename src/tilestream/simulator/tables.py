@@ -72,6 +72,13 @@ def compute_s(work: TileWork, device: Device) -> tuple[float, float]:
     return tensor, simt
 
 
+def handover_s(queue: SimQueue, part: float, device: Device) -> float:
+    """Seconds in which ``part`` entries cross, ``abreast`` of their parts at a time; a part of a part is smaller."""
+    parts, abreast = part * queue.parts, queue.abreast or queue.parts
+    one = queue.payload / queue.parts
+    return device.queue_s(min(1.0, parts) * one) * max(1.0, parts / abreast)
+
+
 def spilled(launch: SimLaunch, device: Device) -> float:
     """Share of what passes through the rings that does not fit into the L2 and goes by DRAM."""
     ctas = {s.name: s.ctas for s in launch.stages}
@@ -146,9 +153,7 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
             i = index[name]
             part = entries(q, whole.stages[p], whole.stages[i])
             stages["load"][i] += grown[i] * _queue(q.payload * part, spill, device)
-            one = q.payload / q.parts
-            seconds = part * device.queue_s(one) if part >= 1 else device.queue_s(one * part)
-            exposed[i] = max(exposed[i], grown[i] * device.queue_exposed * seconds)
+            exposed[i] = max(exposed[i], grown[i] * device.queue_exposed * handover_s(q, part, device))
     stages["latency"] += exposed
     rings, edges = _queues(launch, index, stages, device)
     links = _links(stages, rings, edges)

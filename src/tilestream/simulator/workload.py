@@ -79,7 +79,8 @@ class SimStage:
 class SimQueue:
     """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
 
-    ``room``, where given, is the number of entries in all. An entry may cross in ``parts`` side by side (warpgroups).
+    ``room``, where given, is the number of entries in all. An entry may consist of ``parts``, of
+    which ``abreast`` cross side by side (warpgroups), those of several entries too; by default all of one entry's.
     ``ratios``, one a consumer, say how many tiles of the producer and of the consumer are equally much; by default all.
 
     The producer's tile ``t`` of ``n`` feeds the consumer's tiles from ``t * m / n`` on, where ``m`` are the consumer's:
@@ -93,6 +94,7 @@ class SimQueue:
     room: int | None = None
     ratios: tuple[tuple[int, int], ...] | None = None
     parts: int = 1
+    abreast: int | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def check(launch: SimLaunch) -> None:
                     f"use one of: {', '.join(names)}",
                 )
         entries = q.depth if q.room is None else q.room
-        if entries < 1 or q.parts < 1 or not (math.isfinite(q.payload) and q.payload > 0):
+        if entries < 1 or q.parts < 1 or (q.abreast or 1) < 1 or not (math.isfinite(q.payload) and q.payload > 0):
             raise WorkloadError(
                 f"the queue from {q.producer!r} has {entries} entries of {q.payload} bytes in {q.parts} parts",
                 "use at least 1 entry, 1 part and a payload above 0",
