@@ -12,6 +12,8 @@ from tilestream.sparse.program import declare
 from tilestream.sparse.storage import Format, SparseTensor, dense, pack
 
 SIZES = {"i": 4, "j": 3, "k": 4, "l": 3}
+EVEN_SIZES = {"i": 4, "j": 2, "k": 4, "l": 2}
+"""For blocks of 2. ``i`` and ``k``, and ``j`` and ``l``, have one size, so that one can be read as the other."""
 UNARY = {
     "relu": lambda a: np.maximum(a, 0),
     "exp": np.exp,
@@ -42,16 +44,16 @@ class Case:
     values: dict[str, np.ndarray]
 
 
-def evaluate(statement: Statement, values: dict[str, np.ndarray]) -> np.ndarray:
+def evaluate(statement: Statement, values: dict[str, np.ndarray], sizes: dict[str, int]) -> np.ndarray:
     """What a statement means, densely."""
     found = [i for a in statement.operands for i in a.indices]
     every = list(dict.fromkeys((*statement.indices, *statement.reduced, *found)))
     operands = []
     for access in statement.operands:
         axes = sorted(range(len(access.indices)), key=lambda n, a=access: every.index(a.indices[n]))
-        shape = [SIZES[i] if i in access.indices else 1 for i in every]
+        shape = [sizes[i] if i in access.indices else 1 for i in every]
         value = values[access.tensor].transpose(axes).reshape(shape)
-        operands.append(np.broadcast_to(value, [SIZES[i] for i in every]))
+        operands.append(np.broadcast_to(value, [sizes[i] for i in every]))
     if statement.scalar is not None:
         made = operands[0] + statement.scalar if statement.op == "add" else operands[0] * statement.scalar
     else:
@@ -63,7 +65,7 @@ def evaluate(statement: Statement, values: dict[str, np.ndarray]) -> np.ndarray:
     return made.transpose([left.index(i) for i in statement.indices])
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int, sizes: dict[str, int] = SIZES, masks: bool = True) -> Case:
     """Up to three tensors of up to three indices, any formats and sparsities, and up to five statements on them."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     inputs: dict[str, SparseTensor] = {}
@@ -72,7 +74,7 @@ def random_case(seed: int) -> Case:
     tensors: list[tuple[str, tuple[str, ...]]] = []
     for n in range(rng.randint(1, 3)):
         indices = tuple(rng.sample("ijkl", rng.randint(0 if n else 1, 3)))
-        shape = [SIZES[i] for i in indices]
+        shape = [sizes[i] for i in indices]
         array = numbers.standard_normal(shape) * (numbers.random(shape) < rng.choice([0, 0.2, 0.5, 1]))
         order = rng.sample(range(len(indices)), len(indices))
         format = Format(tuple(rng.choice(["dense", "compressed"]) for _ in indices), tuple(order))
@@ -83,8 +85,8 @@ def random_case(seed: int) -> Case:
         tensors.append((f"A{n}", indices))
     statements: list[Statement] = []
     for n in range(rng.randint(1, 5)):
-        statement = _statement(rng, f"T{n}", tensors, inputs)
-        made = evaluate(statement, values)
+        statement = _statement(rng, f"T{n}", tensors, inputs if masks else {})
+        made = evaluate(statement, values, sizes)
         if np.abs(made).max(initial=0) > 1e4:
             break
         statements.append(statement)

@@ -104,6 +104,18 @@ def test_attention(spelling):
     assert module.mask.layout == torch.sparse_coo, "the module is left as it was"
 
 
+@pytest.mark.parametrize("fuse", ["none", "all"])
+def test_attention_in_blocks(fuse):
+    """Heads stay scalar, sequence and features become tiles, and the layer norm's rows are reduced within them."""
+    torch.manual_seed(0)
+    mask = torch.block_diag(*[torch.ones(2, 2, dtype=torch.float64)] * 3)
+    module, x = Attention(mask, "masked_fill"), rand(6, 8, seed=3)
+    program = compile(module, x, schedule=Schedule(fuse=fuse, block=2))
+    torch.testing.assert_close(program.run(x, engine="spec").output, module(x).detach(), rtol=1e-9, atol=1e-9)
+    scalar = compile(module, x, schedule=Schedule(fuse=fuse)).run(x, engine="spec")
+    assert 2 * program.run(x, engine="spec").cycles < scalar.cycles
+
+
 class Call(nn.Module):
     """One expression as a module."""
 

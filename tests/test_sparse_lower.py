@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement
 from tilestream.sparse.program import Program, compile_einsum, declare
 from tilestream.sparse.schedule import Schedule
@@ -152,3 +153,36 @@ def test_free_order_and_reuse_of_constants():
     program = Program(einsums, Schedule(order=("j", "i")), [], {"A": pack("A", array, dense(2))})
     np.testing.assert_array_equal(program.run(engine="spec").output, array.T)
     assert not program.regions[0].notes
+
+
+def test_blocks_multiply_tiles():
+    """A blocked matmul is the scalar one on blocks: as many steps as the block pattern has, products as in PyTorch."""
+    rng = np.random.default_rng(0)
+    pattern = np.kron(rng.random((6, 6)) < 0.4, np.ones((4, 4)))
+    b, c = pattern * rng.standard_normal((24, 24)), rng.standard_normal((24, 8))
+    operands = [pack("B", b, DCSR), pack("C", c, dense(2))]
+    program = compile_einsum("ik,kj->ij", operands, Schedule(block=4, order=tuple("ikj")))
+    graph = program.regions[0].graph
+    assert graph.block == 4 and [n.attr("op") for n in graph.nodes if n.kind == "alu"] == ["matmul"]
+    result = program.run(engine="spec")
+    np.testing.assert_allclose(result.output, b @ c)
+    products = int(pattern[::4, ::4].sum()) * 2
+    assert result.regions["T"].node("matmul_T").flops == products * 2 * 4**3
+    for engine in ("fast", "spec"):
+        assert program.run(engine=engine).cycles == result.cycles
+    transposed = compile_einsum("ik,jk->ij", [operands[0], pack("C", c.T, dense(2))], Schedule(block=4))
+    np.testing.assert_allclose(transposed.run(engine="spec").output, b @ c)
+
+
+def test_blocks_that_do_not_fit():
+    operands = [pack("B", np.eye(6), DCSR), pack("C", np.eye(6), DCSR)]
+    with pytest.raises(SparseError, match="size 6 in blocks of 4"):
+        compile_einsum("ik,kj->ij", operands, Schedule(block=4))
+    ij = ("i", "j")
+    statement = Statement("T", ij, "mask", (Access("S", ij), Access("m", ij)), fill=-np.inf)
+    inputs = {"S": pack("S", np.ones((4, 4)), dense(2)), "m": pack("m", np.eye(4), DCSR)}
+    einsums = EinsumProgram(
+        {n: declare(t) for n, t in inputs.items()}, (statement,), ("T",), {"S": (4, 4), "m": (4, 4), "T": (4, 4)}
+    )
+    with pytest.raises(SparseError, match="not made of full blocks"):
+        Program(einsums, Schedule(block=2), list(inputs), {}, list(inputs.values())).run(engine="spec")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_programs import Case, random_case
+from sparse_programs import EVEN_SIZES, Case, random_case
 
 from tilestream.sparse.program import Program
 from tilestream.sparse.schedule import Schedule
@@ -46,6 +46,12 @@ def test_values_in_every_order(seed, choice):
         regions = [r for r in chosen.regions if "/" not in r.name]
         cut = any("memory" in note for r in chosen.regions for note in r.notes)
         assert cut or regions[0].order == program.regions[0].orders[number]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["none", "all"]), st.booleans())
+def test_values_in_blocks(seed, fuse, locate):
+    check(random_case(seed, EVEN_SIZES, masks=False), Schedule(fuse=fuse, locate=locate, block=2))
 
 
 @pytest.mark.parametrize("seed", range(12))

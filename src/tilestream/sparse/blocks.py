@@ -161,7 +161,7 @@ def _blocked(fused: Fused) -> set[str]:
 
 
 def _contracts(op: Op) -> bool:
-    if op.statement.op != "mul" or len(op.operands) != 2:
+    if op.statement.op != "mul" or op.statement.reduction != "add" or len(op.operands) != 2:
         return False
     left, right = (set(v.indices) for v in op.operands)
     return bool(left & right & set(op.reduced))

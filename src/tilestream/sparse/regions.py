@@ -225,7 +225,7 @@ def _region(
     lanes = {i: n for i, n in schedule.lanes_of(group.name).items() if i in fused.sizes}
     failed: NotFusible | None = None
     for order in _candidates(fused, orders, chosen, group.name):
-        views = {leaf: _view(leaf, order, fused, blocks) for leaf in fused.views if isinstance(leaf, Leaf)}
+        views = _views(fused, order, blocks)
         try:
             build, made = lower(fused, order, views, lanes, schedule, blocks)
         except NotFusible as error:
@@ -285,6 +285,20 @@ def _blocked_output(
 
 def _levels(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(leaf.indices, key=order.index))
+
+
+def _views(fused: Fused, order: tuple[str, ...], blocks: Blocks | None) -> dict[Leaf, tuple[str, Format]]:
+    """Name and format of every leaf; one tensor in two formats has two names."""
+    found: dict[Leaf, tuple[str, Format]] = {}
+    taken: dict[str, Format] = {}
+    for leaf in fused.views:
+        if isinstance(leaf, Leaf):
+            base, format = _view(leaf, order, fused, blocks)
+            name, n = base, 1
+            while taken.setdefault(name, format) != format:
+                name, n = f"{base}#{n}", n + 1
+            found[leaf] = name, format
+    return found
 
 
 def _view(leaf: Leaf, order: tuple[str, ...], fused: Fused, blocks: Blocks | None) -> tuple[str, Format]:
