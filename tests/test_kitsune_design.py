@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -205,6 +207,14 @@ def test_memory_bounds_every_prediction(shape: Tile):
     assert predict(p, work, graph, A100) > max(dram, l2)
     assert dram == launch_bytes(graph, p.node.ops) / A100.dram_bytes_per_s
     assert works(p, graph, A100, shape) == work
+
+
+def test_the_page_of_designs_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "kitsune.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "docs/kitsune.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("56 of 69 operators in 9 pipelines")
+    assert all(f"`{name}`" in page for name in EXECUTIONS)
 
 
 def test_a_library_kernel_pays_the_measured_gap():
