@@ -93,7 +93,7 @@ class Blocks:
             fitted = []
             for tile, value in zip(tiles, values, strict=False):
                 if not _fits(tile, (rows, columns)):
-                    if not _fits(tile[::-1], (rows, columns)):
+                    if not _fits((tile[1], tile[0]), (rows, columns)):
                         raise SparseError(f"{statement} ({source}): its tiles do not fit", "use block=1 here")
                     value = unary("transpose", value)
                 fitted.append(value)

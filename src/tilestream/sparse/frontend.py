@@ -150,13 +150,14 @@ def _check_formats(formats: Mapping[str, Format], names: list[str]) -> None:
 @contextmanager
 def _standins(module: nn.Module, tensors: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> Iterator[None]:
     """The module with a dense fake tensor in place of each sparse one that it owns."""
-    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    replaced: list[tuple[Any, str, torch.Tensor]] = []
     for name, tensor in tensors.items():
         if tensor.layout == torch.strided:
             continue
         path, _, last = name.rpartition(".")
         part = module.get_submodule(path)
-        for holder in (part._parameters, part._buffers, vars(part)):
+        holders: tuple[Any, ...] = (part._parameters, part._buffers, vars(part))
+        for holder in holders:
             if last in holder:
                 replaced.append((holder, last, tensor))
                 with mode:
@@ -229,7 +230,8 @@ def _scalar(format: Format) -> Format:
 def _call(rec: Recorder, node: torch.fx.Node, values: Mapping[str, Any]) -> Any:
     """Record one operator of the exported graph."""
     rec.at, rec.source = node.name, source_line(node)
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+    bound: Any = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+    args, kwargs = bound
     if getattr(node.target, "__name__", "") == "getitem":
         return args[0][args[1]]
     name = str(node.target).rsplit(".", 1)[0] if isinstance(node.target, torch._ops.OpOverload) else str(node.target)

@@ -181,6 +181,12 @@ class Joins:
             self._moved[key] = self._move(state, moves, missing, at)
         return self._moved[key]
 
+    def moved_op(self, state: OpState, moves: Moves, at: int) -> OpState:
+        """``moved`` of a statement that is iterating."""
+        made = self.moved(state, moves, False, at)
+        assert isinstance(made, OpState)
+        return made
+
     def _move(self, state: State, moves: Moves, missing: bool, at: int) -> State:
         if isinstance(state, LeafState):
             if state.at != at:

@@ -81,7 +81,7 @@ class Lowering:
         own = sorted({*state.left, *op.reduced}, key=self.rank.__getitem__)
         for index in own:
             state = self._prepare(state, index, loops)
-            level, state = self.step(state, index, loops)
+            level, state = self.joins.step(state, index, loops)
             signal = level.crd
             if index in self.parallel:
                 signal, state = self._fork(state, level, index, loops)
@@ -211,7 +211,7 @@ class Lowering:
         if level.rigid:
             raise NotFusible(level.rigid, f"its fibers would have to be dealt over lanes of {index}")
         moved = {port: self.scatter(index, port) for port in level.slots}
-        state = self.joins.moved(state, moved, False, len(loops) + 1)
+        state = self.joins.moved_op(state, moved, len(loops) + 1)
         signal = moved[level.slots[0]] if level.slots else self.scatter(index, level.crd)
         return signal, state
 

@@ -32,7 +32,6 @@ class ProgramResult:
         tensors: every result by name, as stored.
         cycles: the sum over regions, which run one after the other.
         regions: each region's own result, by name.
-        seconds: wall-clock time of each region.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -121,6 +120,7 @@ class Program:
         depth: int | Mapping[str, int] | None = None,
         timing: Any = None,
         trace: bool = False,
+        values: bool = True,
         observe: Callable[[Region, Result], None] | None = None,
     ) -> ProgramResult:
         """Run all regions, one after the other.
@@ -132,6 +132,7 @@ class Program:
             depth: slots of every channel, or by stream; None for no bound.
             timing: a ``sparse.timing.Timing``; default the reference code's.
             trace: keep every stream.
+            values: False: the fast engine leaves out the arithmetic; cycles, counts and structures stay, values are 0.
             observe: called with each region and its result as soon as it has run.
 
         Raises:
@@ -145,6 +146,7 @@ class Program:
         )
         options: dict[str, Any] = {"depth": depth, "trace": trace}
         options |= {"timing": timing} if timing is not None else {}
+        options |= {"values": False} if not values and engine == "fast" else {}
         options |= {"memory": memory} if memory is not None and engine == "fast" else {}
         have = self.bind(*inputs)
         results: dict[str, Result] = {}

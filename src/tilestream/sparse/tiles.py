@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,8 @@ def to_tiles(tensor: SparseTensor, name: str, format: TileFormat) -> SparseTenso
     row = slice(None) if rows is None else coordinates[:, rows] % block
     column = slice(None) if columns is None else coordinates[:, columns] % block
     spread = values.reshape(-1, *[1] * ((rows is None) + (columns is None)))
-    np.add.at(tiles, (position, row, column), spread)
+    where: Any = (position, row, column)
+    np.add.at(tiles, where, spread)
     if format.whole and len(values) != count * block ** sum(dim is not None for dim in format.tile):
         raise SparseError(
             f"mask {name!r} is not made of full blocks of {block}", "use a smaller block, or a mask on its borders"
