@@ -56,20 +56,13 @@ def executions(data: dict[str, Any]) -> str:
         at = {e: r for (app, mode, e), r in runs.items() if (app, mode) == (row["app"], row["mode"])}
         bulk = at["bulk"]["time_us"]
         cells = [f"{bulk:,.0f}"]
-        for execution in ("vertical", "kitsune", "kitsune, one arbiter"):
+        for execution in ("vertical", "kitsune", "kitsune, one arbiter", "mixed"):
             cells.append(f"{bulk / at[execution]['time_us']:.2f}")
         for execution in ("bulk", "kitsune"):
             cells.append(f"{at[execution]['quadrants']['both_low']:.0%}")
-        rows.append([row["label"], *cells])
-    headings = [
-        "row",
-        "bulk (us)",
-        "vertical",
-        "Kitsune",
-        "Kitsune, one arbiter",
-        "both low: bulk",
-        "both low: Kitsune",
-    ]
+        rows.append([row["label"], *cells, f"{row['speedup_l2_reuse']:.2f}"])
+    headings = ["row", "bulk (us)", "vertical", "Kitsune", "Kitsune, one arbiter", "mixed"]
+    headings += ["both low: bulk", "both low: Kitsune", "Kitsune, L2 reuse"]
     return table(headings, rows)
 
 

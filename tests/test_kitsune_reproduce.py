@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tilestream.kitsune import paper, reasons, report, summary
 from tilestream.kitsune.outcome import LaunchTime, Outcome, geomean, regions
 from tilestream.kitsune.reproduce import Reproduction, chosen
-from tilestream.kitsune.summary import BASE, BULK, DRAM, EXECUTIONS_SHOWN, KITSUNE, SMS, VERTICAL, RowRuns
+from tilestream.kitsune.summary import BASE, BULK, DRAM, EXECUTIONS_SHOWN, KITSUNE, MIXED, REUSE, SMS, VERTICAL, RowRuns
 
 ROOT = Path(__file__).parent.parent
 shares = st.floats(0, 1)
@@ -34,11 +34,11 @@ def outcome(*launches: LaunchTime, execution: str = BULK, mode: str = "inference
 def row(app: str = "nerf", mode: str = "inference", faster: float = 2.0) -> RowRuns:
     phase = "backward" if mode == "training" else "forward"
     runs = {}
-    for variant, scale in ((BASE, 1.0), (SMS, 0.8), (DRAM, 0.5)):
+    for variant, scale in ((BASE, 1.0), (SMS, 0.8), (DRAM, 0.5), (REUSE, 0.9)):
         for execution in EXECUTIONS_SHOWN:
             times = {BULK: 1.0, VERTICAL: 1 / 1.25}.get(execution, 1 / faster)
             parts = [launch("c", "z", 1e-6 * scale, sm=0.1)]
-            if execution == KITSUNE:
+            if execution in (KITSUNE, MIXED):
                 parts.append(launch("ab", "x y", 4e-6 * times * scale, dram=0.5, phase=phase))
             else:
                 parts += [launch(op, op, 2e-6 * times * scale, phase=phase) for op in "xy"]

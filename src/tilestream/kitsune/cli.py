@@ -61,7 +61,9 @@ def kitsune(
 def sweep_command(
     models: Annotated[list[str], typer.Argument(help="Whole models: names, or FILE.py:FUNCTION.")],
     devices: Annotated[str, typer.Option(help="As a100,h200+kitsune,a100+sms*2, or device files.")] = "a100",
-    strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune.")] = ",".join(EXECUTIONS),
+    strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune, deep, mixed.")] = ",".join(
+        EXECUTIONS
+    ),
     modes: Annotated[str, typer.Option(help="Some of inference, training.")] = "inference",
     size: Annotated[list[str] | None, typer.Option(help="NAME=V1,V2: a size of the models; repeatable.")] = None,
     jobs: Jobs = -1,
@@ -81,7 +83,12 @@ def is_whole(model: str, strategy: str, mode: str | None, size: Sequence[str] | 
     from tilestream.apps import APPS
     from tilestream.apps.models import MODELS
 
-    return mode is not None or bool(size) or strategy == "kitsune" or (model in MODELS and model not in APPS)
+    return (
+        mode is not None
+        or bool(size)
+        or strategy in ("kitsune", "deep", "mixed")
+        or (model in MODELS and model not in APPS)
+    )
 
 
 def simulate_whole(

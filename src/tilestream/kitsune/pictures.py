@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from tilestream.kitsune import paper
 from tilestream.kitsune.reproduce import Reproduction
-from tilestream.kitsune.summary import BASE, BULK, KITSUNE, KITSUNE_FIFO, VERTICAL, RowRuns
+from tilestream.kitsune.summary import BASE, BULK, KITSUNE, KITSUNE_FIFO, MIXED, REUSE, VERTICAL, RowRuns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {BULK: "#7d8793", VERTICAL: "#d9822b", KITSUNE: "#2f6fb5", KITSUNE_FIFO: "#9ec3ea"}
+COLOURS = {BULK: "#7d8793", VERTICAL: "#d9822b", KITSUNE: "#2f6fb5", KITSUNE_FIFO: "#9ec3ea", MIXED: "#3b9a6d"}
 PAPER = {"edgecolor": "#1c2530", "facecolor": "none", "linewidth": 1.1}
 
 
@@ -27,7 +27,7 @@ def pictures(made: Reproduction) -> dict[str, bytes]:
         "utilisation": _quadrants(made),
         "timeline": _timeline(made),
     }
-    if len({variant for row in made.rows for variant, _ in row.runs}) > 1:
+    if _variants(made):
         drawn["sensitivity"] = _sensitivity(made)
     return {name: _png(figure) for name, figure in drawn.items()}
 
@@ -73,13 +73,13 @@ def _traffic(made: Reproduction) -> Figure:
 
 def _speedup(made: Reproduction) -> Figure:
     figure, (axis,) = _axes()
-    for shift, execution in ((-0.27, VERTICAL), (0.0, KITSUNE_FIFO), (0.27, KITSUNE)):
+    for shift, execution in ((-0.3, VERTICAL), (-0.1, KITSUNE_FIFO), (0.1, KITSUNE), (0.3, MIXED)):
         at = [i + shift for i in range(len(made.rows))]
-        axis.bar(at, [r.speedup(execution) for r in made.rows], 0.26, color=COLOURS[execution], label=execution)
+        axis.bar(at, [r.speedup(execution) for r in made.rows], 0.19, color=COLOURS[execution], label=execution)
     axis.axhline(1, color="#7d8793", linewidth=0.8)
     _ticks(axis, _labels(made))
     axis.set_ylabel("times as fast as bulk")
-    axis.legend(frameon=False, ncols=3)
+    axis.legend(frameon=False, ncols=4)
     return figure
 
 
@@ -148,8 +148,13 @@ def _timeline(made: Reproduction) -> Figure:
     return figure
 
 
+def _variants(made: Reproduction) -> list[str]:
+    """Variants of the hardware, without the base."""
+    return [v for v in dict.fromkeys(v for r in made.rows for v, _ in r.runs) if v not in (BASE, REUSE)]
+
+
 def _sensitivity(made: Reproduction) -> Figure:
-    variants = [v for v in dict.fromkeys(v for r in made.rows for v, _ in r.runs) if v != BASE]
+    variants = _variants(made)
     figure, axes = _axes(1, len(variants), width=4.6 * len(variants) + 1.2)
     for axis, variant in zip(axes, variants, strict=True):
         for shift, execution in ((-0.27, BULK), (0.0, VERTICAL), (0.27, KITSUNE)):

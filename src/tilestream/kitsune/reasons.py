@@ -50,8 +50,8 @@ ROWS: dict[str, str] = {
 """By ``app mode``."""
 
 _LOW = (
-    "Which kernels are low depends on batch sizes, which the paper does not give. Ours are those that fit its traffic; "
-    "larger graphs and batches leave fewer kernels low."
+    "It depends on the batch, which the paper does not give: DLRM's is 88% and 84% (training) at 512 samples in place "
+    "of 2048, NeRF's 73% and 72% at 4096 points in place of 10240."
 )
 _NORMS = (
     "The largest are RMSNorms of five small operators: five launches in bulk and one in a pipeline. The paper seems "

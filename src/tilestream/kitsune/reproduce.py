@@ -16,15 +16,28 @@ from tilestream.devices import Device
 from tilestream.errors import OptionError
 from tilestream.kitsune import paper, reasons, summary
 from tilestream.kitsune.parallel import each
-from tilestream.kitsune.summary import BASE, BOTH, BULK, DRAM, KITSUNE, KITSUNE_FIFO, SMS, VERTICAL, RowRuns
+from tilestream.kitsune.summary import (
+    BASE,
+    BOTH,
+    BULK,
+    DRAM,
+    KITSUNE,
+    KITSUNE_FIFO,
+    MIXED,
+    REUSE,
+    SMS,
+    VERTICAL,
+    RowRuns,
+)
 
 VARIANTS: dict[str, str] = {
     BASE: "",
     SMS: "+sms*2+l2_bytes_per_s*2",
     DRAM: "+dram_bytes_per_s*2",
     BOTH: "+sms*2+l2_bytes_per_s*2+dram_bytes_per_s*2",
+    REUSE: "",
 }
-"""The sensitivity study (paper, Figs. 10 and 12), as variants of a device's name."""
+"""The sensitivity study (paper, Figs. 10 and 12), as variants of a device's name, and the base with a warm L2."""
 
 EXECUTIONS = (BULK, VERTICAL, KITSUNE)
 
@@ -80,6 +93,9 @@ def _row(ours: RowRuns, stated: paper.Table2Row) -> dict[str, Any]:
         "traffic_kitsune": ours.reduction(KITSUNE),
         "speedup": ours.speedup(),
         "speedup_vertical": ours.speedup(VERTICAL),
+        "speedup_mixed": ours.speedup(MIXED),
+        "speedup_one_arbiter": ours.speedup(KITSUNE_FIFO),
+        "speedup_l2_reuse": ours.speedup(KITSUNE, REUSE) if (REUSE, KITSUNE) in ours.runs else None,
         "label": stated.label,
         "paper": {name: getattr(stated, name) for name in COLUMNS},
         "unfused": dict(ours.unfused),
@@ -145,19 +161,18 @@ def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRun
     phases = {op.name: str(op.phase) for op in graph.operators}
     runs, fused, traffic, unfused = {}, {}, {}, {}
     for variant in variants:
-        for execution in EXECUTIONS:
-            machine = variant_of(device, variant, execution == KITSUNE)
-            made = design(graph, machine, execution)
-            run = evaluate(made.workload, machine, app=app, mode=mode, execution=execution, phases=phases)
-            runs[variant, execution] = run
+        for execution in EXECUTIONS if variant != BASE else (*EXECUTIONS, MIXED):
+            machine = variant_of(device, variant, execution in (KITSUNE, MIXED))
+            made = design(graph, machine, execution, reuse=variant == REUSE)
+            names = {"app": app, "mode": mode, "execution": execution}
+            runs[variant, execution] = evaluate(made.workload, machine, phases=phases, **names)
             if variant == BASE:
                 fused[execution], traffic[execution] = made.fused, made.traffic_bytes
             if variant == BASE and execution == KITSUNE:
                 unfused = {e.op: e.reason for e in made.selection.exclusions}
+                names["execution"] = KITSUNE_FIFO
                 stock = variant_of(device, variant, False)
-                runs[variant, KITSUNE_FIFO] = evaluate(
-                    made.workload, stock, app=app, mode=mode, execution=KITSUNE_FIFO, phases=phases
-                )
+                runs[variant, KITSUNE_FIFO] = evaluate(made.workload, stock, phases=phases, **names)
     return RowRuns(app, mode, len(graph.operators), fused, traffic, runs, unfused)
 
 

@@ -10,11 +10,15 @@ from tilestream.kitsune.paper import INFERENCE, TRAINING
 
 BASE, SMS, DRAM, BOTH = "base", "2x SMs, L2", "2x DRAM", "2x all"
 """Variants of the device in the sensitivity study."""
+REUSE = "L2 reuse"
+"""The base, with launches credited for what the L2 keeps from those before them."""
 
-BULK, VERTICAL, KITSUNE, KITSUNE_FIFO = "bulk", "vertical", "kitsune", "kitsune, one arbiter"
-"""What is run on each variant. The last is Kitsune's pipelines on the grid scheduler of today."""
+BULK, VERTICAL, KITSUNE = "bulk", "vertical", "kitsune"
+"""What is run on each variant."""
+KITSUNE_FIFO, MIXED = "kitsune, one arbiter", "mixed"
+"""On the base alone: Kitsune's pipelines on the grid scheduler of today, and the best of pipelines and other fusion."""
 
-EXECUTIONS_SHOWN = (BULK, VERTICAL, KITSUNE, KITSUNE_FIFO)
+EXECUTIONS_SHOWN = (BULK, VERTICAL, KITSUNE, KITSUNE_FIFO, MIXED)
 
 
 @dataclass(frozen=True)

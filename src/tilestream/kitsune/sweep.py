@@ -15,6 +15,8 @@ from tilestream.kitsune.outcome import Outcome
 from tilestream.kitsune.parallel import each
 
 EXECUTIONS = ("bulk", "vertical", "kitsune")
+"""What is run unless told otherwise; ``deep`` and ``mixed`` are to be asked for."""
+ALL_EXECUTIONS = (*EXECUTIONS, "deep", "mixed")
 MODES = ("inference", "training")
 
 Sizes = tuple[tuple[str, int], ...]
@@ -53,7 +55,7 @@ def points(
         OptionError: a mode or execution is unknown, or a list is empty.
         DeviceError: a device is unknown.
     """
-    for what, given, known in (("mode", modes, MODES), ("execution", executions, EXECUTIONS)):
+    for what, given, known in (("mode", modes, MODES), ("execution", executions, ALL_EXECUTIONS)):
         for name in given:
             if name not in known:
                 raise OptionError(f"unknown {what} {name!r}", f"use some of: {', '.join(known)}")
