@@ -1,6 +1,8 @@
 """Modules to programs: every operator against eager PyTorch in float64, formats, errors with the user's line."""
 
+import builtins
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,3 +234,9 @@ def test_errors_of_the_call():
         compile(Call(lambda x: x if x.sum() > 0 else -x), rand(3, 3))
     with pytest.raises(CaptureError, match=r"torch\.sparse\.softmax"):
         compile(Call(lambda x: torch.sparse.softmax(x, 1)), rand(3, 3).to_sparse())
+
+
+def test_example_of_the_page_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "sparse-compiler.md").read_text()
+    exec(builtins.compile(page.split("```python\n")[1].split("```")[0], "docs/sparse-compiler.md", "exec"), {})
+    assert "mm..relu\n|" in capsys.readouterr().out
