@@ -192,6 +192,7 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
     quick: Annotated[bool, typer.Option(help="Smaller graphs where a study allows it; each row says so.")] = False,
     cora: Annotated[Path | None, typer.Option(help="cora.cites or its folder; or set TILESTREAM_CORA.")] = None,
+    most_cycles: Annotated[float, typer.Option(help="Estimate what is expected to take more cycles.")] = 1e9,
     results: Annotated[Path | None, typer.Option("--out", help="A folder: one JSON file a study.")] = None,
     json_: Json = None,
     debug: Debug = False,
@@ -208,7 +209,7 @@ def reproduce(
         raise OptionError(f"there is no study {unknown[0]!r}", f"the studies are {', '.join(studies.STUDIES)}")
     made = []
     with Progress() as progress:
-        options = studies.Options(quick=quick, cora=cora, progress=progress)
+        options = studies.Options(quick=quick, cora=cora, most_cycles=most_cycles, progress=progress)
         for name in names or studies.STUDIES:
             study = studies.run(name, options)
             made.append(study.json())

@@ -75,7 +75,7 @@ def sparsity(options: Options) -> Study:
             graph = GraphSet(f"{structure} {sparse:.0%}", make(1 - sparse), width, 16, real=False)  # type: ignore[arg-type]
             case = models.gcn(graph)
             options.progress(f"sparsity: {graph.name}")
-            found = {f: models.measure(case, case.compile(f), 1e8) for f in paper.FUSIONS}
+            found = {f: models.measure(case, case.compile(f), min(1e8, options.most_cycles)) for f in paper.FUSIONS}
             first = found["unfused"].cycles
             rows.append(
                 {

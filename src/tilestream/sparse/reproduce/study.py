@@ -19,10 +19,15 @@ def _silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How studies run. ``quick``: smaller graphs where a study allows it. ``cora``: where Cora's links are."""
+    """How studies run.
+
+    ``quick``: smaller graphs where a study allows it. ``cora``: where Cora's links are. ``most_cycles``: what is
+    expected to take more is estimated, not simulated, and its row says so.
+    """
 
     quick: bool = False
     cora: Path | None = None
+    most_cycles: float = 1e9
     progress: Callable[[str], None] = _silent
 
 

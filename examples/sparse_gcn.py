@@ -1,0 +1,51 @@
+"""A sparse GCN on the karate club: unfused, by layers and in one region; then a search, and a page with the graph.
+
+Run it with ``python examples/sparse_gcn.py [OUT]``; it writes ``OUT/gcn.html`` (by default under ``sparse-out``).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from tilestream.apps.sparse import GCN
+from tilestream.sparse import Format, Schedule, compile, graphs, report
+from tilestream.sparse.search import Space, search
+
+CSF = Format(("compressed", "compressed"))
+
+
+def main(folder: Path) -> None:
+    graph = graphs.karate()
+    model = GCN(features=34, hidden=16, classes=2)
+    inputs = (graph.torch(), torch.rand(graph.nodes, 34, dtype=torch.float64))
+    formats = {"adjacency": CSF, "weight1": CSF, "weight2": CSF}
+
+    layers = (("matmul", "matmul_1", "add", "relu"), ("matmul_2", "matmul_3", "add_1", "softmax"))
+    for name, fuse in (("unfused", "none"), ("a region a layer", layers), ("one region", "all")):
+        program = compile(model, *inputs, formats=formats, schedule=Schedule(fuse=fuse))
+        result = program.run(*inputs)
+        error = (result.output - model(*inputs)).abs().max().item()
+        print(f"{name:17} {result.cycles:7,} cycles, {result.bytes:9,} bytes, error {error:.0e}")
+
+    found = search(
+        lambda schedule: compile(model, *inputs, formats=formats, schedule=schedule),
+        inputs,
+        Space(orders=2, factors=(2, 4)),
+        budget_s=20,
+    )
+    print(f"best of {found.estimated} schedules: {found.best.cycles:,} cycles")
+    print(found.best.schedule)
+
+    program = compile(model, *inputs, formats=formats, schedule=Schedule(fuse=layers))
+    result = program.run(*inputs)
+    regions = [(r.name, r.graph, result.regions[r.name], str(r.table)) for r in program.regions]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gcn.html").write_text(report.page("GCN on the karate club", regions), encoding="utf-8")
+    print(f"page: {folder / 'gcn.html'}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("sparse-out"))

@@ -1,0 +1,138 @@
+"""The studies: reference counts are met, published figures are as published, the document is what the results say."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tilestream.sparse import graphs
+from tilestream.sparse.reproduce import STUDIES, Options, Study, attention, fusion, models, paper, run, schedules
+from tilestream.sparse.reproduce.study import markdown, off, text
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_reference_count_of_comal_is_met() -> None:
+    study = run("kernels", Options())
+    compared = 0
+    for row in study.rows:
+        assert row["exact"], row
+        if row["Comal"]:
+            assert abs(row["cycles"] / row["Comal"] - 1) < 0.005, row
+            compared += 1
+        for got, want in (("values written", "reference values"), ("sum", "reference sum")):
+            assert row[want] is None or row[got] == row[want], row
+    assert compared == 15
+
+
+def test_sampled_products_are_exact_and_near_sams() -> None:
+    rows = run("sddmm", Options()).rows
+    assert len(rows) == 9 and all(row["exact"] for row in rows)
+    for row in rows:
+        assert abs(row["cycles"] - row["SAM in Python"]) < 51, row  # SAM's writers count each of the 50 rows
+
+
+def test_the_best_order_beats_the_worst_as_published() -> None:
+    rows = schedules.orders(Options()).rows
+    assert len(rows) == 24 and all(row["exact"] for row in rows)
+    cycles = [row["cycles without locating"] for row in rows]
+    assert abs(max(cycles) / min(cycles) / paper.ORDER_SPREAD - 1) < 0.02
+
+
+def test_published_speedups_follow_from_published_cycles() -> None:
+    assert round(paper.speedup("GPT-3", "16", "full"), 2) == 2.70
+    assert round(paper.speedup("GCN", "collab", "partial"), 2) == 2.58
+    assert round(paper.speedup("GraphSAGE", "mag", "partial"), 2) == 3.92
+    assert round(paper.speedup("SAE", "imagenet", "full"), 2) == 0.67
+
+
+@pytest.mark.parametrize("make", [models.gcn, models.graphsage])
+def test_fusion_of_graph_networks(make) -> None:
+    """Partial fusion gains, and full fusion costs what walks of two edges cost; values are dense PyTorch's."""
+    graph = graphs.karate()
+    rows = fusion.rows_of(make(graph), None, Options())
+    assert [row["fusion"] for row in rows] == list(paper.FUSIONS)
+    assert all(row["error"] < 1e-12 for row in rows)
+    assert rows[1]["speedup"] > 1.3
+    walks = graph.two_paths * (graph.features + 1)
+    assert abs(rows[2]["cycles"] / walks - 1) < 0.15
+
+
+def test_what_takes_too_long_is_estimated_and_says_so() -> None:
+    case = models.gcn(graphs.karate())
+    ran = fusion.rows_of(case, None, Options())
+    expected = fusion.rows_of(case, None, Options(most_cycles=10))
+    assert {row["how"] for row in expected} == {"estimated"} and {row["how"] for row in ran} == {"simulated"}
+    for a, b in zip(expected, ran, strict=True):
+        assert a["error"] is None and abs(a["cycles"] / b["cycles"] - 1) < 0.1
+
+
+def test_one_image_explains_the_released_autoencoder() -> None:
+    rows = fusion._one_image(Options())
+    full = rows[-1]
+    assert abs(full["cycles"] / full["published"] - 1) < 0.005
+    assert rows[0]["cycles"] < rows[1]["cycles"] and full["speedup"] < 1
+
+
+def test_a_batch_explains_the_papers_autoencoder() -> None:
+    rows = fusion.rows_of(models.sae(128, 24, 32, 0.5), None, Options())
+    assert abs(rows[2]["speedup"] / paper.SAE_SPEEDUP - 1) < 0.06
+    assert abs(rows[1]["speedup"] - 1.01) < 0.05
+
+
+def test_channels_deadlock_stall_and_then_lose_nothing() -> None:
+    case = attention.case(sequence=16, heads=1, width=4, block=4)
+    rows = schedules.depths("attention", case.compile("full"), case.inputs)
+    assert rows[0]["deadlock"] and "no room" in rows[0]["deadlock"]
+    ran = [row["cycles"] for row in rows if row["cycles"]]
+    assert ran == sorted(ran, reverse=True)
+    assert rows[-1]["cycles"] == case.compile("full").run(*case.inputs).cycles
+
+
+def test_decoders_add_up() -> None:
+    totals = attention._decoders(attention.Sizes(32, 16, 2, 64), 8, True, Options())
+    assert totals["full"][0] < totals["partial"][0] < totals["unfused"][0]
+    expected = attention._decoders(attention.Sizes(32, 16, 2, 64), 8, False, Options())
+    for name, (cycles, flops, moved) in totals.items():
+        assert expected[name][0] == pytest.approx(cycles, rel=0.1)
+        assert expected[name][1] == pytest.approx(flops, rel=0.02)
+        assert expected[name][2] == pytest.approx(moved, rel=0.05)
+
+
+@pytest.mark.skipif(graphs.CORA not in os.environ, reason=f"{graphs.CORA} does not say where Cora's links are")
+def test_cora_has_its_published_counts() -> None:
+    cora = graphs.cora()
+    assert (cora.nodes, cora.edges, cora.two_paths) == (2708, 10556, 115158)
+    for fusion_, published in zip(paper.FUSIONS, paper.FIGURE12["GCN"]["cora"], strict=True):
+        case = models.gcn(cora)
+        expected = models.measure(case, case.compile(fusion_), 0)
+        assert abs(expected.cycles / published - 1) < 0.035
+
+
+def test_studies_are_kept_and_shown(tmp_path: Path) -> None:
+    study = Study("x", "Title", "a source", ({"a": 1, "b": 2.5}, {"a": 12345, "b": None}), ("a note",))
+    path = tmp_path / "x.json"
+    import json
+
+    path.write_text(json.dumps(study.json()))
+    assert Study.read(path) == study
+    shown = markdown([study])
+    assert "| 12,345 |  |" in shown and "- a note" in shown and shown.startswith("## Title")
+    assert (text(None), text(True), text(1234.5), text(0.12345), off(102, 100)) == (
+        "",
+        "yes",
+        "1,234",
+        "0.123",
+        "+2.00 %",
+    )
+
+
+def test_the_document_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables = importlib.import_module("sparse_tables")
+    assert tables.PAGE.read_text(encoding="utf-8") == tables.page(), "run python benchmarks/sparse_tables.py"
+    assert {p.stem for p in tables.RESULTS.glob("*.json")} >= {"gcn", "graphsage", "gpt3", "kernels", "order"}
+    assert set(STUDIES) >= {"gcn", "graphsage", "gpt3", "sae", "parallel", "order", "sparsity", "heuristic", "channels"}
