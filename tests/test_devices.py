@@ -113,6 +113,7 @@ def test_a_device_file_of_ten_lines(tmp_path):
     assert device.simt_flops == pytest.approx(H200.simt_flops * 160 / 132)
     assert device.queue_s(1024) == 5e-7
     assert devices.get(f"{path}+kitsune").arbiters == 2
+    assert devices.get("mine") == device, "a plan names its device: it is found again"
 
 
 def test_a_whole_device_as_json(tmp_path):
@@ -137,6 +138,7 @@ def test_a_whole_device_as_json(tmp_path):
         ('base = "h200"\ncompute_capability = 9\n', "compute_capability is 9"),
         ('base = "h200"\ntensor_flops = 1\n', "tensor_flops is 1"),
         ("base = h200\n", "is not TOML"),
+        ('base = "h200"\nname = "H100"\n', "name is 'H100'.*none of: a100, h100, h200"),
     ],
 )
 def test_a_wrong_device_file_says_which_number(tmp_path, text, match):

@@ -17,21 +17,23 @@ __all__ = ["DEVICES", "Device", "detect", "get", "load"]
 log = logging.getLogger(__name__)
 
 DEVICES: dict[str, Device] = {d.name: d for d in (A100, H100, H200)}
+_from_files: dict[str, Device] = {}  # by name, so that a plan's device can be found again
 
 
 def get(name: str) -> Device:
     """The device that ``name`` says: a known name in any case, or a device file, with variants behind it.
 
     ``a100+kitsune`` has two arbiters, ``h200+sms*2+l2_bytes_per_s*2`` has twice the SMs and L2 bandwidth, and
-    ``mine.toml`` is read by ``load``.
+    ``mine.toml`` is read by ``load``; from then on its name is known as well.
 
     Raises:
         DeviceError: listing the known names, or naming what is wrong with the variant or the file.
     """
     base, *variants = name.strip().split("+")
-    device = DEVICES.get(base.lower())
+    device = DEVICES.get(base.lower()) or _from_files.get(base)
     if device is None and base.lower().endswith((".toml", ".json")):
         device = load(base, DEVICES)
+        _from_files[device.name] = device
     if device is None:
         known = ", ".join(sorted(DEVICES))
         raise DeviceError(f"unknown device {name!r}", f"use one of: {known}, each with +kitsune, or a .toml file")

@@ -34,6 +34,11 @@ def load(path: str | Path, known: Mapping[str, Device]) -> Device:
     """
     data = dict(_read(Path(path)))
     base_name = data.pop("base", None)
+    name = data.setdefault("name", Path(path).stem)
+    if not isinstance(name, str) or not name or "+" in name or name.lower() in known:
+        raise DeviceError(
+            f"device file {path}: name is {name!r}", f"use a name without + that is none of: {', '.join(sorted(known))}"
+        )
     names = [f.name for f in fields(Device)]
     for key in data:
         if key not in names:
@@ -57,7 +62,7 @@ def load(path: str | Path, known: Mapping[str, Device]) -> Device:
         base = base.with_sms(data["sms"])
     if "tensor_flops" in data and isinstance(data["tensor_flops"], dict):
         data["tensor_flops"] = {**base.tensor_flops, **data["tensor_flops"]}
-    return replace(base, **{"name": Path(path).stem, **data})
+    return replace(base, **data)
 
 
 def _read(path: Path) -> dict[str, Any]:
