@@ -202,6 +202,7 @@ struct f32 {
 TS_DEV float ex2(float x) { return __builtin_exp2f(x); }
 TS_DEV float lg2(float x) { return __builtin_log2f(x); }
 TS_DEV float lg2_normal(float x) { return lg2(x); }
+TS_DEV float rcp(float x) { return 1.0f / x; }
 TS_DEV float rcp_normal(float x) { return 1.0f / x; }
 TS_DEV float quotient(float a, float b) { return a / b; }
 TS_DEV float rsq(float x) { return 1.0f / __builtin_sqrtf(x); }

@@ -9,11 +9,12 @@ TS_DEV float log_(float x) { return lg2(x) * 0.6931471805599453f; }
 TS_DEV float sigmoid(float x) { return rcp_normal(1.0f + exp_(-x)); }
 // x * sigmoid(x) is NaN at -inf in eager as well (-inf * 0).
 TS_DEV float silu(float x) { return x * sigmoid(x); }
-// 1 - 2/(e^2x + 1): absolute error 1e-7; small arguments by the odd series, where that would cancel.
+// 1 - 2/(e^2x + 1): absolute error 1e-7; small arguments by the odd series, where that would cancel. With the shorter
+// reciprocal ptxas interleaves so many of them that it spills.
 TS_DEV float tanh_(float x) {
   float x2 = x * x;
   float small = x * fma_(x2, fma_(x2, fma_(x2, -0.05396825f, 0.13333333f), -0.33333333f), 1.0f);
-  float large = 1.0f - 2.0f * rcp_normal(1.0f + exp_(2.0f * x));
+  float large = 1.0f - 2.0f * rcp(1.0f + exp_(2.0f * x));
   return x2 < 0.0625f ? small : large;
 }
 // Abramowitz and Stegun 7.1.26: absolute error 1.5e-7.

@@ -272,6 +272,11 @@ TS_DEV float lg2(float x) {
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+TS_DEV float rcp(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // of numbers that are not denormal, which saves their scaling
 TS_DEV float lg2_normal(float x) {
   float y;
