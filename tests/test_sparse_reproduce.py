@@ -78,7 +78,7 @@ def test_one_image_explains_the_released_autoencoder() -> None:
 
 
 def test_a_batch_explains_the_papers_autoencoder() -> None:
-    rows = fusion.rows_of(models.sae(128, 24, 32, 0.5), None, Options())
+    rows = fusion.rows_of(models.sae(256, 128, 32, 0.5), None, Options())
     assert abs(rows[2]["speedup"] / paper.SAE_SPEEDUP - 1) < 0.06
     assert abs(rows[1]["speedup"] - 1.01) < 0.05
 
