@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from tilestream.cli import app
 
 runner = CliRunner()
+
+PUBLISHED = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "kitsune.json").read_text())
 
 
 def run(*words: str):
@@ -29,6 +32,8 @@ def test_reproduce_two_rows_of_table_2(tmp_path) -> None:
         for name in ("traffic_vertical", "traffic_kitsune"):
             assert abs(row[name] - row["paper"][name]) <= 5, (row["app"], name)
         assert row["mode"] == "inference" and row["speedup"] > 1
+        published = next(r for r in PUBLISHED["rows"] if (r["app"], r["mode"]) == (row["app"], row["mode"]))
+        assert row["speedup"] == pytest.approx(published["speedup"], rel=1e-3), "run reproduce and kitsune_tables.py"
     assert "data:image/png" in (tmp_path / "out" / "kitsune.html").read_text()
 
 
