@@ -31,7 +31,6 @@ BINARY = {
     "sub": lambda a, b: a - b,
     "max": np.maximum,
     "min": np.minimum,
-    "mask": lambda a, m: np.where(m != 0, a, 0),
 }
 
 
@@ -54,7 +53,9 @@ def evaluate(statement: Statement, values: dict[str, np.ndarray], sizes: dict[st
         shape = [sizes[i] if i in access.indices else 1 for i in every]
         value = values[access.tensor].transpose(axes).reshape(shape)
         operands.append(np.broadcast_to(value, [sizes[i] for i in every]))
-    if statement.scalar is not None:
+    if statement.op == "mask":
+        made = np.where(operands[1] != 0, operands[0], statement.fill)
+    elif statement.scalar is not None:
         made = operands[0] + statement.scalar if statement.op == "add" else operands[0] * statement.scalar
     else:
         made = (BINARY if len(operands) == 2 else UNARY)[statement.op](*operands)
@@ -85,6 +86,13 @@ def random_case(seed: int, sizes: dict[str, int] = SIZES, masks: bool = True) ->
         tensors.append((f"A{n}", indices))
     statements: list[Statement] = []
     for n in range(rng.randint(1, 5)):
+        if masks and rng.random() < 0.1 and (pair := _masked(rng, n, tensors, inputs)):
+            shown = evaluate(pair[0], values, sizes)
+            if np.abs(shown[np.isfinite(shown)]).max(initial=0) < 8:
+                values |= {pair[0].name: shown, pair[1].name: np.exp(shown)}
+                statements += pair
+                tensors.append((pair[1].name, pair[1].indices))
+                continue
         statement = _statement(rng, f"T{n}", tensors, inputs if masks else {})
         made = evaluate(statement, values, sizes)
         if np.abs(made).max(initial=0) > 1e4:
@@ -121,6 +129,22 @@ def _statement(
     kept = [i for i in every if i not in reduced]
     rng.shuffle(kept)
     return Statement(name, tuple(kept), op, operands, reduced, rng.choice(["add", "add", "max"]), scalar)
+
+
+def _masked(
+    rng: random.Random, number: int, tensors: list[tuple[str, tuple[str, ...]]], inputs: dict[str, SparseTensor]
+) -> list[Statement]:
+    """Minus infinity where a compressed input stores nothing, then its exponential; nothing if there is no such."""
+    known = dict(tensors)
+    masks = [name for name, t in inputs.items() if known[name] and "dense" not in t.format.levels]
+    if not masks:
+        return []
+    (a, own), mask = rng.choice(tensors), rng.choice(masks)
+    indices = list(dict.fromkeys(own + known[mask]))
+    rng.shuffle(indices)
+    operands = (Access(a, own), Access(mask, known[mask]))
+    first = Statement(f"M{number}", tuple(indices), "mask", operands, fill=-np.inf)
+    return [first, Statement(f"E{number}", tuple(indices), "exp", (Access(first.name, tuple(indices)),))]
 
 
 def _renamed(rng: random.Random, tensor: tuple[str, tuple[str, ...]]) -> tuple[str, tuple[str, ...]]:

@@ -47,7 +47,14 @@ class Joins:
         level, moves, lost = self._join(op, index, loops, parts, len(parts) == len(kids))
         for (n, _), move, missing in zip(parts, moves, lost, strict=True):
             kids[n] = self.moved(kids[n], move, missing, len(loops) + 1)
-        return level, OpState(op, tuple(kids), tuple(i for i in state.left if i != index))
+        made = OpState(op, tuple(kids), tuple(i for i in state.left if i != index))
+        gone = [kids[n] for (n, _), missing in zip(parts, lost, strict=True) if missing]
+        factor = op.statement.op in ("mul", "mask")  # nothing, if one factor is
+        if gone and not (factor and vanishes(made, len(loops) + 1)):
+            for kid in gone:
+                if not isinstance(kid, LeafState) and not vanishes(kid, len(loops) + 1):
+                    raise NotFusible(kid.op.name, f"it is not 0 where a union has no {index} of it")
+        return level, made
 
     def _join(
         self, op: Op, index: str, loops: Loops, parts: list[tuple[int, Level]], everywhere: bool
@@ -57,8 +64,9 @@ class Joins:
         if not levels:
             return self._range(index, loops), [], []
         kind, whole = self._rule(op, index, parts, everywhere)
-        if kind == "lead":  # the first operand says where; the others must be there
-            lost = [False] + [not x.full and x.crd != levels[0].crd for x in levels[1:]]
+        if kind in ("lead", "follow"):  # the first or the last operand says where; the others must be there
+            says = levels[0 if kind == "lead" else -1]
+            lost = [x is not says and not x.full and x.crd != says.crd for x in levels]
             made = [self._complete(x, index, loops) if gone else (x, {}) for x, gone in zip(levels, lost, strict=True)]
             joined, moves = self._meet("intersect", [x for x, _ in made], index, loops)
             moves = [_then(first, second) for (_, first), second in zip(made, moves, strict=True)]
@@ -85,6 +93,10 @@ class Joins:
         whole = op.complete
         if statement.reduction == "max" and op.reduced and op.fill == 0:
             whole = whole or rank[index] >= min(rank[r] for r in op.reduced)
+        if statement.op == "mask" and statement.fill and op.operands[0].fill == 0:
+            # What the value does not store is 0 where the mask is, not the fill.
+            only_value = len(parts) == 1 and parts[0][0] == 0
+            return ("follow" if len(parts) == 2 else "intersect"), whole or only_value
         if statement.op in ("mul", "mask"):
             return "intersect", whole
         if op.operands[0].fill == -math.inf:
@@ -197,12 +209,39 @@ class Joins:
             if state.at != at or state.levels:
                 return state
             return StreamState(state.op, (), moves.get(state.port, state.port), at, state.missing or missing)
-        if missing and state.op.statement.op == "mask":
-            value, mask = state.op.operands
-            if set(mask.indices) - set(value.indices):  # the value would be there where the mask is not
-                raise NotFusible(state.op.name, "its mask has an index that its value lacks")
         kids = tuple(self.moved(kid, moves, missing, at) for kid in state.kids)
         return state if kids == state.kids else OpState(state.op, kids, state.left)
+
+
+def vanishes(state: State, at: int, known: dict[int, bool] | None = None) -> bool:
+    """Whether a view's value is 0 where its streams of the loop before ``at`` are N (which counts as 0)."""
+    known = {} if known is None else known
+    if id(state) not in known:
+        known[id(state)] = _vanishes(state, at, known)
+    return known[id(state)]
+
+
+def _vanishes(state: State, at: int, known: dict[int, bool]) -> bool:
+    if isinstance(state, LeafState):
+        return state.at == at and state.leaf.fill == 0
+    if isinstance(state, StreamState):
+        return state.at == at and state.op.fill == 0
+    kids, op = state.kids, state.op.statement.op
+    if op == "mul":
+        return any(vanishes(kid, at, known) for kid in kids)
+    if op == "mask":
+        return vanishes(kids[0], at, known)
+    if op == "div":
+        return vanishes(kids[0], at, known) and not _touched(kids[1], at)
+    if len(kids) == 1 and (state.op.complete or state.op.operands[0].fill != 0):
+        return False
+    return all(vanishes(kid, at, known) for kid in kids)
+
+
+def _touched(state: State, at: int) -> bool:
+    if isinstance(state, OpState):
+        return any(_touched(kid, at) for kid in state.kids)
+    return state.at == at
 
 
 def _then(first: Moves, second: Moves) -> Moves:
