@@ -85,12 +85,25 @@ def test_simulate_a_file_in_training_and_trace_it(tmp_path) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X"]
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] == "launch"]
     assert {e["args"]["phase"] for e in slices} == {"forward", "backward"}
     assert len(slices) == sum(r["launches"] for r in rows)
     for pid, row in enumerate(rows, start=1):
         assert max(e["ts"] + e["dur"] for e in slices if e["pid"] == pid) == pytest.approx(row["time_us"], rel=1e-4)
+    stages = [e for e in events if e.get("cat") == "stage"]
+    assert stages and all(e["tid"] > 0 and "CTAs" in e["args"] for e in stages)
+    assert any(key.startswith("waits for") for e in stages for key in e["args"])
     assert any(e["ph"] == "C" and e["name"] == "tensor busy, %" and e["args"]["%"] > 0 for e in events)
+
+
+def test_the_report_of_a_whole_model_names_stages_and_their_waits(tmp_path) -> None:
+    done = run(
+        "simulate", "nerf", "--mode", "inference", "--device", "a100+kitsune", "--html", str(tmp_path / "w.html")
+    )
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "w.html").read_text()
+    assert "data:image/png;base64," in text and "http" not in text
+    assert "waits, µs a CTA" in text and "queue " in text and "addmm_11" in text
 
 
 @pytest.mark.parametrize(
@@ -104,6 +117,9 @@ def test_simulate_a_file_in_training_and_trace_it(tmp_path) -> None:
         (("sweep", "nobody", "--jobs", "1"), "no whole model called 'nobody'"),
         (("sweep", "nerf", "--strategies", "magic"), "unknown execution 'magic'"),
         (("simulate", "dlrm", "--size", "batch=1,2"), "one value a size"),
+        (("simulate", "dlrm", "--rows", "5"), "--rows is for regions"),
+        (("trace", "dlrm", "--queue-depth", "4"), "--queue-depth is for regions"),
+        (("simulate", "nerf", "--html", "x.html"), "--html is for whole models"),
         (("simulate", "nerf", "--mode", "dreaming"), "unknown mode 'dreaming'"),
         (("simulate", "dlrm", "--device", "a100+sms*0"), "sms"),
     ],

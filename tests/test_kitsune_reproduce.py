@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilestream.kitsune import paper, reasons, report, summary
-from tilestream.kitsune.outcome import LaunchTime, Outcome, geomean, regions
+from tilestream.kitsune.outcome import LaunchTime, Outcome, StageTime, geomean, regions
 from tilestream.kitsune.reproduce import Reproduction, chosen
 from tilestream.kitsune.summary import BASE, BULK, DRAM, EXECUTIONS_SHOWN, KITSUNE, MIXED, REUSE, SMS, VERTICAL, RowRuns
 
@@ -22,7 +22,8 @@ shares = st.floats(0, 1)
 
 def launch(name: str, ops: str, seconds: float, sm: float = 0.9, dram: float = 0.1, phase: str = "forward"):
     busy = {"tensor": sm, "simt": sm / 2, "dram": dram, "l2": 0.2}
-    return LaunchTime(name, tuple(ops.split()), phase, 0.0, seconds, busy, {"input": seconds / 4})
+    stage = StageTime(name, "tensor", tuple(ops.split()), 2, 8, seconds, seconds / 2, {"queue": seconds / 8})
+    return LaunchTime(name, tuple(ops.split()), phase, 0.0, seconds, busy, (stage,), {"dram": 1.0, "l2": 2.0})
 
 
 def outcome(*launches: LaunchTime, execution: str = BULK, mode: str = "inference", app: str = "nerf") -> Outcome:

@@ -91,6 +91,7 @@ def simulate(
     queue_depth: Depth = None,
     mode: Mode = None,
     size: Size = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML report of the whole model here.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -100,8 +101,11 @@ def simulate(
     are captured whole (dlrm, llama_prefill): every operator, as bulk kernels, vertical fusion and Kitsune.
     """
     if kitsune.is_whole(model, strategy, mode, size):
-        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), None, json_)
+        kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, html=html)
         return
+    if html is not None:
+        raise OptionError("simulate --html is for whole models", "use explain --html, or add --mode inference")
     made = _simulated(model, rows, dtype, strategy, device, queue_depth)
     out.print(made)
     write_json(json_, made.json())
@@ -126,7 +130,8 @@ def trace(
     from tilestream.report import timeline
 
     if kitsune.is_whole(model, strategy, mode, size):
-        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), output, json_)
+        kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, output)
         return
     made = _simulated(model, rows, dtype, strategy, device, queue_depth)
     timeline.write(output, made.timelines())

@@ -97,8 +97,9 @@ def simulate_whole(
     strategy: str,
     mode: str,
     size: Sequence[str],
-    timeline: Path | None,
     json_: Path | None,
+    timeline: Path | None = None,
+    html: Path | None = None,
 ) -> None:
     """Every execution of one model (or the one that ``strategy`` names) on one device."""
     given = sizes(size)
@@ -111,7 +112,23 @@ def simulate_whole(
     if timeline is not None:
         trace.write(timeline, {f"{s.point.app} {s.point.mode} {s.point.execution}": s.outcome for s in made})
         out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
+    if html is not None:
+        from tilestream.kitsune import whole_report
+
+        out.print(f"report: {whole_report.save(html, made)}")
     write_json(json_, {"rows": [swept_json(s) for s in made]})
+
+
+def refuse(**given: object) -> None:
+    """Options of regions that say nothing about a whole model must not be dropped silently.
+
+    Raises:
+        OptionError: one of them is not None.
+    """
+    for name, value in given.items():
+        if value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{flag} is for regions, and a whole model is simulated", "leave it out, or use --size")
 
 
 def table(made: Sequence[Swept]) -> Table:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from tilestream import simulator
 from tilestream.devices import Device
-from tilestream.kitsune.outcome import LaunchTime, Outcome
-from tilestream.simulator.workload import SimLaunch, Workload
+from tilestream.kitsune.outcome import LaunchTime, Outcome, StageTime
+from tilestream.simulator import StageRun
+from tilestream.simulator.workload import SimLaunch, SimStage, Workload
 
 
 def evaluate(
@@ -27,7 +28,8 @@ def evaluate(
             timed.start_s,
             timed.end_s - timed.start_s,
             dict(timed.busy),
-            _waits(timed.stages),
+            tuple(map(_stage, launch.stages, timed.stages)),
+            dict(timed.bytes),
         )
         for launch, timed in zip(workload.launches, run.launches, strict=True)
     )
@@ -49,9 +51,7 @@ def _ops(launch: SimLaunch) -> tuple[str, ...]:
     return tuple(dict.fromkeys(op for stage in launch.stages for op in stage.ops))
 
 
-def _waits(stages) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for stage in stages:
-        for why, seconds in stage.waits.items():
-            found[why] = found.get(why, 0.0) + seconds
-    return found
+def _stage(stage: SimStage, timed: StageRun) -> StageTime:
+    waits = {why: seconds / stage.ctas for why, seconds in timed.waits.items()}
+    ended, busy = timed.end_s, timed.busy_s / stage.ctas
+    return StageTime(stage.name, str(stage.engine), stage.ops, stage.ctas, stage.tiles, ended, busy, waits)

@@ -15,12 +15,28 @@ LOW = 1 / 3
 
 
 @dataclass(frozen=True)
+class StageTime:
+    """A stage of a launch: CTAs, seconds from the launch's start to its end, and what each CTA did, in seconds.
+
+    ``waits`` are by reason, as ``simulator.StageRun`` has them; they and ``busy_s`` are means over the CTAs.
+    """
+
+    name: str
+    engine: str
+    ops: tuple[str, ...]
+    ctas: int
+    tiles: int
+    end_s: float
+    busy_s: float
+    waits: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class LaunchTime:
     """One launch: when it ran, in seconds, which operators it stands for, and the mean share of each resource.
 
     ``busy`` has ``tensor``, ``simt``, ``dram`` and ``l2``, each 0 to 1 over the whole launch, as a profiler reports
-    a kernel. ``phase`` is ``forward`` or ``backward``. ``waits`` are seconds by what the stages waited for, summed
-    over CTAs.
+    a kernel. ``phase`` is ``forward`` or ``backward``. ``bytes`` are those of ``l2`` and ``dram``.
     """
 
     name: str
@@ -29,7 +45,17 @@ class LaunchTime:
     start_s: float
     seconds: float
     busy: Mapping[str, float]
-    waits: Mapping[str, float] = field(default_factory=dict)
+    stages: tuple[StageTime, ...] = ()
+    bytes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """Seconds by what the stages waited for, summed over CTAs."""
+        found: dict[str, float] = {}
+        for stage in self.stages:
+            for why, seconds in stage.waits.items():
+                found[why] = found.get(why, 0.0) + seconds * stage.ctas
+        return found
 
     @property
     def sm(self) -> float:

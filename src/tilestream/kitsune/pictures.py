@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tilestream.kitsune import paper
+from tilestream.kitsune.outcome import Outcome
 from tilestream.kitsune.reproduce import Reproduction
 from tilestream.kitsune.summary import BASE, BULK, KITSUNE, KITSUNE_FIFO, MIXED, REUSE, VERTICAL, RowRuns
 
@@ -29,10 +30,10 @@ def pictures(made: Reproduction) -> dict[str, bytes]:
     }
     if _variants(made):
         drawn["sensitivity"] = _sensitivity(made)
-    return {name: _png(figure) for name, figure in drawn.items()}
+    return {name: png(figure) for name, figure in drawn.items()}
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
     return out.getvalue()
@@ -128,23 +129,27 @@ def _quadrants(made: Reproduction) -> Figure:
 
 
 def _timeline(made: Reproduction) -> Figure:
-    """Each resource over time, bulk and Kitsune on one time axis: of the row that Kitsune speeds up most."""
+    """Bulk and Kitsune, of the row that Kitsune speeds up most."""
     row = max(made.rows, key=RowRuns.speedup)
-    figure, axes = _axes(2, 1, height=4.6)
-    for axis, execution in zip(axes, (BULK, KITSUNE), strict=True):
-        run = row.runs[BASE, execution]
+    named = dict(zip([r.key for r in made.rows], _labels(made), strict=True))
+    return timeline({e: row.runs[BASE, e] for e in (BULK, KITSUNE)}, named[row.key])
+
+
+def timeline(runs: Mapping[str, Outcome], title: str = "") -> Figure:
+    """Each resource over time, one run above the other on one time axis."""
+    figure, axes = _axes(len(runs), 1, height=1.0 + 1.8 * len(runs))
+    for axis, (name, run) in zip(axes, runs.items(), strict=True):
         for what, colour in (("tensor", "#2f6fb5"), ("simt", "#d9822b"), ("dram", "#b3476b")):
             edges = [1e6 * start for start, _, _ in run.utilisation] + [1e6 * x[1] for x in run.utilisation[-1:]]
             values = [100 * busy.get(what, 0.0) for _, _, busy in run.utilisation]
             if values:
                 axis.stairs(values, edges, color=colour, label=what, fill=True, alpha=0.45, linewidth=0)
-        axis.set_xlim(0, 1e6 * row.time(BULK))
+        axis.set_xlim(0, 1e6 * max(x.time_s for x in runs.values()))
         axis.set_ylim(0, 105)
-        axis.set_ylabel(f"{execution}\nbusy, %")
-    named = dict(zip([r.key for r in made.rows], _labels(made), strict=True))
-    axes[0].set_title(named[row.key], fontsize=10, loc="left")
+        axis.set_ylabel(f"{name}\nbusy, %")
+    axes[0].set_title(title, fontsize=10, loc="left")
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper center")
-    axes[1].set_xlabel("microseconds")
+    axes[-1].set_xlabel("microseconds")
     return figure
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilestream.kitsune.outcome import Outcome
+from tilestream.kitsune.outcome import LaunchTime, Outcome
 
 
 def trace(runs: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def trace(runs: Mapping[str, Outcome]) -> dict[str, Any]:
                 {"ph": "X", "cat": "launch", "name": launch.name, "pid": pid, "tid": 0, "args": about}
                 | {"ts": round(1e6 * launch.start_s, 4), "dur": round(1e6 * launch.seconds, 4)}
             )
+            events += _stages(pid, launch)
         for start, _, busy in run.utilisation:
             at = round(1e6 * start, 4)
             events += [
@@ -39,6 +40,22 @@ def trace(runs: Mapping[str, Outcome]) -> dict[str, Any]:
         last = run.utilisation[-1][2] if run.utilisation else {}
         events += [{"ph": "C", "name": f"{w} busy, %", "pid": pid, "ts": end, "args": {"%": 0}} for w in last]
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"source": "tilestream simulate"}}
+
+
+def _stages(pid: int, launch: LaunchTime) -> list[dict[str, Any]]:
+    """Slices of a pipeline's stages, each in a row of its own below the launches."""
+    if len(launch.stages) < 2:
+        return []
+    made = []
+    for row, stage in enumerate(launch.stages, start=1):
+        about = {"operators": ", ".join(stage.ops), "engine": stage.engine, "CTAs": stage.ctas, "tiles": stage.tiles}
+        about["busy"] = f"{1e6 * stage.busy_s:.1f} us a CTA"
+        about |= {f"waits for {why}": f"{1e6 * s:.1f} us a CTA" for why, s in stage.waits.items() if s > 0}
+        made.append(
+            {"ph": "X", "cat": "stage", "name": stage.name, "pid": pid, "tid": row, "args": about}
+            | {"ts": round(1e6 * launch.start_s, 4), "dur": round(1e6 * stage.end_s, 4)}
+        )
+    return made
 
 
 def write(path: Path, runs: Mapping[str, Outcome]) -> Path:
