@@ -124,6 +124,8 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
     row[at.INS] = machine.keep(f"ins {i}", np.array([*ins, 0], dtype=np.int64))
     row[at.OUTS] = machine.keep(f"outs {i}", np.array([*out_rows, 0], dtype=np.int64))
     row[at.NINS], row[at.NOUTS] = len(ins), len(out_rows)
+    joined = {port for _, port in node.ins} | {Port(node.name, port) for port in node.outs}
+    row[at.PLAIN] = all(port in index and index[port] not in machine.bounded for port in joined)
     actions = 3 * (len(ins) + len(out_rows)) + 8
     row[at.BOX] = machine.keep(f"box {i}", np.zeros((actions, at.ACTION_CELLS), dtype=np.int64))
     row[at.BOX_VALUES] = machine.keep(f"box values {i}", np.zeros((actions, width)))

@@ -43,7 +43,8 @@ FLIGHT, FLIGHTS = 49, 50  # times at which a client's last requests were served,
 FIRST_WORD, SECOND_WORD = 51, 52  # where the arrays that it reads or writes start in memory
 NODE_INDEX = 53
 VALUE_WORDS = 54  # words of memory that a value takes
-NODE_CELLS = 55
+PLAIN = 55  # 1 where its channels have no bound and every output is read: stretches may be used
+NODE_CELLS = 56
 
 # The memory's row.
 MODE, CHANNELS, COST, DELAY, LINE_WORDS = 0, 1, 2, 3, 4  # COST: of a transfer, in 1/256 cycles

@@ -33,7 +33,8 @@ def _smaller(a: float, b: float) -> float:
 
 
 @kernel
-def _binary(op: int, a: float, b: float) -> float:
+def scalar_binary(op: int, a: float, b: float) -> float:
+    """``a op b``."""
     if op == 0:
         return a + b
     if op == 1:
@@ -51,7 +52,7 @@ def _binary(op: int, a: float, b: float) -> float:
 def binary(op: int, a: int, b: int, result: int, edge: int) -> None:
     """``result = a op b``, on blocks of ``edge``."""
     if edge == 1:
-        stf(result, 0, _binary(op, ldf(a, 0), ldf(b, 0)))
+        stf(result, 0, scalar_binary(op, ldf(a, 0), ldf(b, 0)))
     elif op == _MATMUL:
         _matmul(a, b, result, edge)
     elif op == _MATMUL_T:
@@ -63,7 +64,7 @@ def binary(op: int, a: int, b: int, result: int, edge: int) -> None:
                 stf(result, row * edge + column, total)
     else:
         for i in range(edge * edge):
-            stf(result, i, _binary(op, ldf(a, i), ldf(b, i)))
+            stf(result, i, scalar_binary(op, ldf(a, i), ldf(b, i)))
 
 
 @kernel

@@ -19,6 +19,7 @@ from tilestream.sparse.engine.ports import (
     taken_tag,
     taken_value,
 )
+from tilestream.sparse.engine.stretches import skip_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 _NONE = 1 << 62
@@ -31,6 +32,8 @@ def join_operands(node: int, union: bool) -> None:
     interval, latency = ld(node, INTERVAL), ld(node, LATENCY)
     ways = ld(node, NINS) // 2
     while ld(node, PENDING) == 0:
+        if ways == 2 and not union:
+            clock = skip_stretch(node, clock)
         there = True
         for port in range(2 * ways):
             if there and not ready(node, port):

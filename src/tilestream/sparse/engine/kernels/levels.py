@@ -21,6 +21,7 @@ from tilestream.sparse.engine.layout import (
     F,
 )
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at
+from tilestream.sparse.engine.stretches import array_stretch, scan_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 S0 = -3
@@ -48,6 +49,9 @@ def scan(node: int) -> None:
     state, position, end = ld(node, STATE), ld(node, E), ld(node, F)
     while ld(node, PENDING) == 0:
         if state == FIBER:
+            steps = scan_stretch(node, position, end, clock)
+            position += steps
+            clock += steps * interval
             while position < end and ld(node, PENDING) == 0:
                 crd = ld(crds, position) if compressed else position - (end - size)
                 clock = reserve(node, 0, 2, clock)
@@ -142,6 +146,7 @@ def array(node: int) -> None:
     values, size = ld(node, B), ld(node, D)
     words = 0
     while ld(node, PENDING) == 0:
+        clock = array_stretch(node, clock)
         if not ready(node, 0):
             break
         clock = seen(node, 0, clock)

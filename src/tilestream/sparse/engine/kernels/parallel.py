@@ -33,6 +33,7 @@ from tilestream.sparse.engine.ports import (
     tag_at,
     taken_value,
 )
+from tilestream.sparse.engine.stretches import broadcast_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 UNEVEN = 3
@@ -44,6 +45,7 @@ def broadcast(node: int) -> None:
     clock = ld(node, CLOCK)
     interval, latency, ways = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NOUTS)
     while ld(node, PENDING) == 0:
+        clock = broadcast_stretch(node, clock)
         if not ready(node, 0):
             break
         clock = seen(node, 0, clock)

@@ -19,6 +19,7 @@ from tilestream.sparse.engine.ports import (
     taken_value,
     value_at,
 )
+from tilestream.sparse.engine.stretches import repeat_stretch, repsig_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
@@ -28,6 +29,7 @@ def repsig(node: int) -> None:
     clock = ld(node, CLOCK)
     interval, latency = ld(node, INTERVAL), ld(node, LATENCY)
     while ld(node, PENDING) == 0:
+        clock = repsig_stretch(node, clock)
         if not ready(node, 0):
             break
         clock = seen(node, 0, clock)
@@ -55,6 +57,7 @@ def repeat(node: int) -> None:
         clock = seen(node, 0, clock)
         tag = tag_at(node, 0)
         if not closing:
+            clock = repeat_stretch(node, tag, clock)
             if not ready(node, 1):
                 break
             clock = seen(node, 1, clock)

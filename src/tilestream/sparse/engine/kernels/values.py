@@ -25,6 +25,7 @@ from tilestream.sparse.engine.layout import (
     G,
 )
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, taken_value
+from tilestream.sparse.engine.stretches import binary_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
@@ -44,6 +45,8 @@ def alu(node: int) -> None:
     left = scratch
     while ld(node, PENDING) == 0:
         if not held:
+            if not single:
+                clock = binary_stretch(node, clock)
             if not ready(node, 0):
                 break
             clock = seen(node, 0, clock)

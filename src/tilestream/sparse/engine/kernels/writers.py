@@ -21,6 +21,7 @@ from tilestream.sparse.engine.layout import (
     E,
 )
 from tilestream.sparse.engine.ports import advance, fail, finish, pop, ready, seen, tag_at, value_at
+from tilestream.sparse.engine.stretches import write_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
@@ -29,9 +30,10 @@ def write_crd(node: int) -> None:
     """E: whether the token before was a stop."""
     clock = ld(node, CLOCK)
     interval, store = ld(node, INTERVAL), ld(node, STORE)
-    used, stopped = ld(store, USED), ld(node, E) != 0
-    before = used
+    before = ld(store, USED)
     while ld(node, PENDING) == 0:
+        clock = write_stretch(node, False, clock)
+        used, stopped = ld(store, USED), ld(node, E) != 0
         if not ready(node, 0):
             break
         if used == ld(store, ROOM_FOR):
@@ -47,13 +49,11 @@ def write_crd(node: int) -> None:
             finish(node, clock)
             break
         st(ld(store, DATA), used, tag)
-        used += 1
+        st(store, USED, used + 1)
         if tag > S0 or not stopped:
             clock = advance(node, interval, clock)
-        stopped = tag <= S0
-    st(node, WRITTEN, ld(node, WRITTEN) + used - before)
-    st(store, USED, used)
-    st(node, E, 1 if stopped else 0)
+        st(node, E, 1 if tag <= S0 else 0)
+    st(node, WRITTEN, ld(node, WRITTEN) + ld(store, USED) - before)
     st(node, CLOCK, clock)
 
 
@@ -62,9 +62,10 @@ def write_val(node: int) -> None:
     """Values only; the last cycle is for the memory."""
     clock = ld(node, CLOCK)
     interval, store, width = ld(node, INTERVAL), ld(node, STORE), ld(node, NODE_WIDTH)
-    used = ld(store, USED)
-    before = used
+    before = ld(store, USED)
     while ld(node, PENDING) == 0:
+        clock = write_stretch(node, True, clock)
+        used = ld(store, USED)
         if not ready(node, 0):
             break
         if used == ld(store, ROOM_FOR):
@@ -74,13 +75,12 @@ def write_val(node: int) -> None:
         tag = tag_at(node, 0)
         if tag >= EMPTY:
             copy_cells(value_at(node, 0), ld(store, DATA) + 8 * width * used, width)
-            used += 1
+            st(store, USED, used + 1)
         pop(node, 0, clock)
         if tag == DONE or tag >= EMPTY:
             clock = advance(node, interval, clock)
         if tag == DONE:
             finish(node, clock)
             break
-    st(node, WRITTEN, ld(node, WRITTEN) + (used - before) * ld(node, VALUE_WORDS))
-    st(store, USED, used)
+    st(node, WRITTEN, ld(node, WRITTEN) + (ld(store, USED) - before) * ld(node, VALUE_WORDS))
     st(node, CLOCK, clock)
