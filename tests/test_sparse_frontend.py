@@ -160,6 +160,7 @@ SHAPES = {
     "einsum_sum": lambda x, y: torch.einsum("ij,ij->", x, y),
     "addmm": lambda x, y: torch.addmm(x, x @ y.t(), y, beta=0.5, alpha=2), "mv": lambda x, y: x @ y[0],
     "bmm": lambda x, y: torch.bmm(torch.stack([x, y]), torch.stack([y.t(), x.t()])),
+    "input_back": lambda x, y: (y, x.t(), x[None] + y), "no_region": lambda x, y: y.t(),
     "same_twice": lambda x, y: x @ x.t() + y @ x.t(), "residual": lambda x, y: x + (x - x.mean(-1, keepdim=True)) * y,
 }  # fmt: skip
 

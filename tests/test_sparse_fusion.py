@@ -113,9 +113,22 @@ def test_orders_keep_every_edge_and_cycles_are_found(pairs):
         assert all((a, b) in order.edges for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
 
 
-def test_cap_on_orders():
+def test_cap_on_orders_and_their_number():
     order = PartialOrder(list("abcdef"))
-    assert len(list(order.orders())) == 20 and len(list(order.orders(1000))) == 720
+    assert len(list(order.orders())) == 20 and len(list(order.orders(1000))) == order.count() == 720
+    order.edge("a", "b", "test")
+    assert order.count() == len(list(order.orders(1000))) == 360
+    assert PartialOrder([str(n) for n in range(16)]).count() == 20922789888000
+
+
+def test_an_order_that_storage_does_not_have():
+    """Figure 8 with both products in the order i, j, k: A is needed by columns, so that C is read by columns."""
+    program, rng = chain(), np.random.default_rng(0)
+    b, c = (rng.integers(0, 3, (4, 4)).astype(float) for _ in range(2))
+    operands = [pack("B", b, compressed(2)), pack("C", c, compressed(2))]
+    made = Program(program, Schedule(fuse="all", order=("i", "j", "k", "l")), ["B", "C"], {}, operands)
+    assert made.regions[0].notes == ("C is read from a copy in the order j l",)
+    np.testing.assert_array_equal(made.run(engine="spec").output, b @ (b @ c))
 
 
 def test_schedule_prints_as_code():

@@ -78,6 +78,22 @@ class PartialOrder:
         rank = {index: n for n, index in enumerate(order)}
         return all(rank[outer] < rank[inner] for outer, inner in self.edges)
 
+    def count(self) -> int:
+        """How many topological orders there are, without listing them; 0 if there is a cycle.
+
+        Sums over sets of indices that can come first: at most ``2 ** n`` of them, far fewer where edges bind.
+        """
+        before = {i: frozenset(o for o, inner in self.edges if inner == i) for i in self.indices}
+        ways: dict[frozenset[str], int] = {frozenset(): 1}
+        for _ in self.indices:
+            longer: dict[frozenset[str], int] = {}
+            for done, n in ways.items():
+                for index in self.indices:
+                    if index not in done and before[index] <= done:
+                        longer[done | {index}] = longer.get(done | {index}, 0) + n
+            ways = longer
+        return sum(ways.values())
+
     def orders(self, cap: int = MAX_ORDERS) -> Iterator[tuple[str, ...]]:
         """Topological orders, at most ``cap``, in the order in which indices were added; none if there is a cycle."""
         below: dict[str, set[str]] = {i: set() for i in self.indices}

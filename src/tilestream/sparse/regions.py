@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilestream.errors import SparseError
 from tilestream.sparse.blocks import Blocks
-from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement
+from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement, fresh_name
 from tilestream.sparse.estimate import extents, ranked
 from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
 from tilestream.sparse.graph import Graph, with_broadcasts
@@ -88,6 +88,7 @@ def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
     """
     known: dict[str, Declared] = dict(program.inputs)
     steps: list[Region | Move] = []
+    taken: set[str] = set()
     _check_names(program, schedule)
     for step in _sequence(program, _groups(program, schedule)):
         if isinstance(step, Move):
@@ -96,7 +97,7 @@ def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
         else:
             for region, declared in _regions(program, step, schedule, known):
                 known.update(declared)
-                steps.append(region)
+                steps.append(replace(region, name=fresh_name(region.name, taken)))
     return steps
 
 
