@@ -100,6 +100,7 @@ def test_a_module_from_a_file(tmp_path: Path) -> None:
 def test_search_prints_code(files: list[str], tmp_path: Path) -> None:
     path, plot = tmp_path / "found.json", tmp_path / "found.svg"
     options = ["--budget", "20", "--orders", "2", "--factors", "2", "--json", str(path), "--plot", str(plot)]
+    options += ["--bounded", "--depth", "512"]
     said = call("search", "ik,kj,jl->il", *files, *options)
     read = json.loads(path.read_text())
     assert "best schedule:\nSchedule(" in said

@@ -54,6 +54,15 @@ def test_a_spent_budget_still_gives_an_answer() -> None:
     assert found.points[0].estimate.cycles == pytest.approx(found.points[0].cycles, rel=0.5)
 
 
+def test_bounded_runs_stall_and_deadlocks_are_refused() -> None:
+    space = Space(orders=1, factors=())
+    free = search(_make, space=space, budget_s=60)
+    tight = search(_make, space=space, budget_s=60, depth=4, bounded=True)
+    assert tight.best.cycles > free.best.cycles
+    with pytest.raises(SparseError, match="cannot go on"):
+        search(_make, space=space, budget_s=60, depth=1, bounded=True)
+
+
 def test_what_does_not_compile_is_counted_with_its_reason() -> None:
     def make(schedule: Schedule) -> Program:
         if schedule.fuse == "all":

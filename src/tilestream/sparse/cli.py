@@ -159,7 +159,6 @@ def search(
         loaded = load.load(target, operands or (), format or ())
         names = tuple(filter(None, indices.split(",")))
         space = search_.Space(orders, _numbers("factors", factors), names, _numbers("blocks", blocks))
-        limits = {"depth": depth} if bounded else {}
         found = search_.search(
             loaded.make,
             loaded.inputs,
@@ -168,7 +167,7 @@ def search(
             slack=slack,
             depth=depth,
             progress=progress,
-            **({"run": limits} if limits else {}),
+            bounded=bounded,
         )
     out.print(found.table())
     counts = (

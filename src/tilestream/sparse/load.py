@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +78,7 @@ def _einsum(text: str, operands: Sequence[Path], formats: Sequence[str]) -> Targ
         return compile_einsum(text, packed, schedule, names=names)
 
     def reference() -> tuple[torch.Tensor, ...]:
-        if max(m.shape[0] * m.shape[1] for m in matrices) > CHECKED:
+        if max(math.prod(m.shape or ()) for m in matrices) > CHECKED:
             raise SparseError("the operands are too large for a dense check", "use simulate")
         return (torch.einsum(text, *(torch.from_numpy(_dense(m)) for m in matrices)),)
 

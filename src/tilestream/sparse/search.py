@@ -137,6 +137,7 @@ def search(
     budget_s: float = 60.0,
     slack: float = 2.0,
     depth: int = 64,
+    bounded: bool = False,
     start: Schedule | None = None,
     progress: Callable[[str], None] = lambda line: None,
     **run: Any,
@@ -148,6 +149,7 @@ def search(
         budget_s: seconds for everything; at least one candidate is simulated.
         slack: a candidate is pruned if another is expected to be this many times better in cycles and in bytes.
         depth: slots of a channel, for the on-chip memory.
+        bounded: simulate with channels of that depth; what deadlocks is refused.
         start: what every candidate takes the rest of its choices from.
         run: further arguments of ``Program.run``.
 
@@ -187,7 +189,7 @@ def search(
         left -= 1
         progress(f"simulating {len(points) + 1} of {len(kept)}: {candidate.schedule}")
         try:
-            ran = candidate.program.run(*inputs, **run)
+            ran = candidate.program.run(*inputs, depth=depth if bounded else None, **run)
         except (SparseError, StreamDeadlock) as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue

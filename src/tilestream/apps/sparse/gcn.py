@@ -45,12 +45,17 @@ class GraphSAGE(nn.Module):
     ) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(seed)
-        for layer, (n, m) in enumerate(((features, hidden), (hidden, classes)), start=1):
-            for kind in ("self", "near"):
-                weight = nn.Parameter(sparse_weight(n, m, density, random))
-                bias = nn.Parameter(torch.rand(m, generator=random, dtype=torch.float64))
-                self.register_parameter(f"weight_{kind}{layer}", weight)
-                self.register_parameter(f"bias_{kind}{layer}", bias)
+
+        def weight(n: int, m: int) -> nn.Parameter:
+            return nn.Parameter(sparse_weight(n, m, density, random))
+
+        def bias(m: int) -> nn.Parameter:
+            return nn.Parameter(torch.rand(m, generator=random, dtype=torch.float64))
+
+        self.weight_self1, self.bias_self1 = weight(features, hidden), bias(hidden)
+        self.weight_near1, self.bias_near1 = weight(features, hidden), bias(hidden)
+        self.weight_self2, self.bias_self2 = weight(hidden, classes), bias(classes)
+        self.weight_near2, self.bias_near2 = weight(hidden, classes), bias(classes)
 
     def forward(self, adjacency: Tensor, x: Tensor) -> Tensor:
         own = torch.matmul(x, self.weight_self1) + self.bias_self1

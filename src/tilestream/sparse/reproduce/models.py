@@ -111,10 +111,8 @@ def features(nodes: int, width: int, seed: int = 1) -> torch.Tensor:
 
 def gcn(graph: GraphSet, density: float = 0.4, width: int = 0) -> Case:
     module = GCN(width or graph.features, classes=max(2, graph.classes), density=density)
-    with torch.no_grad():
-        module.weight2 /= max(
-            1.0, graph.edges / graph.nodes
-        )  # logits of about one, so that the softmax is none of 0 and 1
+    with torch.no_grad():  # logits of about one: a softmax of zeros and ones would hide errors
+        module.weight2.div_(max(1.0, graph.edges / graph.nodes))
     formats = {"adjacency": DCSR, "weight1": DCSR, "weight2": DCSR}
     inputs = (graph.torch(), features(graph.nodes, width or graph.features) / max(1.0, graph.edges / graph.nodes))
     return Case(f"GCN on {graph.name}", module, inputs, formats, lambda n: (n // 2,), GCN_ORDERS)

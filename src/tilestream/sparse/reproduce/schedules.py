@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def channels(options: Options) -> Study:
     return Study("channels", "Bounded channels", "nothing: the paper's channels have no bound", tuple(rows), notes)
 
 
-def depths(name: str, program: Program, inputs: Sequence[object]) -> list[dict[str, Cell]]:
+def depths(name: str, program: Program, inputs: Sequence[Any]) -> list[dict[str, Cell]]:
     """A row a depth, up to the first at which nothing is lost."""
     free = program.run(*inputs).cycles
     rows: list[dict[str, Cell]] = []
