@@ -15,7 +15,7 @@ STUDIES: dict[str, tuple[str, Callable[[Options], Study]]] = {
     "kernels": ("reference cycle counts of hand-wired kernels", kernels.reference),
     "sddmm": ("sampled dense-dense products, fused and not", kernels.sddmm),
     "gcn": ("GCN: unfused, partial and full fusion (Figure 12)", fusion.gcn),
-    "gcn-notes": ("GCN on Cora: what moves its figures", fusion.variants),
+    "gcn-notes": ("GCN: order, locating, weights, self loops", fusion.variants),
     "graphsage": ("GraphSAGE: unfused, partial and full fusion (Figure 12)", fusion.graphsage),
     "sae": ("sparse autoencoder: 50 % and 90 % pruned (Figure 12)", fusion.sae),
     "gpt3": ("GPT-3 with BigBird attention at block 16, 32, 64 (Figure 12)", attention.gpt3),

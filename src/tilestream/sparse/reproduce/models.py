@@ -74,7 +74,11 @@ GCN_ORDERS = {
 """Neighbours innermost in A X, rows of W one after the other: what the released cycles of Cora show. One pass over the
 links costs (edges + nodes) x features then, not edges x (features + 1)."""
 
-ROW_ORDERS = {"unfused": {"matmul": _ROWS, "matmul_1": _ROWS, "matmul_3": _ROWS}}
+ROW_ORDERS = {
+    "unfused": {"matmul": _ROWS, "matmul_1": _ROWS, "matmul_3": _ROWS},
+    "partial": {"matmul..relu": ("i", "l", "k", "j")},
+    "full": GCN_ORDERS["full"],
+}
 """As SAM's row-wise product: a row of X for each edge."""
 
 SAGE_ORDERS = {
