@@ -1,6 +1,7 @@
-"""Write the tables of docs/reproduce-kitsune.md from ``benchmarks/results/kitsune.json``.
+"""Write the tables of docs/reproduce-kitsune.md from ``benchmarks/results/kitsune.json`` and ``kitsune_h200.json``.
 
 tilestream reproduce kitsune --json benchmarks/results/kitsune.json
+tilestream reproduce kitsune --device h200 --no-sensitivity --json benchmarks/results/kitsune_h200.json
 python benchmarks/kitsune_tables.py
 """
 
@@ -13,9 +14,11 @@ from typing import Any
 
 from make_tables import table
 
-from tilestream.kitsune.paper import span_text
+from tilestream.kitsune.outcome import geomean
+from tilestream.kitsune.paper import INFERENCE, TRAINING, span_text
 
 ROOT = Path(__file__).parent.parent
+H200 = ROOT / "benchmarks" / "results" / "kitsune_h200.json"
 RESULTS = ROOT / "benchmarks" / "results" / "kitsune.json"
 PAGE = ROOT / "docs" / "reproduce-kitsune.md"
 
@@ -66,9 +69,24 @@ def executions(data: dict[str, Any]) -> str:
     return table(headings, rows)
 
 
+def devices(*found: dict[str, Any]) -> str:
+    """Speedups over bulk on each device, with the geometric mean of each mode."""
+    kinds = ("speedup_vertical", "speedup_one_arbiter", "speedup", "speedup_mixed")
+    rows = [
+        [row["label"], *(f"{data['rows'][i][k]:.2f}" for data in found for k in kinds)]
+        for i, row in enumerate(found[0]["rows"])
+    ]
+    for mode in (INFERENCE, TRAINING):
+        of_mode = [[r for r in data["rows"] if r["mode"] == mode] for data in found]
+        rows.append([f"{mode}, geomean", *(f"{geomean([r[k] for r in part]):.2f}" for part in of_mode for k in kinds)])
+    names = ("vertical", "Kitsune, one arbiter", "Kitsune", "mixed")
+    return table(["row", *(f"{data['device']}: {n}" for data in found for n in names)], rows)
+
+
 def tables() -> dict[str, str]:
-    data = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return {"table2": table2(data), "whys": whys(data), "figures": figures(data), "executions": executions(data)}
+    data, h200 = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, H200))
+    made = {"table2": table2(data), "whys": whys(data), "figures": figures(data), "executions": executions(data)}
+    return {**made, "devices": devices(data, h200)}
 
 
 def filled(text: str) -> str:
