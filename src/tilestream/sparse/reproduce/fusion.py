@@ -26,7 +26,9 @@ def _graph(name: str, options: Options) -> GraphSet:
     return graphs.like(name, scale=scale)
 
 
-def rows_of(case: Case, figures: Sequence[int] | None, options: Options, note: str = "") -> list[dict[str, Cell]]:
+def rows_of(
+    case: Case, figures: Sequence[int] | None, options: Options, note: str = "", **choices: Any
+) -> list[dict[str, Cell]]:
     """A row a fusion: cycles and speedups beside ``figures`` (unfused, partial, full), where they are comparable.
 
     ``choices``: of the schedule.
