@@ -37,6 +37,7 @@ from tilestream.sparse.engine.layout import (
     W,
 )
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, value_at
+from tilestream.sparse.engine.stretches_compute import gather_stretch
 from tilestream.sparse.engine.table import FREE, find, sort
 from tilestream.sparse.tokens import DONE, EMPTY
 
@@ -125,6 +126,9 @@ def _gather(node: int) -> bool:
     path, bits = ld(ld(node, V), 1), ld(node, B)
     keys, mask, count = ld(node, P), ld(node, R), ld(node, S)
     while True:
+        st(node, S, count)
+        clock = gather_stretch(node, path, clock)
+        count = ld(node, S)
         if not (ready(node, 1) and ready(node, 0)):
             break
         if count * 2 > mask:

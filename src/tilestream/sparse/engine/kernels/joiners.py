@@ -19,7 +19,7 @@ from tilestream.sparse.engine.ports import (
     taken_tag,
     taken_value,
 )
-from tilestream.sparse.engine.stretches import skip_stretch
+from tilestream.sparse.engine.stretches_compute import skip_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 _NONE = 1 << 62

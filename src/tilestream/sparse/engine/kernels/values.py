@@ -25,7 +25,7 @@ from tilestream.sparse.engine.layout import (
     G,
 )
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, taken_value
-from tilestream.sparse.engine.stretches import binary_stretch
+from tilestream.sparse.engine.stretches_compute import binary_stretch, reduce_stretch
 from tilestream.sparse.tokens import DONE, EMPTY
 
 
@@ -104,6 +104,7 @@ def reduce(node: int) -> None:
     interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
     scratch = ld(node, SCRATCH)
     while ld(node, PENDING) == 0:
+        clock = reduce_stretch(node, clock)
         if not ready(node, 0):
             break
         clock = seen(node, 0, clock)

@@ -1,0 +1,65 @@
+"""Tokens and slots that lie in a row, for loops that do many steps at once (``stretches``)."""
+
+from __future__ import annotations
+
+from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.jit import kernel
+from tilestream.sparse.engine.layout import (
+    BUSY,
+    CAPACITY,
+    HEAD,
+    HEAD_SLOT,
+    INTERVAL,
+    PLAIN,
+    START,
+    TAIL,
+    TAIL_SLOT,
+)
+
+
+@kernel
+def waiting(channel: int) -> int:
+    """Unread tokens in a row."""
+    return min(ld(channel, TAIL) - ld(channel, HEAD), ld(channel, CAPACITY) - ld(channel, HEAD_SLOT))
+
+
+@kernel
+def room(channel: int) -> int:
+    """Free slots in a row."""
+    free = ld(channel, CAPACITY) - (ld(channel, TAIL) - ld(channel, HEAD))
+    return min(free, ld(channel, CAPACITY) - ld(channel, TAIL_SLOT))
+
+
+@kernel
+def head_of(channel: int, cell: int) -> int:
+    """Address of the next token's tag or time."""
+    return ld(channel, cell) + 8 * ld(channel, HEAD_SLOT)
+
+
+@kernel
+def tail_of(channel: int, cell: int) -> int:
+    return ld(channel, cell) + 8 * ld(channel, TAIL_SLOT)
+
+
+@kernel
+def took(channel: int, count: int) -> None:
+    st(channel, HEAD, ld(channel, HEAD) + count)
+    slot = ld(channel, HEAD_SLOT) + count
+    st(channel, HEAD_SLOT, 0 if slot == ld(channel, CAPACITY) else slot)
+
+
+@kernel
+def gave(channel: int, count: int) -> None:
+    st(channel, TAIL, ld(channel, TAIL) + count)
+    slot = ld(channel, TAIL_SLOT) + count
+    st(channel, TAIL_SLOT, 0 if slot == ld(channel, CAPACITY) else slot)
+
+
+@kernel
+def was_busy(node: int, steps: int) -> None:
+    st(node, BUSY, ld(node, BUSY) + steps * ld(node, INTERVAL))
+
+
+@kernel
+def plain(node: int) -> bool:
+    return ld(node, PLAIN) != 0 and ld(node, START) >= 0
