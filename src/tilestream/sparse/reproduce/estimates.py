@@ -19,6 +19,7 @@ def accuracy(options: Options) -> Study:
         ("GraphSAGE", models.graphsage(collab)),
         ("GPT-3 (block 16)", attention.case(sequence=128 if options.quick else 256, block=16)),
         ("GCN", models.gcn(cora)),
+        ("", models.walks(graphs.like("cora_ml", scale=0.1 if options.quick else 0.5))),
     ]
     rows: list[dict[str, Cell]] = []
     for name, case in cases:

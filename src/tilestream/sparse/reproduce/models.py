@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tilestream.apps.sparse import GCN, SAE, GraphSAGE
+from tilestream.apps.sparse.gcn import sparse_weight
 from tilestream.sparse.estimates import estimate_program
 from tilestream.sparse.frontend import compile
 from tilestream.sparse.graphs import GraphSet
@@ -135,10 +136,24 @@ def graphsage(graph: GraphSet, density: float = 0.4) -> Case:
     return Case(f"GraphSAGE on {graph.name}", module, inputs, formats, lambda n: (n // 2,), SAGE_ORDERS)
 
 
+class _Walks(nn.Module):
+    """``A (A X)`` with everything sparse: sums of fibers that hold the same coordinates more often than chance."""
+
+    def forward(self, adjacency: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(torch.matmul(adjacency, adjacency), x)
+
+
+def walks(graph: GraphSet, width: int = 64) -> Case:
+    """Two steps over a graph and sparse features."""
+    x = sparse_weight(graph.nodes, width, 0.1, torch.Generator().manual_seed(0))
+    formats = {"adjacency": DCSR, "x": DCSR}
+    return Case(f"A A X, sparse, on {graph.name}", _Walks(), (graph.torch(), x), formats, lambda n: (1,))
+
+
 def sae(pixels: int, hidden: int, batch: int, density: float) -> Case:
     module = SAE(pixels, hidden, density)
     formats = {"encoder": DCSR, "decoder": DCSR}
     return Case("SAE", module, (features(batch, pixels),), formats, lambda n: (3,))
 
 
-__all__ = ["DCSR", "FUSIONS", "Case", "Measured", "features", "gcn", "graphsage", "measure", "sae"]
+__all__ = ["DCSR", "FUSIONS", "Case", "Measured", "features", "gcn", "graphsage", "measure", "sae", "walks"]
