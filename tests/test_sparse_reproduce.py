@@ -93,13 +93,19 @@ def test_channels_deadlock_stall_and_then_lose_nothing() -> None:
 
 
 def test_decoders_add_up() -> None:
-    totals = attention._decoders(attention.Sizes(32, 16, 2, 64), 8, True, Options())
-    assert totals["full"][0] < totals["partial"][0] < totals["unfused"][0]
-    expected = attention._decoders(attention.Sizes(32, 16, 2, 64), 8, False, Options())
-    for name, (cycles, flops, moved) in totals.items():
-        assert expected[name][0] == pytest.approx(cycles, rel=0.1)
-        assert expected[name][1] == pytest.approx(flops, rel=0.02)
-        assert expected[name][2] == pytest.approx(moved, rel=0.05)
+    sizes = attention.Sizes(32, 16, 2, 64)
+    totals = attention._decoders(sizes, 8, True, Options())
+    expected = attention._decoders(sizes, 8, False, Options())
+    blocked = attention._decoders(sizes, 8, True, Options(), tile=8)
+    for found in (totals, expected, blocked):
+        assert found["full"].cycles < found["partial"].cycles < found["unfused"].cycles
+    for name, ran in totals.items():
+        assert ran.error is not None and ran.error < 1e-12
+        assert blocked[name].error < 1e-12 and blocked[name].cycles < ran.cycles / 8
+        assert expected[name].error is None
+        assert expected[name].cycles == pytest.approx(ran.cycles, rel=0.1)
+        assert expected[name].flops == pytest.approx(ran.flops, rel=0.02)
+        assert expected[name].bytes == pytest.approx(ran.bytes, rel=0.05)
 
 
 @pytest.mark.skipif(graphs.CORA not in os.environ, reason=f"{graphs.CORA} does not say where Cora's links are")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from tilestream.apps.sparse import gpt3 as app
 from tilestream.sparse.estimates import estimate_program
-from tilestream.sparse.frontend import compile as compile_program
 from tilestream.sparse.program import Program
 from tilestream.sparse.reproduce import paper
 from tilestream.sparse.reproduce.models import Case
 from tilestream.sparse.reproduce.study import Cell, Options, Study, off
-from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format
 from tilestream.sparse.timing import Timing
 
@@ -41,50 +38,70 @@ def case(
     return Case(name, app.Attention(), (*inputs, app.bigbird_mask(sequence, block)), formats, lambda n: (n // 2,))
 
 
-def _run(program: Program, inputs: tuple[Any, ...], block: int = 1) -> tuple[int, int, int]:
-    made = program.run(*inputs, timing=BLOCK_TIMING if block > 1 else Timing())
-    return made.cycles, made.flops, made.bytes
+@dataclass(frozen=True)
+class Figures:
+    """Cycles, operations and bytes; ``error`` of the values where they were computed, else None."""
+
+    cycles: int
+    flops: int
+    bytes: int
+    error: float | None = None
+
+    def __add__(self, other: Figures) -> Figures:
+        error = None if self.error is None or other.error is None else max(self.error, other.error)
+        return Figures(self.cycles + other.cycles, self.flops + other.flops, self.bytes + other.bytes, error)
+
+    def times(self, n: int) -> Figures:
+        return Figures(n * self.cycles, n * self.flops, n * self.bytes, self.error)
 
 
-def _expected(program: Program, inputs: tuple[Any, ...]) -> tuple[int, int, int]:
-    found = estimate_program(program, inputs)
-    return round(found.cycles), round(found.flops), round(found.bytes)
+def _simulated(one: Case, program: Program, block: int = 1) -> Figures:
+    made = program.run(*one.inputs, timing=BLOCK_TIMING if block > 1 else Timing())
+    return Figures(made.cycles, made.flops, made.bytes, one.error(made))
+
+
+def _expected(one: Case, program: Program) -> Figures:
+    found = estimate_program(program, one.inputs)
+    return Figures(round(found.cycles), round(found.flops), round(found.bytes))
 
 
 def gpt3(options: Options) -> Study:
     """A decoder's three parts, unfused and fused, put together as the released code does for 12 decoders.
 
     Unfused: every operator of a decoder, 12 times. Partial: the three parts, 12 times. Full: the first projections,
-    12 attentions, 11 times the rest of a decoder with the next one's projections, and the last rest. The published
-    size is estimated, a smaller one simulated and estimated.
+    12 attentions, 11 times the rest of a decoder with the next one's projections, and the last rest. On scalars, the
+    published size is estimated and a smaller one simulated; on blocks, the published size is simulated.
     """
     rows: list[dict[str, Cell]] = []
     small = Sizes(64, 48, 3, 192) if options.quick else Sizes(256, 192, 3, 768)
-    for sizes, run in ((small, True), (Sizes(), False)):
+    whole = small if options.quick else Sizes()
+    for sizes, how, tiled in ((small, "simulated", False), (whole, "estimated", False), (whole, "simulated", True)):
         for block in (16,) if options.quick else (16, 32, 64):
-            expected = _decoders(sizes, block, False, options)
-            totals = _decoders(sizes, block, True, options) if run else expected
+            tile = block if tiled else 1
+            totals = _decoders(sizes, block, how == "simulated", options, tile)
+            comparable = sizes == Sizes() and not tiled
             published = paper.FIGURE12["GPT-3"][str(block)]
             for index, fusion in enumerate(paper.FUSIONS):
-                cycles, flops, moved = totals[fusion]
+                found = totals[fusion]
                 rows.append(
                     {
                         "tokens x width": f"{sizes.sequence} x {sizes.width}",
                         "mask's block": block,
+                        "values": f"blocks of {block}" if tiled else "scalars",
                         "fusion": fusion,
-                        "cycles": cycles,
-                        "how": "simulated" if run else "estimated",
-                        "estimate off": off(expected[fusion][0], cycles) if run else None,
-                        "published": None if run else published[index],
-                        "off": None if run else off(cycles, published[index]),
-                        "speedup": round(totals["unfused"][0] / cycles, 3),
+                        "cycles": found.cycles,
+                        "how": how,
+                        "published": published[index] if comparable else None,
+                        "off": off(found.cycles, published[index]) if comparable else None,
+                        "speedup": round(totals["unfused"].cycles / found.cycles, 3),
                         "published speedup": round(published[0] / published[index], 3),
-                        "operations": flops,
-                        "bytes": moved,
+                        "operations": found.flops,
+                        "bytes": found.bytes,
+                        "error": found.error,
                     }
                 )
     notes = (
-        "Values are scalars, as in the published cycles. Full fusion hides the next decoder's layer norm and "
+        "The published cycles are those of scalars. Full fusion hides the next decoder's layer norm and "
         "projections behind the feed-forward: the published difference of partial and full, 19.9e9, is 11 times "
         "1024 x 768 x 768 x 3 within 0.2 %: there the three projections of a decoder take their turns, here they "
         "run side by side.",
@@ -115,35 +132,33 @@ class _RestAndNext(torch.nn.Module):
         return (y, *self.next(y))
 
 
-def _decoders(sizes: Sizes, block: int, run: bool, options: Options) -> dict[str, tuple[int, int, int]]:
+def _decoders(sizes: Sizes, block: int, run: bool, options: Options, tile: int = 1) -> dict[str, Figures]:
+    """The three fusions of 12 decoders. ``tile``: edge of the blocks that values are."""
     x, attended = random(sizes.sequence, sizes.width), random(sizes.sequence, sizes.width, seed=1)
+
+    def part(name: str, module: torch.nn.Module, *inputs: torch.Tensor) -> Case:
+        return Case(name, module, inputs, {}, lambda n: (n // 2,))
+
     parts = {
-        "projections": (app.Projections(sizes.width), (x,)),
-        "rest": (app.Rest(sizes.width, sizes.inner), (attended, x)),
-        "rest and next": (_RestAndNext(sizes.width, sizes.inner), (attended, x)),
+        "projections": part("projections", app.Projections(sizes.width), x),
+        "rest": part("rest", app.Rest(sizes.width, sizes.inner), attended, x),
+        "rest and next": part("rest and next", _RestAndNext(sizes.width, sizes.inner), attended, x),
+        "attention": case(sizes.sequence, sizes.heads, sizes.width // sizes.heads, block, tile > 1),
     }
-    attention = case(sizes.sequence, sizes.heads, sizes.width // sizes.heads, block)
-    found: dict[tuple[str, str], tuple[int, int, int]] = {}
-    for fuse in ("none", "all"):
-        for name, (module, inputs) in parts.items():
-            options.progress(f"gpt3: {sizes.sequence} tokens, block {block}, {name}, fuse {fuse}")
-            program = compile_program(module, *inputs, schedule=Schedule(fuse=fuse))
-            found[name, fuse] = _run(program, inputs) if run else _expected(program, inputs)
-        program = attention.compile("unfused" if fuse == "none" else "full")
-        found["attention", fuse] = _run(program, attention.inputs) if run else _expected(program, attention.inputs)
+    found: dict[tuple[str, str], Figures] = {}
+    for fusion in ("unfused", "full"):
+        for name, one in parts.items():
+            options.progress(f"gpt3: {sizes.sequence} tokens, block {block}, tile {tile}, {name}, {fusion}")
+            program = one.compile(fusion, block=tile)
+            found[name, fusion] = _simulated(one, program, tile) if run else _expected(one, program)
 
-    def total(*terms: tuple[int, str, str]) -> tuple[int, int, int]:
-        parts = [(times, found[name, fuse]) for times, name, fuse in terms]
-        cycles, flops, moved = (sum(times * part[i] for times, part in parts) for i in range(3))
-        return cycles, flops, moved
+    def total(fusion: str, *terms: tuple[int, str]) -> Figures:
+        made = [found[name, fusion].times(n) for n, name in terms]
+        return sum(made[1:], made[0])
 
-    return {
-        "unfused": total((12, "projections", "none"), (12, "attention", "none"), (12, "rest", "none")),
-        "partial": total((12, "projections", "all"), (12, "attention", "all"), (12, "rest", "all")),
-        "full": total(
-            (1, "projections", "all"), (12, "attention", "all"), (11, "rest and next", "all"), (1, "rest", "all")
-        ),
-    }
+    decoder = ((12, "projections"), (12, "attention"), (12, "rest"))
+    hidden = ((1, "projections"), (12, "attention"), (11, "rest and next"), (1, "rest"))
+    return {"unfused": total("unfused", *decoder), "partial": total("full", *decoder), "full": total("full", *hidden)}
 
 
 def parallel(options: Options) -> Study:
@@ -194,17 +209,18 @@ def blocking(options: Options) -> Study:
     for block in (16, 32, 64):
         scalar, blocked = (case(sequence, heads, width, block, flag) for flag in (False, True))
         options.progress(f"blocking: {block}")
-        cycles, _, moved = _run(scalar.compile("full"), scalar.inputs)
-        tiled = _run(blocked.compile("full", block=block), blocked.inputs, block)
+        plain = _simulated(scalar, scalar.compile("full"))
+        tiled = _simulated(blocked, blocked.compile("full", block=block), block)
         rows.append(
             {
                 "block": block,
-                "cycles, scalars": cycles,
-                "cycles, blocks": tiled[0],
-                "speedup": round(cycles / tiled[0], 2),
-                "speedup / block": round(cycles / tiled[0] / block, 3),
-                "bytes, scalars": moved,
-                "bytes, blocks": tiled[2],
+                "cycles, scalars": plain.cycles,
+                "cycles, blocks": tiled.cycles,
+                "speedup": round(plain.cycles / tiled.cycles, 2),
+                "speedup / block": round(plain.cycles / tiled.cycles / block, 3),
+                "bytes, scalars": plain.bytes,
+                "bytes, blocks": tiled.bytes,
+                "error": max(plain.error or 0.0, tiled.error or 0.0),
             }
         )
     notes = ("Published (no values): the speedup is proportional to the block's edge.",)
