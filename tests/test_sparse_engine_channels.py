@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse import engine, run_spec
 from tilestream.sparse.engine import build, machine
-from tilestream.sparse.kernels import chain, hashed, matmul, matmul_parallel
+from tilestream.sparse.graph import Port, with_broadcasts
+from tilestream.sparse.kernels import Wiring, chain, elementwise, hashed, matmul, matmul_dense, matmul_parallel
 from tilestream.sparse.memory import SIMPLE_HBM, hbm
+from tilestream.sparse.storage import Format, pack
 
+runner = importlib.import_module("tilestream.sparse.engine.run")  # the package's attribute of this name is the function
 ARRAYS = {name: hashed(20, 3, seed) for name, seed in (("B", 1), ("C", 2), ("W", 3))}
 
 
@@ -30,12 +35,52 @@ def test_the_size_of_the_rings_changes_nothing(monkeypatch: pytest.MonkeyPatch, 
     np.testing.assert_array_equal(narrow.outputs["X"].values, wide.outputs["X"].values)
 
 
+@pytest.mark.parametrize("make", [chain, matmul_dense, lambda: matmul("kij"), lambda: elementwise("mul")])
+def test_inner_loops_change_nothing(make):
+    """Channels without a bound let nodes do many steps at once; channels deeper than any stream do not."""
+    kernel = make()
+    free = kernel.run(engine.run, ARRAYS, (20, 20), trace=True)
+    bound = kernel.run(engine.run, ARRAYS, (20, 20), trace=True, depth=1 << 14)
+    assert free.nodes == bound.nodes
+    for port, stream in free.streams.items():
+        np.testing.assert_array_equal(stream.times, bound.streams[port].times)
+
+
+def minus_largest(n: int):
+    """X_ij = B_ij - max_j B_ij, its tensors and shapes: a row has to be kept until its largest value is known."""
+    w = Wiring()
+    i, ref = w.scan("B", "i", 0, w.root("B"))
+    j, ref = w.scan("B", "j", 1, ref)
+    values = w.array("B", ref)
+    w.add("reduce", "largest", {"op": "max"}, val=values)
+    w.write("X", w.alu("sub", values, w.repeat("largest", Port("largest", "val"), j)), i, j)
+    form = Format(("dense", "dense"))
+    array = np.random.default_rng(0).random((3, n))
+    return array, (with_broadcasts("rows", tuple(w.nodes)), {"B": pack("B", array, form)}), {"X": ((3, n), form)}
+
+
 def test_a_ring_grows_where_a_stream_has_to_wait():
-    """Inner products read one operand again for each row: far more than a ring holds."""
-    kernel = matmul("ijk")
-    arrays = {"B": hashed(60, 2, 1), "C": hashed(60, 2, 2)}
-    result = kernel.run(engine.run, arrays, (60, 60))
-    np.testing.assert_allclose(result.outputs["X"].to_dense(), arrays["B"] @ arrays["C"])
+    array, given, shapes = minus_largest(5000)
+    result = engine.run(*given, shapes=shapes)
+    np.testing.assert_allclose(result.outputs["X"].to_dense(), array - array.max(axis=1, keepdims=True))
+    with pytest.raises(StreamDeadlock, match="largest"):
+        engine.run(*given, shapes=shapes, depth=4096)
+    assert engine.run(*given, shapes=shapes, depth=5008).cycles >= result.cycles
+
+
+def test_a_graph_that_holds_too_much_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runner, "_MOST_BYTES", 1 << 19)
+    _, given, shapes = minus_largest(50000)
+    with pytest.raises(SparseError, match=r"have to hold .* GiB; \S+ now wants [\d,]+ tokens"):
+        engine.run(*given, shapes=shapes)
+
+
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runner, "_TELL_S", 0.0)
+    monkeypatch.setattr(runner, "_CALLS", 10)
+    lines: list[str] = []
+    chain().run(engine.run, ARRAYS, (20, 20), progress=lines.append)
+    assert lines[0].startswith("chain: cycle ") and lines[-1].endswith("tokens")
 
 
 def test_deep_channels_lose_nothing():

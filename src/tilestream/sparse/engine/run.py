@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from tilestream.sparse.tokens import show
 _CALLS = 100_000
 """Nodes called before compiled code returns, so that a run can be interrupted."""
 _WORD = 4
+_TELL_S = 2.0
+_MOST_BYTES = 6 << 30
+"""Of all channels' rings."""
 
 
 def run(
@@ -39,6 +43,7 @@ def run(
     shapes: Mapping[str, tuple[tuple[int, ...], Format]],
     trace: bool = False,
     values: bool = True,
+    progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Values, cycles and counts of a graph.
 
@@ -51,6 +56,7 @@ def run(
         trace: keep every stream, in ``Result.streams``.
         values: False: times, counts and structures only, since they do not depend on values; results then hold zeros.
             Saves most of the work of graphs of blocks.
+        progress: called with a line every few seconds.
 
     Raises:
         SparseError: a tensor or shape that is missing or does not fit, or streams of different structure that meet.
@@ -66,7 +72,7 @@ def run(
             f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
         )
     machine = build(graph, tensors, timing, memory, depth, trace, values)
-    _finish(machine)
+    _finish(machine, progress)
     nodes = tuple(_stats(machine, i) for i in range(len(graph.nodes)))
     return Result(
         outputs={name: _result(machine, name, *shapes[name]) for name in graph.results()},
@@ -79,8 +85,8 @@ def run(
     )
 
 
-def _finish(machine: Machine) -> None:
-    queue = machine.queue.ctypes.data
+def _finish(machine: Machine, progress: Callable[[str], None] | None) -> None:
+    queue, told = machine.queue.ctypes.data, time.monotonic()
     for i in range(len(machine.nodes)):
         machine.push(i)
     while True:
@@ -89,6 +95,10 @@ def _finish(machine: Machine) -> None:
         if (waiting == at.FAILED).any():
             raise _failure(machine, int(np.flatnonzero(waiting == at.FAILED)[0]))
         if why == PAUSED:
+            if progress and time.monotonic() > told + _TELL_S:
+                told = time.monotonic()
+                tokens, cycle = int(machine.channels[:, at.HEAD].sum()), int(machine.nodes[:, at.CLOCK].max())
+                progress(f"{machine.graph.name}: cycle {cycle:,}, {tokens:,} tokens")
             continue
         if why in (NEEDS_STORE, NEEDS_TRACE):
             _serve(machine, queue, node)
@@ -125,7 +135,15 @@ def _grow(machine: Machine, nodes: Sequence[int] | np.ndarray) -> bool:
     if not channels:
         return False
     least = min(channels, key=lambda i: int(machine.channels[i, at.CAPACITY]))
-    machine.resize(least, 2 * int(machine.channels[least, at.CAPACITY]))
+    slots = 2 * int(machine.channels[least, at.CAPACITY])
+    held = 8 * int(((2 + machine.channels[:, at.WIDTH]) * machine.channels[:, at.CAPACITY]).sum())
+    if held > _MOST_BYTES:
+        raise SparseError(
+            f"the streams of graph {machine.graph.name!r} have to hold {held / 2**30:.1f} GiB; "
+            f"{machine.ports[least]} now wants {slots:,} tokens",
+            "use another order, or materialise what is read again; depth= bounds channels",
+        )
+    machine.resize(least, slots)
     machine.push(machine.node_at(int(machine.channels[least, at.WRITER])))
     return True
 
