@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
+from tilestream.sparse.pog import PartialOrder
 from tilestream.sparse.table import nests
 
 _ACCUMULATOR = 0.02
@@ -13,6 +14,9 @@ _ACCUMULATOR = 0.02
 
 _CLEARLY = 0.95
 """Another order has to cost less than this share before it is taken instead of the natural one."""
+
+_BUDGET = 400
+"""Orders that ``improve`` looks at."""
 
 _REST = 0.05
 """Weight of the statements beside the slowest: nodes work side by side, so that the slowest one decides."""
@@ -59,6 +63,7 @@ def cost(fused: Fused, order: tuple[str, ...]) -> float:
     sizes, loops = extents(fused, order), nests(fused, order)
     steps = [0.0]
     users: dict[View, Op] = {}
+    bound: dict[tuple[Op | None, str], float] = {}
     for view in reversed(fused.views):
         if not isinstance(view, Op):
             continue
@@ -67,14 +72,12 @@ def cost(fused: Fused, order: tuple[str, ...]) -> float:
         trips, most = 1.0, 0.0
         for index in loops[view]:
             most = max(most, trips * (1 + _scanned(view, index, sizes)))
-            at: View | None = view
-            n = float(fused.sizes[index])
-            while at is not None:  # a consumer's coordinates bound what its operands see
-                if (at, index) in sizes and index in loops.get(at, ()):
-                    before = [v for v in (at.operands if isinstance(at, Op) else ()) if (v, index) in sizes]
-                    raw = [sizes[v, index] for v in before]
-                    n = min(n, min(raw) if raw and isinstance(at, Op) and _narrows(at) else sizes[at, index])
-                at = users.get(at)
+            # A consumer's coordinates bound what its operands see.
+            n = bound.get((users.get(view), index), float(fused.sizes[index]))
+            if (view, index) in sizes:
+                raw = [sizes[v, index] for v in view.operands if (v, index) in sizes]
+                n = min(n, min(raw) if raw and _narrows(view) else sizes[view, index])
+            bound[view, index] = n
             trips *= max(n, 1e-3)
         order_of = max((sum(rank[i] > rank[r] for i in loops[view]) for r in view.reduced), default=0)
         steps.append(max(most, trips) * (1 + _ACCUMULATOR * order_of))
@@ -96,18 +99,36 @@ def _is_dense(leaf: Leaf, index: str) -> bool:
 
 def ranked(fused: Fused, orders: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Orders, best first. The first one given is the natural one: it stays first unless another is clearly better."""
-    costs = {order: cost(fused, order) for order in orders}
-    best = sorted(orders, key=lambda order: costs[order])
+    costs = {order: cost(fused, order) for order in dict.fromkeys((*orders, rows_first(fused)))}
+    best = sorted(costs, key=lambda order: costs[order])
     start = best[0] if costs[best[0]] < costs[orders[0]] * _CLEARLY else orders[0]
     return list(dict.fromkeys((improve(fused, start), start, *best)))
 
 
+def rows_first(fused: Fused) -> tuple[str, ...]:
+    """The order that makes every product row by row (Gustavson): what is reduced before what only the right factor has.
+
+    In a chain of layers each row then passes through all of them, and nothing is computed again.
+    """
+    order = PartialOrder(list(fused.order.indices), dict(fused.order.edges))
+    for view in fused.views:
+        if isinstance(view, Op) and view.reduced and len(view.operands) == 2:
+            left, right = view.operands
+            for inner in (i for i in right.indices if i in view.indices and i not in left.indices):
+                for outer in (r for r in view.reduced if not order.reaches(inner, r)):
+                    order.edge(outer, inner, "rows")
+    return next(order.orders(1))
+
+
 def improve(fused: Fused, order: tuple[str, ...]) -> tuple[str, ...]:
     """Move one index at a time to another place for as long as that clearly lowers the cost."""
-    best, low = order, cost(fused, order)
+    best, low, tried = order, cost(fused, order), {order}
     while True:
-        moves = (_moved(best, a, b) for a in range(len(best)) for b in range(len(best)) if a != b)
-        found = min(((cost(fused, o), o) for o in moves if fused.order.admits(o)), default=(low, best))
+        moves = [_moved(best, a, b) for a in range(len(best)) for b in range(len(best)) if a != b]
+        fresh = [o for o in dict.fromkeys(moves) if o not in tried and fused.order.admits(o)]
+        fresh = fresh[: _BUDGET - len(tried)]
+        tried.update(fresh)
+        found = min(((cost(fused, o), o) for o in fresh), default=(low, best))
         if found[0] >= low * _CLEARLY:
             return best
         low, best = found

@@ -88,9 +88,9 @@ class _Scope:
 
 class _Fuser:
     def __init__(
-        self, program: EinsumProgram, statements: Sequence[Statement], known: Mapping[str, Declared], share: bool
+        self, program: EinsumProgram, statements: Sequence[Statement], known: Mapping[str, Declared], alone: set[str]
     ) -> None:
-        self.program, self.known, self.share = program, known, share
+        self.program, self.known, self.alone = program, known, alone
         self.producers = {s.name: s for s in statements}
         self.made: dict[tuple[str, tuple[str, ...]], View] = {}
         self.used: set[str] = set()
@@ -168,10 +168,10 @@ class _Fuser:
         """A fresh index, unless a view beside it has the same tensor with another index there and all else equal.
 
         The two then run over the same stream (a softmax's sum and quotient, the projections of one input). Where that
-        index is a loop around the reduction, the reduction has to end before that loop begins (``_fix``); a tensor in
-        memory is then read twice rather than tie the order, but for a softmax and the like.
+        index is a loop around the reduction, the reduction has to end before that loop begins (``conflict``); a
+        tensor in memory is then read twice rather than tie the order, but for a softmax and the like.
         """
-        if self.share:
+        if statement.name not in self.alone:
             kept = [binding[i] for i in statement.indices]
             views = _below(scope.beside)
             for access in self._reads(statement, index):
@@ -182,6 +182,7 @@ class _Fuser:
                     if other not in scope.loops:
                         return other
                     tied = isinstance(view, Leaf) and scope.group != statement.group
+                    tied |= not set(kept) <= set(view.indices)  # a product with something else: no sum over a row
                     if not tied and not any(self.fused.order.reaches(other, k) for k in kept):
                         for k in kept:
                             self.fused.order.edge(k, other, statement.name)
@@ -204,8 +205,9 @@ class _Fuser:
                     todo.append(deeper)
         return list(found)
 
-    def fix(self) -> bool:
-        """Order every reduction that shares an index with a loop around it; False if no order can."""
+    def conflict(self) -> list[str]:
+        """Order every reduction that shares an index with a loop around it; the statements to leave alone if no
+        order can."""
         loops: dict[View, set[str]] = {view: set() for view in self.fused.views}
         for view in reversed(self.fused.views):
             if isinstance(view, Op):
@@ -215,8 +217,12 @@ class _Fuser:
                         self.fused.order.edge(k, r, view.name)
                 for one in view.operands:
                     loops[one] |= loops[view] | {*view.indices, *view.reduced}
-        held = {e: o for e, o in self.fused.order.edges.items() if set(o) & self.fused.order.fixed}
-        return not PartialOrder(list(self.fused.order.indices), held).cycle()
+        fixed = self.fused.order.fixed
+        held = {e: tuple(o for o in owners if o in fixed) for e, owners in self.fused.order.edges.items()}
+        order = PartialOrder(list(self.fused.order.indices), {e: owners for e, owners in held.items() if owners})
+        cycle = order.cycle()
+        around = {o for edge in zip(cycle, cycle[1:] + cycle[:1], strict=True) for o in order.edges[edge]}
+        return [s for s in self.producers if s in around - self.alone][:1] or (list(self.producers) if cycle else [])
 
 
 def _matched(view: View, access: Access, index: str, binding: dict[str, str]) -> str | None:
@@ -270,15 +276,18 @@ def fuse(
     Raises:
         SparseError: an operator that has no meaning for what its operand does not store.
     """
-    for share in (True, False):
-        fuser = _Fuser(program, statements, known, share)
+    alone: set[str] = set()
+    while True:
+        fuser = _Fuser(program, statements, known, alone)
         for statement in reversed(statements):
             if statement.name in outputs:
                 fuser.root(statement)
         fuser.fused.roots = {name: fuser.fused.roots[name] for name in outputs}
         fuser.fused.views = _in_order(fuser.fused.roots.values())
-        if fuser.fix():
+        tied = fuser.conflict()
+        if not tied:
             break
+        alone.update(tied)
     fused = fuser.fused
     met = [i for view in fused.views if isinstance(view, Leaf) for i in view.stored]
     fused.order.indices = list(dict.fromkeys((*met, *fused.order.indices)))

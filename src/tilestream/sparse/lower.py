@@ -49,6 +49,7 @@ class Lowering:
         self.joins = Joins(self)
         self._closed: dict[tuple[int, Loops], StreamState] = {}
         self._started: dict[View, State] = {}
+        self._prepared: dict[tuple[int, str, Loops], OpState] = {}
         self._values: dict[tuple[int, Loops], Port] = {}
         self._kept: list[State] = []  # keeps the ids in the keys above alive
 
@@ -127,6 +128,13 @@ class Lowering:
 
     def _prepare(self, state: OpState, index: str, loops: Loops) -> OpState:
         """End the operands that cannot take part in the loop over ``index``, or have nothing left to iterate."""
+        key = (id(state), index, loops)
+        if key not in self._prepared:
+            self._kept.append(state)
+            self._prepared[key] = self._ready(state, index, loops)
+        return self._prepared[key]
+
+    def _ready(self, state: OpState, index: str, loops: Loops) -> OpState:
         kids = []
         for kid in state.kids:
             if isinstance(kid, OpState):
