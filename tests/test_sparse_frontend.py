@@ -118,6 +118,34 @@ def test_attention_in_blocks(fuse):
     assert 2 * program.run(x, engine="spec").cycles < scalar.cycles
 
 
+class Residual(nn.Module):
+    """Layers that read their input twice, once row by row and once as it is."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(layers))
+        self.linears = nn.ModuleList(nn.Linear(6, 6) for _ in range(layers))
+        self.double()
+
+    def forward(self, x):
+        for norm, linear in zip(self.norms, self.linears, strict=True):
+            x = x + torch.relu(linear(norm(x)))
+        return x
+
+
+def test_residual_layers_are_computed_once_and_side_by_side():
+    torch.manual_seed(0)
+    x, sizes, cycles = rand(5, 6), [], []
+    for layers in (1, 2, 4):
+        module = Residual(layers)
+        program = compile(module, x, schedule=Schedule(fuse="all"))
+        result = program.run(x, engine="spec")
+        torch.testing.assert_close(result.output, module(x).detach(), rtol=1e-9, atol=1e-9)
+        sizes.append(len(program.regions[0].graph.nodes))
+        cycles.append(result.cycles)
+    assert sizes[2] < 5 * sizes[0] and cycles[2] < 3 * cycles[0]
+
+
 class Call(nn.Module):
     """One expression as a module."""
 

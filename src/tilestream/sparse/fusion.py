@@ -208,21 +208,27 @@ class _Fuser:
     def conflict(self) -> list[str]:
         """Order every reduction that shares an index with a loop around it; the statements to leave alone if no
         order can."""
-        loops: dict[View, set[str]] = {view: set() for view in self.fused.views}
+        # By view and loop around it: what has to come before the loop so that the view ends outside; one a path.
+        around: dict[View, dict[str, set[tuple[str, ...]]]] = {view: {} for view in self.fused.views}
         for view in reversed(self.fused.views):
-            if isinstance(view, Op):
-                for r in set(view.reduced) & loops[view]:
+            if not isinstance(view, Op):
+                continue
+            for r in view.reduced:
+                for kept in around[view].get(r, ()):
                     self.fused.order.fixed.add(view.name)
-                    for k in view.indices:
+                    for k in kept:
                         self.fused.order.edge(k, r, view.name)
-                for one in view.operands:
-                    loops[one] |= loops[view] | {*view.indices, *view.reduced}
+            for one in view.operands:
+                for loop in {*view.indices, *view.reduced, *around[view]} - set(one.indices):
+                    own = loop in view.indices or loop in view.reduced
+                    paths = {one.indices} if own else {min(p, one.indices, key=len) for p in around[view][loop]}
+                    around[one].setdefault(loop, set()).update(paths)
         fixed = self.fused.order.fixed
         held = {e: tuple(o for o in owners if o in fixed) for e, owners in self.fused.order.edges.items()}
         order = PartialOrder(list(self.fused.order.indices), {e: owners for e, owners in held.items() if owners})
         cycle = order.cycle()
-        around = {o for edge in zip(cycle, cycle[1:] + cycle[:1], strict=True) for o in order.edges[edge]}
-        return [s for s in self.producers if s in around - self.alone][:1] or (list(self.producers) if cycle else [])
+        owners = {o for edge in zip(cycle, cycle[1:] + cycle[:1], strict=True) for o in order.edges[edge]}
+        return [s for s in self.producers if s in owners - self.alone][:1] or (list(self.producers) if cycle else [])
 
 
 def _matched(view: View, access: Access, index: str, binding: dict[str, str]) -> str | None:
