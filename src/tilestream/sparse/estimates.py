@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilestream.sparse.einsum import Move
 from tilestream.sparse.graph import Graph
 from tilestream.sparse.heuristic import Estimate, Profile, estimate
+from tilestream.sparse.moves import perform
 from tilestream.sparse.program import Program
 from tilestream.sparse.regions import Region
 from tilestream.sparse.storage import Format, SparseTensor
@@ -46,6 +49,9 @@ def estimate_program(program: Program, inputs: Sequence[Any] = (), timing: Timin
     total = Estimate(0.0, 0.0, 0.0)
     for step in program.steps:
         if isinstance(step, Move):
+            if all(name in have for name in step.operands):
+                have[step.name] = perform(step, [have[name] for name in step.operands])
+                continue
             # What moves is taken for dense: a reshape mixes the coordinates of several indices.
             levels = len(step.shape)
             expected[step.name] = Profile(step.shape, (None,) * levels), Format(("dense",) * levels)
@@ -74,10 +80,23 @@ def _feed(
 
 
 def _in_format(profile: Profile, stored: Format, wanted: Format) -> Profile:
-    """A profile in another order of levels; a dense level holds every coordinate."""
+    """A profile in another order of levels, or in blocks; a dense level holds every coordinate."""
     by_index = dict(zip(stored.order, zip(profile.sizes, profile.shares, strict=True), strict=True))
+    if wanted.block > 1 and stored.block == 1:
+        for index in sorted(by_index)[-2:]:
+            by_index[index] = _blocked(*by_index[index], wanted.block)
     sizes = tuple(by_index[i][0] for i in wanted.order)
     shares = tuple(
         None if kind == "dense" else by_index[i][1] for i, kind in zip(wanted.order, wanted.levels, strict=True)
     )
     return Profile(sizes, shares)
+
+
+def _blocked(size: int, share: np.ndarray | None, block: int) -> tuple[int, np.ndarray | None]:
+    """A level over blocks: one is there if any of its coordinates is."""
+    blocks = -(-size // block)
+    if share is None:
+        return blocks, None
+    padded = np.zeros(blocks * block)
+    padded[:size] = share
+    return blocks, 1 - np.prod(1 - padded.reshape(blocks, block), axis=1)
