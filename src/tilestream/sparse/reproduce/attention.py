@@ -226,8 +226,8 @@ def blocking(options: Options) -> Study:
             }
         )
     notes = (
-        "Published (no values): the speedup is proportional to the block's edge. A tile product takes b cycles for what "
-        "b^3 scalar steps do; but an elementwise tile has a latency of b^2, and attention waits for several of them a "
-        "row of blocks, so that at 64 (16 rows of blocks here) latencies are most of the time.",
+        "Published (no values): the speedup is proportional to the block's edge. A tile product takes b cycles and "
+        "does b^3 scalar steps; but an elementwise tile has a latency of b^2, and attention waits for several of them "
+        "in every row of blocks, so that at 64 (16 rows of blocks here) latencies are most of the time.",
     )
     return Study("blocking", f"Attention over {sequence} tokens", "Figure 17", tuple(rows), notes)

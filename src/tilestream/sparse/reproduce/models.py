@@ -74,11 +74,11 @@ _NEAR, _ROWS = ("i", "j", "k"), ("i", "k", "j")
 
 GCN_ORDERS = {
     "unfused": {"matmul": _NEAR, "matmul_1": _ROWS, "matmul_3": _ROWS},
-    "partial": {"matmul..relu": ("i", "k", "j", "l")},
+    "partial": {"matmul..relu": ("i", "l", "k", "j")},
     "full": {"matmul..softmax": ("i", "l", "n", "m", "k", "j")},
 }
-"""Neighbours innermost in A X, rows of W one after the other: what the released cycles of Cora show. One pass over the
-links costs (edges + nodes) x features then, not edges x (features + 1)."""
+"""Unfused, A X runs over neighbours innermost; fused, it gives rows. That is what the released cycles of Cora show: one
+pass of the unfused product costs (edges + nodes) x features, one of the fused product edges x (features + 1)."""
 
 ROW_ORDERS = {
     "unfused": {"matmul": _ROWS, "matmul_1": _ROWS, "matmul_3": _ROWS},
