@@ -154,5 +154,13 @@ def test_wrong_orders():
     operands = [pack(n, np.eye(3), compressed(2)) for n in "BC"]
     with pytest.raises(SparseError, match="lacks index 'k'"):
         compile_einsum("ik,kj->ij", operands, Schedule(order=("i", "j")))
+    for wrong, message in (
+        ({"parallel": {"z": 2}}, "names index 'z'"),
+        ({"parallel": {"U:i": 2}}, "names region 'U'"),
+        ({"order": {"U": ("i", "k", "j")}}, "names region 'U'"),
+        ({"order": ("i", "k", "z", "j")}, "names index 'z'"),
+    ):
+        with pytest.raises(SparseError, match=message):
+            compile_einsum("ik,kj->ij", operands, Schedule(**wrong))
     with pytest.raises(SparseError, match="not number 7"):
         compile_einsum("ik,kj->ij", operands, Schedule(order=7))

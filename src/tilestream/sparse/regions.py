@@ -98,7 +98,25 @@ def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
             for region, declared in _regions(program, step, schedule, known):
                 known.update(declared)
                 steps.append(replace(region, name=fresh_name(region.name, taken)))
+    _check_used(schedule, [step for step in steps if isinstance(step, Region)])
     return steps
+
+
+def _check_used(schedule: Schedule, regions: Sequence[Region]) -> None:
+    """Every region and index that a schedule names is there: a misspelt one would change nothing unseen."""
+    names = {region.name.split("/")[0] for region in regions} | {region.name for region in regions}
+    indices = {index for region in regions for index in region.order}
+    order = schedule.order
+    given = set(order) if isinstance(order, Mapping) else set()
+    given |= {key.rpartition(":")[0] for key in schedule.parallel if ":" in key}
+    if unknown := sorted(given - names):
+        raise SparseError(f"the schedule names region {unknown[0]!r}", f"use {', '.join(sorted(names))}")
+    given = set(order) if isinstance(order, tuple) else set()
+    given |= {key.rpartition(":")[2] for key in schedule.parallel}
+    if unknown := sorted(given - indices):
+        raise SparseError(
+            f"the schedule names index {unknown[0]!r}", f"use an index of a region: {', '.join(sorted(indices))}"
+        )
 
 
 def _moved(move: Move, operands: Sequence[Declared]) -> Declared:
