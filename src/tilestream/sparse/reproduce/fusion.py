@@ -89,8 +89,8 @@ def graphsage(options: Options) -> Study:
         "The published full fusion of GraphSAGE has GCN's cycles within 0.001 %. That is no copy: in both, the slowest "
         "node streams features over walks of two edges (Cora, Cora_ML, DBLP), or A's rows meet each other, nodes x "
         "(nodes + 1) steps (Collab); it is so here too.",
-        "Partial fusion gains more here: X Ws and A X Wn run side by side. The published cycles of Cora exceed GCN's by "
-        "7.8e6 and those of Cora_ML by 38e6, which no common stage explains.",
+        "Partial fusion gains more here: X Ws and A X Wn run side by side. The published cycles of Cora exceed GCN's "
+        "by 7.8e6 and those of Cora_ML by 38e6, which no common stage explains.",
     )
     return Study("graphsage", "GraphSAGE", paper.ARTIFACT, tuple(_sets("GraphSAGE", models.graphsage, options)), notes)
 
