@@ -9,7 +9,7 @@ import pytest
 
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse import engine, run_spec
-from tilestream.sparse.engine import build, machine
+from tilestream.sparse.engine import build, layout, machine
 from tilestream.sparse.graph import Port, with_broadcasts
 from tilestream.sparse.kernels import Wiring, chain, elementwise, hashed, matmul, matmul_dense, matmul_parallel
 from tilestream.sparse.memory import SIMPLE_HBM, hbm
@@ -35,15 +35,24 @@ def test_the_size_of_the_rings_changes_nothing(monkeypatch: pytest.MonkeyPatch, 
     np.testing.assert_array_equal(narrow.outputs["X"].values, wide.outputs["X"].values)
 
 
+@pytest.mark.parametrize("depth", [None, 8, 13, 64])
 @pytest.mark.parametrize("make", [chain, matmul_dense, lambda: matmul("kij"), lambda: elementwise("mul")])
-def test_inner_loops_change_nothing(make):
-    """Channels without a bound let nodes do many steps at once; channels deeper than any stream do not."""
-    kernel = make()
-    free = kernel.run(engine.run, ARRAYS, (20, 20), trace=True)
-    bound = kernel.run(engine.run, ARRAYS, (20, 20), trace=True, depth=1 << 14)
-    assert free.nodes == bound.nodes
-    for port, stream in free.streams.items():
-        np.testing.assert_array_equal(stream.times, bound.streams[port].times)
+def test_inner_loops_change_nothing(monkeypatch: pytest.MonkeyPatch, make, depth: int | None):
+    kernel, arrays = make(), {name: hashed(40, 2, seed) for name, seed in (("B", 1), ("C", 2), ("W", 3))}
+    fast = kernel.run(engine.run, arrays, (40, 40), trace=True, depth=depth)
+
+    def without_loops(*given):
+        made = build.build(*given)
+        assert made.nodes[:, layout.PLAIN].sum() > len(made.nodes) / 2
+        made.nodes[:, layout.PLAIN] = 0
+        return made
+
+    monkeypatch.setattr(runner, "build", without_loops)
+    slow = kernel.run(engine.run, arrays, (40, 40), trace=True, depth=depth)
+    assert fast.nodes == slow.nodes
+    for port, stream in slow.streams.items():
+        np.testing.assert_array_equal(fast.streams[port].tags, stream.tags)
+        np.testing.assert_array_equal(fast.streams[port].times, stream.times)
 
 
 def minus_largest(n: int):

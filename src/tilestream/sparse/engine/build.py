@@ -23,6 +23,8 @@ from tilestream.sparse.timing import CONTROL_LATENCY, Timing
 _RING = 1024
 """Slots of an unbounded channel at the start: few enough for a node's channels to lie in a second-level cache."""
 _WAYS = 62
+_SHALLOW = 8
+"""Slots below which loops over tokens in a row do not pay."""
 
 Depth = int | Mapping[str, int] | None
 """Slots of every stream's channel; or by ``str(Port)``, the rest being unbounded; or no bound."""
@@ -124,8 +126,8 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
     row[at.INS] = machine.keep(f"ins {i}", np.array([*ins, 0], dtype=np.int64))
     row[at.OUTS] = machine.keep(f"outs {i}", np.array([*out_rows, 0], dtype=np.int64))
     row[at.NINS], row[at.NOUTS] = len(ins), len(out_rows)
-    joined = {port for _, port in node.ins} | {Port(node.name, port) for port in node.outs}
-    row[at.PLAIN] = all(port in index and index[port] not in machine.bounded for port in joined)
+    slots = [int(machine.channels[machine.channel_at(x), at.CAPACITY]) for x in (*ins, *out_rows) if x]
+    row[at.PLAIN] = all(out_rows) and min(slots) >= _SHALLOW
     actions = 3 * (len(ins) + len(out_rows)) + 8
     row[at.BOX] = machine.keep(f"box {i}", np.zeros((actions, at.ACTION_CELLS), dtype=np.int64))
     row[at.BOX_VALUES] = machine.keep(f"box values {i}", np.zeros((actions, width)))

@@ -43,7 +43,7 @@ FLIGHT, FLIGHTS = 49, 50  # times at which a client's last requests were served,
 FIRST_WORD, SECOND_WORD = 51, 52  # where the arrays that it reads or writes start in memory
 NODE_INDEX = 53
 VALUE_WORDS = 54  # words of memory that a value takes
-PLAIN = 55  # 1 where its channels have no bound and every output is read: stretches may be used
+PLAIN = 55  # 1 where every output is read and no channel is shallow: stretches may be used
 NODE_CELLS = 56
 
 # The memory's row.

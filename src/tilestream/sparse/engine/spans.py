@@ -11,6 +11,7 @@ from tilestream.sparse.engine.layout import (
     HEAD_SLOT,
     INTERVAL,
     PLAIN,
+    ROOM,
     START,
     TAIL,
     TAIL_SLOT,
@@ -63,3 +64,21 @@ def was_busy(node: int, steps: int) -> None:
 @kernel
 def plain(node: int) -> bool:
     return ld(node, PLAIN) != 0 and ld(node, START) >= 0
+
+
+@kernel
+def answer(response: int, times: int, i: int, clock: int) -> None:
+    """Token ``i`` of a span was taken: leave the time at which its writer knows. ``response``: of the channel."""
+    if response >= 0:
+        st(times, i, clock + response)
+
+
+@kernel
+def free_at(response: int, times: int, i: int, clock: int) -> int:
+    """The clock once slot ``i`` of a span is known to be free: the time in the slot, where there is a bound."""
+    return max(clock, ld(times, i)) if response >= 0 else clock
+
+
+@kernel
+def had_no_room(node: int, cycles: int) -> None:
+    st(node, ROOM, ld(node, ROOM) + cycles)

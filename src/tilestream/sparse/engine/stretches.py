@@ -19,6 +19,7 @@ from tilestream.sparse.engine.layout import (
     NOUTS,
     OUTS,
     READ,
+    RESPONSE,
     ROOM_FOR,
     STORE,
     TAGS,
@@ -34,7 +35,19 @@ from tilestream.sparse.engine.layout import (
     D,
     E,
 )
-from tilestream.sparse.engine.spans import gave, head_of, plain, room, tail_of, took, waiting, was_busy
+from tilestream.sparse.engine.spans import (
+    answer,
+    free_at,
+    gave,
+    had_no_room,
+    head_of,
+    plain,
+    room,
+    tail_of,
+    took,
+    waiting,
+    was_busy,
+)
 from tilestream.sparse.tokens import DONE, EMPTY
 
 _S0 = -3
@@ -43,14 +56,14 @@ _FEW = 4
 
 
 @kernel
-def scan_stretch(node: int, position: int, end: int, clock: int) -> int:
-    """Elements of a fiber. Returns how many; each takes one interval."""
+def scan_stretch(node: int, position: int, end: int, clock: int) -> tuple[int, int]:
+    """Elements of a fiber. Returns the position after them and the clock."""
     if not plain(node):
-        return 0
+        return position, clock
     crd, ref = ld(ld(node, OUTS), 0), ld(ld(node, OUTS), 1)
     count = min(end - position, min(room(crd), room(ref)))
     if count < _FEW:
-        return 0
+        return position, clock
     interval, latency = ld(node, INTERVAL), ld(node, LATENCY)
     crd_tags, crd_times, ref_tags, ref_times = (
         tail_of(crd, TAGS),
@@ -63,14 +76,19 @@ def scan_stretch(node: int, position: int, end: int, clock: int) -> int:
     else:
         for i in range(count):
             st(crd_tags, i, position - (end - ld(node, D)) + i)
+    ref_answers, crd_answers = ld(ref, RESPONSE), ld(crd, RESPONSE)
+    begin = clock
     for i in range(count):
+        clock = free_at(ref_answers, ref_times, i, free_at(crd_answers, crd_times, i, clock))
         st(ref_tags, i, position + i)
-        st(crd_times, i, clock + latency + i * interval)
-        st(ref_times, i, clock + latency + i * interval)
+        st(crd_times, i, clock + latency)
+        st(ref_times, i, clock + latency)
+        clock += interval
+    had_no_room(node, clock - begin - count * interval)
     gave(crd, count)
     gave(ref, count)
     was_busy(node, count)
-    return count
+    return position + count, clock
 
 
 @kernel
@@ -88,12 +106,18 @@ def array_stretch(node: int, clock: int) -> int:
     values, size = ld(node, B), ld(node, D)
     interval, latency, control = ld(node, INTERVAL), ld(node, LATENCY), ld(node, CONTROL)
     reads, done = 0, count
+    waited = 0
+    source_answers, target_answers = ld(source, RESPONSE), ld(target, RESPONSE)
     for i in range(count):
         tag = ld(tags, i)
         if tag == DONE or tag >= size:
             done = i
             break
         clock = max(clock, ld(times, i))
+        answer(source_answers, times, i, clock)
+        free = free_at(target_answers, out_times, i, clock)
+        waited += free - clock
+        clock = free
         st(out_tags, i, tag if tag <= _S0 else 0)
         st(out_times, i, clock + (control if tag <= _S0 else latency))
         if tag >= 0:
@@ -106,6 +130,7 @@ def array_stretch(node: int, clock: int) -> int:
     st(node, READ, ld(node, READ) + reads * ld(node, VALUE_WORDS))
     took(source, done)
     gave(target, done)
+    had_no_room(node, waited)
     was_busy(node, done)
     return clock
 
@@ -123,17 +148,24 @@ def repsig_stretch(node: int, clock: int) -> int:
     out_tags, out_times = tail_of(target, TAGS), tail_of(target, TIMES)
     interval, latency, control = ld(node, INTERVAL), ld(node, LATENCY), ld(node, CONTROL)
     done = count
+    waited = 0
+    source_answers, target_answers = ld(source, RESPONSE), ld(target, RESPONSE)
     for i in range(count):
         tag = ld(tags, i)
         if tag == DONE:
             done = i
             break
         clock = max(clock, ld(times, i))
+        answer(source_answers, times, i, clock)
+        free = free_at(target_answers, out_times, i, clock)
+        waited += free - clock
+        clock = free
         st(out_tags, i, _S0 if tag <= _S0 else 0)
         st(out_times, i, clock + (control if tag <= _S0 else latency))
         clock += interval
     took(source, done)
     gave(target, done)
+    had_no_room(node, waited)
     was_busy(node, done)
     return clock
 
@@ -152,11 +184,17 @@ def repeat_stretch(node: int, tag: int, clock: int) -> int:
     interval = ld(node, INTERVAL)
     latency = ld(node, LATENCY) if tag >= 0 else ld(node, CONTROL)
     done = count
+    waited = 0
+    signal_answers, target_answers = ld(signal, RESPONSE), ld(target, RESPONSE)
     for i in range(count):
         if ld(tags, i) < 0:
             done = i
             break
         clock = max(clock, ld(times, i))
+        answer(signal_answers, times, i, clock)
+        free = free_at(target_answers, out_times, i, clock)
+        waited += free - clock
+        clock = free
         st(out_tags, i, tag)
         st(out_times, i, clock + latency)
         clock += interval
@@ -167,6 +205,7 @@ def repeat_stretch(node: int, tag: int, clock: int) -> int:
             copy_cells(value, out + 8 * width * i, width)
     took(signal, done)
     gave(target, done)
+    had_no_room(node, waited)
     was_busy(node, done)
     return clock
 
@@ -187,12 +226,22 @@ def broadcast_stretch(node: int, clock: int) -> int:
     out_tags, out_times, width = tail_of(first, TAGS), tail_of(first, TIMES), ld(first, WIDTH)
     interval, latency, control = ld(node, INTERVAL), ld(node, LATENCY), ld(node, CONTROL)
     done = count
+    response, bound, waited = ld(source, RESPONSE), False, 0
+    for way in range(ways):
+        bound = bound or ld(ld(outs, way), RESPONSE) >= 0
     for i in range(count):
         tag = ld(tags, i)
         if tag == DONE:
             done = i
             break
         clock = max(clock, ld(times, i))
+        answer(response, times, i, clock)
+        free = clock
+        if bound:
+            for way in range(ways):
+                free = free_at(ld(ld(outs, way), RESPONSE), tail_of(ld(outs, way), TIMES), i, free)
+        waited += free - clock
+        clock = free
         st(out_tags, i, tag)
         st(out_times, i, clock + (latency if tag >= 0 else control))
         clock += interval
@@ -207,6 +256,7 @@ def broadcast_stretch(node: int, clock: int) -> int:
     for way in range(ways):
         gave(ld(outs, way), done)
     took(source, done)
+    had_no_room(node, waited)
     was_busy(node, done)
     return clock
 
@@ -224,11 +274,14 @@ def write_stretch(node: int, is_value: bool, clock: int) -> int:
     tags, times, width = head_of(source, TAGS), head_of(source, TIMES), ld(source, WIDTH)
     interval = ld(node, INTERVAL)
     done = count
+    source_answers = ld(source, RESPONSE)
     for i in range(count):
         if ld(tags, i) < 0:
             done = i
             break
-        clock = max(clock, ld(times, i)) + interval
+        clock = max(clock, ld(times, i))
+        answer(source_answers, times, i, clock)
+        clock += interval
     if not is_value:
         copy_cells(tags, ld(store, DATA) + 8 * used, done)
         if done > 0:

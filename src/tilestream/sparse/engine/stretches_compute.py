@@ -13,6 +13,7 @@ from tilestream.sparse.engine.layout import (
     LATENCY,
     NODE_WIDTH,
     OUTS,
+    RESPONSE,
     SCRATCH,
     TAGS,
     TIMES,
@@ -28,7 +29,19 @@ from tilestream.sparse.engine.layout import (
     S,
     T,
 )
-from tilestream.sparse.engine.spans import gave, head_of, plain, room, tail_of, took, waiting, was_busy
+from tilestream.sparse.engine.spans import (
+    answer,
+    free_at,
+    gave,
+    had_no_room,
+    head_of,
+    plain,
+    room,
+    tail_of,
+    took,
+    waiting,
+    was_busy,
+)
 from tilestream.sparse.engine.table import FREE, find
 from tilestream.sparse.tokens import DONE, EMPTY
 
@@ -51,14 +64,21 @@ def binary_stretch(node: int, clock: int) -> int:
     out_tags, out_times, out = tail_of(target, TAGS), tail_of(target, TIMES), tail_of(target, VALUES)
     interval, latency, control = ld(node, INTERVAL), ld(node, LATENCY), ld(node, CONTROL)
     op, scalars = ld(node, A), ld(node, NODE_WIDTH) == 1
-    steps, done = 0, count
+    steps, waited, done = 0, 0, count
+    left_answers, right_answers, target_answers = ld(left, RESPONSE), ld(right, RESPONSE), ld(target, RESPONSE)
     for i in range(count):
         a, b = ld(left_tags, i), ld(right_tags, i)
         element = a >= EMPTY and b >= EMPTY
         if a == DONE or (not element and a != b):
             done = i
             break
-        clock = max(clock, max(ld(left_times, i), ld(right_times, i)))
+        clock = max(clock, ld(left_times, i))
+        answer(left_answers, left_times, i, clock)
+        clock = max(clock, ld(right_times, i))
+        answer(right_answers, right_times, i, clock)
+        free = free_at(target_answers, out_times, i, clock)
+        waited += free - clock
+        clock = free
         st(out_tags, i, 0 if element else a)
         st(out_times, i, clock + (latency if element else control))
         if element:
@@ -72,6 +92,7 @@ def binary_stretch(node: int, clock: int) -> int:
     took(left, done)
     took(right, done)
     gave(target, done)
+    had_no_room(node, waited)
     was_busy(node, done)
     return clock
 
@@ -91,6 +112,7 @@ def skip_stretch(node: int, clock: int) -> int:
     left_in_tags, left_in_times = head_of(left_in, TAGS), head_of(left_in, TIMES)
     right_in_tags, right_in_times = head_of(right_in, TAGS), head_of(right_in, TIMES)
     interval = ld(node, INTERVAL)
+    bound = max(max(ld(left, RESPONSE), ld(right, RESPONSE)), max(ld(left_in, RESPONSE), ld(right_in, RESPONSE))) >= 0
     i, j = 0, 0
     while i < lefts and j < rights:
         a, b = ld(left_tags, i), ld(right_tags, j)
@@ -100,9 +122,17 @@ def skip_stretch(node: int, clock: int) -> int:
         if (p != a if a < 0 else p < EMPTY) or (q != b if b < 0 else q < EMPTY):
             break
         clock = max(clock, max(ld(left_times, i), ld(right_times, j)))
-        clock = max(clock, max(ld(left_in_times, i), ld(right_in_times, j))) + interval
+        clock = max(clock, max(ld(left_in_times, i), ld(right_in_times, j)))
         # A stop comes after every coordinate. Which side goes is hard to predict: no branch on it.
         goes = 1 if (a if a >= 0 else _LAST) < (b if b >= 0 else _LAST) else 0
+        if bound:
+            if goes != 0:
+                answer(ld(left, RESPONSE), left_times, i, clock)
+                answer(ld(left_in, RESPONSE), left_in_times, i, clock)
+            else:
+                answer(ld(right, RESPONSE), right_times, j, clock)
+                answer(ld(right_in, RESPONSE), right_in_times, j, clock)
+        clock += interval
         i += goes
         j += 1 - goes
     took(left, i)
@@ -128,12 +158,16 @@ def gather_stretch(node: int, path: int, clock: int) -> int:
     interval, op, packed, scalars = ld(node, INTERVAL), ld(node, A), ld(node, D) > 1, ld(node, NODE_WIDTH) == 1
     bits = ld(node, B)
     done = count
+    crds_answers, values_answers = ld(crds, RESPONSE), ld(values, RESPONSE)
     for i in range(count):
         tag = ld(tags, i)
         if tag < 0 or tag >> bits != 0 or ld(value_tags, i) < EMPTY or known * 2 > mask:
             done = i
             break
-        clock = max(clock, max(ld(times, i), ld(value_times, i))) + interval
+        clock = max(clock, max(ld(times, i), ld(value_times, i)))
+        answer(crds_answers, times, i, clock)
+        answer(values_answers, value_times, i, clock)
+        clock += interval
         slot = find(keys, mask, path | tag, packed)
         if ld(keys, slot) == FREE:
             st(keys, slot, path | tag)
@@ -163,11 +197,14 @@ def reduce_stretch(node: int, clock: int) -> int:
     tags, times, numbers = head_of(source, TAGS), head_of(source, TIMES), head_of(source, VALUES)
     interval, op, scalars, scratch = ld(node, INTERVAL), ld(node, A), ld(node, NODE_WIDTH) == 1, ld(node, SCRATCH)
     done = count
+    source_answers = ld(source, RESPONSE)
     for i in range(count):
         if ld(tags, i) < 0:
             done = i
             break
-        clock = max(clock, ld(times, i)) + interval
+        clock = max(clock, ld(times, i))
+        answer(source_answers, times, i, clock)
+        clock += interval
         if scalars:
             fold(op, numbers + 8 * i, scratch, 1, False)
     st(node, FLOPS, ld(node, FLOPS) + done * ld(node, VALUE_WORDS))

@@ -49,9 +49,7 @@ def scan(node: int) -> None:
     state, position, end = ld(node, STATE), ld(node, E), ld(node, F)
     while ld(node, PENDING) == 0:
         if state == FIBER:
-            steps = scan_stretch(node, position, end, clock)
-            position += steps
-            clock += steps * interval
+            position, clock = scan_stretch(node, position, end, clock)
             while position < end and ld(node, PENDING) == 0:
                 crd = ld(crds, position) if compressed else position - (end - size)
                 clock = reserve(node, 0, 2, clock)
