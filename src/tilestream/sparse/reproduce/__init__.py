@@ -24,6 +24,7 @@ STUDIES: dict[str, tuple[str, Callable[[Options], Study]]] = {
     "order": ("all index orders of two nested products (Figure 18)", schedules.orders),
     "sparsity": ("GCN against the sparsity and structure of its graph (Figure 15)", schedules.sparsity),
     "heuristic": ("the estimate against simulation (Table 3)", estimates.accuracy),
+    "search": ("the front that search finds for a GCN", schedules.pareto),
     "channels": ("cycles against the depth of the channels", schedules.channels),
 }
 

@@ -12,11 +12,13 @@ import torch
 
 from tilestream.errors import StreamDeadlock
 from tilestream.sparse import graphs
+from tilestream.sparse.frontend import compile
 from tilestream.sparse.graphs import GraphSet
 from tilestream.sparse.program import Program, compile_einsum
 from tilestream.sparse.reproduce import models, paper
 from tilestream.sparse.reproduce.study import Cell, Options, Study
 from tilestream.sparse.schedule import Schedule
+from tilestream.sparse.search import Space, search
 from tilestream.sparse.storage import Format, SparseTensor, pack
 
 DCSR = Format(("compressed", "compressed"))
@@ -91,6 +93,32 @@ def sparsity(options: Options) -> Study:
             )
     notes = ("Published (no values): partial fusion gains more the sparser the graph is, full fusion slows down.",)
     return Study("sparsity", f"GCN of {nodes} nodes, {width} features", "Figure 15", tuple(rows), notes)
+
+
+def pareto(options: Options) -> Study:
+    """The front that search finds for a GCN on the karate club: fusions, orders and lanes."""
+    case = models.gcn(graphs.karate())
+
+    def make(schedule: Schedule) -> Program:
+        return compile(case.module, *case.inputs, formats=case.formats, schedule=schedule)
+
+    space = Space(orders=2, factors=(2,) if options.quick else (2, 4, 8))
+    found = search(make, case.inputs, space, budget_s=600, progress=options.progress)
+    rows: list[dict[str, Cell]] = [
+        {
+            "cycles": p.cycles,
+            "bytes": p.bytes,
+            "on-chip bytes": p.on_chip_bytes,
+            "estimated cycles": round(p.estimate.cycles),
+            "schedule": str(p.schedule),
+        }
+        for p in found.front
+    ]
+    notes = (
+        f"{found.estimated} schedules were estimated, {found.pruned} dropped, {len(found.points)} simulated; on-chip "
+        "memory is 64 tokens in every channel and the accumulators.",
+    )
+    return Study("search", f"Search: {case.name}", "nothing published", tuple(rows), notes)
 
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536)
