@@ -28,10 +28,16 @@ def extents(fused: Fused, order: tuple[str, ...]) -> dict[tuple[View, str], floa
     found: dict[tuple[View, str], float] = {}
     for view in fused.views:
         if isinstance(view, Leaf):
-            for level, index in enumerate(view.stored):
-                size = float(fused.sizes[index])
-                known = view.declared.extents
-                found[view, index] = known[level] if known else size
+            read = sorted(view.stored, key=rank.__getitem__)
+            known = view.declared.extents
+            if not known or tuple(read) == view.stored:
+                counts = known or [float(fused.sizes[i]) for i in view.stored]
+                found |= {(view, i): min(n, float(fused.sizes[i])) for i, n in zip(view.stored, counts, strict=True)}
+            else:  # in another order the same entries are spread as evenly as they can be
+                left = math.prod(known)
+                for index in read:
+                    found[view, index] = min(float(fused.sizes[index]), left)
+                    left /= max(found[view, index], 1e-9)
             continue
         for index in (*view.indices, *view.reduced):
             size = float(fused.sizes[index])

@@ -253,7 +253,7 @@ def _region(
         copies += [
             f"{leaf.tensor} is read from a copy in the order {' '.join(_levels(leaf, order))}"
             for leaf in views
-            if leaf.declared.format and leaf.stored != _levels(leaf, order)
+            if leaf.declared.format and not leaf.declared.free and leaf.stored != _levels(leaf, order)
         ]
         return _finish(program, group, fused, order, orders, build, made, views, blocks, tuple(dict.fromkeys(copies)))
     assert failed is not None
