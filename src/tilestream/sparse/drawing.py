@@ -37,7 +37,7 @@ def svg(graph: Graph, result: Result | None = None) -> str:
     drawn = [node for node in graph.nodes if node.kind != "broadcast"]
     source = _through_broadcasts(graph)
     levels = _levels(drawn, source)
-    places = _places(drawn, levels)
+    places = _places(drawn, levels, source)
     width = max((p.x for p in places.values()), default=0) + BOX + PAD
     height = max((p.y for p in places.values()), default=0) + HEIGHT + PAD + 22
     parts = [
@@ -85,14 +85,24 @@ def _levels(drawn: list[Node], source: Mapping[tuple[str, str], tuple[str, str]]
     return levels
 
 
-def _places(drawn: list[Node], levels: Mapping[str, int]) -> dict[str, _Place]:
-    used: dict[int, int] = {}
-    places = {}
+def _places(
+    drawn: list[Node], levels: Mapping[str, int], source: Mapping[tuple[str, str], tuple[str, str]]
+) -> dict[str, _Place]:
+    """Below the mean of what a node reads, as far as its neighbours in the row leave room."""
+    rows: dict[int, list[Node]] = {}
     for node in drawn:
-        level = levels[node.name]
-        column = used.get(level, 0)
-        used[level] = column + 1
-        places[node.name] = _Place(PAD + column * (BOX + GAP), PAD + level * (HEIGHT + LEVEL))
+        rows.setdefault(levels[node.name], []).append(node)
+    places: dict[str, _Place] = {}
+    for level in sorted(rows):
+        wanted = []
+        for order, node in enumerate(rows[level]):
+            above = [places[source[(s.node, s.port)][0]].x for _, s in node.ins]
+            wanted.append((sum(above) / len(above) if above else PAD + order * (BOX + GAP), order, node))
+        left = float(PAD)
+        for x, _, node in sorted(wanted, key=lambda w: w[:2]):
+            left = max(left, x)
+            places[node.name] = _Place(left, PAD + level * (HEIGHT + LEVEL))
+            left += BOX + GAP
     return places
 
 
