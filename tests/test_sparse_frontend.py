@@ -224,6 +224,18 @@ def test_sparse_weights_and_formats():
     torch.testing.assert_close(compile(linear, stored).run(stored, engine="spec").output, dense(x).detach())
 
 
+def test_default_order_walks_no_row_for_every_column():
+    """An inner product of two compressed operands would walk a row of the first for every column of the second."""
+    x, module = rand(20, 30), nn.Linear(30, 16, bias=False).double()
+    with torch.no_grad():
+        module.weight.mul_(torch.rand_like(module.weight) < 0.4)
+    stored = {"input": compressed(2), "weight": compressed(2)}
+    program = compile(module, x, formats=stored)
+    assert program.regions[0].order == ("i", "k", "j") and not program.regions[0].notes
+    inner = compile(module, x, formats=stored, schedule=Schedule(order=("i", "j", "k")))
+    assert program.run(x, engine="spec").cycles < inner.run(x, engine="spec").cycles
+
+
 def test_inputs_may_change_between_runs():
     module = Call(lambda a, x: torch.relu(a @ x))
     first, second = rand(4, 4, density=0.5), rand(4, 4, density=0.3, seed=5)
