@@ -173,7 +173,7 @@ def power_law(nodes: int, links: int, two_paths_per_node: float = 0.0, seed: int
             expected = (degree**2).mean() + mean  # of Poisson degrees around these means
             low, high = (exponent, high) if expected < two_paths_per_node else (low, exponent)
     random = np.random.default_rng(seed)
-    weight = np.arange(1, nodes + 1, dtype=np.float64) ** -exponent
+    weight = random.permutation(np.arange(1, nodes + 1, dtype=np.float64)) ** -exponent  # hubs stand anywhere
     return _sample(nodes, links, lambda n: random.choice(nodes, (n, 2), p=weight / weight.sum()), random)
 
 
