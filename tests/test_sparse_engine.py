@@ -24,7 +24,7 @@ from tilestream.sparse.kernels import (
 )
 from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
 from tilestream.sparse.result import Result
-from tilestream.sparse.storage import Format, SparseTensor, pack
+from tilestream.sparse.storage import Format, Level, SparseTensor, pack
 from tilestream.sparse.timing import COMAL, Timing
 
 Shapes = Mapping[str, tuple[tuple[int, ...], Format]]
@@ -324,6 +324,19 @@ def test_errors_name_the_node():
             run(graph, tensors, shapes={})
     with pytest.raises(SparseError, match="operation 'pow'"):
         engine.run(unary_graph("pow", 1), {"T": tensors["B"]}, shapes={"X": ((6, 6), kernel.format)})
+    w = Wiring()
+    crd, ref = w.scan("C", "i", 0, w.root("C"))
+    sink(w, w.scan("C", "j", 1, w.scan("B", "j", 1, ref)[1])[0])  # references of one tensor into another
+    graph = with_broadcasts("astray", tuple(w.nodes))
+    small = kernel.tensors({"B": np.eye(6), "C": np.eye(6)}) | {"B": tensors["B"]}
+    for memory in (NO_MEMORY, hbm()):
+        with pytest.raises(SparseError, match=r"scan 'C_j'.*reference 6, of 6"):
+            engine.run(graph, small, shapes={}, memory=memory)
+    broken = SparseTensor(
+        "B", (6, 6), kernel.format, (small["C"].levels[0], Level(6, np.array([0, 9]), np.zeros(3))), np.ones(3)
+    )
+    with pytest.raises(SparseError, match="segments"):
+        engine.run(graph, small | {"B": broken}, shapes={})
     node = Node("B_9", "scan", (("ref", Port("root_B", "ref")),), (("tensor", "B"), ("level", 9)))
     with pytest.raises(SparseError, match="level 9"):
         engine.run(Graph("deep", (Node("root_B", "root"), node)), tensors, shapes={})

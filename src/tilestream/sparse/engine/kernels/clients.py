@@ -106,6 +106,9 @@ def scan_from_memory(node: int) -> None:
             if state == _IDLE and tag >= EMPTY:
                 pop(node, 0, clock)
                 state = _CLOSE
+                if tag >= ld(node, G):
+                    fail(node, OUTSIDE, tag, ld(node, G))
+                    return
                 if tag >= 0:
                     begin, end = ld(seg, tag), ld(seg, tag + 1)
                     st(node, E, begin)

@@ -19,6 +19,7 @@ from tilestream.sparse.engine.layout import (
     D,
     E,
     F,
+    G,
 )
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at
 from tilestream.sparse.engine.stretches import array_stretch, scan_stretch
@@ -42,7 +43,7 @@ def root(node: int) -> None:
 
 @kernel
 def scan(node: int) -> None:
-    """A: whether compressed; B, C: addresses of seg and crd; D: size. State: E: next position, F: where it ends."""
+    """A: if compressed; B, C: addresses of seg and crd; D: size; G: fibers. State: E: next position, F: its end."""
     clock = ld(node, CLOCK)
     interval, latency = ld(node, INTERVAL), ld(node, LATENCY)
     compressed, seg, crds, size = ld(node, A) != 0, ld(node, B), ld(node, C), ld(node, D)
@@ -71,6 +72,9 @@ def scan(node: int) -> None:
                 state = FIBER
                 position, end = tag * size, tag * size + size
                 if compressed:
+                    if tag >= ld(node, G):
+                        fail(node, OUTSIDE, tag, ld(node, G))
+                        return
                     position, end = ld(seg, tag), ld(seg, tag + 1)
                     st(node, READ, ld(node, READ) + 2 + end - position)
             continue
