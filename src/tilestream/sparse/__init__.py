@@ -2,7 +2,7 @@
 
 from tilestream.sparse.frontend import compile
 from tilestream.sparse.program import Program, ProgramResult, compile_einsum
-from tilestream.sparse.regions import Region
+from tilestream.sparse.region import Region
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import (
     Format,

@@ -13,7 +13,8 @@ import torch
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
 from tilestream.sparse.moves import perform
-from tilestream.sparse.regions import Region, plan
+from tilestream.sparse.region import Region
+from tilestream.sparse.regions import plan
 from tilestream.sparse.result import Result
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, repack, to_coo, to_torch

@@ -3,80 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tilestream.errors import SparseError
 from tilestream.sparse.blocks import Blocks
-from tilestream.sparse.einsum import Declared, EinsumProgram, Move, Statement, fresh_name
+from tilestream.sparse.einsum import Declared, EinsumProgram, Move, fresh_name
 from tilestream.sparse.estimate import extents, ranked
 from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
-from tilestream.sparse.graph import Graph, with_broadcasts
+from tilestream.sparse.graph import with_broadcasts
 from tilestream.sparse.joins import range_name
 from tilestream.sparse.lower import lower
 from tilestream.sparse.parallel import expand_lanes
+from tilestream.sparse.partition import Group, ancestors, check_names, groups, outputs_of, sequence
+from tilestream.sparse.region import Region
 from tilestream.sparse.schedule import Order, Schedule
 from tilestream.sparse.states import NotFusible, StreamState
-from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.storage import Format
 from tilestream.sparse.streams import Builder
-from tilestream.sparse.table import FusionTable, fusion_table
-from tilestream.sparse.tiles import from_tiles
-
-
-@dataclass(frozen=True)
-class Region:
-    """Statements that became one stream graph.
-
-    Attributes:
-        einsums: the statements, in program order.
-        table: the fusion table.
-        inputs: by the name that the graph uses, the tensor it is a view of and the view's format; a full range of an
-            index (``range_i``) stands for no tensor and has its size instead of a name.
-        outputs: shape and format of each result.
-        order: the global order of its indices.
-        orders: the topological orders that were looked at.
-        fills: what an output does not store stands for, where that is not 0.
-        notes: what the compiler decided and why (copies in another order, results sent through memory).
-        source: the user's lines.
-        scalars: of a blocked result, the dimension that each stored one is, and the format with blocks opened.
-    """
-
-    name: str
-    einsums: tuple[Statement, ...]
-    table: FusionTable
-    graph: Graph
-    inputs: Mapping[str, tuple[str | int, Format]]
-    outputs: Mapping[str, tuple[tuple[int, ...], Format]]
-    order: tuple[str, ...]
-    orders: tuple[tuple[str, ...], ...] = ()
-    fills: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    source: str = ""
-    scalars: Mapping[str, tuple[tuple[int | None, ...], Format]] = field(default_factory=dict)
-
-    def results(
-        self, outputs: Mapping[str, SparseTensor], shapes: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, SparseTensor]:
-        """Results of the graph as the program keeps them: blocks opened, dimensions in order."""
-        made = dict(outputs)
-        for name, (dims, format) in self.scalars.items():
-            made[name] = from_tiles(outputs[name], dims, shapes[name], format)
-        return made
-
-    def __str__(self) -> str:
-        lines = [f"region {self.name}: order {' '.join(self.order) or '(none)'}"]
-        lines += [f"  {statement}" for statement in self.einsums]
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Statements to fuse, before lowering."""
-
-    name: str
-    statements: tuple[Statement, ...]
-    notes: tuple[str, ...] = ()
-    whole: bool = True
-    """Whether these are all statements of the region that the schedule asked for."""
+from tilestream.sparse.table import fusion_table
 
 
 def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
@@ -89,8 +33,8 @@ def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:
     known: dict[str, Declared] = dict(program.inputs)
     steps: list[Region | Move] = []
     taken: set[str] = set()
-    _check_names(program, schedule)
-    for step in _sequence(program, _groups(program, schedule)):
+    check_names(program, schedule)
+    for step in sequence(program, groups(program, schedule)):
         if isinstance(step, Move):
             known[step.name] = _moved(step, [known[x] for x in step.operands])
             steps.append(step)
@@ -127,113 +71,31 @@ def _moved(move: Move, operands: Sequence[Declared]) -> Declared:
     return Declared(move.shape, Format(("compressed",) * rank), fill=operands[0].fill if operands else 0.0)
 
 
-def _check_names(program: EinsumProgram, schedule: Schedule) -> None:
-    if isinstance(schedule.fuse, str):
-        return
-    names = {s.name for s in program.statements} | {s.group for s in program.statements}
-    given = [name for group in schedule.fuse for name in group]
-    if unknown := [x for x in given if x not in names]:
-        raise SparseError(f"no statement or operator {unknown[0]!r} to fuse", f"use names among {', '.join(names)}")
-    if twice := [x for x in given if given.count(x) > 1]:
-        raise SparseError(f"{twice[0]!r} is in two fusion regions", "name it once")
-
-
-def _groups(program: EinsumProgram, schedule: Schedule) -> list[_Group]:
-    """Statements by region, as the schedule says."""
-    if schedule.fuse == "all":
-        stages: dict[str, int] = {}
-        for step in program.steps:
-            reads = step.operands if isinstance(step, Move) else [a.tensor for a in step.operands]
-            stage = max((stages.get(x, 0) for x in reads), default=0)
-            stages[step.name] = stage + isinstance(step, Move)
-        keys = {s.name: str(stages[s.name]) for s in program.statements}
-    else:
-        named = {x: n for n, group in enumerate(schedule.fuse) for x in group} if schedule.fuse != "none" else {}
-        keys = {}
-        for s in program.statements:
-            number = named.get(s.name, named.get(s.group))
-            keys[s.name] = s.group if number is None else f"#{number}"
-    made: dict[str, list[Statement]] = {}
-    for s in program.statements:
-        made.setdefault(keys[s.name], []).append(s)
-    return [_Group(_name(statements), tuple(statements)) for statements in made.values()]
-
-
-def _name(statements: Sequence[Statement]) -> str:
-    groups = list(dict.fromkeys(s.group for s in statements))
-    return groups[0] if len(groups) == 1 else f"{groups[0]}..{groups[-1]}"
-
-
-def _sequence(program: EinsumProgram, groups: Sequence[_Group]) -> Iterator[_Group | Move]:
-    """Groups and moves, each after what it reads."""
-    moves = [step for step in program.steps if isinstance(step, Move)]
-    waiting: list[_Group | Move] = [*groups, *moves]
-    position = {step.name: n for n, step in enumerate(program.steps)}
-    waiting.sort(key=lambda x: position[x.name if isinstance(x, Move) else x.statements[0].name])
-    made = set(program.inputs)
-    while waiting:
-        ready = next((x for x in waiting if _reads(x) <= made), None)
-        if ready is None:
-            names = [x.name for x in waiting if isinstance(x, _Group)]
-            raise SparseError(
-                f"regions {', '.join(names[:4])} need each other's results", "fuse statements without a gap between"
-            )
-        waiting.remove(ready)
-        made |= {ready.name} if isinstance(ready, Move) else {s.name for s in ready.statements}
-        yield ready
-
-
-def _reads(step: _Group | Move) -> set[str]:
-    if isinstance(step, Move):
-        return set(step.operands)
-    return {a.tensor for s in step.statements for a in s.operands} - {s.name for s in step.statements}
-
-
-def _outputs(program: EinsumProgram, statements: Sequence[Statement]) -> list[str]:
-    """Results of the statements that something else reads."""
-    own = {s.name for s in statements}
-    read = set(program.outputs)
-    for step in program.steps:
-        if isinstance(step, Move):
-            read |= set(step.operands)
-        elif step.name not in own:
-            read |= {a.tensor for a in step.operands}
-    return [s.name for s in statements if s.name in read]
-
-
 def _regions(
-    program: EinsumProgram, group: _Group, schedule: Schedule, known: Mapping[str, Declared]
+    program: EinsumProgram, group: Group, schedule: Schedule, known: Mapping[str, Declared]
 ) -> Iterator[tuple[Region, dict[str, Declared]]]:
     """The region of a group; where a result cannot be streamed in any order, the regions before and after it."""
-    outputs = _outputs(program, group.statements)
+    outputs = outputs_of(program, group.statements)
     try:
         yield _region(program, group, outputs, schedule, known)
     except NotFusible as cut:
-        first = _ancestors(group.statements, cut.statement)
+        first = ancestors(group.statements, cut.statement)
         rest = tuple(s for s in group.statements if s not in first)
         if not rest:
             raise SparseError(f"region {group.name!r} cannot be lowered: {cut}", "choose another order") from cut
         note = f"{cut.statement} goes through memory: {cut.why}"
         here = dict(known)
         for part in (
-            _Group(f"{group.name}/{cut.statement}", first, (), False),
-            _Group(group.name, rest, (*group.notes, note), False),
+            Group(f"{group.name}/{cut.statement}", first, (), False),
+            Group(group.name, rest, (*group.notes, note), False),
         ):
             for region, declared in _regions(program, part, schedule, here):
                 here.update(declared)
                 yield region, declared
 
 
-def _ancestors(statements: Sequence[Statement], name: str) -> tuple[Statement, ...]:
-    wanted = {name}
-    for s in reversed(statements):
-        if s.name in wanted:
-            wanted |= {a.tensor for a in s.operands}
-    return tuple(s for s in statements if s.name in wanted)
-
-
 def _region(
-    program: EinsumProgram, group: _Group, outputs: list[str], schedule: Schedule, known: Mapping[str, Declared]
+    program: EinsumProgram, group: Group, outputs: list[str], schedule: Schedule, known: Mapping[str, Declared]
 ) -> tuple[Region, dict[str, Declared]]:
     fused = fuse(program, group.statements, outputs, known)
     copies = _break_cycles(fused)
@@ -334,7 +196,7 @@ def _view(leaf: Leaf, order: tuple[str, ...], fused: Fused, blocks: Blocks | Non
 
 def _finish(
     program: EinsumProgram,
-    group: _Group,
+    group: Group,
     fused: Fused,
     order: tuple[str, ...],
     orders: tuple[tuple[str, ...], ...],

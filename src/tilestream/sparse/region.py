@@ -1,0 +1,58 @@
+"""A region: statements that became one stream graph, with what it reads and makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilestream.sparse.einsum import Statement
+from tilestream.sparse.graph import Graph
+from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.table import FusionTable
+from tilestream.sparse.tiles import from_tiles
+
+
+@dataclass(frozen=True)
+class Region:
+    """Statements that became one stream graph.
+
+    Attributes:
+        einsums: the statements, in program order.
+        table: the fusion table.
+        inputs: by the name that the graph uses, the tensor it is a view of and the view's format; a full range of an
+            index (``range_i``) stands for no tensor and has its size instead of a name.
+        outputs: shape and format of each result.
+        order: the global order of its indices.
+        orders: the topological orders that were looked at.
+        fills: what an output does not store stands for, where that is not 0.
+        notes: what the compiler decided and why (copies in another order, results sent through memory).
+        source: the user's lines.
+        scalars: of a blocked result, the dimension that each stored one is, and the format with blocks opened.
+    """
+
+    name: str
+    einsums: tuple[Statement, ...]
+    table: FusionTable
+    graph: Graph
+    inputs: Mapping[str, tuple[str | int, Format]]
+    outputs: Mapping[str, tuple[tuple[int, ...], Format]]
+    order: tuple[str, ...]
+    orders: tuple[tuple[str, ...], ...] = ()
+    fills: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    scalars: Mapping[str, tuple[tuple[int | None, ...], Format]] = field(default_factory=dict)
+
+    def results(
+        self, outputs: Mapping[str, SparseTensor], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, SparseTensor]:
+        """Results of the graph as the program keeps them: blocks opened, dimensions in order."""
+        made = dict(outputs)
+        for name, (dims, format) in self.scalars.items():
+            made[name] = from_tiles(outputs[name], dims, shapes[name], format)
+        return made
+
+    def __str__(self) -> str:
+        lines = [f"region {self.name}: order {' '.join(self.order) or '(none)'}"]
+        lines += [f"  {statement}" for statement in self.einsums]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
