@@ -9,7 +9,7 @@ import pytest
 
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse import engine, run_spec
-from tilestream.sparse.engine import build, layout, machine
+from tilestream.sparse.engine import build, compiled, layout, machine
 from tilestream.sparse.graph import Port, with_broadcasts
 from tilestream.sparse.kernels import Wiring, chain, elementwise, hashed, matmul, matmul_dense, matmul_parallel
 from tilestream.sparse.memory import SIMPLE_HBM, hbm
@@ -90,6 +90,14 @@ def test_progress_is_told(monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     chain().run(engine.run, ARRAYS, (20, 20), progress=lines.append)
     assert lines[0].startswith("chain: cycle ") and lines[-1].endswith("tokens")
+
+
+def test_compiled_code_needs_no_folder_to_write_to(caplog: pytest.LogCaptureFixture):
+    """A function of no file has none either: numba refuses to keep it, and it is compiled all the same."""
+    scope: dict = {}
+    exec("def twice(x):\n    return x + x\n", scope)
+    assert compiled.cached(scope["twice"])(21) == 42
+    assert "NUMBA_CACHE_DIR" in caplog.text
 
 
 def test_deep_channels_lose_nothing():
