@@ -249,7 +249,7 @@ def fusions(make: Compile, start: Schedule) -> list[Any]:
     """None, all, and every way to cut the program's statements once, twice if they are few."""
     names = list(dict.fromkeys(s.group for r in make(replace(start, fuse="none")).regions for s in r.einsums))
     made: list[Any] = ["none", "all"]
-    for cuts in range(1, 3 if len(names) <= 6 else 2):
+    for cuts in range(1, min(len(names) - 1, 3 if len(names) <= 6 else 2)):  # more cuts would be none fused
         for at in itertools.combinations(range(1, len(names)), cuts):
             edges = (0, *at, len(names))
             made.append(tuple(tuple(names[a:b]) for a, b in itertools.pairwise(edges)))
