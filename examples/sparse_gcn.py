@@ -24,8 +24,13 @@ def main(folder: Path) -> None:
     formats = {"adjacency": CSF, "weight1": CSF, "weight2": CSF}
 
     layers = (("matmul", "matmul_1", "add", "relu"), ("matmul_2", "matmul_3", "add_1", "softmax"))
-    for name, fuse in (("unfused", "none"), ("a region a layer", layers), ("one region", "all")):
-        program = compile(model, *inputs, formats=formats, schedule=Schedule(fuse=fuse))
+    schedules = {
+        "unfused": Schedule(),
+        "a region a layer": Schedule(fuse=layers),
+        "one region": Schedule(fuse="all"),
+    }
+    for name, schedule in schedules.items():
+        program = compile(model, *inputs, formats=formats, schedule=schedule)
         result = program.run(*inputs)
         error = (result.output - model(*inputs)).abs().max().item()
         print(f"{name:17} {result.cycles:7,} cycles, {result.bytes:9,} bytes, error {error:.0e}")
@@ -34,7 +39,7 @@ def main(folder: Path) -> None:
         lambda schedule: compile(model, *inputs, formats=formats, schedule=schedule),
         inputs,
         Space(orders=2, factors=(2, 4)),
-        budget_s=20,
+        budget_s=5,
     )
     print(f"best of {found.estimated} schedules: {found.best.cycles:,} cycles")
     print(found.best.schedule)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 
 from tilestream.errors import OptionError, SparseError
@@ -82,6 +86,14 @@ def test_what_does_not_compile_is_counted_with_its_reason() -> None:
 
     with pytest.raises(SparseError, match="it never works"):
         search(never, space=Space(orders=1, factors=()), budget_s=5)
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["sparse_gcn.py", str(tmp_path)])
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "sparse_gcn.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "a region a layer" in said and "Schedule(" in said
+    assert "<svg" in (tmp_path / "gcn.html").read_text(encoding="utf-8")
 
 
 def test_bad_spaces_are_refused() -> None:
