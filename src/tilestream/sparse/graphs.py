@@ -250,17 +250,21 @@ def _links(nodes: int, density: float) -> int:
 def _sample(
     nodes: int, links: int, draw: Callable[[int], np.ndarray], random: np.random.Generator
 ) -> scipy.sparse.csr_matrix:
-    """``links`` different pairs from what ``draw`` gives; when it repeats itself too often, any pairs."""
+    """Exactly ``links`` different pairs: from what ``draw`` gives and, where that repeats itself too often, any."""
     codes = np.zeros(0, dtype=np.int64)
-    for attempt in range(200):
+    for _ in range(60):
         want = links - len(codes)
         if want <= 0:
             break
-        pairs = draw(2 * want + 16) if attempt < 150 else random.integers(0, nodes, (2 * want + 16, 2))
+        pairs = draw(2 * want + 16)
         low, high = pairs.min(axis=1), pairs.max(axis=1)
         fresh = (low * nodes + high)[low != high]
         seen, first = np.unique(np.concatenate([codes, fresh]), return_index=True)
         codes = seen[np.argsort(first)][:links]  # in the order drawn, so that none is favoured
+    if len(codes) < links:  # nearly complete: the rest is chosen among the pairs that are left
+        low, high = np.triu_indices(nodes, 1)
+        left = np.setdiff1d(low * nodes + high, codes)
+        codes = np.concatenate([codes, random.choice(left, links - len(codes), replace=False)])
     return _undirected(np.stack([codes // nodes, codes % nodes], axis=1), nodes)
 
 
