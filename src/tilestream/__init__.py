@@ -16,8 +16,11 @@ from tilestream.errors import (
     PipelineDeadlock,
     PlanError,
     QueueTimeout,
+    SparseError,
+    StreamDeadlock,
     TilestreamError,
     VerifyError,
+    WorkloadError,
 )
 from tilestream.ir import (
     TILE_ROWS,
@@ -56,13 +59,16 @@ __all__ = [
     "Residency",
     "Role",
     "Shard",
+    "SparseError",
     "Stage",
+    "StreamDeadlock",
     "Tensor",
     "Tile",
     "TileOp",
     "TilestreamError",
     "Transport",
     "VerifyError",
+    "WorkloadError",
     "explain",
     "simulate",
 ]
