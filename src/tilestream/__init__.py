@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tilestream.errors import (
@@ -74,6 +75,14 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+_PARTS = ("apps", "devices", "kitsune", "simulator", "sparse")
+"""Packages that ``import tilestream`` alone makes reachable, and loads when they are first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"tilestream.{name}")
+    raise AttributeError(f"module 'tilestream' has no attribute {name!r}")
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **options: Any) -> Report:

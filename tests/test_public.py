@@ -1,0 +1,24 @@
+"""What ``import tilestream`` alone gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tilestream
+
+
+def test_every_public_name_is_there():
+    assert all(hasattr(tilestream, name) for name in tilestream.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        tilestream.nothing  # noqa: B018
+
+
+def test_parts_are_loaded_when_they_are_used():
+    code = (
+        "import sys, tilestream; assert 'tilestream.sparse' not in sys.modules; tilestream.sparse.compile; "
+        "tilestream.devices.get('a100+kitsune'); tilestream.kitsune.design; tilestream.simulator.run"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
