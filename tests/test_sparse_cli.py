@@ -56,6 +56,15 @@ def test_the_reference_cycles_from_a_shell(files: list[str], tmp_path: Path) -> 
         assert abs(json.loads(path.read_text())["cycles"] / 2145 - 1) < 0.005
 
 
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_matrix_of_one_column_is_a_vector(files: list[str], tmp_path: Path, sparse: bool) -> None:
+    vector = kernels.hashed(50, 20, 4)[:, :1]
+    scipy.io.mmwrite(tmp_path / "v.mtx", scipy.sparse.coo_matrix(vector) if sparse else vector)
+    call("run", "ij,j->i", files[0], str(tmp_path / "v.mtx"), "--out", str(tmp_path / "y.mtx"))
+    want = kernels.hashed(50, 20, 1) @ vector[:, 0]
+    assert np.array_equal(scipy.io.mmread(tmp_path / "y.mtx").toarray()[0], want)
+
+
 def test_a_chain_is_faster_fused(files: list[str], tmp_path: Path) -> None:
     cycles = {}
     for fuse in ("none", "all"):

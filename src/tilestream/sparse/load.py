@@ -66,9 +66,10 @@ def _einsum(text: str, operands: Sequence[Path], formats: Sequence[str]) -> Targ
         raise OptionError(
             f"{len(formats)} formats of {len(operands)} operands", "give --format once an operand, or not"
         )
-    given = [parse_format(f) for f in formats] or [Format(("compressed", "compressed"))] * len(operands)
+    given = [parse_format(f) for f in formats] or [Format(("compressed",) * len(term)) for term in terms]
     names = _names(operands)
     matrices = [read(path) for path in operands]
+    matrices = [_vector(m) if len(term) == 1 else m for m, term in zip(matrices, terms, strict=True)]
 
     def make(schedule: Schedule) -> Program:
         packed = [
@@ -126,6 +127,11 @@ def read(path: Path) -> scipy.sparse.coo_matrix | np.ndarray:
     coo = scipy.sparse.coo_matrix(found, dtype=np.float64)
     coo.sum_duplicates()
     return coo
+
+
+def _vector(matrix: scipy.sparse.coo_matrix | np.ndarray) -> scipy.sparse.coo_matrix | np.ndarray:
+    """A matrix of one row or column as a vector: Matrix Market has no other."""
+    return _dense(matrix).reshape(-1) if 1 in (matrix.shape or ()) else matrix
 
 
 def write(path: Path, result: torch.Tensor) -> None:
