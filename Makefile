@@ -21,6 +21,9 @@ lint: $(INSTALLED)
 
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/make_tables.py
+	$(BIN)/python benchmarks/kitsune_tables.py
+	$(BIN)/python benchmarks/sparse_tables.py
+	$(BIN)/python benchmarks/truth.py
 
 clean:
 	rm -rf $(VENV) build dist demo-out .pytest_cache .ruff_cache src/*.egg-info
