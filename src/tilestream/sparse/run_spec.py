@@ -10,6 +10,7 @@ import numpy as np
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse.assemble import assemble
 from tilestream.sparse.graph import Graph, Node, Port, StreamType
+from tilestream.sparse.operands import check_operands
 from tilestream.sparse.result import Result, Stream
 from tilestream.sparse.spec import MEANING, Channel, Clock, Token
 from tilestream.sparse.storage import Format, SparseTensor
@@ -40,15 +41,7 @@ def run(
     """
     if depth is not None and depth < 1:
         raise SparseError(f"channels of depth {depth}", "use 1 or more, or None for no bound")
-    if missing := [x for x in graph.tensors() if x not in tensors]:
-        raise SparseError(f"graph {graph.name!r} reads tensor {missing[0]!r}, which is not given", "pass it")
-    if missing := [x for x in graph.results() if x not in shapes]:
-        raise SparseError(f"result {missing[0]!r} of graph {graph.name!r} has no shape", "pass it in shapes")
-    if wrong := [x for x in graph.tensors() if tensors[x].format.block != graph.block]:
-        has = tensors[wrong[0]].format.block
-        raise SparseError(
-            f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
-        )
+    check_operands(graph, tensors, shapes)
     channels: dict[Port, Channel] = {}
     for stream, readers in graph.consumers().items():
         channels[stream] = Channel(stream.node, readers[0][0].name, depth, trace)

@@ -69,19 +69,23 @@ class SparseTensor:
         """Stored values, explicit zeros included; a block counts each of its elements."""
         return int(self.values.size)
 
+    def coordinates(self) -> np.ndarray:
+        """int64 [positions of the last level, d], in the order of ``shape``; with blocks, of blocks."""
+        found = np.zeros((1, 0), dtype=np.int64)
+        for level in self.levels:
+            if level.seg is None or level.crd is None:
+                inner = np.tile(np.arange(level.size), len(found))
+                outer = np.repeat(found, level.size, axis=0)
+            else:
+                inner = level.crd
+                outer = np.repeat(found, np.diff(level.seg), axis=0)
+            found = np.concatenate([outer, inner[:, None]], axis=1)
+        return found[:, np.argsort(self.format.order).astype(int)]
+
     def to_dense(self) -> np.ndarray:
         """float64 array of ``shape``."""
         block = self.format.block
-        coordinates = np.zeros((1, 0), dtype=np.int64)
-        for level in self.levels:
-            if level.seg is None or level.crd is None:
-                inner = np.tile(np.arange(level.size), len(coordinates))
-                outer = np.repeat(coordinates, level.size, axis=0)
-            else:
-                inner = level.crd
-                outer = np.repeat(coordinates, np.diff(level.seg), axis=0)
-            coordinates = np.concatenate([outer, inner[:, None]], axis=1)
-        where = coordinates[:, np.argsort(self.format.order).astype(int)]
+        where = self.coordinates()
         if not self.shape:
             return self.values.reshape(())
         if block == 1:
@@ -203,16 +207,7 @@ def coo_levels(
 
 def to_coo(tensor: SparseTensor) -> tuple[np.ndarray, np.ndarray]:
     """Stored entries: coordinates int64 [n, d] in the order of ``shape``, and values float64 [n]."""
-    coordinates = np.zeros((1, 0), dtype=np.int64)
-    for level in tensor.levels:
-        if level.seg is None or level.crd is None:
-            inner = np.tile(np.arange(level.size), len(coordinates))
-            outer = np.repeat(coordinates, level.size, axis=0)
-        else:
-            inner = level.crd
-            outer = np.repeat(coordinates, np.diff(level.seg), axis=0)
-        coordinates = np.concatenate([outer, inner[:, None]], axis=1)
-    coordinates = coordinates[:, np.argsort(tensor.format.order).astype(int)]
+    coordinates = tensor.coordinates()
     block = tensor.format.block
     if block == 1:
         return coordinates, tensor.values

@@ -20,6 +20,7 @@ from tilestream.sparse.engine.scheduler import NEEDS_ROOM, NEEDS_STORE, NEEDS_TR
 from tilestream.sparse.engine.traffic import moved
 from tilestream.sparse.graph import Graph
 from tilestream.sparse.memory import NO_MEMORY, Memory
+from tilestream.sparse.operands import check_operands
 from tilestream.sparse.result import NodeStats, Result, Stream
 from tilestream.sparse.storage import Format, SparseTensor
 from tilestream.sparse.timing import COMAL, Timing
@@ -62,15 +63,7 @@ def run(
         SparseError: a tensor or shape that is missing or does not fit, or streams of different structure that meet.
         StreamDeadlock: channels of this depth filled up; names the cycle of nodes that wait for each other.
     """
-    if missing := [x for x in graph.tensors() if x not in tensors]:
-        raise SparseError(f"graph {graph.name!r} reads tensor {missing[0]!r}, which is not given", "pass it")
-    if missing := [x for x in graph.results() if x not in shapes]:
-        raise SparseError(f"result {missing[0]!r} of graph {graph.name!r} has no shape", "pass it in shapes")
-    if wrong := [x for x in graph.tensors() if tensors[x].format.block != graph.block]:
-        has = tensors[wrong[0]].format.block
-        raise SparseError(
-            f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
-        )
+    check_operands(graph, tensors, shapes)
     machine = build(graph, tensors, timing, memory, depth, trace, values)
     _finish(machine, progress)
     nodes = tuple(_stats(machine, i) for i in range(len(graph.nodes)))

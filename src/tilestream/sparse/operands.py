@@ -1,0 +1,28 @@
+"""What a stream graph is run on: every tensor that it reads, a shape for every result, one block size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilestream.errors import SparseError
+from tilestream.sparse.graph import Graph
+from tilestream.sparse.storage import Format, SparseTensor
+
+
+def check_operands(
+    graph: Graph, tensors: Mapping[str, SparseTensor], shapes: Mapping[str, tuple[tuple[int, ...], Format]]
+) -> None:
+    """Whether ``graph`` can be run on ``tensors``, with ``shapes`` (logical shape, format) of its results.
+
+    Raises:
+        SparseError: a tensor or a shape is missing, or a tensor has other blocks than the graph.
+    """
+    if missing := [x for x in graph.tensors() if x not in tensors]:
+        raise SparseError(f"graph {graph.name!r} reads tensor {missing[0]!r}, which is not given", "pass it")
+    if missing := [x for x in graph.results() if x not in shapes]:
+        raise SparseError(f"result {missing[0]!r} of graph {graph.name!r} has no shape", "pass it in shapes")
+    if wrong := [x for x in graph.tensors() if tensors[x].format.block != graph.block]:
+        has = tensors[wrong[0]].format.block
+        raise SparseError(
+            f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
+        )
