@@ -31,7 +31,7 @@ def nvrtc(monkeypatch: pytest.MonkeyPatch, report: KernelReport) -> list[str]:
     """Names of the kernels that were really compiled; nothing is known in memory."""
     calls: list[str] = []
 
-    def counted(source):
+    def counted(source, at_once):
         calls.append(source.name)
         return report
 

@@ -122,13 +122,28 @@ def test_a_wrong_candidate_is_rejected(
     assert any("report this" in r.getMessage() for r in caplog.records)
 
 
-def test_candidates_after_slow_builds_are_not_timed(on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("against", [True, False])
+def test_one_candidate_is_waited_for_and_all_where_a_strategy_is_forced(
+    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch, against: bool
+):
     region, target = on_the_cpu
-    monkeypatch.setattr(measure, "PATIENCE_S", 0.0)
-    timer = measure.Measurer(region, target)
-    timer(Candidate("vertical", region.program, 1.0))
-    with pytest.raises(PlanError, match="is not timed"):
-        timer(Candidate("spatial", region.program, 2.0))
+    waited: list[float | None] = []
+
+    def built(pipeline: Any, target: Target, timeout_s: float | None) -> bool:
+        waited.append(timeout_s)
+        return timeout_s is None
+
+    monkeypatch.setattr(measure, "built", built)
+    timer = measure.Measurer(region, target, against)
+    candidates = [Candidate("vertical", region.program, 1.0), Candidate("spatial", region.program, 2.0)]
+    timer.build(candidates)
+    assert timer(candidates[0]) == 5.0
+    if against:
+        with pytest.raises(PlanError, match=r"is not timed: it takes more than 6 s to build.*strategy='spatial'"):
+            timer(candidates[1])
+        assert waited[0] is None and waited[1] is not None and 0 < waited[1] < measure.PATIENCE_S
+    else:
+        assert timer(candidates[1]) == 5.0
     assert timer(Candidate("fallback", None, 3.0)) == 5.0
 
 

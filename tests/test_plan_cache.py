@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import chain, edge_block
@@ -160,17 +161,12 @@ def test_cache_off_touches_no_disk(tmp_path, monkeypatch):
 
 def test_measured_plans_are_kept_apart_and_kept_whole(tmp_path):
     options = Options(cache_dir=tmp_path)
-    calls: list[str] = []
-
-    def clock(candidate):
-        calls.append(candidate.name)
-        return 10.0 + len(calls) / 3
-
+    clock = Clock(vertical=10.0 / 3)
     predicted = cached_plan(edge_block(), 4096, H200, options)
     measured = cached_plan(edge_block(), 4096, H200, options, clock)
-    count = len(calls)
+    count = len(clock.asked)
     again = cached_plan(edge_block(), 4096, H200, options, clock)
-    assert again == measured and len(calls) == count
+    assert again == measured and len(clock.asked) == count > 0
     assert predicted.chosen.measured_us is None and measured.chosen.measured_us is not None
 
 

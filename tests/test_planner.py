@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import Program, chain, edge_block, elementwise, nerf
@@ -18,28 +19,13 @@ from tilestream.cost import product_bound_us
 from tilestream.errors import CompileError, PlanError
 from tilestream.options import Options
 from tilestream.passes import split_bulk
-from tilestream.planner import FALLBACK, MEASURED, Candidate, plan, summary
+from tilestream.planner import FALLBACK, MEASURED, plan, summary
 from tilestream.regions import partition
 from tilestream.verify import verify
 
 H200 = devices.get("h200")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
-
-
-class Clock:
-    """Stands for the GPU: microseconds by strategy, or an error to raise."""
-
-    def __init__(self, **us: float | Exception) -> None:
-        self.us = us
-        self.asked: list[str] = []
-
-    def __call__(self, candidate: Candidate) -> float:
-        self.asked.append(candidate.name)
-        found = self.us.get(candidate.strategy, 1000.0)
-        if isinstance(found, Exception):
-            raise found
-        return found
 
 
 def test_auto_prefers_the_cheapest_prediction():
@@ -93,6 +79,8 @@ def test_the_fastest_measured_wins_whatever_was_predicted():
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 550.0)
     assert len(clock.asked) == MEASURED + 1 and clock.asked.count(FALLBACK) == 1
+    predicted = {c.name: c.predicted_us or 0.0 for c in made.candidates}
+    assert clock.built == clock.asked[:-1] == sorted(clock.built, key=lambda name: predicted[name])
     assert "measured" in summary(made)
 
 

@@ -20,7 +20,7 @@ from tilestream.errors import PlanError
 from tilestream.lower import Region
 from tilestream.modes import real
 from tilestream.planner import Candidate
-from tilestream.runtime import RegionCall, executable
+from tilestream.runtime import RegionCall, build_ahead, built, executable
 from tilestream.stopwatch import timed
 from tilestream.target import Target
 
@@ -31,8 +31,8 @@ BURST_US = 500.0
 MOST_CALLS = 50
 WARM_UP_S = 0.15
 """An idle GPU takes about a tenth of a second of work to reach its clocks; what is timed before that is too slow."""
-PATIENCE_S = 2.0
-"""Time spent on candidates after which no more are built: a cold compilation must not take minutes."""
+PATIENCE_S = 6.0
+"""Once one candidate is timed, those not built by this time are not waited for: a cold call must not take minutes."""
 
 
 @dataclass
@@ -69,28 +69,26 @@ class Measurer:
         self._against = against
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
-        self._spent_s = 0.0
+        self._start_s = time.monotonic()
         self._eager: list[torch.Tensor] = []
         self._exact: list[torch.Tensor] = []
+
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Begin to compile these, side by side; each is waited for when it is timed."""
+        self._start_s = time.monotonic()
+        build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target)
 
     def __call__(self, candidate: Candidate) -> float:
         """Microseconds of one call.
 
         Raises:
-            PlanError: the candidate's results are wrong, with the errors; or better predicted candidates have
-                used up the time for measuring.
+            PlanError: the candidate's results are wrong, with the errors; or it takes too long to build.
             TilestreamError: it cannot be built, or does not run.
         """
         with timed("timing"):
             return self._time(candidate)
 
     def _time(self, candidate: Candidate) -> float:
-        if self._against and candidate.pipeline is not None and self._spent_s > PATIENCE_S:
-            raise PlanError(
-                f"{self._region.name}: {candidate.name} is not timed, since better predicted ones took "
-                f"{self._spent_s:.0f} s to build",
-                f"strategy={candidate.strategy!r} times every candidate of that strategy",
-            )
         if self._inputs is None:
             with real(self._target.device):
                 self._inputs = random_arguments(self._region)
@@ -98,14 +96,16 @@ class Measurer:
                 self._exact = float64(self._region.graph, self._inputs)
         if candidate.pipeline is None:
             return self._time_fallback()
-        start = time.perf_counter()
-        try:
-            with real(self._target.device):
-                arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
-                self._check(candidate, arm)
-                _interleave([arm])
-        finally:
-            self._spent_s += time.perf_counter() - start
+        left_s = max(0.0, self._start_s + PATIENCE_S - time.monotonic())
+        if not built(candidate.pipeline, self._target, left_s if self._against and self._fastest else None):
+            raise PlanError(
+                f"{self._region.name}: {candidate.name} is not timed: it takes more than {PATIENCE_S:.0f} s to build",
+                f"strategy={candidate.strategy!r} waits for every candidate of that strategy",
+            )
+        with real(self._target.device):
+            arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
+            self._check(candidate, arm)
+            _interleave([arm])
         log.info("%s: %s takes %.1f us", self._region.name, candidate.name, arm.us)
         if self._fastest is None or arm.us < self._fastest.us:
             self._fastest = arm

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tilestream.devices import Device
 from tilestream.errors import CacheError
 from tilestream.ir import TILE_ROWS, Pipeline
 from tilestream.options import Options
-from tilestream.planner import Candidate, Plan, plan
+from tilestream.planner import Candidate, Measure, Plan, plan
 from tilestream.serialise import pipeline_from_json, pipeline_to_json
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ def cached_plan(
     rows: int,
     device: Device,
     options: Options,
-    measure: Callable[[Candidate], float] | None = None,
+    measure: Measure | None = None,
 ) -> Plan:
     """``planner.plan``, remembered under ``options.cache_folder`` unless ``options.cache`` is off.
 

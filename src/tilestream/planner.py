@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from tilestream.cost import predict, product_bound_us
 from tilestream.devices import Device
@@ -57,6 +58,18 @@ class Candidate:
         return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
 
 
+class Measure(Protocol):
+    """Times candidates, where there is a GPU to time them on."""
+
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Begin to build what is going to be timed, in this order."""
+        ...
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Microseconds of one call of the candidate, or of the fallback."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """All candidates of a region at ``rows`` rows on ``device``, and the one that runs."""
@@ -73,15 +86,14 @@ def plan(
     rows: int,
     device: Device,
     options: Options,
-    measure: Callable[[Candidate], float] | None = None,
+    measure: Measure | None = None,
 ) -> Plan:
     """Plan a region: every pass by name, in order, for every candidate.
 
     Args:
         program: a one-stage pipeline that holds all ops of the region in topological order.
         rows: rows the plan is made for. Any number runs; 0 or less means not known.
-        measure: microseconds of a candidate, the fallback's included. Only the best few by prediction
-            are measured. Without it the predictions decide.
+        measure: times the best few by prediction, best first, and the fallback. Without it the predictions decide.
 
     Raises:
         PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
@@ -189,13 +201,13 @@ def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
     return Candidate(FALLBACK, None, predict(pipeline, rows, device).us)
 
 
-def _measured(
-    candidates: list[Candidate], measure: Callable[[Candidate], float], forced: bool, bound_us: float
-) -> list[Candidate]:
+def _measured(candidates: list[Candidate], measure: Measure, forced: bool, bound_us: float) -> list[Candidate]:
     """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
     legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
     chosen = [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
-    timed = [_time(c, measure) if c in chosen else c for c in candidates]
+    measure.build(chosen)
+    times = {c.name: _time(c, measure) for c in chosen}
+    timed = [times.get(c.name, c) for c in candidates]
     if forced:
         return timed
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
@@ -205,7 +217,7 @@ def _measured(
     return [replace(c, rejected=why) if c.strategy == FALLBACK else c for c in timed]
 
 
-def _time(candidate: Candidate, measure: Callable[[Candidate], float]) -> Candidate:
+def _time(candidate: Candidate, measure: Measure) -> Candidate:
     """The candidate with its time, or rejected with the reason why it could not be timed."""
     try:
         return replace(candidate, measured_us=measure(candidate))

@@ -23,7 +23,7 @@ from tilestream.lower import Operand, Region, Result
 from tilestream.modes import real
 from tilestream.options import Options
 from tilestream.plan_cache import cached_plan
-from tilestream.planner import Candidate, Plan, summary
+from tilestream.planner import Candidate, Measure, Plan, summary
 from tilestream.stopwatch import timed
 from tilestream.target import Target
 
@@ -57,6 +57,29 @@ def executable(pipeline: Pipeline, target: Target) -> Execute:
         with timed("kernels"), real(target.device):
             _executables[key] = _kernels(pipeline, target) if target.kind == "cuda" else _reference(pipeline)
     return _executables[key]
+
+
+def build_ahead(pipelines: Sequence[Pipeline], target: Target) -> None:
+    """Begin to compile the kernels of all of them, side by side."""
+    if target.kind == "cuda":
+        from tilestream import cuda
+
+        with timed("kernels"):
+            cuda.start(pipelines)
+
+
+def built(pipeline: Pipeline, target: Target, timeout_s: float | None) -> bool:
+    """Whether ``executable`` need not wait for a compiler, once up to ``timeout_s`` seconds have passed.
+
+    Raises:
+        CompileError: as ``executable``.
+    """
+    if target.kind != "cuda":
+        return True
+    from tilestream import cuda
+
+    with timed("kernels"):
+        return cuda.ready(pipeline, timeout_s)
 
 
 def _kernels(pipeline: Pipeline, target: Target) -> Execute:
@@ -97,7 +120,7 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
     near = [p for p in made if GROWTH * p.rows >= region.rows]
     if near:
         return min(near, key=lambda p: abs(math.log(p.rows / region.rows)))
-    measure: Callable[[Candidate], float] | None = None
+    measure: Measure | None = None
     if target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing():
         from tilestream.measure import Measurer
 

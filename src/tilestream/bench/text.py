@@ -33,16 +33,14 @@ def render(result: dict[str, Any]) -> RenderableType:
             parts.append(Text(f"DRAM, {name}: {counted}"))
     if "first_call" in result:
         first = result["first_call"]
-        own = "; ".join(
-            f"{name}: " + ", ".join(f"{part} {seconds:.1f}" for part, seconds in first[name].items())
-            for name in ("cold", "warm")
-        )
-        parts.append(
-            Text(
-                f"first call: {first['cold_s']:.1f} s cold, {first['warm_s']:.2f} s in a second process; "
-                f"{first['capture_s']:.2f} s of both are torch's own capture ({own})"
-            )
-        )
+        parts.append(Text("first call, with byte code and torch loaded:"))
+        for name, says in (
+            ("cold", "empty caches"),
+            ("warm", "full caches, a second process"),
+            ("capture", "torch's own capture, nothing compiled"),
+        ):
+            own = ", ".join(f"{part} {seconds:.2f}" for part, seconds in first[name].items())
+            parts.append(Text(f"  {first[f'{name}_s']:.2f} s: {says} ({own})"))
     return Group(*parts)
 
 

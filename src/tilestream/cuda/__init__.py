@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 
-from tilestream.cuda.cache import compiled
+from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
-from tilestream.errors import DeviceError
+from tilestream.errors import DeviceError, TilestreamError
 from tilestream.ir import Pipeline
 
-__all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "sources"]
+__all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
 
 def available() -> str:
@@ -25,9 +28,10 @@ def available() -> str:
     return ""
 
 
-def sources(pipeline: Pipeline) -> list[KernelSource]:
+@lru_cache(maxsize=256)
+def sources(pipeline: Pipeline) -> tuple[KernelSource, ...]:
     """The CUDA source of each launch."""
-    return [emit(launch) for launch in pipeline.launches()]
+    return tuple(emit(launch) for launch in pipeline.launches())
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:
@@ -36,7 +40,32 @@ def compile_only(pipeline: Pipeline) -> list[KernelReport]:
     Raises:
         VerifyError, CompileError: naming the cause and the remedy.
     """
+    start([pipeline])
     return [compiled(source) for source in sources(pipeline)]
+
+
+def start(pipelines: Sequence[Pipeline]) -> None:
+    """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for."""
+    wanted: list[KernelSource] = []
+    for pipeline in pipelines:
+        with contextlib.suppress(TilestreamError):
+            wanted += sources(pipeline)
+    compile_ahead(wanted)
+
+
+def ready(pipeline: Pipeline, timeout_s: float | None) -> bool:
+    """Whether every launch is compiled within ``timeout_s`` seconds from now; None waits as long as it takes.
+
+    Raises:
+        VerifyError, CompileError: as ``compile_only``.
+    """
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        for source in sources(pipeline):
+            compiled(source, None if end is None else max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return False
+    return True
 
 
 def build(pipeline: Pipeline, device: torch.device | None = None):
@@ -59,4 +88,5 @@ def _build(pipeline: Pipeline, device: torch.device):
     from tilestream.cuda.launch import CompiledPipeline, Launch
 
     with torch.cuda.device(device):
+        start([pipeline])
         return CompiledPipeline(pipeline, [Launch(s, compiled(s), device) for s in sources(pipeline)], device)

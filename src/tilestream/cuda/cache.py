@@ -1,23 +1,27 @@
-"""Compiled kernels on disk, keyed by source, headers and compiler."""
+"""Compiled kernels in memory and on disk, keyed by source, headers and compiler; several are compiled side by side."""
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 from tilestream.cuda.compile import KernelReport, compile_source, compiler_version
 from tilestream.cuda.emit import KernelSource, headers_digest
+from tilestream.errors import CompileError
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
-_memory: dict[str, KernelReport] = {}
+_memory: dict[str, Future[KernelReport]] = {}
+os.register_at_fork(after_in_child=lambda: _memory.clear())  # the threads that compile stay in the parent
 _announced: set[str] = set()
 
 
@@ -44,17 +48,56 @@ def folder() -> Path | None:
     return default_cache_folder() / "kernels"
 
 
-def compiled(source: KernelSource) -> KernelReport:
+def compile_ahead(sources: Sequence[KernelSource]) -> None:
+    """Begin to compile those that are neither known nor on disk, side by side; ``compiled`` waits for them.
+
+    Where a core or more is left for each, the register splits of one kernel are compiled side by side too.
+    """
+    wanted = {key: s for s in sources if (key := _key(s)) not in _memory}
+    for key in list(wanted):
+        if (found := _read(key)) is not None:
+            _memory[key] = _known(found)
+            del wanted[key]
+    if not wanted:
+        return
+    cores = os.cpu_count() or 1
+    pool = ThreadPoolExecutor(min(cores, len(wanted)), "tilestream")
+    at_once = max(1, cores // (2 * len(wanted)))
+    for key, source in wanted.items():
+        # Threads do not inherit a context, and the cache's folder is in it.
+        _memory[key] = pool.submit(contextvars.copy_context().run, _make, key, source, at_once)
+    pool.shutdown(wait=False)
+
+
+def compiled(source: KernelSource, timeout_s: float | None = None) -> KernelReport:
     """The kernel from memory, from disk, or from NVRTC; a damaged file is announced and made again.
 
     Raises:
         CompileError: as ``compile_source``.
+        TimeoutError: NVRTC has not finished after ``timeout_s`` seconds; it goes on in the background.
     """
+    compile_ahead([source])
+    key = _key(source)
+    try:
+        return _memory[key].result(timeout_s)
+    except CompileError:
+        _memory.pop(key, None)  # whoever asks again may have mended the installation
+        raise
+
+
+def _key(source: KernelSource) -> str:
     text = f"{headers_digest()}|{compiler_version()}|{source.shared_bytes}|{source.text}"
-    key = hashlib.sha256(text.encode()).hexdigest()
-    if key not in _memory:
-        _memory[key] = _read(key) or _write(key, compile_source(source))
-    return _memory[key]
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _known(report: KernelReport) -> Future[KernelReport]:
+    made: Future[KernelReport] = Future()
+    made.set_result(report)
+    return made
+
+
+def _make(key: str, source: KernelSource, at_once: int) -> KernelReport:
+    return _write(key, compile_source(source, at_once))
 
 
 def _read(key: str) -> KernelReport | None:

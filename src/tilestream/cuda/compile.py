@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,16 +30,44 @@ class KernelReport:
     log: str
 
 
-def compile_source(source: KernelSource) -> KernelReport:
-    """Compile one pipeline kernel with the register split that spills least; see ``compile_text``."""
-    best: KernelReport | None = None
-    for consumer, loader in source.register_splits:
+def compile_source(source: KernelSource, at_once: int = 1) -> KernelReport:
+    """Compile one pipeline kernel with the register split that spills least; see ``compile_text``.
+
+    Splits are tried from the first on, until one spills nothing or more than the one before: what is given to the
+    consumers is taken from the loader. ``at_once`` of them are compiled side by side, some perhaps for nothing.
+    """
+    spills: dict[int, int] = {}
+    settled = threading.Event()
+
+    def attempt(index: int) -> KernelReport | None:
+        if settled.is_set():
+            return None
+        consumer, loader = source.register_splits[index]
         defines = {"CONSUMER_REGISTERS": consumer, "LOADER_REGISTERS": loader}
-        report = compile_text(source.text, source.name, source.shared_bytes, defines)
-        if best is None or report.spills < best.spills:
+        try:
+            report = compile_text(source.text, source.name, source.shared_bytes, defines)
+        except CompileError:
+            settled.set()
+            raise
+        spills[index] = report.spills
+        if report.spills == 0 or report.spills >= spills.get(index - 1, report.spills + 1):
+            settled.set()  # here and not below: this thread goes on to the next split at once
+        return report
+
+    pool = ThreadPoolExecutor(at_once, "nvrtc")
+    best: KernelReport | None = None
+    try:
+        for tried in [pool.submit(attempt, index) for index in range(len(source.register_splits))]:
+            report = tried.result()
+            if report is None or (best is not None and report.spills >= best.spills):
+                break
             best = report
-        if best.spills == 0:
-            break
+    except CompileError:
+        if best is None:
+            raise
+    finally:
+        settled.set()
+        pool.shutdown(wait=False)
     assert best is not None
     return best
 

@@ -1,0 +1,130 @@
+"""Kernels are compiled side by side, with no more register splits than it takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from programs import chain
+
+from tilestream import cuda
+from tilestream.cuda import cache, compile
+from tilestream.cuda.compile import KernelReport, compile_source
+from tilestream.cuda.emit import KernelSource, emit
+from tilestream.errors import CompileError
+
+SOURCE = replace(emit(chain(1, 16)), register_splits=((208, 88), (224, 56), (232, 40), (240, 24)))
+
+
+@pytest.fixture(autouse=True)
+def _empty(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setenv("TILESTREAM_CACHE", "0")
+
+
+def report(spills: int = 0, registers: int = 0) -> KernelReport:
+    return KernelReport("kernel", b"", registers, spills, 0, 0, 0.0, "")
+
+
+def compiler(monkeypatch: pytest.MonkeyPatch, *spills: int | CompileError) -> list[int]:
+    """NVRTC that spills so much at each split in turn; the consumer registers it is asked for."""
+    asked: list[int] = []
+    splits = [consumer for consumer, _ in SOURCE.register_splits]
+
+    def compile_text(text: str, name: str, shared_bytes: int, defines: dict[str, int]) -> KernelReport:
+        registers = defines["CONSUMER_REGISTERS"]
+        asked.append(registers)
+        found = spills[splits.index(registers)]
+        if isinstance(found, CompileError):
+            raise found
+        return report(found, registers)
+
+    monkeypatch.setattr(compile, "compile_text", compile_text)
+    return asked
+
+
+SERIAL = CompileError("would run slowly", "choose another strategy")
+
+
+@pytest.mark.parametrize(
+    ("spills", "taken", "most"),
+    [
+        ((0, 0, 0, 0), 208, 1),
+        ((28, 256, 528, 1456), 208, 2),
+        ((28, 28, 0, 0), 208, 2),
+        ((100, 8, 0, 0), 232, 3),
+        ((100, 50, 20, 10), 240, 4),
+        ((100, SERIAL, 0, 0), 208, 2),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_the_split_that_spills_least(monkeypatch: pytest.MonkeyPatch, spills, taken: int, most: int, at_once: int):
+    asked = compiler(monkeypatch, *spills)
+    assert compile_source(SOURCE, at_once).registers == taken
+    assert len(asked) <= most + at_once - 1
+
+
+def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    compiler(monkeypatch, SERIAL, 0, 0, 0)
+    with pytest.raises(CompileError, match="would run slowly"):
+        compile_source(SOURCE, 2)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, make: Callable[[], None]) -> list[KernelSource]:
+    calls: list[KernelSource] = []
+
+    def compile_source(source: KernelSource, at_once: int) -> KernelReport:
+        calls.append(source)
+        make()
+        return report()
+
+    monkeypatch.setattr(cache, "compile_source", compile_source)
+    return calls
+
+
+def test_kernels_are_compiled_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch):
+    """Each waits until the other has begun."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    both = threading.Barrier(2, timeout=20)
+    calls = counted(monkeypatch, lambda: both.wait() and None)
+    pipelines = [chain(1, 16), chain(2, 16)]
+    cuda.start([*pipelines, pipelines[0]])
+    for pipeline in pipelines:
+        assert cuda.ready(pipeline, 20)
+        assert cuda.compile_only(pipeline) == [report()]
+    assert len(calls) == 2
+
+
+def test_who_does_not_want_to_wait_finds_the_kernel_later(monkeypatch: pytest.MonkeyPatch):
+    go = threading.Event()
+    calls = counted(monkeypatch, lambda: go.wait(20) and None)
+    start = time.monotonic()
+    assert not cuda.ready(chain(1, 16), 0.05) and time.monotonic() - start < 10
+    go.set()
+    assert cuda.ready(chain(1, 16), None) and len(calls) == 1
+
+
+def test_a_failure_is_told_to_who_asks_and_tried_again(monkeypatch: pytest.MonkeyPatch):
+    faults = [CompileError("no NVRTC", "install it")]
+
+    def make() -> None:
+        if faults:
+            raise faults.pop()
+
+    calls = counted(monkeypatch, make)
+    cuda.start([chain(1, 16)])
+    with pytest.raises(CompileError, match="no NVRTC"):
+        cuda.ready(chain(1, 16), None)
+    assert cuda.compile_only(chain(1, 16)) == [report()] and len(calls) == 2
+
+
+def test_what_cannot_be_emitted_does_not_keep_others_from_starting(monkeypatch: pytest.MonkeyPatch):
+    calls = counted(monkeypatch, lambda: None)
+    too_wide = chain(2, 1024)
+    cuda.start([too_wide, chain(1, 16)])
+    assert cuda.ready(chain(1, 16), None) and len(calls) == 1
+    with pytest.raises(Exception, match="1024"):
+        cuda.ready(too_wide, None)
