@@ -8,7 +8,7 @@ from tilestream.planner import Candidate
 
 
 class Clock:
-    """Stands for the GPU: microseconds by strategy, or an error to raise."""
+    """Stands for the GPU: microseconds by strategy or by a candidate's whole name, or an error to raise."""
 
     def __init__(self, **us: float | Exception) -> None:
         self.us = us
@@ -20,7 +20,7 @@ class Clock:
 
     def __call__(self, candidate: Candidate) -> float:
         self.asked.append(candidate.name)
-        found = self.us.get(candidate.strategy, 1000.0)
+        found = self.us.get(candidate.name, self.us.get(candidate.strategy, 1000.0))
         if isinstance(found, Exception):
             raise found
         return found

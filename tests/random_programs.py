@@ -346,4 +346,5 @@ def place(
         rng.randint(1, limits.replicas),
         Shard(1) if widest > 256 or rng.random() < 0.25 else Shard(0),
         Residency.RESIDENT if resident else Residency.STREAMED,
+        in_flight=1 + len(ops) % 2,
     )

@@ -198,6 +198,15 @@ def test_weights_in_pairs_of_ctas(folder: Path) -> None:
     check(with_stage(chain(3, 128), group=2, replicas=4, residency=Residency.STREAMED), 700, folder)
 
 
+@pytest.mark.parametrize("placement", [0, 1])
+def test_one_product_in_flight(placement: int, folder: Path) -> None:
+    """Streamed inputs, operands in registers and in shared memory, columns that take several pages."""
+    changes = {"in_flight": 1, "residency": Residency.STREAMED, "placement": Shard(placement)}
+    for program in (chain(3, 128), odd(), edge_block(128)):
+        check(with_stage(program, **changes), 300, folder)
+    check(with_stage(edge_block(384, 2, "silu"), **{**changes, "placement": Shard(1)}), 130, folder)
+
+
 def test_again_on_the_same_workspace(folder: Path) -> None:
     check(ring(), 400, folder, launches=3)
 

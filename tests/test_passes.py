@@ -19,6 +19,7 @@ from tilestream.errors import TilestreamError, VerifyError
 from tilestream.ir import Pipeline, Residency, Shard, Transport
 from tilestream.passes import (
     balance,
+    choose_in_flight,
     choose_placement,
     choose_residency,
     cut_vertical,
@@ -48,6 +49,7 @@ def after_split(p: Pipeline) -> Pipeline:
     for step in (choose_placement, choose_residency):
         p = step(p, H200)
         verify(p)
+    p = choose_in_flight(p)
     p = set_queue_depth(balance(p, H200))
     verify(p)
     return p

@@ -179,9 +179,26 @@ def test_independent_parts_of_a_region_are_planned_together():
     for name in ("a", "b"):
         p.store(p.linear(p.linear(p.load(name, 64), 64, "relu"), 64))
     made = plan(p.build(), 10_000, H200, Options())
-    assert all(c.pipeline is not None for c in made.candidates if c.strategy in ("vertical", "bulk"))
+    assert {c.strategy for c in made.candidates if c.pipeline is not None} >= {"vertical", "bulk"}
+    assert not [
+        c for c in made.candidates if c.strategy == "vertical" and c.rejected not in ("", "the same as vertical")
+    ]
     one_each = split_bulk(p.build(), H200)
     assert len(one_each.stages) == 4
+
+
+def test_one_and_two_products_in_flight_are_both_timed_where_weights_are_streamed():
+    def vertical(program, us: dict[str, float]):
+        made = plan(program, 262_144, H200, Options(), Clock(fallback=3000.0, spatial=2500.0, **us))
+        return made, [
+            c.pipeline.stages[0].in_flight for c in made.candidates if c.pipeline and c.strategy == "vertical"
+        ]
+
+    made, tried = vertical(nerf(), {"vertical": 520.0, "vertical (one product in flight)": 500.0})
+    assert tried[:2] == [2, 1] and made.chosen.detail == "one product in flight"
+    # A ring of two pages leaves no choice, and resident weights have no pages to give back.
+    assert vertical(edge_block(512, 2, "silu"), {"vertical": 520.0})[1] == [1]
+    assert 1 not in vertical(edge_block(), {"vertical": 520.0})[1]
 
 
 def test_few_rows_are_spread_by_columns_over_twice_as_many_sms():

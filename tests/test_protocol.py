@@ -76,9 +76,9 @@ def _late(ins: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("h1" if name == "h0" else name for name in ins)
 
 
-def one_stage(layers: int, width: int, placement: int = 0, group: int = 1) -> Pipeline:
+def one_stage(layers: int, width: int, placement: int = 0, **changes: int) -> Pipeline:
     p = chain(layers, width)
-    stage = replace(p.stages[0], placement=Shard(placement), group=group, replicas=2, residency=Residency.STREAMED)
+    stage = replace(p.stages[0], placement=Shard(placement), replicas=2, residency=Residency.STREAMED, **changes)
     return p.with_stages((stage,))
 
 
@@ -110,6 +110,8 @@ PIPELINES = {
     "split norm": lambda: edge_block(128).with_stages((replace(edge_block(128).stages[0], placement=Shard(1)),)),
     "split mean": lambda: split_mean(),
     "odd rows": lambda: chain(2, 63),
+    "one in flight": lambda: one_stage(3, 128, in_flight=1),
+    "one in flight, split columns": lambda: one_stage(3, 128, placement=1, in_flight=1),
     "pair": lambda: one_stage(3, 128, group=2),
 }
 

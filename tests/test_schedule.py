@@ -120,6 +120,12 @@ def test_pairs_need_an_even_number_of_replicas_and_streamed_weights(changes: dic
         schedule(staged(chain(2, 64), group=2, **changes))
 
 
+@pytest.mark.parametrize("products", [0, 3])
+def test_one_or_two_products_are_in_flight(products: int) -> None:
+    with pytest.raises(VerifyError, match=f"has {products} products in flight.*Remedy: use 1 or 2"):
+        schedule(staged(chain(2, 64), in_flight=products))
+
+
 @pytest.mark.parametrize("p", [chain(8, 256), nerf(), edge_block(128, 3, "relu")], ids=lambda p: p.name)
 def test_layouts_fit_and_say_what_they_are_made_of(p: Pipeline) -> None:
     layout = lay_out(schedule(p))

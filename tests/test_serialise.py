@@ -26,6 +26,13 @@ def test_round_trip_is_exact(p):
     assert back == p and repr(back) == repr(p)
 
 
+def test_rare_properties_of_a_stage_survive_and_are_shown():
+    p = chain(2)
+    rare = p.with_stages((replace(p.stages[0], replicas=2, group=2, in_flight=1),))
+    assert pipeline_from_json(json.loads(json.dumps(pipeline_to_json(rare)))) == rare
+    assert "streamed, in pairs, one product in flight" in show(rare)
+
+
 @pytest.mark.parametrize("scalar", [float("inf"), float("-inf"), 1, 1.0, 0.1, -0.0, 1e-45])
 def test_attributes_keep_value_and_type(scalar):
     p = Program("attr")

@@ -104,7 +104,9 @@ class TileOp:
 class Stage:
     """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on. One CTA a replica.
 
-    ``group`` replicas form a cluster that loads each weight page once and multicasts it (1 or 2).
+    ``group`` replicas form a cluster that loads each weight page once and multicasts it (1 or 2). ``in_flight``
+    products are under way at once in a warpgroup (1 or 2): with 2 the tensor cores never wait for its next, with 1 a
+    weight page is free as soon as it was used, and not only when the next page has come.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Stage:
     placement: Shard = Shard(0)
     residency: Residency = Residency.STREAMED
     group: int = 1
+    in_flight: int = 2
 
     @property
     def tiles_per_step(self) -> int:

@@ -31,7 +31,7 @@ BURST_US = 500.0
 MOST_CALLS = 50
 WARM_UP_S = 0.15
 """An idle GPU takes about a tenth of a second of work to reach its clocks; what is timed before that is too slow."""
-PATIENCE_S = 6.0
+PATIENCE_S = 5.0
 """Once one candidate is timed, those not built by this time are not waited for: a cold call must not take minutes."""
 
 

@@ -15,6 +15,7 @@ from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.passes import (
     balance,
+    choose_in_flight,
     choose_placement,
     choose_residency,
     cut_vertical,
@@ -30,7 +31,7 @@ from tilestream.verify import verify
 log = logging.getLogger(__name__)
 
 UNKNOWN_ROWS = 65_536  # planned for where the number of rows is 0 or not known
-MEASURED = 3  # candidates that are timed, besides the fallback
+MEASURED = 4  # candidates that are timed, besides the fallback
 HOPELESS = 1.5  # candidates predicted this many times slower than the best are not timed
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
@@ -110,6 +111,7 @@ def plan(
             partial(recipe.split, device=device),
             partial(choose_placement, device=device, dims=recipe.dims),
             partial(choose_residency, device=device),
+            partial(choose_in_flight, in_flight=recipe.in_flight),
             partial(balance, device=device),
             partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
             partial(verified, device=device),
@@ -133,13 +135,15 @@ def verified(p: Pipeline, device: Device) -> Pipeline:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one candidate is made: the splitting pass, steps of room in its queues, and placements by preference."""
+    """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, and
+    products in flight."""
 
     strategy: str
     split: Callable[..., Pipeline]
     steps: int = 2
     detail: str = ""
     dims: tuple[int, ...] = (0, 1)
+    in_flight: int = 2
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
@@ -160,6 +164,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
     every = {
         "vertical": [
             Recipe("vertical", cut_vertical),
+            Recipe("vertical", cut_vertical, detail="one product in flight", in_flight=1),
             Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
         ],
         "spatial": spatial,

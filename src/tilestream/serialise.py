@@ -8,7 +8,7 @@ from typing import Any
 from tilestream.errors import CacheError, IRError
 from tilestream.ir import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
 
-FORMAT = 1
+FORMAT = 2
 
 
 def pipeline_to_json(p: Pipeline) -> dict[str, Any]:
@@ -24,6 +24,8 @@ def pipeline_to_json(p: Pipeline) -> dict[str, Any]:
                 "replicas": s.replicas,
                 "shard": s.placement.dim,
                 "residency": s.residency.value,
+                "group": s.group,
+                "in_flight": s.in_flight,
                 "ops": [_op_to_json(op) for op in s.ops],
             }
             for s in p.stages
@@ -61,6 +63,8 @@ def pipeline_from_json(data: Any) -> Pipeline:
                     s["replicas"],
                     Shard(s["shard"]),
                     Residency(s["residency"]),
+                    s["group"],
+                    s["in_flight"],
                 )
                 for s in data["stages"]
             ),

@@ -22,7 +22,8 @@ def _tensor(t: Tensor) -> str:
 
 
 def _stage(s: Stage) -> str:
-    return f"stage {s.name}: {s.replicas} replicas, Shard({s.placement.dim}), {s.residency.value}"
+    rare = ", in pairs" * (s.group == 2) + ", one product in flight" * (s.in_flight == 1)
+    return f"stage {s.name}: {s.replicas} replicas, Shard({s.placement.dim}), {s.residency.value}{rare}"
 
 
 def _op(op: TileOp) -> str:

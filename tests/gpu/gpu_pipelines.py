@@ -13,10 +13,10 @@ SMS = 132
 
 
 def one_stage(
-    program: Pipeline, placement: int = 0, residency: Residency = Residency.STREAMED, group: int = 1
+    program: Pipeline, placement: int = 0, residency: Residency = Residency.STREAMED, **changes: int
 ) -> Pipeline:
     """The whole program on every SM."""
-    stage = replace(program.stages[0], replicas=SMS, placement=Shard(placement), residency=residency, group=group)
+    stage = replace(program.stages[0], replicas=SMS, placement=Shard(placement), residency=residency, **changes)
     return program.with_stages((stage,))
 
 
@@ -164,6 +164,9 @@ NAMED: dict[str, Callable[[], Pipeline]] = {
     "edge_block_pairs": lambda: one_stage(edge_block(), group=2),
     "wide_pairs": lambda: one_stage(wide(), placement=1, group=2),
     "odd_widths_pairs_f16": lambda: one_stage(odd_widths("f16"), group=2),
+    "nerf_one_in_flight": lambda: one_stage(nerf(), in_flight=1),
+    "edge_block_512_one_in_flight": lambda: one_stage(edge_block(512, 2, "silu"), placement=1, in_flight=1),
+    "wide_one_in_flight": lambda: one_stage(wide(), placement=1, in_flight=1),
     "views": lambda: one_stage(views((3, 64), (1, 64), (8, 63), (40, 57), width=64)),
     "views_by_columns": lambda: one_stage(views((71, 350), (72, 351), (192, 379)), placement=1),
     "elementwise": lambda: one_stage(elementwise()),

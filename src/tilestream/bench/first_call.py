@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from tilestream.errors import CompileError
 
 TIMEOUT_S = 600
+# NVRTC keeps what it compiles too, since CUDA 12.9: in the driver's cache.
+CACHES = ("TILESTREAM_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
 def measure(target: str, arguments: Sequence[str]) -> dict[str, float | dict[str, float]]:
@@ -42,8 +44,7 @@ def measure(target: str, arguments: Sequence[str]) -> dict[str, float | dict[str
 
 
 def _caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    caches = {"TILESTREAM_CACHE_DIR": "ours", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    return {**environment, **{variable: f"{folder}/{name}" for variable, name in caches.items()}}
+    return {**environment, **{variable: f"{folder}/{variable}" for variable in CACHES}}
 
 
 def _run(target: str, arguments: Sequence[str], environment: dict[str, str]) -> dict[str, float]:

@@ -25,6 +25,7 @@ class ConsumerEmitter:
     def __init__(self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables) -> None:
         self.s, self.layout, self.pipeline, self.tables = schedule, layout, pipeline, tables
         self.split = schedule.stage.placement.dim == 1
+        self.lag = schedule.stage.in_flight - 1  # products younger than the one whose page is given back
         self.pointers = 0
         self.credits = 0
         self.reduces = 0
@@ -137,10 +138,7 @@ class ConsumerEmitter:
                 done += count
                 first, was_stream = False, False
         credits = self._credits(step.index, -1)
-        tail = ["mma_wait<0>();"]
-        if was_stream:
-            tail.append("in.release();")
-        tail.append("pages.release();")
+        tail = ["mma_wait<0>();", *self._release(was_stream)] if self.lag else []
         if idle:
             stream_chunks = sum(s.chunks(self.s.chunk_columns) for s in streamed)
             out.append("  if (g == 0) {")
@@ -168,12 +166,20 @@ class ConsumerEmitter:
         for n, (sub, at) in enumerate(self._subs(blocks)):
             lines.append(f"  product_shared<Mma<T, {sub}, {at}>, {ksteps}>(acc, a, pages.take());")
             lines.append("  pages.advance();")
-            free = "mma_wait<1>(); pages.release();" if n else "mma_wait<1>(); in.release(); pages.release();"
-            if n or not first:
-                lines.append(f"  {free}")
+            if not self.lag:
+                lines.append(f"  {self._free(n == len(self._subs(blocks)) - 1)}")
+            elif n or not first:
+                lines.append(f"  {self._free(n == 0)}")
             elif count > 1:
-                lines.append(f"  if (c > 0) {{ {free} }}")
+                lines.append(f"  if (c > 0) {{ {self._free(True)} }}")
         return [*lines, "  in.advance();", "}"]
+
+    def _release(self, stream: bool) -> list[str]:
+        return ["in.release();", "pages.release();"] if stream else ["pages.release();"]
+
+    def _free(self, stream: bool) -> str:
+        """Wait for the product ``lag`` behind the one just started, and give back its page (and its input chunk)."""
+        return " ".join([f"mma_wait<{self.lag}>();", *self._release(stream)])
 
     def _resident_chunks(self, seg: Segment, done, count, ksteps, blocks, first, was_stream) -> list[str]:
         """Chunks of an operand that waits in registers or shared memory."""
@@ -189,8 +195,8 @@ class ConsumerEmitter:
                     at_chunk = f"{self.buffer(seg.tile)} + {seg.start // columns + c} * CHUNK_BYTES"
                     lines.append(f"product_shared<{m}>(acc, {at_chunk}, pages.take());")
                 lines.append("pages.advance();")
-                if not first:
-                    lines.append(f"mma_wait<1>(); {'in.release(); ' if was_stream else ''}pages.release();")
+                if not first or not self.lag:
+                    lines.append(self._free(was_stream and self.lag == 1))
                 first, was_stream = False, False
         return lines
 

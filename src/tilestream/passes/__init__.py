@@ -1,6 +1,7 @@
 """Passes: one file, one function, Pipeline in and Pipeline out. ``planner.plan`` lists their order."""
 
 from tilestream.passes.balance import balance
+from tilestream.passes.choose_in_flight import choose_in_flight
 from tilestream.passes.choose_placement import choose_placement
 from tilestream.passes.choose_residency import choose_residency
 from tilestream.passes.cut_vertical import cut_vertical
@@ -13,6 +14,7 @@ from tilestream.passes.split_spatial import split_spatial
 
 __all__ = [
     "balance",
+    "choose_in_flight",
     "choose_placement",
     "choose_residency",
     "cut_vertical",

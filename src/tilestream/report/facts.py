@@ -45,6 +45,7 @@ def stage_map(launch: Pipeline) -> list[dict[str, Any]]:
                 "ctas": [first, first + stage.replicas - 1],
                 "replicas": stage.replicas,
                 "group": stage.group,
+                "in_flight": stage.in_flight,
                 "ops": [op.kind for op in stage.ops],
                 "summary": summary(stage, launch),
                 "placement": f"Shard({stage.placement.dim})",

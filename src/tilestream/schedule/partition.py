@@ -90,6 +90,8 @@ class _Partition:
 
     def _check_group(self) -> None:
         s = self.stage
+        if s.in_flight not in (1, 2):
+            raise VerifyError(f"stage {s.name!r} has {s.in_flight} products in flight", "use 1 or 2")
         if s.group == 1:
             return
         if s.group != 2 or s.residency is not Residency.STREAMED or s.replicas % 2 or len(self.pipeline.stages) > 1:

@@ -138,18 +138,15 @@ TS_DEV void load_page(const P& p, const PageOp& op, R& ring) {
   ring.advance();
 }
 template <class S, class P>
-TS_DEV void load_weights(const P& p, u32 smem, const Worker& w) {
+TS_DEV void load_weights(const P& p, u32 smem, const Worker& w, int index) {
   if (lane_in_warp() != 0) return;
-  Ring<S::PAGES, S::PAGE_BYTES> first(smem + S::PAGE_BARS, smem + S::PAGE_DATA);
-  Ring<S::PAGES, S::PAGE_BYTES> second(smem + S::PAGE_BARS + S::PAGES * 16, smem + S::PAGE_DATA + S::PAGES * S::PAGE_BYTES);
+  Ring<S::PAGES, S::PAGE_BYTES> ring(smem + S::PAGE_BARS + index * S::PAGES * 16,
+                                     smem + S::PAGE_DATA + index * S::PAGES * S::PAGE_BYTES);
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
 #pragma unroll 1
     for (int k = 0; k < S::PAGE_OPS; ++k) {
       PageOp op = p.page_op(w.page_ops + k);
-      if (S::PAGE_RINGS == 2 && op.ring == 1)
-        load_page<S>(p, op, second);
-      else
-        load_page<S>(p, op, first);
+      if (S::PAGE_RINGS == 1 || op.ring == index) load_page<S>(p, op, ring);
     }
     if (S::RESIDENT) return;
   }
@@ -299,16 +296,20 @@ TS_DEV void publish(const P& p, const Sync& sync, u32 smem, const Worker& w) {
   store_wait<0>();
 }
 
-// The four warps of the loader group. With resident weights the first one is soon free to publish.
+// The four warps of the loader group: weights, inputs, the second ring of either, outputs. Each ring has a warp of its
+// own: a shallow one that had to wait for the other's consumer would run dry. With resident weights the first warp is
+// soon free to publish.
 template <class S, class P>
 TS_DEV void loader_warp(const P& p, const Sync& sync, u32 smem, const Worker& w, int warp) {
   if (warp == 0) {
-    if (S::PAGES > 0) load_weights<S>(p, smem, w);
+    if (S::PAGES > 0) load_weights<S>(p, smem, w, 0);
     if (S::OUT_SLOTS > 0 && S::TWO_PUBLISHERS) publish<S, false, true>(p, sync, smem, w);
   } else if (warp == 3) {
     if (S::OUT_SLOTS > 0) publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);
-  } else if (S::IN_SLOTS > 0 && warp - 1 < S::TILES) {
-    load_inputs<S>(p, sync, smem, w, warp - 1);
+  } else if (warp == 1 || S::TILES == 2) {
+    if (S::IN_SLOTS > 0) load_inputs<S>(p, sync, smem, w, warp - 1);
+  } else if (S::PAGES > 0 && S::PAGE_RINGS == 2) {
+    load_weights<S>(p, smem, w, 1);
   }
 }
 
