@@ -102,10 +102,17 @@ def dram(cases: Sequence[Case]) -> str:
 
 
 def first_call(cases: Sequence[Case]) -> str:
-    """Seconds of the first call, cold and in a second process."""
+    """Seconds of the first call, with empty and with full caches, beside a capture that compiles nothing."""
     found = [(case, (load(case) or {}).get("first_call")) for case in cases]
-    rows = [[c.title, *(f"{f[key]:.1f}" for key in ("cold_s", "warm_s"))] for c, f in found if f]
-    heads = ["model", "first call, cold (s)", "in a second process (s)"]
+    says = {"cold": "empty caches", "warm": "a second process", "capture": "torch's capture alone (`aot_eager`)"}
+    rows = []
+    for case, timed in found:
+        for name, what in says.items() if timed else ():
+            parts = timed[name]
+            ours = [parts.get(part, 0.0) for part in ("regions", "planning", "kernels", "timing", "inductor")]
+            seconds = (timed[f"{name}_s"], parts["imports"], timed[f"{name}_s"] - parts["imports"], sum(ours))
+            rows.append([case.title, what, *(f"{s:.2f}" for s in seconds)])
+    heads = ["model", "", "seconds in all", "of them `torch.compile` itself", "the call of the model", "of that tilestream"]
     return table(heads, rows) if rows else NONE
 
 

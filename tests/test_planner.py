@@ -17,6 +17,7 @@ from tilestream.apps import APPS
 from tilestream.capture import capture
 from tilestream.cost import product_bound_us
 from tilestream.errors import CompileError, PlanError
+from tilestream.ir import Residency
 from tilestream.options import Options
 from tilestream.passes import split_bulk
 from tilestream.planner import FALLBACK, MEASURED, plan, summary
@@ -199,6 +200,18 @@ def test_one_and_two_products_in_flight_are_both_timed_where_weights_are_streame
     # A ring of two pages leaves no choice, and resident weights have no pages to give back.
     assert vertical(edge_block(512, 2, "silu"), {"vertical": 520.0})[1] == [1]
     assert 1 not in vertical(edge_block(), {"vertical": 520.0})[1]
+
+
+def test_weights_that_could_stay_are_also_streamed():
+    clock = Clock(vertical=130.0, spatial=128.0, fallback=400.0, **{"vertical (weights streamed)": 104.0})
+    made = plan(edge_block(), 262_144, H200, Options(), clock)
+    verticals = {
+        c.detail: c.pipeline.stages[0].residency for c in made.candidates if c.pipeline and c.strategy == "vertical"
+    }
+    assert verticals[""] is Residency.RESIDENT and made.chosen.detail == "weights streamed"
+    assert made.chosen.pipeline is not None and made.chosen.pipeline.stages[0].residency is Residency.STREAMED
+    other = plan(nerf(), 262_144, H200, Options()).candidates
+    assert next(c for c in other if c.detail == "weights streamed").rejected == "the same as vertical"
 
 
 def test_few_rows_are_spread_by_columns_over_twice_as_many_sms():

@@ -110,7 +110,7 @@ def plan(
             order_memory_ops,
             partial(recipe.split, device=device),
             partial(choose_placement, device=device, dims=recipe.dims),
-            partial(choose_residency, device=device),
+            partial(choose_residency, device=device, resident=recipe.resident),
             partial(choose_in_flight, in_flight=recipe.in_flight),
             partial(balance, device=device),
             partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
@@ -135,8 +135,8 @@ def verified(p: Pipeline, device: Device) -> Pipeline:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, and
-    products in flight."""
+    """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, products
+    in flight, and whether weights stay where they fit."""
 
     strategy: str
     split: Callable[..., Pipeline]
@@ -144,6 +144,7 @@ class Recipe:
     detail: str = ""
     dims: tuple[int, ...] = (0, 1)
     in_flight: int = 2
+    resident: bool = True
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
@@ -165,6 +166,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
         "vertical": [
             Recipe("vertical", cut_vertical),
             Recipe("vertical", cut_vertical, detail="one product in flight", in_flight=1),
+            Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
             Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
         ],
         "spatial": spatial,
