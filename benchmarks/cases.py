@@ -37,7 +37,7 @@ class Case:
 MAIN = (
     Case("chain", "chain", 262144, "8 x 256 linear + ReLU, vertical", "vertical", 440, counters=True),
     Case("chain_spatial", "chain", 262144, "8 x 256 linear + ReLU, spatial", "spatial", 580, counters=True),
-    Case("nerf", "nerf", 262144, "NeRF", goal_us=550, counters=True, compile_time=True),
+    Case("nerf", "nerf", 262144, "NeRF", goal_us=550, compile_time=True),
     Case("nerf_small", "nerf", 16384, "NeRF", goal_us=60),
     Case("meshgraphnets", "meshgraphnets", 262144, "MeshGraphNets edge block", goal_us=130),
     Case("meshgraphnets_small", "meshgraphnets", 32768, "MeshGraphNets edge block", goal_us=22),
@@ -57,4 +57,8 @@ OTHERS = (
     Case("classifier", "classifier", 131072, "classifier 128-256-256-10, softmax"),
 )
 
-CASES = {case.name: case for case in (*MAIN, *OTHERS)}
+# The NeRF's bytes are counted in a run of their own, since the one above times first calls for a minute.
+NERF_BYTES = Case("nerf_dram", "nerf", 262144, "NeRF", counters=True)
+COUNTED = (*(case for case in MAIN if case.counters), NERF_BYTES)
+
+CASES = {case.name: case for case in (*MAIN, *OTHERS, NERF_BYTES)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilestream.errors import TilestreamError
 from tilestream.planner import Candidate
 
 
@@ -13,14 +14,13 @@ class Clock:
     def __init__(self, **us: float | Exception) -> None:
         self.us = us
         self.asked: list[str] = []
-        self.built: list[str] = []
 
-    def build(self, candidates: Sequence[Candidate]) -> None:
-        self.built += [c.name for c in candidates]
+    def __call__(self, candidates: Sequence[Candidate]) -> list[float | Exception]:
+        return [self._us(c) for c in candidates]
 
-    def __call__(self, candidate: Candidate) -> float:
+    def _us(self, candidate: Candidate) -> float | Exception:
         self.asked.append(candidate.name)
         found = self.us.get(candidate.name, self.us.get(candidate.strategy, 1000.0))
-        if isinstance(found, Exception):
+        if isinstance(found, Exception) and not isinstance(found, TilestreamError):
             raise found
         return found

@@ -16,7 +16,7 @@ from torch import fx
 from tilestream import fallback, oracle
 from tilestream.capture import hint
 from tilestream.dtypes import DTYPES
-from tilestream.errors import PlanError
+from tilestream.errors import PlanError, TilestreamError
 from tilestream.lower import Region
 from tilestream.modes import real
 from tilestream.planner import Candidate
@@ -29,8 +29,11 @@ log = logging.getLogger(__name__)
 ROUNDS = 20
 BURST_US = 500.0
 MOST_CALLS = 50
-WARM_UP_S = 0.15
-"""An idle GPU takes about a tenth of a second of work to reach its clocks; what is timed before that is too slow."""
+WARM_UP_S = 1.0
+STRETCH_S = 0.1
+SETTLED = 0.98
+"""A GPU that was idle needs a while to reach its clocks. Stretches of work are repeated until one takes no less than
+this share of the time of the one before it, but not for longer than ``WARM_UP_S``."""
 PATIENCE_S = 5.0
 """Once one candidate is timed, those not built by this time are not waited for: a cold call must not take minutes."""
 
@@ -53,9 +56,9 @@ class Arm:
 class Measurer:
     """The ``measure`` of ``planner.plan`` for one region, on fresh random inputs.
 
-    Times are medians over CUDA-graph replays. The fallback comes last, if at all, in rounds interleaved with new ones
-    of the fastest candidate: clocks change, but what they do to that one they do to both. Before a candidate is timed,
-    its results must be within the oracle's tolerance.
+    Times are medians over CUDA-graph replays, in rounds that take all candidates in turn: clocks change, but what they
+    do to one they do to all. Those that are timed later, as the fallback is, are timed beside the fastest so far, and
+    their times are given at its clocks. Before a candidate is timed, its results must be within the oracle's tolerance.
 
     Args:
         region: what is measured.
@@ -69,35 +72,50 @@ class Measurer:
         self._against = against
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
-        self._start_s = time.monotonic()
         self._eager: list[torch.Tensor] = []
         self._exact: list[torch.Tensor] = []
 
-    def build(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to compile these, side by side; each is waited for when it is timed."""
-        self._start_s = time.monotonic()
-        build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target)
+    def __call__(self, candidates: Sequence[Candidate]) -> list[float | Exception]:
+        """Microseconds of one call of each candidate. Or, in their places, why there is none:
 
-    def __call__(self, candidate: Candidate) -> float:
-        """Microseconds of one call.
-
-        Raises:
-            PlanError: the candidate's results are wrong, with the errors; or it takes too long to build.
-            TilestreamError: it cannot be built, or does not run.
+        ``PlanError`` where results are wrong, with the errors, or where kernels take too long to build while others are
+        ready; any ``TilestreamError`` or ``RuntimeError`` of building and running it.
         """
         with timed("timing"):
-            return self._time(candidate)
+            start_s = time.monotonic()
+            build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target)
+            self._make_inputs()
+            arms: dict[int, Arm] = {}
+            failed: dict[int, Exception] = {}
+            for k, candidate in enumerate(candidates):
+                patience_s = max(0.0, start_s + PATIENCE_S - time.monotonic()) if arms and self._against else None
+                try:
+                    arms[k] = self._arm(candidate, patience_s)
+                except (TilestreamError, RuntimeError) as error:
+                    failed[k] = error
+            try:
+                us = dict(zip(arms, self._times(list(arms.values())), strict=True))
+            except RuntimeError as error:
+                us, failed = {}, failed | dict.fromkeys(arms, error)
+        for k, arm_us in us.items():
+            log.info("%s: %s takes %.1f us", self._region.name, candidates[k].name, arm_us)
+        return [us[k] if k in us else failed[k] for k in range(len(candidates))]
 
-    def _time(self, candidate: Candidate) -> float:
+    def _make_inputs(self) -> None:
         if self._inputs is None:
             with real(self._target.device):
                 self._inputs = random_arguments(self._region)
                 self._eager = list(self._region.graph(*self._inputs))
                 self._exact = float64(self._region.graph, self._inputs)
+
+    def _arm(self, candidate: Candidate, patience_s: float | None) -> Arm:
+        """The candidate, built, captured and found right; ``patience_s`` bounds the wait for a compiler."""
         if candidate.pipeline is None:
-            return self._time_fallback()
-        left_s = max(0.0, self._start_s + PATIENCE_S - time.monotonic())
-        if not built(candidate.pipeline, self._target, left_s if self._against and self._fastest else None):
+            with timed("inductor"):
+                call = fallback.rest(self._region.graph)
+                with real(self._target.device):
+                    return self._capture(call)
+        if not built(candidate.pipeline, self._target, patience_s):
             raise PlanError(
                 f"{self._region.name}: {candidate.name} is not timed: it takes more than {PATIENCE_S:.0f} s to build",
                 f"strategy={candidate.strategy!r} waits for every candidate of that strategy",
@@ -105,26 +123,21 @@ class Measurer:
         with real(self._target.device):
             arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
             self._check(candidate, arm)
-            _interleave([arm])
-        log.info("%s: %s takes %.1f us", self._region.name, candidate.name, arm.us)
-        if self._fastest is None or arm.us < self._fastest.us:
-            self._fastest = arm
-        return arm.us
+        return arm
 
-    def _time_fallback(self) -> float:
-        """Microseconds at the clocks at which the fastest candidate was timed."""
-        with timed("inductor"):
-            call = fallback.rest(self._region.graph)
-            with real(self._target.device):
-                arm = self._capture(call)
+    def _times(self, arms: list[Arm]) -> list[float]:
+        """Microseconds of the arms, at the clocks at which the fastest of earlier ones was timed."""
+        if not arms:
+            return []
+        before = self._fastest
+        then_us = before.us if before is not None else 0.0
+        if before is not None:
+            before.samples.clear()
+        together = arms if before is None else [before, *arms]
         with real(self._target.device):
-            if self._fastest is None:
-                _interleave([arm])
-                return arm.us
-            then_us = self._fastest.us
-            self._fastest.samples.clear()
-            _interleave([self._fastest, arm])
-        return arm.us * then_us / self._fastest.us
+            _interleave(together)
+        self._fastest = min(together, key=lambda arm: arm.us)
+        return [arm.us if before is None else arm.us * then_us / before.us for arm in arms]
 
     def _capture(self, call: fallback.Call) -> Arm:
         assert self._inputs is not None
@@ -164,12 +177,9 @@ class Measurer:
             raise PlanError(message, "report this with the model; the other candidates are used")
 
 
-def _interleave(arms: list[Arm]) -> None:
-    start_s = time.perf_counter()
-    while time.perf_counter() - start_s < WARM_UP_S:
-        for arm in arms:
-            arm.graph.replay()
-        torch.cuda.synchronize()
+def _interleave(arms: Sequence[Arm]) -> None:
+    """Add the samples of ``ROUNDS`` rounds to every arm."""
+    _warm_up(arms)
     for index in range(ROUNDS):
         for arm in arms if index % 2 else arms[::-1]:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -178,6 +188,26 @@ def _interleave(arms: list[Arm]) -> None:
             end.record()
             end.synchronize()
             arm.samples.append(start.elapsed_time(end) * 1000 / arm.calls)
+
+
+def _warm_up(arms: Sequence[Arm]) -> None:
+    turns = max(1, round(STRETCH_S / max(1e-6, _stretch(arms, 1))))
+    before_s, end_s = math.inf, time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < end_s:
+        took_s = _stretch(arms, turns)
+        if took_s > SETTLED * before_s:
+            return
+        before_s = took_s
+
+
+def _stretch(arms: Sequence[Arm], turns: int) -> float:
+    """Seconds that so many replays of every arm take."""
+    start_s = time.perf_counter()
+    for _ in range(turns):
+        for arm in arms:
+            arm.graph.replay()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start_s
 
 
 def random_arguments(region: Region, seed: int = 0) -> list[Any]:

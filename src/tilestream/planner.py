@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tilestream.cost import predict, product_bound_us
 from tilestream.devices import Device
-from tilestream.errors import IRError, PlanError, TilestreamError, VerifyError
+from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.passes import (
@@ -62,12 +62,8 @@ class Candidate:
 class Measure(Protocol):
     """Times candidates, where there is a GPU to time them on."""
 
-    def build(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to build what is going to be timed, in this order."""
-        ...
-
-    def __call__(self, candidate: Candidate) -> float:
-        """Microseconds of one call of the candidate, or of the fallback."""
+    def __call__(self, candidates: Sequence[Candidate]) -> list[float | Exception]:
+        """Microseconds of one call of each, timed side by side; or why one could not be timed."""
         ...
 
 
@@ -212,25 +208,28 @@ def _measured(candidates: list[Candidate], measure: Measure, forced: bool, bound
     """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
     legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
     chosen = [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
-    measure.build(chosen)
-    times = {c.name: _time(c, measure) for c in chosen}
-    timed = [times.get(c.name, c) for c in candidates]
+    timed = _timed(candidates, chosen, measure)
     if forced:
         return timed
+    fallback = next(c for c in timed if c.strategy == FALLBACK)
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
     if best_us > BEYOND * bound_us:
-        return [_time(c, measure) if c.strategy == FALLBACK else c for c in timed]
+        return _timed(timed, [fallback], measure)
     why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
-    return [replace(c, rejected=why) if c.strategy == FALLBACK else c for c in timed]
+    return [replace(c, rejected=why) if c is fallback else c for c in timed]
 
 
-def _time(candidate: Candidate, measure: Measure) -> Candidate:
-    """The candidate with its time, or rejected with the reason why it could not be timed."""
-    try:
-        return replace(candidate, measured_us=measure(candidate))
-    except (TilestreamError, RuntimeError) as error:
-        log.warning("%s could not be measured: %s", candidate.name, error)
-        return replace(candidate, rejected=f"could not be measured: {error}")
+def _timed(candidates: list[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:
+    """``candidates``, those that were chosen with their times, or rejected with the reason why they have none."""
+    found = dict(zip((c.name for c in chosen), measure(chosen) if chosen else (), strict=True))
+    return [_with(c, found[c.name]) if c.name in found else c for c in candidates]
+
+
+def _with(candidate: Candidate, found: float | Exception) -> Candidate:
+    if not isinstance(found, Exception):
+        return replace(candidate, measured_us=found)
+    log.warning("%s could not be measured: %s", candidate.name, found)
+    return replace(candidate, rejected=f"could not be measured: {found}")
 
 
 def _choose(candidates: list[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:

@@ -40,12 +40,14 @@ def environment() -> dict[str, object]:
 def commit() -> str | None:
     """The commit of this source tree, ``+`` at its end if the tree has changes.
 
-    Outside a checkout what ``$TILESTREAM_COMMIT`` says, for a copy of the tree on another machine, else None.
+    ``$TILESTREAM_COMMIT``, if it is set, for a copy of the tree on another machine. None outside a checkout.
     """
+    if given := os.environ.get("TILESTREAM_COMMIT"):
+        return given
     here = Path(__file__).parent
     head = _output("git", "-C", str(here), "rev-parse", "HEAD")
     if not head:
-        return os.environ.get("TILESTREAM_COMMIT")
+        return None
     return head + ("+" if _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no") else "")
 
 
