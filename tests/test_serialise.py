@@ -33,6 +33,14 @@ def test_rare_properties_of_a_stage_survive_and_are_shown():
     assert "streamed, in pairs, one product in flight" in show(rare)
 
 
+def test_the_format_before_is_still_read():
+    data = pipeline_to_json(chain(2))
+    data["format"] = 1
+    for stage in data["stages"]:
+        del stage["group"], stage["in_flight"]
+    assert pipeline_from_json(data) == chain(2)
+
+
 @pytest.mark.parametrize("scalar", [float("inf"), float("-inf"), 1, 1.0, 0.1, -0.0, 1e-45])
 def test_attributes_keep_value_and_type(scalar):
     p = Program("attr")

@@ -8,7 +8,7 @@ from typing import Any
 from tilestream.errors import CacheError, IRError
 from tilestream.ir import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
 
-FORMAT = 2
+FORMAT = 2  # 1 had neither groups nor products in flight; it is still read
 
 
 def pipeline_to_json(p: Pipeline) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def pipeline_from_json(data: Any) -> Pipeline:
         CacheError: the data is not what ``pipeline_to_json`` writes, or is of another format.
     """
     try:
-        if data["format"] != FORMAT:
+        if data["format"] not in (1, FORMAT):
             raise CacheError(f"pipeline data of format {data['format']!r}, not {FORMAT}", "write it again")
         return Pipeline(
             data["name"],
@@ -63,8 +63,8 @@ def pipeline_from_json(data: Any) -> Pipeline:
                     s["replicas"],
                     Shard(s["shard"]),
                     Residency(s["residency"]),
-                    s["group"],
-                    s["in_flight"],
+                    s.get("group", 1),
+                    s.get("in_flight", 2),
                 )
                 for s in data["stages"]
             ),
