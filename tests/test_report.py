@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,7 +15,7 @@ from tilestream.analysis import Analysis, RegionAnalysis
 from tilestream.options import Options
 from tilestream.regions import Exclusion
 from tilestream.report import charts, drawing, facts, html, timeline
-from tilestream.report.explain import Report, microseconds, size
+from tilestream.report.explain import Report, microseconds, size, sms, weights
 from tilestream.simulator import Simulation, Span
 
 
@@ -84,6 +85,15 @@ def test_stages_take_consecutive_ctas_and_queues_know_their_rings() -> None:
     assert skip["tile_bytes"] == 64 * 64 * 2 and skip["ring_bytes"] == 64 * skip["tile_bytes"]
     bulk = facts.pipeline_facts(samples.bulk())
     assert len(bulk["launches"]) == 4 and len(bulk["dram_queues"]) == 4
+
+
+def test_rare_properties_of_a_stage_are_told() -> None:
+    p = samples.vertical()
+    rare = p.with_stages((replace(p.stages[0], replicas=2, group=2, in_flight=1),))
+    (stage,) = facts.pipeline_facts(rare)["launches"][0]["stages"]
+    assert (sms(stage), weights(stage)) == ("0-1 in pairs", "32.0 KiB streamed, one in flight")
+    (plain,) = facts.pipeline_facts(p)["launches"][0]["stages"]
+    assert "in pairs" not in sms(plain) and weights(plain) == "32.0 KiB streamed"
 
 
 def test_summary_counts_equal_layers() -> None:

@@ -156,7 +156,8 @@ class Measurer:
         calls = max(1, min(MOST_CALLS, math.ceil(3 * BURST_US / max(1e-3, start.elapsed_time(end) * 1000))))
         graph = torch.cuda.CUDAGraph()
         outputs: Sequence[torch.Tensor] = ()
-        with torch.cuda.graph(graph):
+        # Other threads go on compiling, or loading data: what they call is none of this capture's business.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(calls):
                 outputs = call(inputs)
         return Arm(graph, list(outputs), calls, [], call)

@@ -155,7 +155,7 @@ def _stages(described: dict[str, Any]) -> Table:
                 sms(stage),
                 stage["summary"],
                 stage["placement"],
-                f"{size(stage['weight_bytes'])} {stage['residency']}" if stage["weight_bytes"] else "",
+                weights(stage),
                 size(stage["shared_bytes"]),
                 "" if stage["registers"] is None else str(stage["registers"]),
             ]
@@ -167,6 +167,13 @@ def sms(stage: dict[str, Any]) -> str:
     """The SMs of a stage: ``0-131``, and ``in pairs`` where two share the streaming of weights."""
     first, last = stage["ctas"]
     return (f"{first}" if first == last else f"{first}-{last}") + (" in pairs" if stage["group"] > 1 else "")
+
+
+def weights(stage: dict[str, Any]) -> str:
+    """Bytes of a stage's weights and where they are; and ``one in flight`` where pages go back as soon as used."""
+    if not stage["weight_bytes"]:
+        return ""
+    return f"{size(stage['weight_bytes'])} {stage['residency']}" + ", one in flight" * (stage["in_flight"] == 1)
 
 
 def _queues(described: dict[str, Any]) -> Table:

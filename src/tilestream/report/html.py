@@ -15,7 +15,7 @@ from tilestream.analysis import RegionAnalysis
 from tilestream.ir import Pipeline
 from tilestream.planner import FALLBACK, Candidate
 from tilestream.report import charts, drawing, facts
-from tilestream.report.explain import Report, microseconds, size, sms
+from tilestream.report.explain import Report, microseconds, size, sms, weights
 from tilestream.simulator import Simulation
 
 
@@ -159,7 +159,7 @@ def _stages(described: Mapping[str, Any]) -> list[dict[str, str]]:
             "sms": sms(s),
             "summary": s["summary"],
             "placement": s["placement"],
-            "weights": f"{size(s['weight_bytes'])} {s['residency']}" if s["weight_bytes"] else "",
+            "weights": weights(s),
             "shared": size(s["shared_bytes"]),
             "registers": "" if s["registers"] is None else str(s["registers"]),
         }
