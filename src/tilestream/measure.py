@@ -192,6 +192,7 @@ def _interleave(arms: Sequence[Arm]) -> None:
 
 
 def _warm_up(arms: Sequence[Arm]) -> None:
+    _stretch(arms, 1)  # the first replay of a graph also uploads it
     turns = max(1, round(STRETCH_S / max(1e-6, _stretch(arms, 1))))
     before_s, end_s = math.inf, time.perf_counter() + WARM_UP_S
     while time.perf_counter() < end_s:

@@ -33,7 +33,7 @@ def render(result: dict[str, Any]) -> RenderableType:
             parts.append(Text(f"DRAM, {name}: {counted}"))
     if "first_call" in result:
         first = result["first_call"]
-        parts.append(Text("first call, with byte code and torch loaded:"))
+        parts.append(Text("from torch.compile to the first result, torch and the model loaded:"))
         for name, says in (
             ("cold", "empty caches"),
             ("warm", "full caches, a second process"),

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tilestream.cuda.compile import KernelReport, compile_source, compiler_version
 from tilestream.cuda.emit import KernelSource, headers_digest
-from tilestream.errors import CompileError
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
@@ -78,11 +77,12 @@ def compiled(source: KernelSource, timeout_s: float | None = None) -> KernelRepo
     """
     compile_ahead([source])
     key = _key(source)
+    made = _memory[key]
     try:
-        return _memory[key].result(timeout_s)
-    except CompileError:
-        _memory.pop(key, None)  # whoever asks again may have mended the installation
-        raise
+        return made.result(timeout_s)
+    finally:
+        if made.done() and made.exception() is not None:
+            _memory.pop(key, None)  # whoever asks again may have mended the installation
 
 
 def _key(source: KernelSource) -> str:
