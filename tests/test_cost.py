@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Program, chain, edge_block, nerf
+from random_pipelines import random_pipeline
 from strategies import pipelines
 
 from tilestream import devices
@@ -131,6 +132,13 @@ def test_time_is_positive_and_no_less_than_the_memory_takes(p, rows):
 def test_more_rows_never_take_less_time(p, a, b):
     small, large = sorted((a, b))
     assert predict(p, small, H200).us <= predict(p, large, H200).us * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [1196, 1280, 1379])
+def test_nor_where_another_stage_becomes_the_busiest(seed: int):
+    p = random_pipeline(seed)
+    times = [predict(p, rows, H200).us for rows in range(1, 1000, 64)]
+    assert times == sorted(times)
 
 
 def test_whole_steps():

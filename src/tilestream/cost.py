@@ -155,7 +155,10 @@ def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     slowest = max(busy, key=lambda n: busy[n])
     stages_s = max(busy[slowest], _ring_bound(launch, costs, rows, device))
     dram_s, l2_s = _memory(launch, rows, device)
-    fill_s = _fill(launch, costs, device) - costs[slowest].step_s
+    # Of the way of the first tile, what the steps of the bottleneck do not count already. Which stage that is must not
+    # depend on the rows: more of them would make it another, and the sum less.
+    bottleneck = max(costs.values(), key=lambda c: c.step_s / (c.tiles_per_step * c.replicas))
+    fill_s = _fill(launch, costs, device) - bottleneck.step_s
     resident = [weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT]
     sms = sum(s.replicas for s in launch.stages)
     fill_s += max(resident, default=0) * sms / device.l2_shared_bytes_per_s
