@@ -13,7 +13,7 @@ from modules import ALL, Fn, linear
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import fallback, measure, oracle, runtime
+from tilestream import backend, fallback, measure, oracle, runtime
 from tilestream.backend import tilestream
 from tilestream.capture import capture
 from tilestream.devices import get
@@ -138,6 +138,32 @@ def test_a_fault_while_timing_is_the_reason_of_all(on_the_cpu: tuple[Region, Tar
     monkeypatch.setattr(measure, "_interleave", interleave)
     found = measure.Measurer(region, target)([Candidate(name, region.program, 1.0) for name in ("vertical", "bulk")])
     assert [str(error) for error in found] == ["CUDA error: unspecified launch failure"] * 2
+
+
+def test_the_whole_choice(
+    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Everything but the GPU is real: candidates, kernels compiled in the background, checks, the choice."""
+    target = Target("cuda", torch.device("cpu"), get("h200"))
+    monkeypatch.setattr(backend, "resolve", lambda *_: target)
+    monkeypatch.setattr(runtime, "_kernels", lambda pipeline, _: runtime._reference(pipeline))
+    monkeypatch.setattr(measure, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def interleave(arms: list[measure.Arm]) -> None:
+        for arm in arms:
+            arm.samples.append(9.0 if not isinstance(arm.keep, runtime.RegionCall) else 5.0)
+
+    monkeypatch.setattr(measure, "_interleave", interleave)
+    module = nn.Sequential(linear(24, 40), nn.ReLU(), linear(40, 24)).bfloat16()
+    x = torch.randn(200, 24).bfloat16()
+    with torch.no_grad(), caplog.at_level(logging.INFO, "tilestream"):
+        got = torch.compile(module, backend=tilestream)(x)
+        torch.testing.assert_close(got, module(x), rtol=0.02, atol=0.02)
+    (analysis,) = runtime.analyses()
+    assert analysis.plan is not None and analysis.plan.chosen.measured_us == 5.0
+    times = {c.name: c.measured_us for c in analysis.plan.candidates}
+    assert times["fallback"] == 9.0 and sum(us == 5.0 for us in times.values()) >= 2
 
 
 class Ticks:
