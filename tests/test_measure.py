@@ -166,27 +166,6 @@ def test_the_whole_choice(
     assert times["fallback"] == 9.0 and sum(us == 5.0 for us in times.values()) >= 2
 
 
-class Ticks:
-    """A GPU whose clocks rise: each replay takes less time, until it has reached them."""
-
-    def __init__(self, seconds: float, least: float) -> None:
-        self.seconds, self.least, self.now, self.replays = seconds, least, 0.0, 0
-
-    def replay(self) -> None:
-        self.now += self.seconds
-        self.replays += 1
-        self.seconds = max(self.least, 0.97 * self.seconds)
-
-
-@pytest.mark.parametrize(("least", "settles"), [(0.004, True), (0.0, False)])
-def test_clocks_are_up_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch, least: float, settles: bool):
-    gpu: Any = Ticks(0.008, least)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: gpu.now)
-    measure._warm_up([measure.Arm(gpu, [], 1, [], lambda args: args)])
-    assert gpu.seconds == least if settles else gpu.now < measure.WARM_UP_S + 2 * measure.STRETCH_S
-
-
 @pytest.mark.parametrize("fault", ["scaled", "last rows not written"])
 def test_a_wrong_candidate_is_rejected(
     on_the_cpu: tuple[Region, Target], fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

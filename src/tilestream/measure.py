@@ -15,6 +15,7 @@ from torch import fx
 
 from tilestream import fallback, oracle
 from tilestream.capture import hint
+from tilestream.clocks import settle
 from tilestream.dtypes import DTYPES
 from tilestream.errors import PlanError, TilestreamError
 from tilestream.lower import Region
@@ -29,11 +30,6 @@ log = logging.getLogger(__name__)
 ROUNDS = 20
 BURST_US = 500.0
 MOST_CALLS = 50
-WARM_UP_S = 1.0
-STRETCH_S = 0.1
-SETTLED = 0.98
-"""A GPU that was idle needs a while to reach its clocks. Stretches of work are repeated until one takes no less than
-this share of the time of the one before it, but not for longer than ``WARM_UP_S``."""
 PATIENCE_S = 5.0
 """Once one candidate is timed, those not built by this time are not waited for: a cold call must not take minutes."""
 
@@ -180,7 +176,7 @@ class Measurer:
 
 def _interleave(arms: Sequence[Arm]) -> None:
     """Add the samples of ``ROUNDS`` rounds to every arm."""
-    _warm_up(arms)
+    settle([arm.graph for arm in arms])
     for index in range(ROUNDS):
         for arm in arms if index % 2 else arms[::-1]:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -189,27 +185,6 @@ def _interleave(arms: Sequence[Arm]) -> None:
             end.record()
             end.synchronize()
             arm.samples.append(start.elapsed_time(end) * 1000 / arm.calls)
-
-
-def _warm_up(arms: Sequence[Arm]) -> None:
-    _stretch(arms, 1)  # the first replay of a graph also uploads it
-    turns = max(1, round(STRETCH_S / max(1e-6, _stretch(arms, 1))))
-    before_s, end_s = math.inf, time.perf_counter() + WARM_UP_S
-    while time.perf_counter() < end_s:
-        took_s = _stretch(arms, turns)
-        if took_s > SETTLED * before_s:
-            return
-        before_s = took_s
-
-
-def _stretch(arms: Sequence[Arm], turns: int) -> float:
-    """Seconds that so many replays of every arm take."""
-    start_s = time.perf_counter()
-    for _ in range(turns):
-        for arm in arms:
-            arm.graph.replay()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start_s
 
 
 def random_arguments(region: Region, seed: int = 0) -> list[Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tilestream.bench.accuracy import tensors
+from tilestream.clocks import settle
 
 ROUNDS = 30
 BURST_US = 2000.0
@@ -93,9 +94,7 @@ def interleaved(arms: Mapping[str, Captured], rounds: int = ROUNDS) -> dict[str,
     """Time every arm once a round, starting each round with another arm."""
     names = list(arms)
     taken: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:
-        arms[name].graph.replay()
-    torch.cuda.synchronize()
+    settle([arm.graph for arm in arms.values()])
     for index in range(rounds):
         shift = index % len(names)
         for name in names[shift:] + names[:shift]:
