@@ -12,7 +12,7 @@ from modules import ALL, Fn, linear
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import fallback, oracle, runtime
+from tilestream import execution, fallback, oracle, runtime
 from tilestream.backend import tilestream
 from tilestream.devices import Device
 from tilestream.errors import PlanError, TilestreamError
@@ -26,7 +26,7 @@ REFERENCE = {"target": "reference"}
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
     monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(runtime, "_executables", {})
+    monkeypatch.setattr(execution, "_executables", {})
     monkeypatch.setattr(runtime, "_plans", {})
     monkeypatch.setattr(runtime, "_analyses", [])
 
@@ -77,7 +77,7 @@ def test_a_new_row_count_builds_nothing():
     fast = compiled(module)
     for rows in (37, 64, 1, 130, 5, 0):
         check(module, torch.randn(rows, 9).bfloat16(), fast=fast)
-    assert len(runtime._executables) == 1
+    assert len(execution._executables) == 1
 
 
 def test_a_much_larger_batch_is_planned_anew():

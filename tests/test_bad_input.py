@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from tilestream import backend, cuda, devices, fallback, runtime
+from tilestream import backend, cuda, devices, execution, fallback, runtime
 from tilestream.backend import tilestream
 from tilestream.cli import app
 from tilestream.cuda import compile, driver, emit
@@ -34,8 +34,9 @@ H200 = devices.get("h200")
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
     monkeypatch.setattr(fallback, "_said", set())
-    for name, empty in (("_executables", {}), ("_plans", {}), ("_analyses", [])):
-        monkeypatch.setattr(runtime, name, empty)
+    monkeypatch.setattr(execution, "_executables", {})
+    monkeypatch.setattr(runtime, "_plans", {})
+    monkeypatch.setattr(runtime, "_analyses", [])
 
 
 def model() -> nn.Module:
@@ -296,11 +297,11 @@ def test_nvrtc_bindings_without_the_library(monkeypatch: pytest.MonkeyPatch):
 def kernels_are_built(monkeypatch: pytest.MonkeyPatch):
     """Regions are compiled as on an H200, as far as that goes without one."""
 
-    def kernels(pipeline: Pipeline, target: Target) -> runtime.Execute:
+    def kernels(pipeline: Pipeline, target: Target) -> execution.Execute:
         cuda.compile_only(pipeline)
         raise AssertionError("there is no GPU to run it")
 
-    monkeypatch.setattr(runtime, "_kernels", kernels)
+    monkeypatch.setattr(execution, "_kernels", kernels)
     monkeypatch.setattr(backend, "resolve", lambda *_: Target("cuda", torch.device("cpu"), H200))
 
 

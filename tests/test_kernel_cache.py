@@ -11,7 +11,7 @@ import pytest
 import torch
 from programs import chain
 
-from tilestream import devices, runtime
+from tilestream import devices, execution, runtime
 from tilestream.cuda import cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.ir import Pipeline
@@ -178,13 +178,13 @@ def test_kernels_go_where_the_options_say(
 
     from tilestream import backend
 
-    def kernels(pipeline: Pipeline, target: Target) -> runtime.Execute:
+    def kernels(pipeline: Pipeline, target: Target) -> execution.Execute:
         compile_only(pipeline)
-        return runtime._reference(pipeline)
+        return execution._reference(pipeline)
 
-    monkeypatch.setattr(runtime, "_kernels", kernels)
-    for name in ("_executables", "_plans"):
-        monkeypatch.setattr(runtime, name, {})
+    monkeypatch.setattr(execution, "_kernels", kernels)
+    monkeypatch.setattr(execution, "_executables", {})
+    monkeypatch.setattr(runtime, "_plans", {})
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
     mine = tmp_path / "mine"

@@ -13,10 +13,10 @@ from torch import nn
 from tilestream import oracle
 from tilestream.capture import capture
 from tilestream.errors import InputError
+from tilestream.execution import RegionCall, bind, concrete
 from tilestream.measure import float64, random_arguments
 from tilestream.reference import run
 from tilestream.regions import Partition, partition
-from tilestream.runtime import RegionCall, bind, concrete
 from tilestream.shapes import check_shapes
 
 

@@ -13,7 +13,7 @@ from modules import ALL, Fn, linear
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import backend, fallback, measure, oracle, runtime
+from tilestream import backend, execution, fallback, measure, oracle, runtime
 from tilestream.backend import tilestream
 from tilestream.capture import capture
 from tilestream.devices import get
@@ -27,8 +27,8 @@ from tilestream.target import Target
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
-    for name in ("_executables", "_plans"):
-        monkeypatch.setattr(runtime, name, {})
+    monkeypatch.setattr(execution, "_executables", {})
+    monkeypatch.setattr(runtime, "_plans", {})
     monkeypatch.setattr(runtime, "_analyses", [])
     monkeypatch.setattr(fallback, "_said", set())
 
@@ -117,14 +117,14 @@ def test_one_that_cannot_be_built_does_not_keep_others_from_being_timed(
 ):
     region, target = on_the_cpu
     other = replace(region.program, name="other")
-    right = runtime._reference
+    right = execution._reference
 
-    def reference(pipeline: Any) -> runtime.Execute:
+    def reference(pipeline: Any) -> execution.Execute:
         if pipeline.name == "other":
             raise CompileError("no NVRTC", "install it")
         return right(pipeline)
 
-    monkeypatch.setattr(runtime, "_reference", reference)
+    monkeypatch.setattr(execution, "_reference", reference)
     timer = measure.Measurer(region, target)
     failed, us = timer([Candidate("vertical", other, 1.0), Candidate("spatial", region.program, 1.0)])
     assert isinstance(failed, CompileError) and us == 5.0
@@ -146,13 +146,13 @@ def test_the_whole_choice(
     """Everything but the GPU is real: candidates, kernels compiled in the background, checks, the choice."""
     target = Target("cuda", torch.device("cpu"), get("h200"))
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
-    monkeypatch.setattr(runtime, "_kernels", lambda pipeline, _: runtime._reference(pipeline))
+    monkeypatch.setattr(execution, "_kernels", lambda pipeline, _: execution._reference(pipeline))
     monkeypatch.setattr(measure, "PATIENCE_S", 60.0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def interleave(arms: list[measure.Arm]) -> None:
         for arm in arms:
-            arm.samples.append(9.0 if not isinstance(arm.keep, runtime.RegionCall) else 5.0)
+            arm.samples.append(9.0 if not isinstance(arm.keep, execution.RegionCall) else 5.0)
 
     monkeypatch.setattr(measure, "_interleave", interleave)
     module = nn.Sequential(linear(24, 40), nn.ReLU(), linear(40, 24)).bfloat16()
@@ -171,9 +171,9 @@ def test_a_wrong_candidate_is_rejected(
     on_the_cpu: tuple[Region, Target], fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     region, target = on_the_cpu
-    right = runtime._reference
+    right = execution._reference
 
-    def wrong(pipeline: Any) -> runtime.Execute:
+    def wrong(pipeline: Any) -> execution.Execute:
         run = right(pipeline)
 
         def execute(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
@@ -182,7 +182,7 @@ def test_a_wrong_candidate_is_rejected(
 
         return execute
 
-    monkeypatch.setattr(runtime, "_reference", wrong)
+    monkeypatch.setattr(execution, "_reference", wrong)
     if fault != "scaled":
         monkeypatch.setattr(Replay, "replay", lambda self: self.outputs[0][:64].copy_(self.run()[0][:64]))
     with caplog.at_level(logging.ERROR, "tilestream"):
@@ -248,9 +248,9 @@ def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.gpu
 def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    right = runtime._kernels
+    right = execution._kernels
 
-    def wrong(pipeline: Any, target: Any) -> runtime.Execute:
+    def wrong(pipeline: Any, target: Any) -> execution.Execute:
         run = right(pipeline, target)
 
         def execute(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
@@ -258,7 +258,7 @@ def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch, caplog: p
 
         return execute
 
-    monkeypatch.setattr(runtime, "_kernels", wrong)
+    monkeypatch.setattr(execution, "_kernels", wrong)
     with caplog.at_level(logging.ERROR, "tilestream"):
         check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
     (analysis,) = runtime.analyses()
@@ -275,8 +275,8 @@ def test_graph_capture_and_new_row_counts():
         for rows in (8192, 100, 1, 65):
             x = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
             torch.testing.assert_close(fast(x), module(x), rtol=0.05, atol=0.05)
-            built = built or len(runtime._executables)
-        assert len(runtime._executables) == built
+            built = built or len(execution._executables)
+        assert len(execution._executables) == built
         x = torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)
         fast(x)
         graph = torch.cuda.CUDAGraph()

@@ -18,10 +18,10 @@ from tilestream.capture import hint
 from tilestream.clocks import settle
 from tilestream.dtypes import DTYPES
 from tilestream.errors import PlanError, TilestreamError
+from tilestream.execution import RegionCall, build_ahead, built, executable
 from tilestream.lower import Region
 from tilestream.modes import real
 from tilestream.planner import Candidate
-from tilestream.runtime import RegionCall, build_ahead, built, executable
 from tilestream.stopwatch import timed
 from tilestream.target import Target
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream import fallback, runtime
+from tilestream import execution, fallback, runtime
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.backend import tilestream
@@ -25,8 +25,8 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
-    for name in ("_executables", "_plans"):
-        monkeypatch.setattr(runtime, name, {})
+    monkeypatch.setattr(execution, "_executables", {})
+    monkeypatch.setattr(runtime, "_plans", {})
     monkeypatch.setattr(runtime, "_analyses", [])
     monkeypatch.setattr(fallback, "_said", set())
 
@@ -214,7 +214,7 @@ def test_a_dynamic_batch_compiles_no_kernel(monkeypatch: pytest.MonkeyPatch):
         check(module, *data((rows, 48)), fast=fast)
     assert fast(*data((0, 48))).shape == (0, 20)
     assert len(cache._memory) == kernels
-    assert len(runtime._executables) == 1
+    assert len(execution._executables) == 1
 
 
 @pytest.mark.gpu
