@@ -9,21 +9,21 @@ from __future__ import annotations
 
 EMPTY = -1  # N: an operand that a union does not have here
 DONE = -2  # D: the last token
-_STOP = -3  # S0; S1 is -4, and so on
+S0 = -3  # a stop; S1 is -4, and so on
 
 
 def stop(level: int) -> int:
     """The tag of S``level``: ``level + 1`` fibers end at once."""
-    return _STOP - level
+    return S0 - level
 
 
 def is_stop(tag: int) -> bool:
-    return tag <= _STOP
+    return tag <= S0
 
 
 def stop_level(tag: int) -> int:
     """The level n of a tag that is S``n``."""
-    return _STOP - tag
+    return S0 - tag
 
 
 def show(tag: int) -> str:

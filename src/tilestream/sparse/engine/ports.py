@@ -29,18 +29,21 @@ from tilestream.sparse.engine.layout import (
     NOT_BEFORE,
     ON_INPUT,
     ON_ROOM,
+    ON_STORE,
     OUTS,
     PENDING,
     POP,
     RESERVE,
     RESPONSE,
     ROOM,
+    ROOM_FOR,
     START,
     STATE,
     TAGS,
     TAIL,
     TAIL_SLOT,
     TIMES,
+    USED,
     VALUES,
     WAIT_CHANNEL,
     WAITING,
@@ -222,6 +225,34 @@ def emit(node: int, port: int, tag: int, value: int, latency: int, clock: int) -
         _put(channel, tag, value, max(clock + latency, ld(node, NOT_BEFORE)))
     else:
         _put_off(node, EMIT, port, tag, latency, value)
+
+
+@kernel
+def put(node: int, port: int, tag: int, value: int, latency: int, clock: int) -> int:
+    """Reserve room for one token and put it out. Returns the clock."""
+    clock = reserve(node, port, 1, clock)
+    emit(node, port, tag, value, latency, clock)
+    return clock
+
+
+@kernel
+def put_both(node: int, first: int, second: int, latency: int, clock: int) -> int:
+    """The same for a token on output 0 and one on output 1, neither with a value, in one step."""
+    clock = reserve(node, 0, 2, clock)
+    emit(node, 0, first, 0, latency, clock)
+    emit(node, 1, second, 0, latency, clock)
+    return clock
+
+
+@kernel
+def may_write(node: int, store: int) -> bool:
+    """Whether a token is there and the store has room for it; if not, the node waits for what is missing."""
+    if not ready(node, 0):
+        return False
+    if ld(store, USED) == ld(store, ROOM_FOR):
+        st(node, WAITING, ON_STORE)
+        return False
+    return True
 
 
 @kernel

@@ -17,6 +17,9 @@ from tilestream.sparse.engine.layout import (
     TAIL_SLOT,
 )
 
+FEW = 4
+"""Tokens below which a loop of their own does not pay."""
+
 
 @kernel
 def waiting(channel: int) -> int:
@@ -74,6 +77,14 @@ def answer(response: int, times: int, i: int, clock: int) -> None:
 
 
 @kernel
+def came(response: int, times: int, i: int, clock: int) -> int:
+    """The clock once token ``i`` of a span has come; it is taken at once, and answered."""
+    clock = max(clock, ld(times, i))
+    answer(response, times, i, clock)
+    return clock
+
+
+@kernel
 def free_at(response: int, times: int, i: int, clock: int) -> int:
     """The clock once slot ``i`` of a span is known to be free: the time in the slot, where there is a bound."""
     return max(clock, ld(times, i)) if response >= 0 else clock
@@ -82,3 +93,12 @@ def free_at(response: int, times: int, i: int, clock: int) -> int:
 @kernel
 def had_no_room(node: int, cycles: int) -> None:
     st(node, ROOM, ld(node, ROOM) + cycles)
+
+
+@kernel
+def moved(node: int, source: int, target: int, count: int, waited: int) -> None:
+    """So many tokens went from one channel to another, a step each; for ``waited`` cycles in all there was no room."""
+    took(source, count)
+    gave(target, count)
+    had_no_room(node, waited)
+    was_busy(node, count)

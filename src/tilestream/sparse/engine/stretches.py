@@ -36,11 +36,13 @@ from tilestream.sparse.engine.layout import (
     E,
 )
 from tilestream.sparse.engine.spans import (
-    answer,
+    FEW,
+    came,
     free_at,
     gave,
     had_no_room,
     head_of,
+    moved,
     plain,
     room,
     tail_of,
@@ -48,11 +50,7 @@ from tilestream.sparse.engine.spans import (
     waiting,
     was_busy,
 )
-from tilestream.sparse.tokens import DONE, EMPTY
-
-_S0 = -3
-_FEW = 4
-"""Tokens below which a loop of their own does not pay."""
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
 
 @kernel
@@ -62,7 +60,7 @@ def scan_stretch(node: int, position: int, end: int, clock: int) -> tuple[int, i
         return position, clock
     crd, ref = ld(ld(node, OUTS), 0), ld(ld(node, OUTS), 1)
     count = min(end - position, min(room(crd), room(ref)))
-    if count < _FEW:
+    if count < FEW:
         return position, clock
     interval, latency = ld(node, INTERVAL), ld(node, LATENCY)
     crd_tags, crd_times, ref_tags, ref_times = (
@@ -98,11 +96,11 @@ def array_stretch(node: int, clock: int) -> int:
         return clock
     source, target = ld(ld(node, INS), 0), ld(ld(node, OUTS), 0)
     count, width = min(waiting(source), room(target)), ld(target, WIDTH)
-    if count < _FEW or width > 1:
+    if count < FEW or width > 1:
         return clock
     tags, times = head_of(source, TAGS), head_of(source, TIMES)
     out_tags, out_times = tail_of(target, TAGS), tail_of(target, TIMES)
-    out = ld(target, VALUES) + 8 * width * ld(target, TAIL_SLOT)
+    out = tail_of(target, VALUES)
     values, size = ld(node, B), ld(node, D)
     interval, latency, control = ld(node, INTERVAL), ld(node, LATENCY), ld(node, CONTROL)
     reads, done = 0, count
@@ -113,13 +111,12 @@ def array_stretch(node: int, clock: int) -> int:
         if tag == DONE or tag >= size:
             done = i
             break
-        clock = max(clock, ld(times, i))
-        answer(source_answers, times, i, clock)
+        clock = came(source_answers, times, i, clock)
         free = free_at(target_answers, out_times, i, clock)
         waited += free - clock
         clock = free
-        st(out_tags, i, tag if tag <= _S0 else 0)
-        st(out_times, i, clock + (control if tag <= _S0 else latency))
+        st(out_tags, i, tag if tag <= S0 else 0)
+        st(out_times, i, clock + (control if tag <= S0 else latency))
         if tag >= 0:
             reads += 1
             if width == 1:
@@ -128,10 +125,7 @@ def array_stretch(node: int, clock: int) -> int:
             st(out, i, 0)
         clock += interval
     st(node, READ, ld(node, READ) + reads * ld(node, VALUE_WORDS))
-    took(source, done)
-    gave(target, done)
-    had_no_room(node, waited)
-    was_busy(node, done)
+    moved(node, source, target, done, waited)
     return clock
 
 
@@ -142,7 +136,7 @@ def repsig_stretch(node: int, clock: int) -> int:
         return clock
     source, target = ld(ld(node, INS), 0), ld(ld(node, OUTS), 0)
     count = min(waiting(source), room(target))
-    if count < _FEW:
+    if count < FEW:
         return clock
     tags, times = head_of(source, TAGS), head_of(source, TIMES)
     out_tags, out_times = tail_of(target, TAGS), tail_of(target, TIMES)
@@ -155,18 +149,14 @@ def repsig_stretch(node: int, clock: int) -> int:
         if tag == DONE:
             done = i
             break
-        clock = max(clock, ld(times, i))
-        answer(source_answers, times, i, clock)
+        clock = came(source_answers, times, i, clock)
         free = free_at(target_answers, out_times, i, clock)
         waited += free - clock
         clock = free
-        st(out_tags, i, _S0 if tag <= _S0 else 0)
-        st(out_times, i, clock + (control if tag <= _S0 else latency))
+        st(out_tags, i, S0 if tag <= S0 else 0)
+        st(out_times, i, clock + (control if tag <= S0 else latency))
         clock += interval
-    took(source, done)
-    gave(target, done)
-    had_no_room(node, waited)
-    was_busy(node, done)
+    moved(node, source, target, done, waited)
     return clock
 
 
@@ -177,7 +167,7 @@ def repeat_stretch(node: int, tag: int, clock: int) -> int:
         return clock
     element, signal, target = ld(ld(node, INS), 0), ld(ld(node, INS), 1), ld(ld(node, OUTS), 0)
     count = min(waiting(signal), room(target))
-    if count < _FEW:
+    if count < FEW:
         return clock
     tags, times = head_of(signal, TAGS), head_of(signal, TIMES)
     out_tags, out_times, width = tail_of(target, TAGS), tail_of(target, TIMES), ld(target, WIDTH)
@@ -190,8 +180,7 @@ def repeat_stretch(node: int, tag: int, clock: int) -> int:
         if ld(tags, i) < 0:
             done = i
             break
-        clock = max(clock, ld(times, i))
-        answer(signal_answers, times, i, clock)
+        clock = came(signal_answers, times, i, clock)
         free = free_at(target_answers, out_times, i, clock)
         waited += free - clock
         clock = free
@@ -203,10 +192,7 @@ def repeat_stretch(node: int, tag: int, clock: int) -> int:
         out = ld(target, VALUES) + 8 * width * ld(target, TAIL_SLOT)
         for i in range(done):
             copy_cells(value, out + 8 * width * i, width)
-    took(signal, done)
-    gave(target, done)
-    had_no_room(node, waited)
-    was_busy(node, done)
+    moved(node, signal, target, done, waited)
     return clock
 
 
@@ -219,7 +205,7 @@ def broadcast_stretch(node: int, clock: int) -> int:
     count = waiting(source)
     for way in range(ways):
         count = min(count, room(ld(outs, way)))
-    if count < _FEW:
+    if count < FEW:
         return clock
     tags, times = head_of(source, TAGS), head_of(source, TIMES)
     first = ld(outs, 0)
@@ -234,8 +220,7 @@ def broadcast_stretch(node: int, clock: int) -> int:
         if tag == DONE:
             done = i
             break
-        clock = max(clock, ld(times, i))
-        answer(response, times, i, clock)
+        clock = came(response, times, i, clock)
         free = clock
         if bound:
             for way in range(ways):
@@ -269,7 +254,7 @@ def write_stretch(node: int, is_value: bool, clock: int) -> int:
     source, store = ld(ld(node, INS), 0), ld(node, STORE)
     used = ld(store, USED)
     count = min(waiting(source), ld(store, ROOM_FOR) - used)
-    if count < _FEW:
+    if count < FEW:
         return clock
     tags, times, width = head_of(source, TAGS), head_of(source, TIMES), ld(source, WIDTH)
     interval = ld(node, INTERVAL)
@@ -279,8 +264,7 @@ def write_stretch(node: int, is_value: bool, clock: int) -> int:
         if ld(tags, i) < 0:
             done = i
             break
-        clock = max(clock, ld(times, i))
-        answer(source_answers, times, i, clock)
+        clock = came(source_answers, times, i, clock)
         clock += interval
     if not is_value:
         copy_cells(tags, ld(store, DATA) + 8 * used, done)

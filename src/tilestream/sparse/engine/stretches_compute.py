@@ -30,11 +30,12 @@ from tilestream.sparse.engine.layout import (
     T,
 )
 from tilestream.sparse.engine.spans import (
+    FEW,
     answer,
+    came,
     free_at,
-    gave,
-    had_no_room,
     head_of,
+    moved,
     plain,
     room,
     tail_of,
@@ -45,9 +46,7 @@ from tilestream.sparse.engine.spans import (
 from tilestream.sparse.engine.table import FREE, find
 from tilestream.sparse.tokens import DONE, EMPTY
 
-_S0 = -3
 _LAST = 1 << 62
-_FEW = 4
 
 
 @kernel
@@ -57,7 +56,7 @@ def binary_stretch(node: int, clock: int) -> int:
         return clock
     left, right, target = ld(ld(node, INS), 0), ld(ld(node, INS), 1), ld(ld(node, OUTS), 0)
     count = min(min(waiting(left), waiting(right)), room(target))
-    if count < _FEW:
+    if count < FEW:
         return clock
     left_tags, left_times, left_values = head_of(left, TAGS), head_of(left, TIMES), head_of(left, VALUES)
     right_tags, right_times, right_values = head_of(right, TAGS), head_of(right, TIMES), head_of(right, VALUES)
@@ -72,10 +71,8 @@ def binary_stretch(node: int, clock: int) -> int:
         if a == DONE or (not element and a != b):
             done = i
             break
-        clock = max(clock, ld(left_times, i))
-        answer(left_answers, left_times, i, clock)
-        clock = max(clock, ld(right_times, i))
-        answer(right_answers, right_times, i, clock)
+        clock = came(left_answers, left_times, i, clock)
+        clock = came(right_answers, right_times, i, clock)
         free = free_at(target_answers, out_times, i, clock)
         waited += free - clock
         clock = free
@@ -90,10 +87,7 @@ def binary_stretch(node: int, clock: int) -> int:
         clock += interval
     st(node, FLOPS, ld(node, FLOPS) + steps * ld(node, D))
     took(left, done)
-    took(right, done)
-    gave(target, done)
-    had_no_room(node, waited)
-    was_busy(node, done)
+    moved(node, right, target, done, waited)
     return clock
 
 
@@ -150,7 +144,7 @@ def gather_stretch(node: int, path: int, clock: int) -> int:
         return clock
     values, crds = ld(ld(node, INS), 0), ld(ld(node, INS), 1)
     count = min(waiting(values), waiting(crds))
-    if count < _FEW:
+    if count < FEW:
         return clock
     tags, times = head_of(crds, TAGS), head_of(crds, TIMES)
     value_tags, value_times, numbers = head_of(values, TAGS), head_of(values, TIMES), head_of(values, VALUES)
@@ -192,7 +186,7 @@ def reduce_stretch(node: int, clock: int) -> int:
         return clock
     source = ld(ld(node, INS), 0)
     count = waiting(source)
-    if count < _FEW:
+    if count < FEW:
         return clock
     tags, times, numbers = head_of(source, TAGS), head_of(source, TIMES), head_of(source, VALUES)
     interval, op, scalars, scratch = ld(node, INTERVAL), ld(node, A), ld(node, NODE_WIDTH) == 1, ld(node, SCRATCH)
@@ -202,8 +196,7 @@ def reduce_stretch(node: int, clock: int) -> int:
         if ld(tags, i) < 0:
             done = i
             break
-        clock = max(clock, ld(times, i))
-        answer(source_answers, times, i, clock)
+        clock = came(source_answers, times, i, clock)
         clock += interval
         if scalars:
             fold(op, numbers + 8 * i, scratch, 1, False)

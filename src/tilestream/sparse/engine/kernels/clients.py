@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilestream.sparse.engine.cells import copy_cells, ld, st
 from tilestream.sparse.engine.hbm import ask, flies, may_fly, wait_for
 from tilestream.sparse.engine.jit import kernel
-from tilestream.sparse.engine.kernels.levels import MISMATCH, OUTSIDE, S0
+from tilestream.sparse.engine.kernels.levels import MISMATCH, OUTSIDE, end_fiber, put_read
 from tilestream.sparse.engine.layout import (
     CLOCK,
     DATA,
@@ -21,18 +21,15 @@ from tilestream.sparse.engine.layout import (
     MODE,
     NODE_WIDTH,
     NOT_BEFORE,
-    ON_STORE,
     PENDING,
     READ,
     REPLY,
-    ROOM_FOR,
     SECOND_WORD,
     SIMPLE,
     STATE,
     STORE,
     USED,
     VALUE_WORDS,
-    WAITING,
     WRITTEN,
     A,
     B,
@@ -48,8 +45,19 @@ from tilestream.sparse.engine.layout import (
     S,
     T,
 )
-from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, value_at
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.engine.ports import (
+    advance,
+    fail,
+    finish,
+    may_write,
+    pop,
+    put_both,
+    ready,
+    seen,
+    tag_at,
+    value_at,
+)
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
 _BATCH = 8
 _IDLE, _BOUNDS, _FIBER, _COORDINATES, _CLOSE = 0, 1, 2, 3, 4
@@ -93,9 +101,7 @@ def scan_from_memory(node: int) -> None:
                 st(node, STATE, _COORDINATES)
                 ask(node, ld(node, SECOND_WORD) + position, have - position, 0, clock)
                 return
-            clock = reserve(node, 0, 2, clock)
-            emit(node, 0, ld(crds, position), 0, latency, clock)
-            emit(node, 1, position, 0, latency, clock)
+            clock = put_both(node, ld(crds, position), position, latency, clock)
             clock = advance(node, 0 if simple else interval, clock)
             st(node, E, position + 1)
         else:
@@ -123,19 +129,10 @@ def scan_from_memory(node: int) -> None:
                         ask(node, bounds, 2, 0, clock)
                         return
                 continue
-            stop = tag - 1 if tag <= S0 else S0
-            if tag <= S0 or state == _IDLE:
-                pop(node, 0, clock)
-            if state == _IDLE and tag == DONE:
-                stop = DONE
-            state = _IDLE
-            clock = reserve(node, 0, 2, clock)
-            emit(node, 0, stop, 0, latency, clock)
-            emit(node, 1, stop, 0, latency, clock)
-            if stop == DONE:
-                finish(node, clock)
+            clock, done = end_fiber(node, tag, state == _IDLE, clock)
+            if done:
                 return
-            clock = advance(node, interval, clock)
+            state = _IDLE
     st(node, STATE, state)
     st(node, CLOCK, clock)
 
@@ -147,8 +144,7 @@ _TAKE, _CAME = 0, 1
 def array_in_batches(node: int) -> None:
     """``array`` of the simple model. P: address of the references in hand, R: how many, E: how many have left."""
     clock = ld(node, CLOCK)
-    interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
-    values, size, held = ld(node, B), ld(node, D), ld(node, P)
+    interval, size, held = ld(node, INTERVAL), ld(node, D), ld(node, P)
     state = ld(node, STATE)
     if state == _CAME and ld(node, E) == 0:
         clock = wait_for(node, ld(node, REPLY), clock)
@@ -161,8 +157,7 @@ def array_in_batches(node: int) -> None:
                 st(node, E, 0)
                 state = _TAKE
                 continue
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, 0, values + 8 * width * ld(held, index), latency, clock)
+            clock = put_read(node, ld(held, index), clock)
             st(node, E, index + 1)
             continue
         if count < _BATCH:
@@ -182,8 +177,7 @@ def array_in_batches(node: int) -> None:
                 continue
             if count == 0:
                 pop(node, 0, clock)
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, 0 if tag == EMPTY else tag, 0, latency, clock)
+                clock = put_read(node, tag, clock)
                 if tag == DONE:
                     finish(node, clock)
                     return
@@ -200,8 +194,7 @@ def array_in_batches(node: int) -> None:
 def array_by_lines(node: int) -> None:
     """``array`` with bursts. P: the line that it has, -1 at first. State 1: the lines of the next token have come."""
     clock = ld(node, CLOCK)
-    interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
-    values, size, words = ld(node, B), ld(node, D), ld(ld(node, MEM), LINE_WORDS)
+    interval, size, words = ld(node, INTERVAL), ld(node, D), ld(ld(node, MEM), LINE_WORDS)
     came = ld(node, STATE) != 0
     if came:
         flies(node)
@@ -227,11 +220,7 @@ def array_by_lines(node: int) -> None:
             st(node, READ, ld(node, READ) + ld(node, VALUE_WORDS))
         came = False
         pop(node, 0, clock)
-        clock = reserve(node, 0, 1, clock)
-        if tag >= 0:
-            emit(node, 0, 0, values + 8 * width * tag, latency, clock)
-        else:
-            emit(node, 0, 0 if tag == EMPTY else tag, 0, latency, clock)
+        clock = put_read(node, tag, clock)
         if tag == DONE:
             finish(node, clock)
             return
@@ -303,12 +292,9 @@ def write_to_memory(node: int) -> None:
                 st(node, R, 1)
                 return
         state = _OPEN
-        if not ready(node, 0):
+        if not may_write(node, store):
             break
         used = ld(store, USED)
-        if used == ld(store, ROOM_FOR):
-            st(node, WAITING, ON_STORE)
-            break
         clock = seen(node, 0, clock)
         tag = tag_at(node, 0)
         if tag == EMPTY and not is_value:

@@ -21,11 +21,10 @@ from tilestream.sparse.engine.layout import (
     F,
     G,
 )
-from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at
+from tilestream.sparse.engine.ports import advance, fail, finish, pop, put, put_both, ready, seen, tag_at
 from tilestream.sparse.engine.stretches import array_stretch, scan_stretch
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
-S0 = -3
 IDLE, FIBER, CLOSE = 0, 1, 2
 MISMATCH, OUTSIDE = 1, 2
 
@@ -35,10 +34,27 @@ def root(node: int) -> None:
     """Reference 0, then done."""
     clock = ld(node, CLOCK)
     for tag in (0, DONE):
-        clock = reserve(node, 0, 1, clock)
-        emit(node, 0, tag, 0, ld(node, LATENCY), clock)
+        clock = put(node, 0, tag, 0, ld(node, LATENCY), clock)
         clock = advance(node, ld(node, INTERVAL), clock)
     finish(node, clock)
+
+
+@kernel
+def end_fiber(node: int, tag: int, idle: bool, clock: int) -> tuple[int, bool]:
+    """Put out the end of the fiber in hand, or, if there is none (``idle``), a control token; ``tag``: what comes next.
+
+    Returns the clock, and whether the node has finished.
+    """
+    stop = tag - 1 if tag <= S0 else S0  # the end of a fiber takes along a stop that follows its reference
+    if tag <= S0 or idle:
+        pop(node, 0, clock)
+    if idle and tag == DONE:
+        stop = DONE
+    clock = put_both(node, stop, stop, ld(node, LATENCY), clock)
+    if stop == DONE:
+        finish(node, clock)
+        return clock, True
+    return advance(node, ld(node, INTERVAL), clock), False
 
 
 @kernel
@@ -53,9 +69,7 @@ def scan(node: int) -> None:
             position, clock = scan_stretch(node, position, end, clock)
             while position < end and ld(node, PENDING) == 0:
                 crd = ld(crds, position) if compressed else position - (end - size)
-                clock = reserve(node, 0, 2, clock)
-                emit(node, 0, crd, 0, latency, clock)
-                emit(node, 1, position, 0, latency, clock)
+                clock = put_both(node, crd, position, latency, clock)
                 clock = advance(node, interval, clock)
                 position += 1
             if position == end:
@@ -78,19 +92,10 @@ def scan(node: int) -> None:
                     position, end = ld(seg, tag), ld(seg, tag + 1)
                     st(node, READ, ld(node, READ) + 2 + end - position)
             continue
-        stop = tag - 1 if tag <= S0 else S0  # the end of a fiber takes along a stop that follows its reference
-        if tag <= S0 or state == IDLE:
-            pop(node, 0, clock)
-        if state == IDLE and tag == DONE:
-            stop = DONE
-        state = IDLE
-        clock = reserve(node, 0, 2, clock)
-        emit(node, 0, stop, 0, latency, clock)
-        emit(node, 1, stop, 0, latency, clock)
-        if stop == DONE:
-            finish(node, clock)
+        clock, done = end_fiber(node, tag, state == IDLE, clock)
+        if done:
             return
-        clock = advance(node, interval, clock)
+        state = IDLE
     st(node, E, position)
     st(node, F, end)
     st(node, STATE, state)
@@ -128,9 +133,7 @@ def locate(node: int) -> None:
                 fail(node, MISMATCH, crd, ref)
                 return
             child = crd
-        clock = reserve(node, 0, 2, clock)
-        emit(node, 0, crd, 0, latency, clock)
-        emit(node, 1, child, 0, latency, clock)
+        clock = put_both(node, crd, child, latency, clock)
         if child == DONE:
             finish(node, clock)
             return
@@ -141,11 +144,17 @@ def locate(node: int) -> None:
 
 
 @kernel
+def put_read(node: int, ref: int, clock: int) -> int:
+    """Put out what an array has for a reference: its value, nothing but a 0 for N, or the control token. The clock."""
+    value = ld(node, B) + 8 * ld(node, NODE_WIDTH) * ref if ref >= 0 else 0
+    return put(node, 0, ref if ref < EMPTY else 0, value, ld(node, LATENCY), clock)
+
+
+@kernel
 def array(node: int) -> None:
     """B: address of the values; D: how many there are."""
     clock = ld(node, CLOCK)
-    interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
-    values, size = ld(node, B), ld(node, D)
+    interval, size = ld(node, INTERVAL), ld(node, D)
     words = 0
     while ld(node, PENDING) == 0:
         clock = array_stretch(node, clock)
@@ -157,12 +166,9 @@ def array(node: int) -> None:
             fail(node, OUTSIDE, tag, size)
             break
         pop(node, 0, clock)
-        clock = reserve(node, 0, 1, clock)
+        clock = put_read(node, tag, clock)
         if tag >= 0:
             words += ld(node, VALUE_WORDS)
-            emit(node, 0, 0, values + 8 * width * tag, latency, clock)
-        else:
-            emit(node, 0, 0 if tag == EMPTY else tag, 0, latency, clock)
         if tag == DONE:
             st(node, READ, ld(node, READ) + words)
             finish(node, clock)

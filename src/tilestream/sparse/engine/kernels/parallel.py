@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilestream.sparse.engine.cells import ld, st
 from tilestream.sparse.engine.jit import kernel
-from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
+from tilestream.sparse.engine.kernels.levels import MISMATCH
 from tilestream.sparse.engine.layout import (
     CLOCK,
     INTERVAL,
@@ -27,6 +27,7 @@ from tilestream.sparse.engine.ports import (
     fail,
     finish,
     pop,
+    put,
     ready,
     reserve,
     seen,
@@ -34,7 +35,7 @@ from tilestream.sparse.engine.ports import (
     taken_value,
 )
 from tilestream.sparse.engine.stretches import broadcast_stretch
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
 UNEVEN = 3
 
@@ -75,8 +76,7 @@ def fork(node: int) -> None:
         pop(node, 0, clock)
         if tag >= EMPTY:
             way = ld(node, E)
-            clock = reserve(node, way, 1, clock)
-            emit(node, way, tag, taken_value(node, 0), latency, clock)
+            clock = put(node, way, tag, taken_value(node, 0), latency, clock)
             st(node, E, way + 1 if way + 1 < ways else 0)
         else:
             clock = reserve(node, 0, ways, clock)
@@ -120,8 +120,7 @@ def join_unordered(node: int) -> None:
                 st(node, H, port + 1)
                 continue
             state = _TAKE
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, ld(node, B), 0, latency, clock)
+            clock = put(node, 0, ld(node, B), 0, latency, clock)
             if ld(node, B) == DONE:
                 finish(node, clock)
                 return
@@ -157,8 +156,7 @@ def join_unordered(node: int) -> None:
             way = way + 1 if way + 1 < ways else 0
             while ld(flags, way) != 0:
                 way = way + 1 if way + 1 < ways else 0
-        clock = reserve(node, 0, 1, clock)
-        emit(node, 0, end, value, latency, clock)
+        clock = put(node, 0, end, value, latency, clock)
         clock = advance(node, interval, clock)
     st(node, E, way)
     st(node, STATE, state)
@@ -193,8 +191,7 @@ def join_ordered(node: int) -> None:
                 pop(node, port, clock)
                 st(node, H, port + 1)
                 continue
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, end, 0, latency, clock)
+            clock = put(node, 0, end, 0, latency, clock)
             if end == DONE:
                 finish(node, clock)
                 return
@@ -214,8 +211,7 @@ def join_ordered(node: int) -> None:
             ends = level > 0 and tag <= S0 and S0 - tag >= level - 1
             if not ends:
                 value = taken_value(node, port) if tag >= 0 else 0
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, tag, value, latency, clock)
+                clock = put(node, 0, tag, value, latency, clock)
                 clock = advance(node, interval, clock)
             if ends or level == 0:
                 way = way + 1 if way + 1 < ways else 0
@@ -223,8 +219,7 @@ def join_ordered(node: int) -> None:
                 state = _NEXT
         elif tag >= EMPTY:
             if state == _NEXT and level > 0:  # that the parent fiber goes on is only now known
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, S0 - (level - 1), 0, latency, clock)
+                clock = put(node, 0, S0 - (level - 1), 0, latency, clock)
                 clock = advance(node, interval, clock)
             state = _UNIT
         else:

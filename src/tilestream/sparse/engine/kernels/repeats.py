@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from tilestream.sparse.engine.cells import ld, st
 from tilestream.sparse.engine.jit import kernel
-from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
+from tilestream.sparse.engine.kernels.levels import MISMATCH
 from tilestream.sparse.engine.layout import CLOCK, INTERVAL, LATENCY, PENDING, STATE, E, F, G
 from tilestream.sparse.engine.ports import (
     advance,
-    emit,
     fail,
     finish,
     pop,
+    put,
+    put_both,
     ready,
-    reserve,
     seen,
     tag_at,
     taken_value,
     value_at,
 )
 from tilestream.sparse.engine.stretches import repeat_stretch, repsig_stretch
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
 
 @kernel
@@ -36,8 +36,7 @@ def repsig(node: int) -> None:
         tag = tag_at(node, 0)
         pop(node, 0, clock)
         signal = DONE if tag == DONE else S0 if tag <= S0 else 0
-        clock = reserve(node, 0, 1, clock)
-        emit(node, 0, signal, 0, latency, clock)
+        clock = put(node, 0, signal, 0, latency, clock)
         if tag == DONE:
             finish(node, clock)
             return
@@ -67,8 +66,7 @@ def repeat(node: int) -> None:
                 if tag < EMPTY:
                     fail(node, MISMATCH, tag, signal)
                     break
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, tag, value_at(node, 0), latency, clock)
+                clock = put(node, 0, tag, value_at(node, 0), latency, clock)
                 clock = advance(node, interval, clock)
                 continue
             if (signal == DONE) != (tag == DONE):
@@ -76,8 +74,7 @@ def repeat(node: int) -> None:
                 break
             pop(node, 0, clock)
             if tag == DONE:
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, DONE, 0, latency, clock)
+                clock = put(node, 0, DONE, 0, latency, clock)
                 finish(node, clock)
                 return
             if tag >= EMPTY:
@@ -86,8 +83,7 @@ def repeat(node: int) -> None:
         elif tag <= S0:
             pop(node, 0, clock)
         closing = False
-        clock = reserve(node, 0, 1, clock)
-        emit(node, 0, tag - 1 if tag <= S0 else S0, 0, latency, clock)
+        clock = put(node, 0, tag - 1 if tag <= S0 else S0, 0, latency, clock)
         clock = advance(node, interval, clock)
     st(node, STATE, 1 if closing else 0)
     st(node, CLOCK, clock)
@@ -123,8 +119,7 @@ def crd_hold(node: int) -> None:
             out = inner
             if inner == DONE:
                 pop(node, 0, clock)
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, DONE, 0, latency, clock)
+                clock = put(node, 0, DONE, 0, latency, clock)
                 finish(node, clock)
                 return
             if inner > S0:
@@ -134,8 +129,7 @@ def crd_hold(node: int) -> None:
                 if outer > S0 and inner < S0:
                     state = 1
                     continue
-        clock = reserve(node, 0, 1, clock)
-        emit(node, 0, out, 0, latency, clock)
+        clock = put(node, 0, out, 0, latency, clock)
         clock = advance(node, interval, clock)
     st(node, E, inner)
     st(node, STATE, state)
@@ -166,9 +160,7 @@ def crd_drop(node: int) -> None:
                 fail(node, MISMATCH, outer, tag)
                 return
             pop(node, 1, clock)
-            clock = reserve(node, 0, 2, clock)
-            emit(node, 0, outer, 0, latency, clock)
-            emit(node, 1, tag, 0, latency, clock)
+            clock = put_both(node, outer, tag, latency, clock)
             if outer == DONE:
                 finish(node, clock)
                 return
@@ -188,13 +180,10 @@ def crd_drop(node: int) -> None:
             value = taken_value(node, 1)
             if not kept:
                 if open_:
-                    clock = reserve(node, 1, 1, clock)
-                    emit(node, 1, S0, 0, latency, clock)
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, outer, 0, latency, clock)
+                    clock = put(node, 1, S0, 0, latency, clock)
+                clock = put(node, 0, outer, 0, latency, clock)
                 kept = open_ = True
-            clock = reserve(node, 1, 1, clock)
-            emit(node, 1, tag, value, latency, clock)
+            clock = put(node, 1, tag, value, latency, clock)
     st(node, E, outer)
     st(node, F, 1 if kept else 0)
     st(node, G, 1 if open_ else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilestream.sparse.engine.cells import copy_cells, ld, st
 from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.arithmetic import binary, fold, fold_nothing, unary
-from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
+from tilestream.sparse.engine.kernels.levels import MISMATCH
 from tilestream.sparse.engine.layout import (
     CLOCK,
     FLOPS,
@@ -24,9 +24,19 @@ from tilestream.sparse.engine.layout import (
     F,
     G,
 )
-from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, taken_value
+from tilestream.sparse.engine.ports import (
+    advance,
+    fail,
+    finish,
+    pop,
+    put,
+    ready,
+    seen,
+    tag_at,
+    taken_value,
+)
 from tilestream.sparse.engine.stretches_compute import binary_stretch, reduce_stretch
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
 
 @kernel
@@ -77,8 +87,7 @@ def alu(node: int) -> None:
             first = 0
             unary(op, left, scalar, result, edge)
             steps += 1
-        clock = reserve(node, 0, 1, clock)
-        emit(node, 0, first, result if first == 0 else 0, latency, clock)
+        clock = put(node, 0, first, result if first == 0 else 0, latency, clock)
         if first == DONE:
             st(node, FLOPS, ld(node, FLOPS) + steps * ld(node, D))
             finish(node, clock)
@@ -116,19 +125,16 @@ def reduce(node: int) -> None:
             if tag == EMPTY:
                 continue
         elif tag == DONE:
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, DONE, 0, latency, clock)
+            clock = put(node, 0, DONE, 0, latency, clock)
             finish(node, clock)
             return
         else:
             if ld(node, F) == 0:
                 fold_nothing(ld(node, A), scratch, width)
             st(node, F, 0)
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, 0, scratch, latency, clock)
+            clock = put(node, 0, 0, scratch, latency, clock)
             if tag < S0:
-                clock = reserve(node, 0, 1, clock)
-                emit(node, 0, tag + 1, 0, latency, clock)
+                clock = put(node, 0, tag + 1, 0, latency, clock)
         clock = advance(node, interval, clock)
     st(node, CLOCK, clock)
 
@@ -163,8 +169,7 @@ def reduce_by(node: int) -> None:
                 fail(node, MISMATCH, end, tag)
                 return
             state = _HEAD
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, end, 0, latency, clock)
+            clock = put(node, 0, end, 0, latency, clock)
             if end == DONE:
                 finish(node, clock)
                 return
@@ -174,8 +179,7 @@ def reduce_by(node: int) -> None:
                 fail(node, MISMATCH, tag, end)
                 return
             state = _HEAD
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, tag, 0, latency, clock)
+            clock = put(node, 0, tag, 0, latency, clock)
             clock = advance(node, interval, clock)
         elif tag == DONE:
             fail(node, MISMATCH, end, tag)
@@ -191,8 +195,7 @@ def reduce_by(node: int) -> None:
             if ld(node, F) == 0:
                 fold_nothing(ld(node, A), scratch, width)
             st(node, F, 0)
-            clock = reserve(node, 0, 1, clock)
-            emit(node, 0, 0, scratch, latency, clock)
+            clock = put(node, 0, 0, scratch, latency, clock)
             state = _AFTER
             if tag == S0:
                 state = _HEAD

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from tilestream.sparse.engine.cells import copy_cells, ld, st
 from tilestream.sparse.engine.jit import kernel
-from tilestream.sparse.engine.kernels.levels import MISMATCH, S0
+from tilestream.sparse.engine.kernels.levels import MISMATCH
 from tilestream.sparse.engine.layout import (
     CLOCK,
     DATA,
     INTERVAL,
     NODE_WIDTH,
-    ON_STORE,
     PENDING,
-    ROOM_FOR,
     STORE,
     USED,
     VALUE_WORDS,
-    WAITING,
     WRITTEN,
     E,
 )
-from tilestream.sparse.engine.ports import advance, fail, finish, pop, ready, seen, tag_at, value_at
+from tilestream.sparse.engine.ports import advance, fail, finish, may_write, pop, seen, tag_at, value_at
 from tilestream.sparse.engine.stretches import write_stretch
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.tokens import DONE, EMPTY, S0
 
 
 @kernel
@@ -34,10 +31,7 @@ def write_crd(node: int) -> None:
     while ld(node, PENDING) == 0:
         clock = write_stretch(node, False, clock)
         used, stopped = ld(store, USED), ld(node, E) != 0
-        if not ready(node, 0):
-            break
-        if used == ld(store, ROOM_FOR):
-            st(node, WAITING, ON_STORE)
+        if not may_write(node, store):
             break
         clock = seen(node, 0, clock)
         tag = tag_at(node, 0)
@@ -66,10 +60,7 @@ def write_val(node: int) -> None:
     while ld(node, PENDING) == 0:
         clock = write_stretch(node, True, clock)
         used = ld(store, USED)
-        if not ready(node, 0):
-            break
-        if used == ld(store, ROOM_FOR):
-            st(node, WAITING, ON_STORE)
+        if not may_write(node, store):
             break
         clock = seen(node, 0, clock)
         tag = tag_at(node, 0)
