@@ -52,6 +52,7 @@ from tilestream.sparse.engine.layout import (
     B,
     C,
 )
+from tilestream.sparse.engine.spans import answer, gave, head_of, took
 
 END = -1
 """State of a node that has nothing left to do."""
@@ -118,15 +119,8 @@ def seen(node: int, port: int, clock: int) -> int:
 
 @kernel
 def _pop(channel: int, clock: int) -> None:
-    slot = ld(channel, HEAD_SLOT)
-    response = ld(channel, RESPONSE)
-    if response >= 0:
-        st(ld(channel, TIMES), slot, clock + response)
-    st(channel, HEAD, ld(channel, HEAD) + 1)
-    slot += 1
-    if slot == ld(channel, CAPACITY):
-        slot = 0
-    st(channel, HEAD_SLOT, slot)
+    answer(ld(channel, RESPONSE), head_of(channel, TIMES), 0, clock)
+    took(channel, 1)
 
 
 @kernel
@@ -170,11 +164,7 @@ def _put(channel: int, tag: int, value: int, at: int) -> None:
             st(values, slot, ld(value, 0))
         else:
             copy_cells(value, values + 8 * width * slot, width)
-    st(channel, TAIL, ld(channel, TAIL) + 1)
-    slot += 1
-    if slot == ld(channel, CAPACITY):
-        slot = 0
-    st(channel, TAIL_SLOT, slot)
+    gave(channel, 1)
 
 
 @kernel
