@@ -15,13 +15,13 @@ from torch import fx
 
 from tilestream import fallback, oracle
 from tilestream.capture import hint
-from tilestream.clocks import settle
 from tilestream.dtypes import DTYPES
 from tilestream.errors import PlanError, TilestreamError
 from tilestream.execution import RegionCall, build_ahead, built, executable
 from tilestream.lower import Region
 from tilestream.modes import real
 from tilestream.planner import Candidate
+from tilestream.replays import replay_us, settle
 from tilestream.stopwatch import timed
 from tilestream.target import Target
 
@@ -81,21 +81,24 @@ class Measurer:
             start_s = time.monotonic()
             build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target)
             self._make_inputs()
-            arms: dict[int, Arm] = {}
-            failed: dict[int, Exception] = {}
-            for k, candidate in enumerate(candidates):
+            arms: list[Arm] = []
+            found: list[Arm | Exception] = []
+            for candidate in candidates:
                 patience_s = max(0.0, start_s + PATIENCE_S - time.monotonic()) if arms and self._against else None
                 try:
-                    arms[k] = self._arm(candidate, patience_s)
+                    arms.append(self._arm(candidate, patience_s))
+                    found.append(arms[-1])
                 except (TilestreamError, RuntimeError) as error:
-                    failed[k] = error
+                    found.append(error)
             try:
-                us = dict(zip(arms, self._times(list(arms.values())), strict=True))
-            except RuntimeError as error:
-                us, failed = {}, failed | dict.fromkeys(arms, error)
-        for k, arm_us in us.items():
-            log.info("%s: %s takes %.1f us", self._region.name, candidates[k].name, arm_us)
-        return [us[k] if k in us else failed[k] for k in range(len(candidates))]
+                times = iter(self._times(arms))
+            except RuntimeError as fault:
+                return [fault if isinstance(x, Arm) else x for x in found]
+            results = [next(times) if isinstance(x, Arm) else x for x in found]
+        for candidate, result in zip(candidates, results, strict=True):
+            if isinstance(result, float):
+                log.info("%s: %s takes %.1f us", self._region.name, candidate.name, result)
+        return results
 
     def _make_inputs(self) -> None:
         if self._inputs is None:
@@ -179,12 +182,7 @@ def _interleave(arms: Sequence[Arm]) -> None:
     settle([arm.graph for arm in arms])
     for index in range(ROUNDS):
         for arm in arms if index % 2 else arms[::-1]:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            arm.graph.replay()
-            end.record()
-            end.synchronize()
-            arm.samples.append(start.elapsed_time(end) * 1000 / arm.calls)
+            arm.samples.append(replay_us(arm.graph) / arm.calls)
 
 
 def random_arguments(region: Region, seed: int = 0) -> list[Any]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from tilestream.cost import predict, product_bound_us
 from tilestream.devices import Device
@@ -59,12 +58,8 @@ class Candidate:
         return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
 
 
-class Measure(Protocol):
-    """Times candidates, where there is a GPU to time them on."""
-
-    def __call__(self, candidates: Sequence[Candidate]) -> list[float | Exception]:
-        """Microseconds of one call of each, timed side by side; or why one could not be timed."""
-        ...
+Measure = Callable[[Sequence[Candidate]], list[float | Exception]]
+"""Times candidates side by side: microseconds of one call of each, or why one could not be timed."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tilestream.bench.accuracy import tensors
-from tilestream.clocks import settle
+from tilestream.replays import replay_us, settle
 
 ROUNDS = 30
 BURST_US = 2000.0
@@ -99,10 +99,5 @@ def interleaved(arms: Mapping[str, Captured], rounds: int = ROUNDS) -> dict[str,
         shift = index % len(names)
         for name in names[shift:] + names[:shift]:
             arm = arms[name]
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            arm.graph.replay()
-            end.record()
-            end.synchronize()
-            taken[name].append(start.elapsed_time(end) * 1000 / arm.calls)
+            taken[name].append(replay_us(arm.graph) / arm.calls)
     return {n: Timing(statistics.median(us), min(us), max(us), arms[n].calls) for n, us in taken.items()}

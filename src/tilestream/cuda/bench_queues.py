@@ -31,6 +31,7 @@ from tilestream.ir import (
     TileOp,
     Transport,
 )
+from tilestream.replays import replay_us
 from tilestream.verify import WIDEST
 
 PAYLOADS = (2_048, 8_192, 16_384, 32_768, 65_536)
@@ -165,7 +166,7 @@ def run(
     rounds = 0
     while rounds < LEAST_ROUNDS or time.perf_counter() < end:
         for arm in arms:
-            arm.samples.append(_replay(arm.graph))
+            arm.samples.append(replay_us(arm.graph) * 1e-6)
         rounds += 1
     return [_result(arm, pairs) for arm in arms]
 
@@ -195,15 +196,6 @@ def _capture(case: Case, pairs: int, l2_bytes: int) -> _Arm:
         compiled(tensors, rows, out=out)
     graph.replay()
     return _Arm(case, tiles, graph, (compiled, tensors, out), [])
-
-
-def _replay(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e-3
 
 
 def _result(arm: _Arm, pairs: int) -> dict[str, str | int | float]:

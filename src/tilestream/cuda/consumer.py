@@ -163,15 +163,15 @@ class ConsumerEmitter:
         # Longer runs gain nothing from more copies, and their constants spill.
         unroll = "#pragma unroll" if count <= 16 else "#pragma unroll 4"
         lines = [unroll, f"for (int c = 0; c < {count}; ++c) {{", "  const u32 a = in.take();"]
-        for n, (sub, at) in enumerate(self._subs(blocks)):
+        subs = self._subs(blocks)
+        for n, (sub, at) in enumerate(subs):
             lines.append(f"  product_shared<Mma<T, {sub}, {at}>, {ksteps}>(acc, a, pages.take());")
             lines.append("  pages.advance();")
-            if not self.lag:
-                lines.append(f"  {self._free(n == len(self._subs(blocks)) - 1)}")
-            elif n or not first:
-                lines.append(f"  {self._free(n == 0)}")
+            free = self._free(n == (0 if self.lag else len(subs) - 1))
+            if n or not first or not self.lag:
+                lines.append(f"  {free}")
             elif count > 1:
-                lines.append(f"  if (c > 0) {{ {self._free(True)} }}")
+                lines.append(f"  if (c > 0) {{ {free} }}")
         return [*lines, "  in.advance();", "}"]
 
     def _release(self, stream: bool) -> list[str]:
