@@ -33,3 +33,18 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     path = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TILESTREAM_CACHE_DIR", str(path))
     return path
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of ours that no rule foresees fails a test, where a user would lose one region and read a line."""
+    monkeypatch.setenv("TILESTREAM_STRICT", "1")
+
+
+@pytest.fixture(autouse=True)
+def _planned_anew():
+    """What AOTAutograd's cache holds of another test was planned there. A test that is about that cache turns it on."""
+    from torch._functorch import config
+
+    with config.patch(enable_autograd_cache=False):
+        yield

@@ -12,7 +12,8 @@ from modules import ALL, Fn, linear
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import execution, fallback, oracle, runtime
+from tilestream import fallback, oracle, runtime
+from tilestream.run import executable as execution
 from tilestream.backend import tilestream
 from tilestream.devices import Device
 from tilestream.errors import PlanError, TilestreamError

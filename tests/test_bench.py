@@ -123,7 +123,7 @@ def test_a_poisoned_replay_shows_an_output_that_is_not_written() -> None:
         out[:32].fill_(1.0)
         return out
 
-    replayed = accuracy.tensors(timing.poisoned_replay(timing.capture(half)))[0]
+    replayed = accuracy.tensors(timing.poisoned_replay(timing.captured(half)))[0]
     assert replayed[:32].eq(1).all() and replayed[32:].isnan().all()
 
 

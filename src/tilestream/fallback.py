@@ -1,15 +1,21 @@
-"""Everything that is not ours: Inductor, and where that fails, the fx graph run eagerly. Announced once."""
+"""What tilestream does not run: Inductor compiles it, or torch runs it eagerly. Announced once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from tilestream.errors import TilestreamError
+
 log = logging.getLogger(__name__)
+
+STRICT = "TILESTREAM_STRICT"
+"""Where this environment variable is set, an exception of ours that no rule foresees is raised. Our tests set it."""
 
 _said: set[str] = set()
 
@@ -24,12 +30,36 @@ def announce(message: str) -> None:
         log.warning("tilestream: %s", message)
 
 
-def whole(graph: fx.GraphModule, inputs: list[Any]) -> Any:
-    """A Dynamo graph compiled by Inductor as if it had been asked in the first place."""
+def announce_failure(what: str, failure: Exception) -> None:
+    """Say what an exception costs, in one line; its trace goes to the log.
+
+    Raises:
+        Exception: ``failure`` itself, under ``TILESTREAM_STRICT``, unless it is one that tilestream raises on purpose.
+    """
+    if os.environ.get(STRICT) and not isinstance(failure, TilestreamError):
+        raise failure
+    log.info("%s", what, exc_info=failure)
+    kind = "" if isinstance(failure, TilestreamError) else f"{type(failure).__name__}: "
+    announce(f"{what}: {kind}{first_line(failure)}")
+
+
+def first_line(failure: BaseException) -> str:
+    """The first line of an exception's message."""
+    lines = str(failure).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def whole(graph: fx.GraphModule, inputs: list[Any], patches: Mapping[str, Any] | None = None) -> Any:
+    """A Dynamo graph compiled by Inductor as if it had been asked in the first place.
+
+    ``patches`` is Inductor's configuration for this graph. Where Inductor fails, the graph runs eagerly.
+    """
     try:
         from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(graph, inputs)
+        return compile_fx(graph, inputs, config_patches=dict(patches or {}))
+    except torch._dynamo.exc.TorchDynamoException:
+        raise  # Dynamo's own: it falls back, or starts again
     except Exception as failure:
         _unavailable(failure)
         return graph.forward
@@ -38,7 +68,7 @@ def whole(graph: fx.GraphModule, inputs: list[Any]) -> Any:
 def rest(graph: fx.GraphModule) -> Call:
     """A functional ATen graph, whose placeholders have fake values, compiled by Inductor.
 
-    Takes ``torch._inductor.standalone_compile``; where torch has none, or it fails, runs the graph eagerly.
+    Takes ``torch._inductor.standalone_compile``; where it fails, runs the graph eagerly.
     """
     example = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
     try:
@@ -67,9 +97,8 @@ def eager(graph: fx.GraphModule) -> Call:
 
 
 def _unavailable(failure: BaseException) -> None:
-    lines = str(failure).strip().splitlines()
-    log.debug("Inductor failed", exc_info=failure)
+    log.info("Inductor failed", exc_info=failure)
     announce(
         f"Inductor could not compile a part of the model, which runs eagerly "
-        f"({type(failure).__name__}: {lines[0] if lines else 'no message'})"
+        f"({type(failure).__name__}: {first_line(failure)})"
     )

@@ -8,7 +8,7 @@ pipeline, and the kernel made from it, serves every batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tilestream.errors import IRError
@@ -86,7 +86,7 @@ class Tile:
 class TileOp:
     """One operation on tiles; ``kind`` is a key of ``tileops.OPS``, which gives the signature.
 
-    ``ins`` names tiles, ``params`` names tensors, ``source`` is the user's line.
+    ``ins`` names tiles, ``params`` names tensors, ``source`` is the user's line: equal layers of a model are equal.
     """
 
     kind: str
@@ -94,7 +94,7 @@ class TileOp:
     ins: tuple[str, ...] = ()
     params: tuple[str, ...] = ()
     attrs: tuple[tuple[str, float | int | str], ...] = ()
-    source: str = ""
+    source: str = field(default="", compare=False)
 
     def attr(self, name: str, default: float | int | str | None = None) -> float | int | str | None:
         return dict(self.attrs).get(name, default)
@@ -147,7 +147,7 @@ class Queue:
     consumers: tuple[str, ...]
     transport: Transport = Transport.L2
     depth: int = 2
-    source: str = ""
+    source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

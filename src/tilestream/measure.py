@@ -17,32 +17,30 @@ from tilestream import fallback, oracle
 from tilestream.capture import hint
 from tilestream.dtypes import DTYPES
 from tilestream.errors import PlanError, TilestreamError
-from tilestream.execution import RegionCall, build_ahead, built, executable
+from tilestream.ir import Pipeline
 from tilestream.lower import Region
 from tilestream.modes import real
 from tilestream.planner import Candidate
-from tilestream.replays import replay_us, settle
+from tilestream.replays import ROUNDS, Captured, capture, interleaved
+from tilestream.run.call import RegionCall
+from tilestream.run.executable import Executable, build_ahead, built, executable
+from tilestream.run.spec import spec_of
 from tilestream.stopwatch import timed
 from tilestream.target import Target
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 20
-BURST_US = 500.0
-MOST_CALLS = 50
+BURST_US = 1500.0
 PATIENCE_S = 5.0
 """Once one candidate is timed, those not built by this time are not waited for: a cold call must not take minutes."""
 
 
 @dataclass
 class Arm:
-    """A call captured in a CUDA graph ``calls`` times over, its last outputs, and its times in microseconds."""
+    """A call captured in a CUDA graph, and its times in microseconds."""
 
-    graph: torch.cuda.CUDAGraph
-    outputs: list[torch.Tensor]
-    calls: int
+    captured: Captured
     samples: list[float]
-    keep: fallback.Call  # holds what the graph points to
 
     @property
     def us(self) -> float:
@@ -79,7 +77,7 @@ class Measurer:
         """
         with timed("timing"):
             start_s = time.monotonic()
-            build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target)
+            build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target.kind)
             self._make_inputs()
             arms: list[Arm] = []
             found: list[Arm | Exception] = []
@@ -113,14 +111,15 @@ class Measurer:
             with timed("inductor"):
                 call = fallback.rest(self._region.graph)
                 with real(self._target.device):
-                    return self._capture(call)
-        if not built(candidate.pipeline, self._target, patience_s):
+                    return self._captured(call)
+        if not built(candidate.pipeline, self._target.kind, patience_s):
             raise PlanError(
                 f"{self._region.name}: {candidate.name} is not timed: it takes more than {PATIENCE_S:.0f} s to build",
                 f"strategy={candidate.strategy!r} waits for every candidate of that strategy",
             )
         with real(self._target.device):
-            arm = self._capture(RegionCall(self._region, executable(candidate.pipeline, self._target)))
+            spec = spec_of(self._region, candidate.pipeline, self._target.kind)
+            arm = self._captured(RegionCall(spec, self._target.device, self._build).on_values)
             self._check(candidate, arm)
         return arm
 
@@ -138,36 +137,22 @@ class Measurer:
         self._fastest = min(together, key=lambda arm: arm.us)
         return [arm.us if before is None else arm.us * then_us / before.us for arm in arms]
 
-    def _capture(self, call: fallback.Call) -> Arm:
+    def _build(self, pipeline: Pipeline) -> Executable:
+        return executable(pipeline, self._target.kind, self._target.device)
+
+    def _captured(self, call: fallback.Call) -> Arm:
         assert self._inputs is not None
         inputs = self._inputs
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(side):
-            call(inputs)
-            start.record()
-            for _ in range(3):
-                call(inputs)
-            end.record()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        calls = max(1, min(MOST_CALLS, math.ceil(3 * BURST_US / max(1e-3, start.elapsed_time(end) * 1000))))
-        graph = torch.cuda.CUDAGraph()
-        outputs: Sequence[torch.Tensor] = ()
-        # Other threads go on compiling, or loading data: what they call is none of this capture's business.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(calls):
-                outputs = call(inputs)
-        return Arm(graph, list(outputs), calls, [], call)
+        return Arm(capture(lambda: call(inputs), BURST_US), [])
 
     def _check(self, candidate: Candidate, arm: Arm) -> None:
         """Replay over poisoned outputs and compare: every element must be written, and right."""
-        for output in arm.outputs:
+        outputs: Any = arm.captured.outputs
+        for output in outputs:
             output.fill_(float("nan"))
-        arm.graph.replay()
+        arm.captured.graph.replay()
         torch.cuda.synchronize()
-        error, own, good = oracle.judge(arm.outputs, self._eager, self._exact)
+        error, own, good = oracle.judge(outputs, self._eager, self._exact)
         if not good:
             message = (
                 f"{self._region.name}: {candidate.name} computes a wrong result: its error against float64 is "
@@ -179,10 +164,8 @@ class Measurer:
 
 def _interleave(arms: Sequence[Arm]) -> None:
     """Add the samples of ``ROUNDS`` rounds to every arm."""
-    settle([arm.graph for arm in arms])
-    for index in range(ROUNDS):
-        for arm in arms if index % 2 else arms[::-1]:
-            arm.samples.append(replay_us(arm.graph) / arm.calls)
+    for arm, samples in zip(arms, interleaved([arm.captured for arm in arms], ROUNDS), strict=True):
+        arm.samples += samples
 
 
 def random_arguments(region: Region, seed: int = 0) -> list[Any]:
@@ -201,12 +184,23 @@ def random_arguments(region: Region, seed: int = 0) -> list[Any]:
         if not isinstance(fake, torch.Tensor):
             values.append(hint(fake))
             continue
-        shape = [hint(d) for d in fake.shape]
-        value = torch.randn(shape, device=region.device, generator=generator)
-        if index in weights:
-            value /= math.sqrt(region_width(region, index))
-        values.append(value.to(fake.dtype))
+        scale = 1 / math.sqrt(region_width(region, index)) if index in weights else 1.0
+        values.append(random_tensor(fake, generator, scale))
     return values
+
+
+def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:
+    """A real tensor with the sizes, strides, dtype and device of ``fake``: normal numbers, zeros where integers.
+
+    Strides may be any: transposed, with gaps, or zero, as an expanded tensor has. Zeros are indices that exist.
+    """
+    shape, strides = [hint(d) for d in fake.shape], [hint(d) for d in fake.stride()]
+    held = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if 0 not in shape else 0
+    if fake.dtype.is_floating_point:
+        memory = (scale * torch.randn(held, device=fake.device, generator=generator)).to(fake.dtype)
+    else:
+        memory = torch.zeros(held, device=fake.device, dtype=fake.dtype)
+    return memory.as_strided(shape, strides)
 
 
 def region_width(region: Region, index: int) -> int:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tilestream.errors import OptionError
 
@@ -102,6 +102,43 @@ def parse(given: Mapping[str, object] | Options | None) -> Options:
     given = dict(given or {})
     _known(given)
     return Options(**given)  # pyright: ignore[reportArgumentType]
+
+
+def split(given: Mapping[str, object] | Options | None, mode: str | None = None) -> tuple[Options, dict[str, Any]]:
+    """Our options, and Inductor's configuration for what it compiles: the options that are its own, and ``mode``.
+
+    Args:
+        given: fields of ``Options``; names of Inductor's configuration, as ``max_autotune`` or ``triton.cudagraphs``;
+            and ``mode``, since ``torch.compile`` takes no ``mode=`` beside ``options=``.
+        mode: one of ``torch.compile``'s modes.
+
+    Raises:
+        OptionError: as ``parse``; or there is no such mode.
+    """
+    if isinstance(given, Options):
+        return given, _of_mode(mode)
+    given = dict(given or {})
+    patches = _of_mode(given.pop("mode", mode))
+    names = {f.name for f in fields(Options)}
+    others = {name.replace("-", "_"): value for name, value in given.items() if name not in names}
+    if others:
+        from torch._inductor import config
+
+        known = config.get_config_copy()
+        patches |= {name: value for name, value in others.items() if name in known}
+    return parse({name: value for name, value in given.items() if name.replace("-", "_") not in patches}), patches
+
+
+def _of_mode(mode: object) -> dict[str, Any]:
+    if mode is None:
+        return {}
+    from torch._inductor import list_mode_options
+
+    modes = list_mode_options()
+    if mode not in modes:
+        near = difflib.get_close_matches(str(mode), modes, n=1)
+        raise OptionError(f"mode={mode!r} is not known", f"use {near[0] if near else ', '.join(modes)!r}")
+    return dict(modes[str(mode)])
 
 
 def _known(given: Mapping[str, object]) -> None:

@@ -49,6 +49,12 @@ def cached_plan(
     return found
 
 
+def is_cached(program: Pipeline, rows: int, device: Device, options: Options) -> bool:
+    """Whether ``cached_plan`` would find a measured plan."""
+    name = key(program, rows, device, options, measured=True)
+    return options.cache and PlanCache(options.cache_folder).path(name).exists()
+
+
 def bucket(rows: int) -> int:
     """The least power of two of tiles that holds ``rows``, in rows; 0 if not known. One plan a bucket."""
     if rows <= 0:
@@ -60,7 +66,7 @@ def bucket(rows: int) -> int:
 def key(program: Pipeline, rows: int, device: Device, options: Options, measured: bool) -> str:
     """A sha256 over everything that the plan depends on."""
     parts = {
-        "program": pipeline_to_json(program),
+        "program": pipeline_to_json(program, sources=False),
         "rows": bucket(rows),
         "device": asdict(device),
         "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
@@ -115,36 +121,50 @@ class PlanCache:
 
     def load(self, name: str) -> Plan | None:
         """The plan, or None if there is none or it cannot be read; what cannot be read is logged and made anew."""
-        path = self.path(name)
+        found = load_sealed(self.path(name))
         try:
-            return plan_from_json(sealed(json.loads(path.read_text())))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, CacheError) as error:
-            log.warning("ignoring the cached plan %s, it will be made anew: %s", path, error)
+            return None if found is None else plan_from_json(found)
+        except CacheError as error:
+            log.warning("ignoring the cached plan %s, it will be made anew: %s", self.path(name), error)
             return None
 
     def store(self, name: str, made: Plan) -> None:
-        """Write the plan under its key: a temporary file, then a rename."""
-        text = json.dumps(seal(plan_to_json(made)))
-        temporary = ""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(temporary, self.path(name))
-        except OSError as error:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
-            if str(self.folder) not in _announced:
-                _announced.add(str(self.folder))
-                log.warning(
-                    "plans are not kept: %s cannot be written (%s). Remedy: set TILESTREAM_CACHE_DIR or the option "
-                    "cache_dir to a folder with room, or cache=False",
-                    self.folder,
-                    error,
-                )
+        """Write the plan under its key."""
+        store_sealed(self.path(name), plan_to_json(made))
+
+
+def load_sealed(path: Path) -> Any:
+    """What ``store_sealed`` wrote there; None if there is nothing, or, which is logged, if it cannot be read."""
+    try:
+        return sealed(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, CacheError) as error:
+        log.warning("ignoring %s, it will be made anew: %s", path, error)
+        return None
+
+
+def store_sealed(path: Path, data: dict[str, Any]) -> None:
+    """Write ``data`` with its digest: a temporary file, then a rename. A folder that cannot be written is said once."""
+    text = json.dumps(seal(data))
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        if str(path.parent) not in _announced:
+            _announced.add(str(path.parent))
+            log.warning(
+                "plans are not kept: %s cannot be written (%s). Remedy: set TILESTREAM_CACHE_DIR or the option "
+                "cache_dir to a folder with room, or cache=False",
+                path.parent,
+                error,
+            )
 
 
 def seal(data: dict[str, Any]) -> dict[str, Any]:

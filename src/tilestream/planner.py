@@ -34,6 +34,8 @@ MEASURED = 4  # candidates that are timed, besides the fallback
 HOPELESS = 1.5  # candidates predicted this many times slower than the best are not timed
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
+LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
+SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -93,6 +95,18 @@ def plan(
     if rows <= 0:
         measure = None
     planned = rows if rows > 0 else UNKNOWN_ROWS
+    candidates = proposals(program, planned, device, options)
+    if measure is not None:
+        bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
+        candidates = _measured(candidates, measure, options.strategy != "auto", bound_us)
+    chosen = _choose(candidates, program, options, measured=measure is not None)
+    made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
+    log.info("%s: %s", program.name, summary(made))
+    return made
+
+
+def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> list[Candidate]:
+    """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
     candidates: list[Candidate] = []
     for recipe in recipes(program, options):
         passes: tuple[Pass, ...] = (
@@ -107,15 +121,20 @@ def plan(
             partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
             partial(verified, device=device),
         )
-        candidates.append(_candidate(recipe, program, passes, planned, device, candidates))
-    candidates.append(_fallback(program, planned, device))
-    if measure is not None:
-        bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
-        candidates = _measured(candidates, measure, options.strategy != "auto", bound_us)
-    chosen = _choose(candidates, program, options, measured=measure is not None)
-    made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
-    log.info("%s: %s", program.name, summary(made))
-    return made
+        candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
+    return [*candidates, _fallback(program, rows, device)]
+
+
+def shortlist(candidates: Sequence[Candidate], forced: bool = False) -> list[Candidate]:
+    """Those that are timed where times are taken, best predicted first; none where the fallback is far ahead of all.
+
+    ``forced``: the fallback is no alternative.
+    """
+    legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    if legal and not forced and _predicted(legal[0]) > LOST * _predicted(fallback):
+        return []
+    return [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
 
 
 def verified(p: Pipeline, device: Device) -> Pipeline:
@@ -201,16 +220,21 @@ def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
 
 def _measured(candidates: list[Candidate], measure: Measure, forced: bool, bound_us: float) -> list[Candidate]:
     """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
-    legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
-    chosen = [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
-    timed = _timed(candidates, chosen, measure)
     if forced:
-        return timed
+        return _timed(candidates, shortlist(candidates, forced), measure)
+    wanted = shortlist(candidates)
+    if not wanted:
+        return candidates
+    timed = _timed(candidates, wanted, measure)
     fallback = next(c for c in timed if c.strategy == FALLBACK)
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
-    if best_us > BEYOND * bound_us:
+    predicted_us = fallback.predicted_us or 0.0
+    if best_us > max(BEYOND * bound_us, SURE * predicted_us):
         return _timed(timed, [fallback], measure)
-    why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
+    if best_us <= BEYOND * bound_us:
+        why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
+    else:
+        why = f"not timed: a pipeline takes {best_us:.0f} us, far less than it is predicted to take"
     return [replace(c, rejected=why) if c is fallback else c for c in timed]
 
 

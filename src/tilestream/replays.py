@@ -3,14 +3,72 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 MOST_S = 1.0
 STRETCH_S = 0.1
 SETTLED = 0.98
+ROUNDS = 20
+BURST_US = 1500.0
+MOST_CALLS = 50
+
+
+@dataclass
+class Captured:
+    """A function as a CUDA graph of ``calls`` equal calls; ``outputs`` are those of the last one."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: object
+    calls: int
+    keep: Callable[[], object]  # holds what the graph points to: packed weights, workspaces
+
+
+def capture(run: Callable[[], object], burst_us: float = BURST_US, most_calls: int = MOST_CALLS) -> Captured:
+    """Warm ``run`` up and capture it: as many calls as fill about ``burst_us`` microseconds, at most ``most_calls``."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+        start.record()
+        for _ in range(3):
+            run()
+        end.record()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    # Launches from Python are slower than in a graph; the estimate only sizes the burst.
+    one_us = max(1.0, start.elapsed_time(end) * 1000 / 3)
+    calls = max(1, min(most_calls, math.ceil(burst_us / one_us)))
+    graph = torch.cuda.CUDAGraph()
+    outputs: object = None
+    # Other threads go on compiling, or loading data: what they call is none of this capture's business.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(calls):
+            outputs = run()
+    return Captured(graph, outputs, calls, run)
+
+
+def timed_side_by_side(functions: Sequence[Callable[[], object]]) -> list[float]:
+    """Microseconds of one call of each, captured: medians over rounds that take all in turn, at settled clocks."""
+    arms = [capture(function) for function in functions]
+    return [statistics.median(samples) for samples in interleaved(arms, ROUNDS)]
+
+
+def interleaved(arms: Sequence[Captured], rounds: int) -> list[list[float]]:
+    """Microseconds of a call in every round, a list an arm: clocks change, but what they do to one they do to all."""
+    settle([arm.graph for arm in arms])
+    samples: list[list[float]] = [[] for _ in arms]
+    for index in range(rounds):
+        turn = list(range(len(arms)))
+        for k in turn[index % len(arms) :] + turn[: index % len(arms)]:
+            samples[k].append(replay_us(arms[k].graph) / arms[k].calls)
+    return samples
 
 
 def replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+from collections.abc import Sequence
 
 import torch
 
 from tilestream import fallback
 from tilestream.analysis import RegionAnalysis
 from tilestream.devices import Device
-from tilestream.errors import PlanError, TilestreamError
-from tilestream.execution import RegionCall, executable
+from tilestream.errors import PlanError
 from tilestream.ir import Pipeline
 from tilestream.lower import Region
 from tilestream.measure import Measurer
 from tilestream.options import Options
-from tilestream.plan_cache import cached_plan
-from tilestream.planner import Candidate, Measure, Plan, summary
+from tilestream.plan_cache import cached_plan, is_cached
+from tilestream.planner import Candidate, Measure, Plan, proposals, shortlist, summary
+from tilestream.run.executable import build_ahead, executable
 from tilestream.target import Target
 
+LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 GROWTH = 4
 """A region is planned anew where its rows have grown by more than this factor: more stages may pay then."""
+
+log = logging.getLogger(__name__)
 
 _plans: dict[tuple[Pipeline, Device, Options], list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
@@ -49,15 +54,48 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
     Raises:
         PlanError: no pipeline is legal under the options.
     """
-    made = _plans.setdefault((region.program, target.hardware, options), [])
-    near = [p for p in made if GROWTH * p.rows >= region.rows]
-    if near:
-        return min(near, key=lambda p: abs(math.log(p.rows / region.rows)))
+    if (near := _near(region, options, target)) is not None:
+        return near
     measure: Measure | None = None
-    if target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing():
+    if _measures(options, target):
         measure = Measurer(region, target, against=options.strategy == "auto")
-    made.append(cached_plan(region.program, region.rows, target.hardware, options, measure))
-    return made[-1]
+    made = cached_plan(region.program, region.rows, target.hardware, options, measure)
+    _plans.setdefault((region.program, target.hardware, options), []).append(made)
+    return made
+
+
+def prepare(regions: Sequence[Region], options: Options, target: Target) -> None:
+    """Begin to compile, side by side, the kernels that planning these regions will want to time."""
+    if not _measures(options, target):
+        return
+    pipelines: dict[Pipeline, None] = {}
+    for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
+        made = (region.program, region.rows, target.hardware, options)
+        if _near(region, options, target) is not None or is_cached(*made):
+            continue
+        try:
+            wanted = shortlist(proposals(*made), forced=options.strategy != "auto")
+        except Exception as failure:
+            log.debug("%s: nothing to prepare; planning it will say why", region.name, exc_info=failure)
+            continue
+        pipelines |= {c.pipeline: None for c in wanted if c.pipeline is not None}
+    with _kernels_kept(options, target):
+        build_ahead(list(pipelines), target.kind)
+
+
+def _measures(options: Options, target: Target) -> bool:
+    return target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing()
+
+
+def _near(region: Region, options: Options, target: Target) -> Plan | None:
+    """The plan of this process that serves the region's rows best, if any does."""
+    made = _plans.get((region.program, target.hardware, options), ())
+    near = [p for p in made if GROWTH * p.rows >= region.rows]
+    return min(near, key=lambda p: abs(math.log(p.rows / region.rows)), default=None)
+
+
+def _lone(region: Region, options: Options, target: Target) -> bool:
+    return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
 
 
 def choose(found: Plan, target: Target) -> Candidate:
@@ -71,35 +109,39 @@ def choose(found: Plan, target: Target) -> Candidate:
     return min(legal, key=lambda c: c.predicted_us or float("inf"))
 
 
-def compile_region(region: Region, options: Options, target: Target) -> fallback.Call | None:
-    """A callable for a region, which takes its arguments and returns its results; ``None`` if Inductor runs it.
+def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | None:
+    """The pipeline that runs a region, built and ready; ``None`` if Inductor runs it.
 
-    What cannot be planned or built is announced; with ``fallback=False`` it is an error.
+    What cannot be planned or built is announced, whatever the exception; with ``fallback=False`` it is an error.
 
     Raises:
         TilestreamError: with ``fallback=False``: why the region cannot run as a pipeline.
     """
-    problem, found, pipeline = "", None, None
+    found: Plan | None = None
     if region.rows == 0:
-        return fallback.eager(region.graph)  # nothing to plan for: every result is empty
+        return None  # nothing to plan for: every result is empty
+    if _lone(region, options, target):
+        _analyses.append(_analysis(region, None, LONE))
+        return None
+    place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"
     try:
         with _kernels_kept(options, target):
             found = plan(region, options, target)
             pipeline = choose(found, target).pipeline
-            if pipeline is None and not options.fallback:
-                raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
             if pipeline is not None:
-                call = RegionCall(region, executable(pipeline, target))
-                _analyses.append(_analysis(region, found))
-                return call
-    except TilestreamError as failure:
+                executable(pipeline, target.kind, target.device)
+        if pipeline is None and not options.fallback:
+            raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
+    except Exception as failure:
         if not options.fallback:
             raise
-        problem = str(failure)
-    why = problem or (f"it is the fastest ({summary(found)})" if found is not None else "no plan")
-    fallback.announce(f"{region.name} ({region.sources[0] if region.sources else '?'}) goes to Inductor: {why}")
-    _analyses.append(_analysis(region, found, problem))
-    return None
+        fallback.announce_failure(f"{place} goes to Inductor", failure)
+        _analyses.append(_analysis(region, found, fallback.first_line(failure)))
+        return None
+    if pipeline is None:
+        log.info("%s goes to Inductor: it is the fastest (%s)", place, summary(found))
+    _analyses.append(_analysis(region, found))
+    return pipeline
 
 
 def _analysis(region: Region, found: Plan | None, problem: str = "") -> RegionAnalysis:

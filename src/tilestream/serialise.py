@@ -11,8 +11,11 @@ from tilestream.ir import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor
 FORMAT = 2  # 1 had neither groups nor products in flight; it is still read
 
 
-def pipeline_to_json(p: Pipeline) -> dict[str, Any]:
-    """A tree of dicts, lists, strings and numbers that ``pipeline_from_json`` turns back into an equal pipeline."""
+def pipeline_to_json(p: Pipeline, sources: bool = True) -> dict[str, Any]:
+    """A tree of dicts, lists, strings and numbers that ``pipeline_from_json`` turns back into an equal pipeline.
+
+    Without ``sources``, the user's lines, equal pipelines have equal trees.
+    """
     return {
         "format": FORMAT,
         "name": p.name,
@@ -26,7 +29,7 @@ def pipeline_to_json(p: Pipeline) -> dict[str, Any]:
                 "residency": s.residency.value,
                 "group": s.group,
                 "in_flight": s.in_flight,
-                "ops": [_op_to_json(op) for op in s.ops],
+                "ops": [_op_to_json(op, sources) for op in s.ops],
             }
             for s in p.stages
         ],
@@ -37,7 +40,7 @@ def pipeline_to_json(p: Pipeline) -> dict[str, Any]:
                 "consumers": list(q.consumers),
                 "transport": q.transport.value,
                 "depth": q.depth,
-                "source": q.source,
+                "source": q.source if sources else "",
             }
             for q in p.queues
         ],
@@ -80,14 +83,14 @@ def pipeline_from_json(data: Any) -> Pipeline:
         raise CacheError(f"not a pipeline: {error!r}", "write it again") from error
 
 
-def _op_to_json(op: TileOp) -> dict[str, Any]:
+def _op_to_json(op: TileOp, sources: bool) -> dict[str, Any]:
     return {
         "kind": op.kind,
         "out": None if op.out is None else [op.out.name, op.out.features, op.out.dtype],
         "ins": list(op.ins),
         "params": list(op.params),
         "attrs": [[name, _number_to_json(value)] for name, value in op.attrs],
-        "source": op.source,
+        "source": op.source if sources else "",
     }
 
 

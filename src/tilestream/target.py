@@ -25,20 +25,23 @@ class Target:
     hardware: Device
 
 
-def resolve(options: Options, tensors: Iterable[Any]) -> Target:
-    """The target for a graph with these inputs.
+def resolve(options: Options, tensors: Iterable[Any]) -> Target | None:
+    """The target for a graph with these inputs; None for a graph that has no tensor with rows.
+
+    Tensors on the CPU beside those on a GPU, as indices may be, do not decide.
 
     Raises:
         DeviceError: nothing can run the pipelines here; the cause says why. Under ``target="auto"``
             the caller hands the graph to Inductor and says so.
     """
     found = dict.fromkeys(t.device for t in tensors if isinstance(t, torch.Tensor) and t.dim())
-    if len(found) > 1:
-        names = " and ".join(str(d) for d in found)
-        raise DeviceError(f"the model's tensors are on {names}", "move the model and its inputs to one device")
     if not found:
-        raise DeviceError("the graph has no tensor inputs", "give the model its data as inputs")
-    (device,) = found
+        return None
+    gpus = [d for d in found if d.type != "cpu"]
+    if len(gpus) > 1:
+        names = " and ".join(str(d) for d in gpus)
+        raise DeviceError(f"the model's tensors are on {names}", "move the model and its inputs to one device")
+    device = gpus[0] if gpus else next(iter(found))
     if options.target == "reference":
         return Target("reference", device, _hardware(options))
     if device.type != "cuda":

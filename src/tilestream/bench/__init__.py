@@ -18,6 +18,7 @@ from tilestream.bench.accuracy import Oracle, repeatable
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.options import Options
+from tilestream.replays import Captured
 from tilestream.report.explain import Report
 
 SCHEMA = 1
@@ -144,13 +145,13 @@ def _on_gpu(
 ) -> dict[str, Any]:
     from tilestream.bench import timing
 
-    captured: dict[str, timing.Captured] = {}
+    captured: dict[str, Captured] = {}
     results: dict[str, dict[str, Any]] = {}
     for name in names:
         progress(f"compiling and capturing {name}")
         try:
             arm = arms_.make(name, workload.module, workload.inputs, options)
-            captured[name] = timing.capture(arm.run)
+            captured[name] = timing.captured(arm.run)
             accuracy = oracle.judge(timing.poisoned_replay(captured[name]))
         except (RuntimeError, TilestreamError) as failure:
             captured.pop(name, None)

@@ -6,7 +6,6 @@ arms have that in common. Between two rounds of an arm the other arms have run.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tilestream import replays
 from tilestream.bench.accuracy import tensors
-from tilestream.replays import replay_us, settle
+from tilestream.replays import Captured, capture
 
 ROUNDS = 30
 BURST_US = 2000.0
@@ -32,16 +32,6 @@ PROTOCOL = {
 }
 
 
-@dataclass
-class Captured:
-    """An arm as a CUDA graph of ``calls`` equal calls; ``outputs`` are those of the last one."""
-
-    graph: torch.cuda.CUDAGraph
-    outputs: object
-    calls: int
-    keep: Callable[[], object]  # holds what the graph points to: packed weights, workspaces
-
-
 @dataclass(frozen=True)
 class Timing:
     """Microseconds a call: median, extremes over the rounds, and calls to a graph replay."""
@@ -52,29 +42,9 @@ class Timing:
     calls: int
 
 
-def capture(run: Callable[[], object], burst_us: float = BURST_US) -> Captured:
-    """Warm ``run`` up and capture it; as many calls as fill about ``burst_us``."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(3):
-            run()
-        end.record()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    # Launches from Python are slower than in a graph; the estimate only sizes the burst.
-    one = max(1.0, start.elapsed_time(end) * 1000 / 3)
-    calls = max(1, min(MOST_CALLS, math.ceil(burst_us / one)))
-    graph = torch.cuda.CUDAGraph()
-    outputs: object = None
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            outputs = run()
-    return Captured(graph, outputs, calls, run)
+def captured(run: Callable[[], object]) -> Captured:
+    """``run`` as a CUDA graph that fills about ``BURST_US``."""
+    return capture(run, BURST_US, MOST_CALLS)
 
 
 def poisoned_replay(arm: Captured) -> object:
@@ -92,12 +62,8 @@ def poison(outputs: Sequence[Tensor]) -> None:
 
 def interleaved(arms: Mapping[str, Captured], rounds: int = ROUNDS) -> dict[str, Timing]:
     """Time every arm once a round, starting each round with another arm."""
-    names = list(arms)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    settle([arm.graph for arm in arms.values()])
-    for index in range(rounds):
-        shift = index % len(names)
-        for name in names[shift:] + names[:shift]:
-            arm = arms[name]
-            taken[name].append(replay_us(arm.graph) / arm.calls)
-    return {n: Timing(statistics.median(us), min(us), max(us), arms[n].calls) for n, us in taken.items()}
+    samples = replays.interleaved(list(arms.values()), rounds)
+    return {
+        name: Timing(statistics.median(us), min(us), max(us), arms[name].calls)
+        for name, us in zip(arms, samples, strict=True)
+    }

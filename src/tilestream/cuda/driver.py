@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -54,11 +56,11 @@ class Function:
         d = _driver()
         self._library = check(d.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading kernel {name}")
         kernel = check(d.cuLibraryGetKernel(self._library, name.encode()), f"finding kernel {name}")
-        self._handle = check(d.cuKernelGetFunction(kernel), f"kernel {name}")
+        self.handle = check(d.cuKernelGetFunction(kernel), f"kernel {name}")
         if shared_bytes:
             attribute = d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(
-                d.cuFuncSetAttribute(self._handle, attribute, shared_bytes),
+                d.cuFuncSetAttribute(self.handle, attribute, shared_bytes),
                 f"{shared_bytes} bytes of shared memory for {name}",
             )
         self.name, self.shared_bytes = name, shared_bytes
@@ -66,25 +68,101 @@ class Function:
     def blocks_per_sm(self, threads: int) -> int:
         d = _driver()
         return check(
-            d.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._handle, threads, self.shared_bytes), "occupancy"
+            d.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.handle, threads, self.shared_bytes), "occupancy"
         )
+
+    def prepare(
+        self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False
+    ) -> PreparedLaunch:
+        """All that a launch needs, ready to be made any number of times.
+
+        Args:
+            params: the bytes of the kernel's one by-value argument; the driver copies them at every launch.
+        """
+        return PreparedLaunch(self, grid, threads, stream, params, cooperative)
 
     def launch(
         self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False
     ) -> None:
-        """``params``: the bytes of the kernel's one by-value argument."""
+        """Enqueue once; arguments as ``prepare``."""
+        self.prepare(grid, threads, stream, params, cooperative)()
+
+
+class PreparedLaunch:
+    """Call it to enqueue a kernel with arguments that were settled before."""
+
+    def __init__(
+        self,
+        function: Function,
+        grid: tuple[int, int],
+        threads: int,
+        stream: int,
+        params: ctypes.Array,
+        cooperative: bool,
+    ) -> None:
         d = _driver()
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        self._keep = (function, params, pointers)
         where = ctypes.addressof(pointers)
-        if cooperative:
-            result = d.cuLaunchCooperativeKernel(
-                self._handle, grid[0], grid[1], 1, threads, 1, 1, self.shared_bytes, stream, where
-            )
-        else:
-            result = d.cuLaunchKernel(
-                self._handle, grid[0], grid[1], 1, threads, 1, 1, self.shared_bytes, stream, where, 0
-            )
-        check(result, f"launch of {self.name}")
+        self._name = function.name
+        self._launch = d.cuLaunchCooperativeKernel if cooperative else d.cuLaunchKernel
+        extra = () if cooperative else (0,)
+        self._args = (
+            function.handle, grid[0], grid[1], 1, threads, 1, 1, function.shared_bytes, stream, where, *extra,
+        )  # fmt: skip
+        self._success = d.CUresult.CUDA_SUCCESS
+
+    def __call__(self) -> None:
+        result = self._launch(*self._args)
+        if result[0] != self._success:
+            check(result, f"launch of {self._name}")
+
+
+def capture_number(stream: int) -> int:
+    """A number that tells captures into CUDA graphs apart; 0 where ``stream`` is not being captured."""
+    d = _driver()
+    status, number, *_ = check(d.cuStreamGetCaptureInfo(stream), "cuStreamGetCaptureInfo")
+    return int(number) if status == d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE else 0
+
+
+def allocate_zeros(size: int) -> int:
+    """The address of ``size`` new bytes on the current device, all zero when this returns; also during a capture.
+
+    Raises:
+        DeviceError: there is no room, even without the memory that torch keeps for later.
+    """
+    import torch
+
+    d = _driver()
+    with _outside_captures():
+        error, address = d.cuMemAlloc(size)
+        if error == d.CUresult.CUDA_ERROR_OUT_OF_MEMORY and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
+            error, address = d.cuMemAlloc(size)
+        check((error,), f"{size} bytes of workspace")
+        side = check(d.cuStreamCreate(d.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
+        check(d.cuMemsetD8Async(address, 0, size, side), "cuMemsetD8Async")
+        check(d.cuStreamSynchronize(side), "cuStreamSynchronize")
+        check(d.cuStreamDestroy(side), "cuStreamDestroy")
+    return int(address)
+
+
+@contextlib.contextmanager
+def _outside_captures() -> Iterator[None]:
+    """Allow this thread what a capture forbids; nothing done inside becomes a part of the graph."""
+    d = _driver()
+    relaxed = d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(d.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        d.cuThreadExchangeStreamCaptureMode(before)
+
+
+def free(address: int) -> None:
+    """Give memory of ``allocate_zeros`` back; also during a capture."""
+    with _outside_captures():
+        _driver().cuMemFree(address)
 
 
 @lru_cache(maxsize=4096)

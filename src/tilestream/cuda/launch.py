@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import math
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +14,20 @@ import torch
 from tilestream.cuda import driver, pack
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
+from tilestream.cuda.pack import Where
+from tilestream.cuda.tables import MapSpec
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
+from tilestream.work import tiles_of
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
-KEPT_PARAMS = 64
+KEPT = 16
+"""Sets of addresses that a ``Bound`` keeps its launches prepared for: where results go varies from call to call."""
+
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that the queue's name is known
 
 
@@ -54,15 +60,12 @@ class Launch:
         if room < 1:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
         self.dtype = _operand_dtype(source.pipeline)
-        self.workspaces = Workspaces(self.tables, self.dtype, device)
+        self.workspaces = Workspaces(self.tables, self.dtype)
         self.pack = pack.Packer(self.tables.packs, DTYPE_BYTES[self.dtype], device) if self.tables.packs else None
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
         self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48) // 64) * 64)
-        named = [spec.name for spec in self.tables.maps if spec.kind not in ("ring", "packed")]
-        self.names = tuple(dict.fromkeys([*named, *(name for _, name in self.tables.pointers)]))
-        self.made: dict[tuple[int, ...], ctypes.Array] = {}
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if self.tables.queues else None
 
     def check(self) -> None:
@@ -70,64 +73,57 @@ class Launch:
         if self.dump is not None:
             self.dump.check()
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor], rows: int) -> None:
-        """Enqueue on the current stream. ``tensors`` holds inputs, parameters and outputs by name."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        space = self.workspaces.take(stream)
-        if self.pack is not None:
-            self.pack(tensors, space.packed, stream)
-        params = self._params(tensors, space, rows)
-        tiles = -(-rows // 64)
-        if len(self.source.stages) == 1:
-            stage = self.source.pipeline.stages[0]
-            grid = min(self.sms, self.wanted, -(-tiles // stage.tiles_per_step))
-            grid = max(stage.group, (grid + stage.group - 1) // stage.group * stage.group)
-            if grid > self.sms:
-                grid -= stage.group
-        else:
-            grid = self.wanted
-        self.function.launch((grid, 1), THREADS, stream, params, cooperative=self.source.cooperative)
+    def prepare(self, where: Mapping[str, Where], rows: int, stream: int, capture: int) -> list[PreparedLaunch]:
+        """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``: the packing of weights if any is
+        packed, and the kernel. ``capture`` as for ``Workspaces.take``."""
+        space = self.workspaces.take(stream, capture)
+        packing = [] if self.pack is None else [self.pack.prepare(where, space.packed, stream)]
+        params = self._params(where, space, rows)
+        kernel = self.function.prepare((self._grid(rows), 1), THREADS, stream, params, self.source.cooperative)
+        return [*packing, kernel]
 
-    def _params(self, tensors: Mapping[str, torch.Tensor], space: Workspace, rows: int) -> ctypes.Array:
-        """The kernel's argument. Kept by addresses: in steady state a call finds it made (the driver copies it)."""
-        key = (rows, space.epoch, *(v for n in self.names for v in _where(tensors[n])))
-        params = self.made.get(key)
-        if params is None:
-            if len(self.made) >= KEPT_PARAMS:
-                self.made.clear()  # perhaps by another thread, so what was made is returned, not looked up
-            params = self.made[key] = self._make_params(tensors, space, rows)
-        return params
+    def _grid(self, rows: int) -> int:
+        if len(self.source.stages) > 1:
+            return self.wanted
+        stage = self.source.pipeline.stages[0]
+        steps = math.ceil(tiles_of(rows) / stage.tiles_per_step)
+        grid = min(self.sms, self.wanted, steps)
+        grid = max(stage.group, (grid + stage.group - 1) // stage.group * stage.group)
+        return grid - stage.group if grid > self.sms else grid
 
-    def _make_params(self, tensors: Mapping[str, torch.Tensor], space: Workspace, rows: int) -> ctypes.Array:
+    def _params(self, where: Mapping[str, Where], space: Workspace, rows: int) -> ctypes.Array:
+        """The kernel's argument."""
         o = self.offsets
         raw = (ctypes.c_char * o.size)()
         for k, spec in enumerate(self.tables.maps):
-            if spec.kind == "ring":
-                t = space.rings[int(spec.name)]
-            elif spec.kind == "packed":
-                t = space.packed[int(spec.name)]
+            if spec.kind in ("ring", "packed"):
+                address = (space.rings if spec.kind == "ring" else space.packed)[int(spec.name)]
+                row_bytes = self._row_elements(spec) * DTYPE_BYTES[self.dtype]
             else:
-                t = tensors[spec.name]
-            count = spec.rows or rows
-            raw[k * 128 : (k + 1) * 128] = driver.tensor_map(
+                address, stride = where[spec.name]
+                row_bytes = stride * DTYPE_BYTES[self.source.pipeline.tensor(spec.name).dtype]
+            raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = driver.tensor_map(
                 "tf32" if spec.rounds else self.dtype,
-                t.data_ptr(),
+                address,
                 spec.columns,
-                count,
-                t.stride(0) * t.element_size(),
+                spec.rows or rows,
+                row_bytes,
                 spec.box_rows,
             )
         for k, (_, name) in enumerate(self.tables.pointers):
-            t = tensors[name]
-            address, stride = _where(t)
+            address, stride = where[name]
             struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
             struct.pack_into("<q", raw, o.strides + 8 * k, stride)
         dump = self.dump.address if self.dump is not None else 0
         struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, 0)
         return raw
 
+    def _row_elements(self, spec: MapSpec) -> int:
+        index = int(spec.name)
+        return self.tables.queues[index].features if spec.kind == "ring" else self.tables.packs[index].columns
 
-def _where(t: torch.Tensor) -> tuple[int, int]:
+
+def _where(t: torch.Tensor) -> Where:
     return t.data_ptr(), t.stride(0) if t.dim() else 1
 
 
@@ -145,16 +141,17 @@ class CompiledPipeline:
 
     Call it with every input ``[rows, features]`` and every parameter by name; it returns the outputs
     ``[rows, features]``. Work is enqueued on torch's current stream and may be captured in a graph.
+    ``bind`` is for who calls again and again: what can be said once is said once.
     """
 
     def __init__(self, pipeline: Pipeline, launches: list[Launch], device: torch.device) -> None:
         self.pipeline, self.launches, self.device = pipeline, launches, device
-        self._outputs = pipeline.by_role(Role.OUTPUT)
+        self.outputs = pipeline.by_role(Role.OUTPUT)
         spilled: dict[str, Tensor] = {}
         for launch in launches:
             for t in launch.source.pipeline.by_role(Role.OUTPUT):
                 spilled[t.name] = t
-        self._buffers = [t for n, t in spilled.items() if all(n != o.name for o in self._outputs)]
+        self.buffers = [t for n, t in spilled.items() if all(n != o.name for o in self.outputs)]
 
     @property
     def reports(self) -> list[KernelReport]:
@@ -174,29 +171,29 @@ class CompiledPipeline:
             InputError: a tensor is missing, has the wrong shape, dtype or device, or is written while it is read.
             QueueTimeout: an earlier launch of this pipeline expired.
         """
-        for launch in self.launches:
-            launch.check()
-        if rows > MOST_ROWS:
-            raise InputError(f"{rows} rows are more than {MOST_ROWS}", "give the batch in parts")
         wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
         have = {t.name: self._checked(t, tensors, rows) for t in wanted}
         given = out or {}
-        results = {t.name: self._writable(t, given, rows, have) for t in self._outputs}
-        if rows == 0 or not self.launches:
-            return results
-        have |= results
-        have |= {t.name: self._empty(t, rows) for t in self._buffers}
-        # Kernels and streams are those of the tensors' device, whichever is current, as with torch's own operators.
-        other = torch.cuda.current_device() != self.device.index
-        with torch.cuda.device(self.device) if other else contextlib.nullcontext():
-            if not _thread.ready:
-                driver.ensure_context(self.device.index or 0)
-                _thread.ready = True
-            for launch in self.launches:
-                launch(have, rows)
+        results = {t.name: self._writable(t, given, rows, have) for t in self.outputs}
+        bound = self.bind(have, rows, written=tuple(results))
+        bound(tuple(results.values()))
         return results
 
-    def _empty(self, t: Tensor, rows: int) -> torch.Tensor:
+    def bind(self, tensors: Mapping[str, torch.Tensor], rows: int, written: Sequence[str]) -> Bound:
+        """The pipeline for ``rows`` rows of ``tensors``, which stay where they are.
+
+        Args:
+            tensors: inputs and parameters, ``addressable`` and of the shapes that the pipeline declares: not checked.
+            written: names of the tensors that each call gives: every output, and inputs that are elsewhere each time.
+
+        Raises:
+            InputError: there are more rows than a kernel can count.
+        """
+        if rows > MOST_ROWS:
+            raise InputError(f"{rows} rows are more than {MOST_ROWS}", "give the batch in parts")
+        return Bound(self, {name: _where(t) for name, t in tensors.items()}, rows, tuple(written))
+
+    def empty(self, t: Tensor, rows: int) -> torch.Tensor:
         return torch.empty(rows, t.features, dtype=TORCH_DTYPES[t.dtype], device=self.device)
 
     def _checked(self, t: Tensor, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
@@ -210,7 +207,7 @@ class CompiledPipeline:
                 f"the pipeline wants {want} {TORCH_DTYPES[t.dtype]} on {self.device}",
                 "convert it before the call",
             )
-        if t.role is Role.OUTPUT or _addressable(value):
+        if t.role is Role.OUTPUT or addressable(value):
             return value
         return value.clone(memory_format=torch.contiguous_format)
 
@@ -219,9 +216,9 @@ class CompiledPipeline:
     ) -> torch.Tensor:
         """The output given, or a new one. Tiles are stored while others are still read: the memory must be its own."""
         if t.name not in out:
-            return self._empty(t, rows)
+            return self.empty(t, rows)
         value = self._checked(t, out, rows)
-        if rows and not _addressable(value):
+        if rows and not addressable(value):
             raise InputError(
                 f"kernels cannot write output {t.name!r}: strides {value.stride()}, address {value.data_ptr():#x}",
                 "give a contiguous tensor that starts on 16 bytes",
@@ -233,6 +230,66 @@ class CompiledPipeline:
                     f"output {t.name!r} shares memory with {name!r}", "give it memory of its own, or leave out= away"
                 )
         return value
+
+
+class Bound:
+    """A compiled pipeline whose tensors lie where they lie. A call gives only those that are new each time.
+
+    Launches are kept prepared by stream and addresses: in steady state a call enqueues and nothing else.
+    """
+
+    def __init__(
+        self, compiled: CompiledPipeline, where: dict[str, Where], rows: int, written: tuple[str, ...]
+    ) -> None:
+        self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
+        self._prepared: dict[tuple[int, ...], list[PreparedLaunch]] = {}
+        self._checked = [launch for launch in compiled.launches if launch.dump is not None]
+        self._device = compiled.device.index or 0
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Enqueue on torch's current stream of the pipeline's device.
+
+        Args:
+            tensors: those named ``written``, in that order, with contiguous rows.
+
+        Raises:
+            QueueTimeout: an earlier launch of this pipeline expired.
+        """
+        for launch in self._checked:
+            launch.check()
+        if not self._rows or not self._compiled.launches:
+            return
+        # Kernels and streams are those of the tensors' device, whichever is current, as with torch's own operators.
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
+                return self._enqueue(tensors)
+        return self._enqueue(tensors)
+
+    def _enqueue(self, tensors: Sequence[torch.Tensor]) -> None:
+        if not _thread.ready:
+            driver.ensure_context(self._device)
+            _thread.ready = True
+        buffers = [self._compiled.empty(t, self._rows) for t in self._compiled.buffers]
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        key = (stream, *[t.data_ptr() for t in tensors], *[t.data_ptr() for t in buffers])
+        capturing = torch._C._cuda_isCurrentStreamCapturing()
+        prepared = None if capturing else self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepare(tensors, buffers, stream, driver.capture_number(stream) if capturing else 0)
+            if not capturing:
+                if len(self._prepared) >= KEPT:
+                    self._prepared.clear()
+                self._prepared[key] = prepared
+        for launch in prepared:
+            launch()
+
+    def _prepare(
+        self, tensors: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], stream: int, capture: int
+    ) -> list[PreparedLaunch]:
+        where = dict(self._where)
+        where |= {name: _where(t) for name, t in zip(self._written, tensors, strict=True)}
+        where |= {t.name: _where(b) for t, b in zip(self._compiled.buffers, buffers, strict=True)}
+        return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -248,7 +305,7 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
     return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
-def _addressable(t: torch.Tensor) -> bool:
+def addressable(t: torch.Tensor) -> bool:
     """Whether kernels can read it in place; views at odd addresses or strides are copied instead."""
     if t.data_ptr() % 16:
         return False

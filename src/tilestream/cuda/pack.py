@@ -14,6 +14,8 @@ from tilestream.cuda.compile import compile_text
 from tilestream.cuda.tables import PackSpec
 
 ENTRY_BYTES = 48
+Where = tuple[int, int]
+"""A tensor in device memory: its address, and the distance of its rows in elements."""
 
 
 @lru_cache(maxsize=8)
@@ -31,13 +33,14 @@ class Packer:
         self.entries = [(k, s, seg) for k, s in enumerate(specs) for seg in s.segments]
         self.function = _function(len(self.entries), device.index or 0)
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor], packed: Sequence[torch.Tensor], stream: int) -> None:
+    def prepare(self, where: Mapping[str, Where], packed: Sequence[int], stream: int) -> driver.PreparedLaunch:
+        """The copy from the weights at ``where`` to the addresses ``packed``, one a spec, on a stream."""
         raw = (ctypes.c_char * (len(self.entries) * ENTRY_BYTES + 8))()
         chunk = 128 // self.element
         for n, (k, spec, (column, columns, at)) in enumerate(self.entries):
-            source, target = tensors[spec.weight], packed[k]
+            address, stride = where[spec.weight]
             struct.pack_into(
-                "<QQ8i", raw, n * ENTRY_BYTES, source.data_ptr(), target.data_ptr(), spec.rows, columns,
-                source.stride(0), target.stride(0), column, at, -(-columns // chunk) * chunk, self.element,
+                "<QQ8i", raw, n * ENTRY_BYTES, address, packed[k], spec.rows, columns,
+                stride, spec.columns, column, at, -(-columns // chunk) * chunk, self.element,
             )  # fmt: skip
-        self.function.launch((16, len(self.entries)), 256, stream, raw)
+        return self.function.prepare((16, len(self.entries)), 256, stream, raw)

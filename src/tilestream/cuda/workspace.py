@@ -3,68 +3,73 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass
 
-import torch
-
+from tilestream.cuda import driver
 from tilestream.cuda.tables import Tables
-from tilestream.dtypes import TORCH_DTYPES
-from tilestream.ir import DTYPE_BYTES
+from tilestream.ir import DTYPE_BYTES, TILE_ROWS
 
 log = logging.getLogger(__name__)
 LINE_BYTES = 128
 
 
-@dataclass
 class Workspace:
-    """``flags``: epoch line, exit counter line, then the queues' lines; zero at first. ``rings``: one a queue."""
+    """One allocation: epoch line, exit counter line, the queues' lines (all zero at first), rings, packed weights.
 
-    flags: torch.Tensor
-    rings: list[torch.Tensor]
-    packed: list[torch.Tensor]
+    It comes from the driver, not from torch's allocator: a launch that is first seen inside a CUDA graph, or inside the
+    memory pool of torch's CUDA-graph trees, would else leave memory in a pool that is not its own.
 
-    @property
-    def epoch(self) -> int:
-        return self.flags.data_ptr()
+    Attributes:
+        rings, packed: device addresses, one a queue and one a packed weight.
+    """
 
-    @property
-    def exits(self) -> int:
-        return self.flags.data_ptr() + LINE_BYTES
+    def __init__(self, tables: Tables, dtype: str) -> None:
+        size = (2 + tables.lines) * LINE_BYTES
+        parts = [q.depth * TILE_ROWS * q.features for q in tables.queues] + [p.rows * p.columns for p in tables.packs]
+        offsets = []
+        for elements in parts:
+            offsets.append(size)
+            size += -(-elements * DTYPE_BYTES[dtype] // LINE_BYTES) * LINE_BYTES
+        self.epoch = driver.allocate_zeros(size)
+        weakref.finalize(self, driver.free, self.epoch).atexit = False  # the process's end frees it anyway
+        self.exits = self.epoch + LINE_BYTES
+        self.lines = self.epoch + 2 * LINE_BYTES
+        addresses = [self.epoch + offset for offset in offsets]
+        self.rings, self.packed = addresses[: len(tables.queues)], addresses[len(tables.queues) :]
+        log.debug("workspace of %d bytes for %d queues and %d packed weights", size, len(self.rings), len(self.packed))
 
-    @property
-    def lines(self) -> int:
-        return self.flags.data_ptr() + 2 * LINE_BYTES
 
+@dataclass
+class _Captured:
+    """The workspaces of one capture, by stream."""
 
-def allocate(tables: Tables, dtype: str, device: torch.device) -> Workspace:
-    torch_dtype = TORCH_DTYPES[dtype]
-    # Only hand-over needs zeros at first; without queues a captured call is spared a memset.
-    make = torch.zeros if tables.queues else torch.empty
-    flags = make((2 + tables.lines) * LINE_BYTES // 8, dtype=torch.int64, device=device)
-    rings = [torch.empty(q.depth * 64, q.features, dtype=torch_dtype, device=device) for q in tables.queues]
-    packed = [torch.empty(p.rows, p.columns, dtype=torch_dtype, device=device) for p in tables.packs]
-    total = sum(t.numel() * DTYPE_BYTES[dtype] for t in (*rings, *packed))
-    log.debug("workspace of %d bytes for %d queues and %d packed weights", total, len(rings), len(packed))
-    return Workspace(flags, rings, packed)
+    capture: int
+    by_stream: dict[int, Workspace]
 
 
 class Workspaces:
-    """One workspace a stream; a launch captured into a graph gets one of its own.
+    """One workspace a stream; the launches that are captured into one graph on one stream share one of their own.
 
     Launches on one stream follow each other, so they can share flags and rings. A graph may be
     replayed on any stream beside others, so what it captured must be its alone, for as long as the
     compiled pipeline lives.
     """
 
-    def __init__(self, tables: Tables, dtype: str, device: torch.device) -> None:
-        self._new = lambda: allocate(tables, dtype, device)
+    def __init__(self, tables: Tables, dtype: str) -> None:
+        self._new = lambda: Workspace(tables, dtype)
         self._by_stream: dict[int, Workspace] = {}
-        self._captured: list[Workspace] = []
+        self._captured: list[_Captured] = []
 
-    def take(self, stream: int) -> Workspace:
-        if torch.cuda.is_current_stream_capturing():
-            self._captured.append(self._new())
-            return self._captured[-1]
-        if stream not in self._by_stream:
-            self._by_stream[stream] = self._new()
-        return self._by_stream[stream]
+    def take(self, stream: int, capture: int = 0) -> Workspace:
+        """The workspace for a launch on ``stream``; ``capture`` is the number of the capture under way, 0 for none."""
+        if capture:
+            if not self._captured or self._captured[-1].capture != capture:
+                self._captured.append(_Captured(capture, {}))
+            return self._of(self._captured[-1].by_stream, stream)
+        return self._of(self._by_stream, stream)
+
+    def _of(self, spaces: dict[int, Workspace], stream: int) -> Workspace:
+        if stream not in spaces:
+            spaces[stream] = self._new()
+        return spaces[stream]

@@ -1,0 +1,39 @@
+"""A pipeline as plain torch operators on whole tensors: what runs where neither kernels nor tiles can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tilestream.ir import Pipeline, Role, TileOp
+from tilestream.reference.ops import WORKING, evaluate
+
+
+def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every output of ``pipeline``, ``[rows, features]``, on the device of its tensors.
+
+    The same rounding as ``reference.run``, without stages, tiles or queues: ops in the order of their operands.
+
+    Args:
+        tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype.
+    """
+    tiles = pipeline.tiles()
+    values: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
+    left: list[TileOp] = [op for stage in pipeline.stages for op in stage.ops]
+    while left:
+        ready = [op for op in left if all(name in values for name in op.ins)]
+        for op in ready:
+            if op.kind == "load":
+                value = WORKING.widen(tensors[op.params[0]])
+            elif op.out is None:
+                outputs[op.params[0]] = WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype)
+                continue
+            else:
+                params = [WORKING.widen(tensors[name]) for name in op.params]
+                value = evaluate(op, [values[n] for n in op.ins], [tiles[n] for n in op.ins], params, WORKING)
+            assert op.out is not None
+            values[op.out.name] = value
+        left = [op for op in left if op not in ready]
+    return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}

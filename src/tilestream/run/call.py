@@ -1,0 +1,214 @@
+"""Runs a region. What can be said once for tensors that lie where they lay before is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cuda  # what Inductor's code allocates with: a third of torch.empty
+
+from tilestream import fallback
+from tilestream.dtypes import TORCH_DTYPES
+from tilestream.emitter import Steps
+from tilestream.errors import InputError, QueueTimeout
+from tilestream.ir import Pipeline
+from tilestream.lower import Operand
+from tilestream.modes import real
+from tilestream.run.executable import Enqueue, Executable, executable, plain
+from tilestream.run.spec import TENSOR, RegionSpec
+
+KEPT = 512
+"""Sets of addresses that a region remembers; fifteen equal blocks of a model are one region at fifteen of them."""
+
+Build = Callable[[Pipeline], Executable]
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Sizes, strides and dtype of a result."""
+
+
+class RegionCall:
+    """A region, ready to be called with its tensors and its sizes; any number of rows.
+
+    Args:
+        build: makes what runs the pipeline, at the first call.
+    """
+
+    def __init__(self, spec: RegionSpec, device: torch.device, build: Build | None = None) -> None:
+        self.spec, self.device = spec, device
+        self._build = build or partial(executable, kind=spec.target, device=device)
+        self._remembers = spec.target == "cuda"
+        self._bound: dict[tuple[Any, ...], Bound] = {}
+        tensors = [i for i, kind in enumerate(spec.arguments) if kind == TENSOR]
+        self._position = {argument: position for position, argument in enumerate(tensors)}
+
+    def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
+        """The region's results.
+
+        An exception of ours, as where no kernel can be built in this process, costs the pipeline and not the call:
+        the region then runs as plain torch operators, which is announced.
+
+        Raises:
+            InputError: a tensor's dtype, device or size is not what was compiled.
+            QueueTimeout: an earlier launch of this region expired: its results are lost.
+        """
+        key = self._key(tensors, sizes)
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bind(tensors, sizes)
+            if self._remembers:
+                if len(self._bound) >= KEPT:
+                    self._bound.clear()
+                self._bound[key] = bound
+        return bound(tensors)
+
+    def on_values(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The same for arguments in order, tensors and sizes mixed."""
+        tensors = [v for v, kind in zip(values, self.spec.arguments, strict=True) if kind == TENSOR]
+        sizes = [v for v, kind in zip(values, self.spec.arguments, strict=True) if kind != TENSOR]
+        return self(tensors, sizes)
+
+    def _key(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[Any, ...]:
+        """What a binding depends on: addresses alone where sizes and strides are those of the spec."""
+        addresses = [t.data_ptr() for t in tensors]
+        if self.spec.is_static:
+            return tuple(addresses)
+        return (*addresses, *sizes, *[(t.shape, t.stride()) for t in tensors])
+
+    def _bind(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Bound:
+        values = self.spec.merged(tensors, sizes)
+        with real(self.device):
+            try:
+                return self._bind_with(self._build, values)
+            except (InputError, QueueTimeout):
+                raise
+            except Exception as failure:
+                fallback.announce_failure("a region runs as plain torch operators", failure)
+                self._build, self._remembers = plain, False
+                return self._bind_with(self._build, values)
+
+    def _bind_with(self, build: Build, values: Sequence[Any]) -> Bound:
+        spec = self.spec
+        resting: dict[str, torch.Tensor] = {}
+        moving: dict[str, Operand] = {}
+        for operand in (*spec.inputs, *spec.parameters):
+            self._check(operand, values[operand.index])
+            viewed = apply(values[operand.index], operand.steps)
+            resting[operand.tensor] = viewed
+            if not (self._remembers and is_view_of(viewed, values[operand.index]) and _kernels_can_read(viewed)):
+                moving[operand.tensor] = operand
+        rows = {name: resting[name].shape[0] for name in (o.tensor for o in spec.inputs)}
+        if len(set(rows.values())) > 1:
+            told = ", ".join(f"{name!r} has {n}" for name, n in rows.items())
+            raise InputError(f"the inputs of a region have unequal rows: {told}", "give inputs of one batch")
+        written = (*[r.tensor for r in spec.results], *moving)
+        fixed = {name: t for name, t in resting.items() if name not in moving}
+        enqueue = build(spec.pipeline).bind(fixed, next(iter(rows.values())), written)
+        shapes = spec.shapes(*[int(n) for n in spec.read_sizes(values)])
+        dtypes = [TORCH_DTYPES[spec.pipeline.tensor(r.tensor).dtype] for r in spec.results]
+        return Bound(
+            layouts=tuple((shape, row_major(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)),
+            orders=tuple(r.order for r in spec.results),
+            device=self.device,
+            moving=tuple((self._position[o.index], o.steps) for o in moving.values()),
+            enqueue=enqueue,
+            reorders=any(r.order is not None for r in spec.results),
+        )
+
+    def _check(self, operand: Operand, tensor: torch.Tensor) -> None:
+        if tensor.dtype != operand.dtype or tensor.device != self.device:
+            raise InputError(
+                f"tensor {operand.tensor!r} of a region is {tensor.dtype} on {tensor.device}, "
+                f"compiled for {operand.dtype} on {self.device}",
+                "call torch.compile again for the new kind of input",
+            )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A region at one set of addresses: a call allocates the results and enqueues.
+
+    ``moving`` are operands that are copied at every call, since their rows do not lie as kernels read them: position
+    among the tensors, and steps.
+    """
+
+    layouts: tuple[Layout, ...]
+    orders: tuple[tuple[int, ...] | None, ...]
+    device: torch.device
+    moving: tuple[tuple[int, Steps], ...]
+    enqueue: Enqueue
+    reorders: bool
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self.device.index == current_gpu():
+            results = [_empty_strided_cuda(*layout) for layout in self.layouts]
+        else:
+            results = [
+                torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+                for shape, stride, dtype in self.layouts
+            ]
+        if self.moving:
+            self.enqueue([*results, *[ready(apply(tensors[at], steps)) for at, steps in self.moving]])
+        else:
+            self.enqueue(results)
+        if self.reorders:
+            return [r if order is None else ordered(r, order) for r, order in zip(results, self.orders, strict=True)]
+        return results
+
+
+def current_gpu() -> int:
+    """The index of torch's current GPU; -1 where it has not been used yet."""
+    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.append(strides[-1] * max(1, n))
+    return tuple(reversed(strides)) if shape else ()
+
+
+def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
+    """The steps of an operand, which are those of ``emitter.Binding``; a view where one is possible."""
+    for what, *numbers in steps:
+        if what == "t":
+            tensor = tensor.t()
+        elif what == "matrix":
+            tensor = tensor[0]
+        elif what == "rows":
+            first, last = numbers
+            tensor = tensor[int(first) : int(last)]
+        elif what == "flatten":
+            features = int(numbers[0])
+            tensor = tensor.reshape(tensor.numel() // features, features)
+        elif what == "vector":
+            tensor = tensor.reshape(int(numbers[0]))
+        elif what == "rstd":
+            tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
+        else:
+            tensor = tensor.reshape(())
+    return tensor
+
+
+def ready(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor contiguous, and on a GPU aligned to 16 bytes for TMA: itself, or a copy."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % 16 else tensor
+
+
+def is_view_of(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether two tensors share their memory, so that what is written to the one is read from the other."""
+    return view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+
+def _kernels_can_read(tensor: torch.Tensor) -> bool:
+    from tilestream.cuda.launch import addressable
+
+    return addressable(tensor)
+
+
+def ordered(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """A row-major tensor in the memory order that the model expects."""
+    return torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -1,0 +1,109 @@
+"""What runs a pipeline: compiled kernels, the reference machine, or plain torch operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from tilestream.ir import Pipeline, Role
+from tilestream.modes import real
+from tilestream.stopwatch import timed
+
+Enqueue = Callable[[Sequence[torch.Tensor]], None]
+"""Takes the tensors that are new at each call, and writes the outputs among them."""
+
+
+class Executable(Protocol):
+    """Something that runs a pipeline."""
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], rows: int, written: Sequence[str]) -> Enqueue:
+        """The pipeline on ``tensors``, which stay where they are.
+
+        Args:
+            tensors: inputs ``[rows, features]`` and parameters as declared.
+            written: names of the tensors that each call gives: outputs, and inputs that are elsewhere each time.
+        """
+        ...
+
+
+_executables: dict[tuple[Pipeline, str, torch.device], Executable] = {}
+
+
+def executable(pipeline: Pipeline, kind: str, device: torch.device) -> Executable:
+    """What runs ``pipeline`` on ``device``; ``kind`` is ``cuda`` or ``reference``.
+
+    Built once a process, since neither the number of rows nor where tensors lie is part of it.
+
+    Raises:
+        CompileError: NVRTC is missing or refuses a kernel.
+        DeviceError: the GPU cannot hold the pipeline.
+    """
+    key = (pipeline, kind, device)
+    if key not in _executables:
+        with timed("kernels"), real(device):
+            _executables[key] = _kernels(pipeline, device) if kind == "cuda" else _reference(pipeline)
+    return _executables[key]
+
+
+def build_ahead(pipelines: Sequence[Pipeline], kind: str) -> None:
+    """Begin to compile the kernels of all of them, side by side."""
+    if kind == "cuda":
+        from tilestream import cuda
+
+        with timed("kernels"):
+            cuda.start(pipelines)
+
+
+def built(pipeline: Pipeline, kind: str, timeout_s: float | None) -> bool:
+    """Whether ``executable`` need not wait for a compiler, once up to ``timeout_s`` seconds have passed.
+
+    Raises:
+        CompileError: as ``executable``.
+    """
+    if kind != "cuda":
+        return True
+    from tilestream import cuda
+
+    with timed("kernels"):
+        return cuda.ready(pipeline, timeout_s)
+
+
+def _kernels(pipeline: Pipeline, device: torch.device) -> Executable:
+    from tilestream import cuda
+
+    return cuda.build(pipeline, device)
+
+
+def _reference(pipeline: Pipeline) -> Executable:
+    from tilestream import reference
+
+    return Interpreted(pipeline, reference.run)
+
+
+def plain(pipeline: Pipeline) -> Executable:
+    """The pipeline as torch operators on whole tensors."""
+    from tilestream.reference.whole import run_whole
+
+    return Interpreted(pipeline, run_whole, on_cpu=False)
+
+
+class Interpreted:
+    """A pipeline executed in Python, by ``run(pipeline, tensors)``."""
+
+    def __init__(self, pipeline: Pipeline, run: Callable[..., Mapping[str, torch.Tensor]], on_cpu: bool = True) -> None:
+        self._pipeline, self._run, self._on_cpu = pipeline, run, on_cpu
+        self._outputs = [t.name for t in pipeline.by_role(Role.OUTPUT)]
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], rows: int, written: Sequence[str]) -> Enqueue:
+        def enqueue(new: Sequence[torch.Tensor]) -> None:
+            by_name = dict(zip(written, new, strict=True))
+            values = {**tensors, **{name: t for name, t in by_name.items() if name not in self._outputs}}
+            if self._on_cpu:
+                values = {name: t.cpu() for name, t in values.items()}
+            found = self._run(self._pipeline, values)
+            for name in self._outputs:
+                by_name[name].copy_(found[name].view(by_name[name].shape))
+
+        return enqueue if rows else lambda new: None

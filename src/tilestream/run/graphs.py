@@ -1,0 +1,150 @@
+"""The regions of one graph that Dynamo captured: found, planned, placed; and whether they pay for the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from tilestream import fallback, runtime
+from tilestream.capture import normalise
+from tilestream.errors import PlanError
+from tilestream.lower import Region
+from tilestream.options import Options
+from tilestream.plan_cache import versions
+from tilestream.regions import Partition, partition
+from tilestream.run.place import Placed, place
+from tilestream.run.spec import encode, spec_of
+from tilestream.run.whole import Whole
+from tilestream.stopwatch import timed
+from tilestream.target import Target
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Compilation:
+    """One compilation of a captured graph: inference, or forward and backward.
+
+    Args:
+        inputs: the values that Dynamo compiles for, in the order of the captured graph's placeholders.
+    """
+
+    options: Options
+    target: Target
+    inputs: Sequence[Any]
+    placed: list[Placed] = field(default_factory=list)
+
+    @property
+    def identity(self) -> str:
+        """What decides the regions of a graph, besides the graph, in every process: a hash."""
+        decides = {
+            "options": {name: str(value) for name, value in asdict(self.options).items() if name != "cache_dir"},
+            "target": [self.target.kind, asdict(self.target.hardware)],
+            # A plan serves its rows and a few times as many: a graph with symbolic sizes is compiled anew for more.
+            "sizes": [int(math.log(max(1, t.numel()), runtime.GROWTH)) for t in self.inputs if isinstance(t, Tensor)],
+            "versions": versions(),
+        }
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+    def stream(self, graph: fx.GraphModule, kwargs: Mapping[str, Any]) -> bool:
+        """Put calls in the place of the graph's regions; whether there are any.
+
+        Raises:
+            PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
+        """
+        self.placed = []
+        try:
+            with timed("regions"):
+                found = partition(normalise(graph))
+            self._announce(found, backward=bool(kwargs.get("is_backward")))
+            with timed("planning"):
+                runtime.prepare(found.regions, self.options, self.target)
+                self.placed = place(graph, found, self._spec_for)
+            if left := len(found.regions) - len(self.placed):
+                fallback.announce(
+                    f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
+                    "tilestream.explain(model, *inputs) tells all"
+                )
+        except Exception as failure:
+            if not self.options.fallback:
+                raise
+            fallback.announce_failure("the graph goes to Inductor", failure)
+            return False
+        return bool(self.placed)
+
+    def choose(
+        self,
+        streamed: fx.GraphModule,
+        plain: fx.GraphModule,
+        compiled: Callable[..., Any],
+        inputs: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """The compiled graph that runs: with its regions, or without, where those do not pay for the whole."""
+        return Whole(self.options, self.target, self.placed, self.inputs).choose(
+            streamed, plain, compiled, inputs, kwargs
+        )
+
+    def _spec_for(self, region: Region) -> str | None:
+        """What the operator is told of a region; None where Inductor runs it, which is announced."""
+        if region.device.type != self.target.device.type:
+            fallback.announce(f"{region.name} goes to Inductor: its tensors are on {region.device}")
+            return None
+        pipeline = runtime.pipeline_of(region, self.options, self.target)
+        if pipeline is None:
+            return None
+        try:
+            return encode(spec_of(region, pipeline, self.target.kind))
+        except Exception as failure:
+            if not self.options.fallback:
+                raise
+            fallback.announce_failure(f"{region.name} goes to Inductor", failure)
+            return None
+
+    def _announce(self, found: Partition, backward: bool) -> None:
+        log.info("%d of %d operators in %d regions", covered(found), found.operators, len(found.regions))
+        if found.exclusions and not self.options.fallback:
+            first = found.exclusions[0]
+            raise PlanError(f"{first.op} at {first.source or '?'}: {first.reason}", "allow fallback=True")
+        if found.exclusions and not backward:  # backward graphs repeat the lines of their forward ones
+            fallback.announce(summary(found))
+        _trace(found)
+
+
+def covered(found: Partition) -> int:
+    """How many operators lie in regions."""
+    return sum(len(r.operators) for r in found.regions)
+
+
+def summary(found: Partition) -> str:
+    """One line on what goes to Inductor, and why."""
+    first = found.exclusions[0]
+    reason = f"{first.op} ({first.source or 'no source line'}): {first.reason}"
+    others = len(found.exclusions) - 1
+    return (
+        f"{len(found.exclusions)} of {found.operators} operators go to Inductor: {reason}"
+        + (f"; and {others} more" if others else "")
+        + ". tilestream.explain(model, *inputs) tells all"
+    )
+
+
+def _trace(found: Partition) -> None:
+    """Put the partition into tlparse's report, where torch has structured traces."""
+    try:
+        from torch._logging._internal import trace_structured
+    except ImportError:
+        return
+    from tilestream.show import show
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "tilestream_regions", "encoding": "string"},
+        payload_fn=lambda: "\n\n".join(show(r.program) for r in found.regions),
+    )

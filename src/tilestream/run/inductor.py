@@ -1,0 +1,190 @@
+"""One Inductor compilation of a whole graph, with regions as operators in it.
+
+``compile_fx`` runs AOTAutograd and the partitioner without decompositions, so that ``_inner`` sees the inference,
+forward and backward graphs in the operators that selection knows. It places the regions, then decomposes what is left
+and hands it to Inductor: memory planning, fusion around regions, CUDA-graph trees and caches are Inductor's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from tilestream import fallback
+from tilestream.aten.nodes import is_constant
+from tilestream.run.direct import direct, is_direct
+from tilestream.run.graphs import Compilation
+from tilestream.stopwatch import timed
+
+log = logging.getLogger(__name__)
+
+
+class NothingTakenError(Exception):
+    """No region of the graph is ours: what Dynamo captured goes to Inductor as it is. Never leaves this module."""
+
+
+def compile_graph(
+    graph: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation, patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A Dynamo graph compiled once by Inductor, regions as operators; by Inductor alone where no region is taken.
+
+    Args:
+        patches: Inductor's configuration for this graph, as ``torch.compile(options=...)`` would give it.
+
+    Raises:
+        TilestreamError: with ``fallback=False``: why a part of the graph is not streamed.
+    """
+    from torch._functorch import config as functorch
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    from tilestream.run.operator import call_directly
+
+    call_directly()
+    untouched = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    untouched.meta = dict(graph.meta)
+    joint_passes = bool(patches.get("use_joint_graph_passes", config.use_joint_graph_passes))
+    inner = functools.partial(_inner, compilation=compilation, joint_passes=joint_passes)
+    identity = Identity(compilation.identity, config.joint_custom_pre_pass)
+    try:
+        with (
+            functorch.patch(enable_autograd_cache=functorch.enable_autograd_cache and compilation.options.cache),
+            config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=identity),
+        ):
+            return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=dict(patches))
+    except NothingTakenError:
+        log.info("no region is taken")
+    except Exception as failure:
+        if not compilation.options.fallback or isinstance(failure, torch._dynamo.exc.TorchDynamoException):
+            raise
+        fallback.announce_failure("the graph goes to Inductor", failure)
+    return fallback.whole(untouched, list(inputs), patches)
+
+
+class Identity(CustomGraphPass):
+    """Does nothing but tell torch's caches by ``uuid`` what decides our regions: the key of a compiled graph."""
+
+    def __init__(self, identity: str, user: Any) -> None:
+        self._identity, self._user = identity, user
+
+    def __call__(self, graph: fx.Graph) -> None:
+        if self._user is not None:
+            self._user(graph)
+
+    def uuid(self) -> str | None:
+        """None, no caching, where the user's own pass has no identity."""
+        if self._user is None:
+            return self._identity
+        own = self._user.uuid() if isinstance(self._user, CustomGraphPass) else None
+        return None if own is None else f"{self._identity} {own}"
+
+
+def _inner(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, compilation: Compilation, joint_passes: bool, **kwargs: Any
+) -> Any:
+    """The ``inner_compile`` of ``compile_fx``. The backward graph may come after everything above has returned."""
+    from torch._inductor import config
+
+    kwargs.pop("get_decomp_fn", None)
+    backward = bool(kwargs.get("is_backward"))
+    with config.patch(use_joint_graph_passes=joint_passes):
+        streamed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        streamed.meta = dict(gm.meta)
+        # Candidates are captured in CUDA graphs of their own when they are measured.
+        with config.patch({"triton.cudagraphs": False}):
+            taken = compilation.stream(streamed, kwargs)
+        if not taken and not backward:
+            raise NothingTakenError
+
+        if taken and not kwargs.get("cudagraphs") and is_direct(streamed):
+            return direct(streamed)
+        made: list[tuple[Any, list[Any]]] = []
+
+        def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
+            with timed("inductor"):
+                made.append(_compiled(graph, inputs, {**kwargs, **changes}))
+            return made[-1][0]
+
+        chosen = compilation.choose(streamed, gm, compiled, inputs, kwargs) if taken else compiled(gm)
+        _set_output_strides(next(strides for code, strides in made if code is chosen))
+        return chosen
+
+
+def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The compiled graph, and the strides of its outputs, which Inductor leaves in the tracing context."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    graph = decomposed(gm, inputs)
+    if config.use_joint_graph_passes:
+        graph = joint_graph_passes(graph)
+    _set_output_strides(())
+    code = compile_fx_inner(graph, inputs, **kwargs)
+    return code, list(_output_strides() or ())
+
+
+def _output_strides() -> list[Any] | None:
+    """Where Inductor tells AOTAutograd the strides of a graph's outputs; None outside of a compilation."""
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.output_strides
+
+
+def _set_output_strides(strides: Sequence[Any]) -> None:
+    found = _output_strides()
+    if found is not None:
+        found[:] = strides
+
+
+def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """The graph traced again with Inductor's decompositions, under the fake tensors that it has."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._guards import detect_fake_mode
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    relift(gm)
+    mode = detect_fake_mode(list(inputs))
+
+    def run(*args: Any) -> Any:
+        with fx.traceback.preserve_node_meta():
+            return fx.Interpreter(gm).run(*args)
+
+    with enable_python_dispatcher(), torch.no_grad(), contextlib.ExitStack() as stack:
+        if mode is not None:
+            stack.enter_context(mock.patch.object(mode, "allow_non_fake_inputs", True))
+            stack.enter_context(mode)
+        new = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
+    for before, after in zip(
+        gm.graph.find_nodes(op="placeholder"), new.graph.find_nodes(op="placeholder"), strict=True
+    ):
+        after.target = before.target
+        after._rename(before.name)
+        after.meta = {**before.meta, **after.meta}
+    (before,), (after,) = gm.graph.find_nodes(op="output"), new.graph.find_nodes(op="output")
+    after.meta = {**before.meta, **after.meta}  # which outputs users see, among others
+    after.args = (tuple(after.args[0]),)  # pyright: ignore[reportArgumentType]
+    new.meta.update(gm.meta)
+    new.recompile()
+    return new
+
+
+def relift(gm: fx.GraphModule) -> None:
+    """Copy every constant before it is used, as AOTAutograd does: Inductor takes no other real tensor in a graph."""
+    lift = torch.ops.aten.lift_fresh_copy.default
+    for node in list(gm.graph.nodes):
+        if is_constant(node) and any(user.target is not lift for user in node.users):
+            with gm.graph.inserting_after(node):
+                copied = gm.graph.call_function(lift, (node,))
+            copied.meta = dict(node.meta)
+            node.replace_all_uses_with(copied, delete_user_cb=lambda user: user.target is not lift)
+    gm.recompile()

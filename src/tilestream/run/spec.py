@@ -1,0 +1,168 @@
+"""A region as data: the pipeline that runs it, where its tensors come from, what its results look like.
+
+The text of it is an argument of the operator ``tilestream::region``. So a compiled graph that comes from torch's caches
+carries all it needs: nothing of ours can be missing, and equal regions have equal text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from tilestream.dtypes import TORCH_DTYPES
+from tilestream.errors import CacheError, PlanError
+from tilestream.ir import Pipeline
+from tilestream.lower import Operand, Region
+from tilestream.serialise import pipeline_from_json, pipeline_to_json
+
+FORMAT = 1
+TENSOR, SIZE = "tensor", "size"
+
+
+@dataclass(frozen=True)
+class ResultSpec:
+    """One result: output ``tensor`` of the pipeline, its ``shape`` (numbers, or Python expressions of the region's
+    sizes ``r0``, ``r1``, ...), and the order of its dimensions in memory where that is not row-major."""
+
+    tensor: str
+    shape: tuple[int | str, ...]
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """All that a call of a region needs to know.
+
+    ``target`` is ``cuda`` or ``reference``. ``arguments`` says of each argument whether it is a tensor or a size;
+    ``sizes`` tells where size ``r0``, ``r1``, ... is read: (argument, dimension), dimension -1 for the argument itself.
+    ``layouts`` holds sizes and strides of every tensor where all are known: calls with one spec differ in addresses.
+    """
+
+    target: str
+    pipeline: Pipeline
+    arguments: tuple[str, ...]
+    inputs: tuple[Operand, ...]
+    parameters: tuple[Operand, ...]
+    results: tuple[ResultSpec, ...]
+    sizes: tuple[tuple[int, int], ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every size was known when the graph was compiled."""
+        return bool(self.layouts)
+
+    @cached_property
+    def shapes(self) -> Callable[..., tuple[tuple[Any, ...], ...]]:
+        """The results' shapes as a function of the sizes ``r0``, ``r1``, ..., which may be symbolic."""
+        names = ", ".join(f"r{i}" for i in range(len(self.sizes)))
+        dims = ", ".join("(" + "".join(f"{d}, " for d in r.shape) + ")" for r in self.results)
+        return eval(f"lambda {names}: ({dims},)", {"math": __import__("math"), "torch": torch})
+
+    def read_sizes(self, values: Sequence[Any]) -> list[Any]:
+        """``r0``, ``r1``, ... from the arguments."""
+        return [values[i] if d < 0 else values[i].shape[d] for i, d in self.sizes]
+
+    def merged(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        """The arguments in order, of tensors and sizes apart."""
+        if not sizes:
+            return tensors
+        left = {TENSOR: iter(tensors), SIZE: iter(sizes)}
+        return [next(left[kind]) for kind in self.arguments]
+
+
+def spec_of(region: Region, pipeline: Pipeline, target: str) -> RegionSpec:
+    """The spec of a region that runs as ``pipeline``; the user's lines and the region's name are no part of it.
+
+    Raises:
+        PlanError: a size of a result is not known before the region runs.
+    """
+    names = {symbol: sympy.Symbol(f"r{i}") for i, (symbol, _, _) in enumerate(region.symbols)}
+    values = [n.meta["val"] for n in region.graph.graph.nodes if n.op == "placeholder"]
+    layouts = tuple((tuple(v.shape), tuple(v.stride())) for v in values if isinstance(v, torch.Tensor))
+    static = all(isinstance(n, int) for layout in layouts for part in layout for n in part)
+    return RegionSpec(
+        target=target,
+        pipeline=pipeline,
+        arguments=tuple(TENSOR if isinstance(v, torch.Tensor) else SIZE for v in values),
+        inputs=region.inputs,
+        parameters=region.parameters,
+        results=tuple(ResultSpec(r.tensor, tuple(_dim(d, names) for d in r.shape), r.order) for r in region.results),
+        sizes=tuple((index, dim) for _, index, dim in region.symbols),
+        layouts=layouts if static and not region.symbols else (),
+    )
+
+
+def _dim(dim: int | sympy.Expr, names: dict[sympy.Symbol, sympy.Symbol]) -> int | str:
+    if isinstance(dim, int) or dim.is_Integer:
+        return int(dim)
+    if unknown := dim.free_symbols - names.keys():
+        raise PlanError(f"size {unknown.pop()} of a result is not known before it runs", "use static shapes")
+    return PythonPrinter().doprint(dim.xreplace(names))
+
+
+def encode(spec: RegionSpec) -> str:
+    """A spec as text: the same for equal specs, in every process."""
+    data = {
+        "format": FORMAT,
+        "target": spec.target,
+        "pipeline": pipeline_to_json(spec.pipeline, sources=False),
+        "arguments": spec.arguments,
+        "inputs": [_operand_to_json(o) for o in spec.inputs],
+        "parameters": [_operand_to_json(o) for o in spec.parameters],
+        "results": [[r.tensor, r.shape, r.order] for r in spec.results],
+        "sizes": spec.sizes,
+        "layouts": spec.layouts,
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+@lru_cache(maxsize=1024)
+def decode(text: str) -> RegionSpec:
+    """The spec that ``encode`` made ``text`` of.
+
+    Raises:
+        CacheError: the text is damaged, or of another version of tilestream.
+    """
+    try:
+        data = json.loads(zlib.decompress(base64.b64decode(text)))
+        if data["format"] != FORMAT:
+            raise CacheError(f"a compiled region of format {data['format']!r}, not {FORMAT}", REMEDY)
+        return RegionSpec(
+            data["target"],
+            pipeline_from_json(data["pipeline"]),
+            tuple(data["arguments"]),
+            tuple(_operand_from_json(o) for o in data["inputs"]),
+            tuple(_operand_from_json(o) for o in data["parameters"]),
+            tuple(
+                ResultSpec(tensor, tuple(shape), None if order is None else tuple(order))
+                for tensor, shape, order in data["results"]
+            ),
+            tuple((index, dim) for index, dim in data["sizes"]),
+            tuple((tuple(shape), tuple(stride)) for shape, stride in data["layouts"]),
+        )
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise CacheError(f"a compiled region cannot be read: {error!r}", REMEDY) from error
+
+
+REMEDY = "delete torch's caches (torch._inductor.config.force_disable_caches = True compiles without them)"
+
+
+def _operand_to_json(o: Operand) -> list[Any]:
+    dtype = next(name for name, dtype in TORCH_DTYPES.items() if dtype == o.dtype)
+    return [o.tensor, o.index, [list(step) for step in o.steps], dtype]
+
+
+def _operand_from_json(data: list[Any]) -> Operand:
+    tensor, index, steps, dtype = data
+    return Operand(tensor, index, tuple(tuple(step) for step in steps), TORCH_DTYPES[dtype])

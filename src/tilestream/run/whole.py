@@ -1,0 +1,227 @@
+"""Never slower, as a whole: a graph with its regions against the same graph by Inductor alone, both timed.
+
+What each region gains, measured alone, is known. Where that is much of the graph's time there is no question; where it
+is little, or the regions stand in the way of what Inductor would fuse, the whole is compiled twice and the winner kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream import runtime
+from tilestream.capture import hint
+from tilestream.measure import random_tensor
+from tilestream.modes import real
+from tilestream.options import Options
+from tilestream.plan_cache import load_sealed, store_sealed, versions
+from tilestream.planner import FALLBACK, Plan
+from tilestream.replays import timed_side_by_side
+from tilestream.run.place import Placed
+from tilestream.stopwatch import timed
+from tilestream.target import Target
+
+log = logging.getLogger(__name__)
+
+CLEAR = 0.15
+"""Regions whose measured gain is at least this share of the whole's time need no second compilation."""
+
+MEMORY_SHARE = 0.4
+"""Of the free device memory, what copies of a graph's inputs may take."""
+
+_wholes: list[WholeTiming] = []
+
+
+@dataclass(frozen=True)
+class WholeTiming:
+    """A graph with its regions and by Inductor alone, microseconds a call; None where it was not timed.
+
+    ``gain_us`` is what the regions gain by their own measurements.
+    """
+
+    regions: int
+    backward: bool
+    gain_us: float
+    streamed_us: float | None
+    inductor_us: float | None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the graph with its regions is the one that runs."""
+        return self.streamed_us is None or self.inductor_us is None or self.streamed_us <= self.inductor_us
+
+
+def wholes() -> list[WholeTiming]:
+    """The graphs that this process has compiled so far, with the times that decided."""
+    return list(_wholes)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The choice for one graph.
+
+    Args:
+        originals: the values that Dynamo compiles for: indices among them must be in range.
+    """
+
+    options: Options
+    target: Target
+    placed: Sequence[Placed]
+    originals: Sequence[Any]
+
+    def choose(
+        self,
+        streamed: fx.GraphModule,
+        plain: fx.GraphModule,
+        compiled: Callable[..., Any],
+        fakes: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """The compiled graph that runs.
+
+        Args:
+            streamed, plain: the graph with and without regions, not decomposed.
+            compiled: compiles one of them, with changes to Inductor's arguments.
+            fakes: the graph's arguments as fake tensors and symbolic sizes.
+        """
+        backward = bool(kwargs.get("is_backward"))
+        if not self._measures():
+            _wholes.append(WholeTiming(len(self.placed), backward, 0.0, None, None))
+            return compiled(streamed)
+        gain_us = sum(gain(runtime.plan(p.region, self.options, self.target)) for p in self.placed)
+        key = self._key(streamed)
+        kept = self._load(key)
+        if kept is not None:
+            _wholes.append(kept)
+            return compiled(streamed if kept.streams else plain)
+        # CUDA-graph trees capture by themselves; what is timed here is captured here.
+        trees = bool(kwargs.get("cudagraphs"))
+        bare: dict[str, Any] = {"cudagraphs": _no_cudagraphs()} if trees else {}
+        arms = [compiled(streamed, **bare)]
+        try:
+            with timed("timing"), real(self.target.device):
+                arguments = self._arguments(streamed, fakes)
+                (streamed_us,) = timed_side_by_side([_caller(arms[0], arguments)])
+            inductor_us = None
+            if gain_us < CLEAR * streamed_us:
+                arms.append(compiled(plain, **bare))
+                with timed("timing"), real(self.target.device):
+                    streamed_us, inductor_us = timed_side_by_side([_caller(arm, arguments) for arm in arms])
+        except (RuntimeError, MemoryError) as failure:
+            log.warning("the graph could not be timed as a whole: %s", failure)
+            return compiled(streamed) if trees else arms[0]
+        found = WholeTiming(len(self.placed), backward, gain_us, streamed_us, inductor_us)
+        log.info("whole graph: %s", found)
+        _wholes.append(found)
+        self._store(key, found)
+        if trees:
+            return compiled(streamed if found.streams else plain)
+        return arms[0] if found.streams else arms[1]
+
+    def _measures(self) -> bool:
+        on_gpu = self.target.kind == "cuda" and self.options.measure and self.options.strategy == "auto"
+        return on_gpu and not torch.cuda.is_current_stream_capturing()
+
+    def _arguments(self, graph: fx.GraphModule, fakes: Sequence[Any]) -> list[Any]:
+        """Values for the graph's arguments: the user's own where they are read only and known, else like them.
+
+        Raises:
+            MemoryError: they would take too much of the device's memory.
+        """
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        known = self._known(placeholders)
+        free = torch.cuda.mem_get_info(self.target.device)[0]
+        values: list[Any] = []
+        made = 0
+        for node, fake, original in zip(placeholders, fakes, known, strict=True):
+            if not isinstance(fake, torch.Tensor):
+                values.append(hint(fake))
+                continue
+            if _alike(original, fake):
+                values.append(original.detach())
+                if not _is_written(node):
+                    continue
+                values[-1] = values[-1].clone()
+            else:
+                values.append(random_tensor(fake))
+            made += values[-1].numel() * values[-1].element_size()
+            if made > MEMORY_SHARE * free:
+                raise MemoryError(f"copies of its inputs would take more than {MEMORY_SHARE:.0%} of the free memory")
+        return values
+
+    def _known(self, placeholders: Sequence[fx.Node]) -> list[Any]:
+        """The user's value of each argument; None for others, as values that are saved for the backward graph."""
+        if len(self.originals) == len(placeholders):
+            return list(self.originals)
+        by_name = {f"primals_{index + 1}": value for index, value in enumerate(self.originals)}
+        return [by_name.get(node.name) for node in placeholders]
+
+    def _key(self, streamed: fx.GraphModule) -> str:
+        shapes = [
+            [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
+            for v in (n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder"))
+        ]
+        text = json.dumps([streamed.code, shapes, versions(), self.target.hardware.name])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _load(self, key: str) -> WholeTiming | None:
+        found = load_sealed(self.options.cache_folder / "wholes" / f"{key}.json") if self.options.cache else None
+        try:
+            return None if found is None else WholeTiming(**found)
+        except TypeError:
+            return None
+
+    def _store(self, key: str, found: WholeTiming) -> None:
+        if self.options.cache:
+            store_sealed(self.options.cache_folder / "wholes" / f"{key}.json", vars(found))
+
+
+def gain(plan: Plan) -> float:
+    """Microseconds that a pipeline takes less than Inductor alone: measured where both were, else predicted."""
+    other = next(c for c in plan.candidates if c.strategy == FALLBACK)
+    for mine, theirs in (
+        (plan.chosen.measured_us, other.measured_us),
+        (plan.chosen.predicted_us, other.predicted_us),
+    ):
+        if mine is not None and theirs is not None:
+            return theirs - mine
+    return 0.0
+
+
+def _caller(compiled: Any, arguments: Sequence[Any]) -> Callable[[], Any]:
+    return lambda: compiled(list(arguments))
+
+
+def _no_cudagraphs() -> Any:
+    from torch._inductor.utils import BoxedBool
+
+    return BoxedBool(False)
+
+
+def _alike(original: Any, fake: torch.Tensor) -> bool:
+    return (
+        isinstance(original, torch.Tensor)
+        and type(original) in (torch.Tensor, torch.nn.Parameter)
+        and original.dtype == fake.dtype
+        and original.device == fake.device
+        and list(original.shape) == [hint(d) for d in fake.shape]
+        and list(original.stride()) == [hint(d) for d in fake.stride()]
+    )
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether the graph writes into this argument, or into a view of it."""
+    for user in node.users:
+        schema = getattr(user.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return True
+        if schema is not None and any(r.alias_info is not None for r in schema.returns) and _is_written(user):
+            return True
+    return False
