@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
 import torch
 from torch import fx
 
-from tilestream.capture import product, settled, source, value
+from tilestream.capture import expression, product, settled, source, value
 from tilestream.dtypes import DTYPES
 from tilestream.ir import Role, Tensor, Tile, TileOp
 from tilestream.modes import real
@@ -34,14 +34,24 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Value:
-    """What an fx node is to a region: rows of a tile.
+    """What an fx node is to a region: its elements in row-major order are the matrix ``[rows, tile.features]``.
 
-    ``dropped``: the node's shape lacks the feature dimension, as after ``mean(-1)``; the tile is a column.
+    How the node's shape shows them follows from the shape alone (``of``), whatever operators made it: the features are
+    its last dimension; or it lacks that (``dropped``), as after ``mean(-1)``: the tile is a column, and every element
+    a row; or it shows neither (``folded``), as between the views of an einsum: only another view can take it on.
     """
 
     tile: Tile
     rows: sympy.Expr
     dropped: bool = False
+    folded: bool = False
+
+    @staticmethod
+    def of(tile: Tile, shape: Sequence[int | torch.SymInt]) -> Value:
+        """The value of a node of this shape, whose elements in row-major order are those of ``tile``."""
+        if len(shape) and expression(shape[-1]) == tile.features:
+            return Value(tile, product(shape[:-1]))
+        return Value(tile, product(shape) / tile.features, dropped=tile.features == 1, folded=tile.features != 1)
 
 
 @dataclass(frozen=True)
@@ -114,23 +124,29 @@ class Emitter:
             known = self._known(operand)
             if known and known.dropped and known.rows == product(fake.shape):
                 return Frame(known.rows, 1, True, fake.dim())
-        if not fake.dim():
-            raise Unsupported("a scalar has no rows")
-        return Frame(product(fake.shape[:-1]), _features(fake.shape[-1]), False, fake.dim())
+        return self.matrix(node)
 
     def natural(self, node: object) -> Frame:
         """The matrix that an operand is by itself."""
         if not isinstance(node, fx.Node):
             raise Unsupported("an operand is not a tensor")
         known = self._known(node)
-        fake = _tensor(node)
         if known:
-            return Frame(known.rows, known.tile.features, known.dropped, fake.dim())
+            return Frame(known.rows, known.tile.features, known.dropped, _tensor(node).dim())
+        return self.matrix(node)
+
+    def matrix(self, node: object) -> Frame:
+        """The matrix that an operator along the last dimension sees in an operand."""
+        fake = _tensor(node)
         if not fake.dim():
             raise Unsupported("a scalar has no rows")
         return Frame(product(fake.shape[:-1]), _features(fake.shape[-1]), False, fake.dim())
 
     def _known(self, node: object) -> Value | None:
+        found = self._value(node)
+        return None if found is None or found.folded else found
+
+    def _value(self, node: object) -> Value | None:
         if not isinstance(node, fx.Node):
             return None
         return self.values.get(node) or self.known.get(node)
@@ -144,6 +160,13 @@ class Emitter:
         if isinstance(operand, Tile):
             return operand
         raise Unsupported("an operand has no rows of its own")
+
+    def whole(self, node: object) -> Tile:
+        """The tile of a row operand whose shape does not matter, but only the order of its elements."""
+        found = self._value(node)
+        if found is None or not isinstance(node, fx.Node):
+            return self.tile(node)
+        return self._rows(node, found.tile.features, found.rows)
 
     def operand(self, node: object, frame: Frame) -> Operand:
         """An operand of an elementwise operation on ``frame``: tile, column, vector or scalar."""
@@ -169,13 +192,13 @@ class Emitter:
             return self.vector(node)
         raise Unsupported(f"an operand of shape {_shape(fake)} broadcasts along rows")
 
-    def first(self, node: fx.Node) -> Value:
+    def first(self, node: fx.Node) -> Tile:
         """The first of several results of ``node``, which belongs to the same group."""
         self.tile_nodes.add(node)
         found = self._known(node)
         if found is None:
             raise Unsupported("only some of its results are tiles")
-        return found
+        return found.tile
 
     def vector(self, node: object) -> str:
         """A parameter of shape ``[features]``."""
@@ -252,22 +275,25 @@ class Emitter:
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), self._source))
         return tile
 
-    def binary(self, kind: str, left: Operand, right: Operand, features: int, dtype: str) -> Tile:
-        """``left kind right``, at least one of them a tile."""
+    def unary(self, kind: str, x: Tile, dtype: str, **attrs: float | int | str) -> Tile:
+        """``kind`` of every element of ``x``."""
+        return self.emit(kind, x.features, dtype, (x,), (), **attrs)
+
+    def binary(self, kind: str, left: Operand, right: Operand, dtype: str) -> Tile:
+        """``left kind right``, at least one of them a tile; as wide as the wider."""
         if isinstance(left, Tile) and isinstance(right, Tile):
-            return self.emit(kind, features, dtype, (left, right))
-        if isinstance(left, Tile):
-            return self._with(kind, left, right, features, dtype, 0)
-        if isinstance(right, Tile):
-            return self._with(kind, right, left, features, dtype, 1)
+            return self.emit(kind, max(left.features, right.features), dtype, (left, right))
+        if isinstance(left, Tile) and not isinstance(right, Tile):
+            return self._with(kind, left, right, dtype, {})
+        if isinstance(right, Tile) and not isinstance(left, Tile):
+            return self._with(kind, right, left, dtype, {"reversed": 1})
         raise Unsupported("neither operand has rows")
 
-    def _with(self, kind: str, tile: Tile, other: Operand, features: int, dtype: str, swapped: int) -> Tile:
-        attrs: dict[str, float | int | str] = {"reversed": 1} if swapped else {}
+    def _with(self, kind: str, tile: Tile, other: str | float, dtype: str, attrs: dict[str, int]) -> Tile:
         if isinstance(other, str):
-            return self.emit(kind, features, dtype, (tile,), (other,), **attrs)
-        assert isinstance(other, float)
-        return self.emit(kind, features, dtype, (tile,), (), scalar=other, **attrs)
+            wide = max(tile.features, self.tensors[other].features)
+            return self.emit(kind, wide, dtype, (tile,), (other,), **attrs)
+        return self.emit(kind, tile.features, dtype, (tile,), (), scalar=other, **attrs)
 
 
 def _constant(node: fx.Node) -> float:

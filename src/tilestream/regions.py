@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tilestream import aten
-from tilestream.aten.nodes import MATMULS, is_slice, is_sym, is_view, name, packet
+from tilestream.aten.nodes import is_product, is_slice, is_sym, is_view, name
 from tilestream.capture import source, value
 from tilestream.emitter import Emitter, Unsupported, Value
 from tilestream.grouping import Groups
@@ -70,8 +70,9 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     least one linear layer.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
-    facts = _examine(nodes)
+    refused: dict[fx.Node, str] = {}
     while True:
+        facts = _examine(nodes, refused)
         found = [g for g in _group(nodes, facts) if _worth(g, facts)]
         try:
             lowered = [lower(owner, group, facts.known, f"{prefix}{i}") for i, group in enumerate(found)]
@@ -79,7 +80,7 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
         except Unsupported as reason:
             assert reason.node is not None
             log.debug("%s leaves its region: %s", reason.node, reason.reason)
-            _exclude(facts, reason.node, reason.reason)
+            refused[reason.node] = reason.reason
     inside = {node for group in found for node in group}
     compute = [n for n in nodes if computes(n)]
     exclusions = tuple(
@@ -94,34 +95,27 @@ def computes(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_view(node) and not is_sym(node) and node.target is not operator.getitem
 
 
-def _examine(nodes: list[fx.Node]) -> _Facts:
+def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str]) -> _Facts:
+    """What each node is. Those that ``refused`` names are no tiles, and what reads them sees them as any tensor."""
     facts = _Facts()
     for node in nodes:
         if is_sym(node):
             continue
         check = Emitter(facts.known)
         try:
+            if node in refused:
+                raise Unsupported(refused[node])
             facts.known[node] = aten.emit(check, node)
         except Unsupported as reason:
-            facts.reasons[node] = reason.reason
+            _exclude(facts, node, reason.reason)
         else:
             facts.tiles[node] = frozenset(check.tile_nodes)
             facts.parameters[node] = frozenset(check.parameter_nodes)
-    for node in nodes:
-        # The parts of a tuple live and die with it: nothing but tensors may cross a region's border.
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            whole = node.args[0]
-            if node in facts.reasons and whole in facts.known:
-                _exclude(facts, whole, facts.reasons[node])
-            elif node in facts.known and whole not in facts.known:
-                _exclude(facts, node, facts.reasons.get(whole, ""))
-    for node in nodes:
-        if node.target is operator.getitem and node in facts.known and node.args[0] not in facts.known:
-            facts.known.pop(node)
     return facts
 
 
 def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
+    """Say why a node is no tile. The parts of a tuple live and die with it: only tensors cross a region's border."""
     whole = node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
     for each in (whole, *(u for u in whole.users if u.target is operator.getitem)):
         facts.known.pop(each, None)
@@ -160,7 +154,7 @@ def _device(node: fx.Node) -> torch.device | None:
 
 
 def _worth(group: list[fx.Node], facts: _Facts) -> bool:
-    if any(packet(n) in MATMULS for n in group):
+    if any(is_product(n) for n in group):
         return True
     for node in group:
         facts.reasons.setdefault(node, POINTWISE)

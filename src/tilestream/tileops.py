@@ -57,8 +57,8 @@ def _unary(flops: float = 1, transcendental: float = 0, doc: str = "", attrs: tu
     return OpSpec("unary", (1, 1), (0, 0), attrs, flops, transcendental, doc)
 
 
-def _binary(doc: str) -> OpSpec:
-    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), 1, 0, doc)
+def _binary(doc: str, flops: float = 1) -> OpSpec:
+    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), flops, 0, doc)
 
 
 def _reduce(doc: str) -> OpSpec:
@@ -78,7 +78,9 @@ OPS: dict[str, OpSpec] = {
     "sigmoid": _unary(4, 2, "1 / (1 + exp(-x))"),
     "tanh": _unary(17, 2, "tanh(x)"),
     "softplus": _unary(12, 2, "log(1 + exp(beta x)) / beta, x above threshold / beta", ("beta", "threshold")),
+    "gelu_slope": _unary(20, 2, "the derivative of gelu, Phi(x) + x phi(x)"),
     "exp": _unary(2, 1, "exp(x)"),
+    "expm1": _unary(12, 1, "exp(x) - 1, exact near 0"),
     "log": _unary(4, 1, "log(x)"),
     "sin": _unary(12, 0, "sin(x)"),
     "cos": _unary(14, 0, "cos(x)"),
@@ -95,6 +97,7 @@ OPS: dict[str, OpSpec] = {
     "div": _binary("a / b"),
     "maximum": _binary("the larger, NaN if either is"),
     "minimum": _binary("the smaller, NaN if either is"),
+    "relu_backward": _binary("a, but 0 where b <= 0", 2),
     "cat": OpSpec("layout", (1, 64), (0, 0), flops=0, doc="concatenation along features"),
     "slice": OpSpec("layout", (1, 1), (0, 0), ("start", "stop"), 0, 0, "features start to stop"),
     "sum": _reduce("sum over features, one feature"),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 
+from tilestream.aten.backward import (
+    gelu_backward,
+    hardtanh_backward,
+    sigmoid_backward,
+    silu_backward,
+    tanh_backward,
+    threshold_backward,
+)
 from tilestream.aten.elementwise import (
     UNARY,
     add,
@@ -46,10 +54,12 @@ from tilestream.aten.nodes import MATMULS, is_slice, packet
 from tilestream.aten.reasons import reason
 from tilestream.capture import same_size, value
 from tilestream.emitter import Emitter, Unsupported, Value, dtype_of
+from tilestream.ir import Tile
 
 aten = torch.ops.aten
 
-Rule = Callable[[Emitter, fx.Node], Value]
+Rule = Callable[[Emitter, fx.Node], Tile]
+"""Appends what a node computes; returns the tile that holds its elements in row-major order."""
 
 
 def emit(e: Emitter, node: fx.Node) -> Value:
@@ -68,9 +78,15 @@ def emit(e: Emitter, node: fx.Node) -> Value:
     if node.target is not operator.getitem and packet(node) not in _TUPLES:
         dtype_of(node)
     sliced = packet(node) in MATMULS and only_sliced(node, e.members)
-    found = put_off(e, node) if sliced else rule(e, node)
+    found = Value.of(put_off(e, node) if sliced else rule(e, node), _shape(node))
     e.values[node] = found
     return found
+
+
+def _shape(node: fx.Node) -> Sequence[int | torch.SymInt]:
+    """The shape of a node, of its first result where it has several."""
+    fake = node.meta["val"]
+    return (fake[0] if isinstance(fake, list | tuple) else fake).shape
 
 
 def only_sliced(node: fx.Node, members: frozenset[fx.Node] | None) -> bool:
@@ -97,7 +113,7 @@ _TUPLES = {
 }
 
 
-def _named(kind: str, rule: Callable[..., Value]) -> Rule:
+def _named(kind: str, rule: Callable[..., Tile]) -> Rule:
     return lambda e, node: rule(e, node, kind)
 
 
@@ -167,4 +183,10 @@ RULES: dict[object, Rule] = {
     aten.rms_norm: rms_norm,
     aten.log_sigmoid_forward: log_sigmoid,
     aten.glu: glu,
+    aten.threshold_backward: threshold_backward,
+    aten.hardtanh_backward: hardtanh_backward,
+    aten.sigmoid_backward: sigmoid_backward,
+    aten.tanh_backward: tanh_backward,
+    aten.silu_backward: silu_backward,
+    aten.gelu_backward: gelu_backward,
 }

@@ -7,7 +7,7 @@ from torch import fx
 
 from tilestream.aten.nodes import argument, number, packet
 from tilestream.capture import product, same_size, value
-from tilestream.emitter import MAX_FEATURES, Emitter, Frame, Steps, Unsupported, Value, dtype_of
+from tilestream.emitter import MAX_FEATURES, Emitter, Frame, Steps, Unsupported, dtype_of
 from tilestream.ir import Tile
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def weight(node: object) -> tuple[fx.Node, bool]:
     return node, False
 
 
-def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Value:
+def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
     """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix; ``rows`` takes a part of the weight's rows only."""
     kind = packet(node)
     bias = node.args[0] if kind is aten.addmm else argument(node, 2, "bias") if kind is aten.linear else None
@@ -45,17 +45,17 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Va
         raise Unsupported("the weight's size is dynamic")
     if outs < 1 or ins < 1:
         raise Unsupported("the weight is empty")
+    frame = e.matrix(x)
+    if ins == 1:
+        return _outer(e, node, e.tile(x, frame), stored, bias, outs, rows)
     _matmul_precision(dtype_of(node))
-    frame = e.natural(x)
-    if frame.dropped:
-        raise Unsupported("its rows have no feature dimension")
     first, last = rows or (0, outs)
     steps: Steps = () if straight else (("t",),)
     if kind is aten.bmm:
         steps = (("matrix",), *steps)
     if rows is not None:
         steps = (*steps, ("rows", first, last))
-    tile = e.tile(x)
+    tile = e.tile(x, frame)
     params = [e.parameter(stored, steps, (last - first, ins))]
     late = None
     if bias is not None:
@@ -67,11 +67,28 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Va
     if isinstance(late, Tile | str):
         if rows is not None:
             raise Unsupported("a sliced linear with a bias that has rows")
-        out = e.binary("add", out, late, outs, dtype_of(node))
-    return Value(out, frame.rows)
+        out = e.binary("add", out, late, dtype_of(node))
+    return out
 
 
-def put_off(e: Emitter, node: fx.Node) -> Value:
+def _outer(
+    e: Emitter, node: fx.Node, x: Tile, stored: fx.Node, bias: object, outs: int, rows: tuple[int, int] | None
+) -> Tile:
+    """A linear of one input feature: the column ``x`` times a vector. No product for the tensor cores."""
+    cut: Steps = () if rows is None else (("rows", *rows),)
+    width = outs if rows is None else rows[1] - rows[0]
+    vector = e.parameter(stored, (("vector", outs), *cut), (width,))
+    if bias is None:
+        return e.binary("mul", x, vector, dtype_of(node))
+    late = _bias(e, bias, e.frame(node), outs)
+    if isinstance(late, fx.Node):
+        late = e.parameter(late, (("vector", outs), *cut), (width,))
+    elif rows is not None:
+        raise Unsupported("a sliced linear with a bias that has rows")
+    return e.binary("add", e.binary("mul", x, vector, "f32"), late, dtype_of(node))
+
+
+def put_off(e: Emitter, node: fx.Node) -> Tile:
     """The value of a linear of which only slices are used: a tile that is never made."""
     fake = value(node)
     outs = fake.shape[-1] if fake is not None else 0
@@ -79,10 +96,9 @@ def put_off(e: Emitter, node: fx.Node) -> Value:
         raise Unsupported("the weight's size is dynamic, or zero")
     if e.members is None:
         linear(e, node, (0, min(outs, MAX_FEATURES)))
-    frame = e.frame(node)
     tile = Tile(f"{node.name}.whole", outs, dtype_of(node))
     e.deferred[tile.name] = node
-    return Value(tile, frame.rows)
+    return tile
 
 
 def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile | str:

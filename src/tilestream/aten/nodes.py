@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.capture import value
+from tilestream.capture import same_size, value
 from tilestream.emitter import Unsupported
 
 aten = torch.ops.aten
@@ -76,6 +76,15 @@ def is_slice(node: fx.Node) -> bool:
     before = value(node.args[0])
     dim = argument(node, 1, "dim", 0)
     return before is not None and isinstance(dim, int) and before.dim() > 0 and dim % before.dim() == before.dim() - 1
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether ``node`` is a matrix product that sums over more than one element."""
+    if packet(node) not in MATMULS:
+        return False
+    x = node.args[1] if packet(node) is aten.addmm else node.args[0]
+    fake = value(x) if isinstance(x, fx.Node) else None
+    return fake is not None and fake.dim() > 0 and not same_size(fake.shape[-1], 1)
 
 
 def is_constant(node: fx.Node) -> bool:

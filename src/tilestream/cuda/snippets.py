@@ -8,9 +8,10 @@ from tilestream.ir import TileOp
 SOFTPLUS = (("beta", 1.0), ("threshold", 20.0))  # 0 is a threshold like any other
 _CALL = {
     "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh", "silu": "silu", "sigmoid": "sigmoid", "tanh": "tanh_",
-    "exp": "exp_", "log": "log_", "sin": "sin_", "cos": "cos_", "neg": "neg", "abs": "abs_", "sqrt": "sqrt_",
-    "rsqrt": "rsqrt_", "reciprocal": "reciprocal", "square": "square",
+    "gelu_slope": "gelu_slope", "exp": "exp_", "expm1": "expm1_", "log": "log_", "sin": "sin_", "cos": "cos_",
+    "neg": "neg", "abs": "abs_", "sqrt": "sqrt_", "rsqrt": "rsqrt_", "reciprocal": "reciprocal", "square": "square",
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "maximum": "maximum", "minimum": "minimum",
+    "relu_backward": "relu_backward",
 }  # fmt: skip
 
 

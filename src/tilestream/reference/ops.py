@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,9 @@ UNARY: dict[str, Callable[[Tensor, TileOp], Tensor]] = {
     "sigmoid": lambda x, _: torch.sigmoid(x),
     "tanh": lambda x, _: torch.tanh(x),
     "softplus": _softplus,
+    "gelu_slope": lambda x, _: torch.special.ndtr(x) + x * torch.exp(-0.5 * x * x) * (0.5 / math.pi) ** 0.5,
     "exp": lambda x, _: torch.exp(x),
+    "expm1": lambda x, _: torch.expm1(x),
     "log": lambda x, _: torch.log(x),
     "sin": lambda x, _: torch.sin(x),
     "cos": lambda x, _: torch.cos(x),
@@ -78,6 +81,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "div": torch.div,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
+    "relu_backward": lambda a, b: torch.where(b <= 0, 0.0, a),
 }
 
 REDUCE: dict[str, Callable[[Tensor], Tensor]] = {

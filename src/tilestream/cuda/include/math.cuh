@@ -3,8 +3,16 @@
 
 namespace ts {
 
+TS_DEV float abs_(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 TS_DEV float relu(float x) { return max_nan(x, 0.0f); }
 TS_DEV float exp_(float x) { return ex2(x * 1.4426950408889634f); }
+// Near 0, where exp(x) - 1 would cancel, a polynomial: relative error 1e-7.
+TS_DEV float expm1_(float x) {
+  float p = fma_(x, fma_(x, fma_(x, fma_(x, fma_(x, 1.9775133e-4f, 1.4064788e-3f), 8.3346758e-3f), 4.1663788e-2f), 0.16666643f), 0.5f);
+  float small = fma_(x * x, p, x);
+  float large = exp_(x) - 1.0f;
+  return abs_(x) < 0.69f ? small : large;
+}
 TS_DEV float log_(float x) { return lg2(x) * 0.6931471805599453f; }
 TS_DEV float sigmoid(float x) { return rcp_normal(1.0f + exp_(-x)); }
 // x * sigmoid(x) is NaN at -inf in eager as well (-inf * 0).
@@ -17,13 +25,21 @@ TS_DEV float tanh_(float x) {
   float large = 1.0f - 2.0f * rcp(1.0f + exp_(2.0f * x));
   return x2 < 0.0625f ? small : large;
 }
-// Abramowitz and Stegun 7.1.26: absolute error 1.5e-7.
+// 1 - erf(a) for a >= 0, and e = exp(-a a). Abramowitz and Stegun 7.1.26: absolute error 1.5e-7.
+TS_DEV float erfc_(float a, float e) {
+  float t = rcp_normal(fma_(0.3275911f, a, 1.0f));
+  return t * fma_(t, fma_(t, fma_(t, fma_(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f) * e;
+}
 TS_DEV float erf_(float x) {
   float a = x < 0.0f ? -x : x;
-  float t = rcp_normal(fma_(0.3275911f, a, 1.0f));
-  float p = t * fma_(t, fma_(t, fma_(t, fma_(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f);
-  float y = 1.0f - p * exp_(-a * a);
+  float y = 1.0f - erfc_(a, exp_(-a * a));
   return x < 0.0f ? -y : y;
+}
+// Phi(x) + x phi(x)
+TS_DEV float gelu_slope(float x) {
+  float e = exp_(-0.5f * x * x);
+  float tail = 0.5f * erfc_(abs_(x) * 0.70710678118654752f, e);
+  return fma_(0.3989422804f * x, e, x < 0.0f ? tail : 1.0f - tail);
 }
 TS_DEV float gelu(float x) { return 0.5f * x * (1.0f + erf_(x * 0.70710678118654752f)); }
 TS_DEV float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanh_(0.79788456080286536f * fma_(0.044715f * x * x, x, x))); }
@@ -53,7 +69,6 @@ TS_DEV float cos_(float x) {
   return -sin_beside(x, (rounded - ROUND) + 0.5f, rounded);
 }
 TS_DEV float neg(float x) { return -x; }
-TS_DEV float abs_(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 TS_DEV float sqrt_(float x) { return sqr(x); }
 TS_DEV float rsqrt_(float x) { return rsq(x); }
 TS_DEV float reciprocal(float x) { return quotient(1.0f, x); }
@@ -64,5 +79,6 @@ TS_DEV float mul(float a, float b) { return a * b; }
 TS_DEV float div(float a, float b) { return quotient(a, b); }
 TS_DEV float maximum(float a, float b) { return max_nan(a, b); }
 TS_DEV float minimum(float a, float b) { return min_nan(a, b); }
+TS_DEV float relu_backward(float a, float b) { return b <= 0.0f ? 0.0f : a; }
 
 }  // namespace ts
