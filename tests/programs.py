@@ -44,8 +44,8 @@ class Program:
         params = (self.tensor(f"g{n}", Role.PARAMETER, x.features), self.tensor(f"b{n}", Role.PARAMETER, x.features))
         return self.op("layer_norm", x.features, x, params=params, eps=1e-5, affine="wb")
 
-    def store(self, tile: Tile) -> None:
-        name = self.tensor(f"y{len(self.tensors)}", Role.OUTPUT, tile.features)
+    def store(self, tile: Tile, dtype: str = "") -> None:
+        name = self.tensor(f"y{len(self.tensors)}", Role.OUTPUT, tile.features, dtype=dtype)
         self.ops.append(TileOp("store", None, (tile.name,), (name,), (), f"model.py:{len(self.ops)}"))
 
     def build(self) -> Pipeline:
@@ -84,6 +84,18 @@ def edge_block(width: int = 128, layers: int = 3, act: str = "relu") -> Pipeline
     for layer in range(layers):
         h = p.linear(h, width, act if layer < layers - 1 else "")
     p.store(p.op("add", width, e, p.layer_norm(h)))
+    return p.build()
+
+
+def residual_stream(layers: int = 2, width: int = 64, dtype: str = "bf16", act: str = "silu") -> Pipeline:
+    """A float32 stream around products of 16 bits, as autocast and Mamba have it: s + linear(norm(s).to(dtype), w)."""
+    p = Program(f"stream{layers}x{width}", dtype)
+    s = p.load("s", width, dtype="f32")
+    for _ in range(layers):
+        unit = p.op("rms_norm", width, s, dtype="f32", eps=1e-5)
+        h = p.linear(p.op("cast", width, unit), width, act)
+        s = p.op("add", width, s, h, dtype="f32")
+    p.store(s, dtype="f32")
     return p.build()
 
 

@@ -17,7 +17,7 @@ EPOCH = 3 << 32
 
 def tables() -> Tables:
     """Queue ``h`` from a stage to two others, then queue ``k`` to one."""
-    made = Tables(queues=[QueueSpec("h", 64, 2, ("b", "c"), 0, "model.py:7"), QueueSpec("k", 64, 2, ("c",), 6, "")])
+    made = Tables(queues=[QueueSpec("h", "bf16", 64, 2, ("b", "c"), 0, "model.py:7"), QueueSpec("k", "bf16", 64, 2, ("c",), 6, "")])
     made.lines = 10
     return made
 

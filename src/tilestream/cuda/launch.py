@@ -18,7 +18,7 @@ from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import DeviceError, InputError
-from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
+from tilestream.ir import TILE_ROWS, Pipeline, Role, Tensor
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT_PARAMS = 64
@@ -53,9 +53,8 @@ class Launch:
             )
         if room < 1:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
-        self.dtype = _operand_dtype(source.pipeline)
-        self.workspaces = Workspaces(self.tables, self.dtype, device)
-        self.pack = pack.Packer(self.tables.packs, DTYPE_BYTES[self.dtype], device) if self.tables.packs else None
+        self.workspaces = Workspaces(self.tables, device)
+        self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
@@ -110,7 +109,7 @@ class Launch:
                 t = tensors[spec.name]
             count = spec.rows or rows
             raw[k * 128 : (k + 1) * 128] = driver.tensor_map(
-                "tf32" if spec.rounds else self.dtype,
+                spec.dtype,
                 t.data_ptr(),
                 spec.columns,
                 count,
@@ -261,11 +260,3 @@ def _addressable(t: torch.Tensor) -> bool:
     row = t.stride(0) * t.element_size()
     # Rows that bulk copies address start on 16 bytes; rows of odd widths are read element by element.
     return t.stride(0) >= t.shape[-1] and (row % 16 == 0 or t.shape[-1] * t.element_size() % 16 != 0)
-
-
-def _operand_dtype(pipeline: Pipeline) -> str:
-    for stage in pipeline.stages:
-        for op in stage.ops:
-            if op.kind in ("load", "linear"):
-                return pipeline.tensor(op.params[0]).dtype
-    return next(iter(pipeline.tiles().values())).dtype

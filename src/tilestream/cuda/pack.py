@@ -12,6 +12,8 @@ import torch
 from tilestream.cuda import driver
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.tables import PackSpec
+from tilestream.ir import DTYPE_BYTES
+from tilestream.schedule.model import ceil_to, columns_of
 
 ENTRY_BYTES = 48
 
@@ -26,18 +28,18 @@ def _function(entries: int, device_index: int) -> driver.Function:
 class Packer:
     """Fills the packed copies of ``specs`` from the weights, on the given stream."""
 
-    def __init__(self, specs: Sequence[PackSpec], element_bytes: int, device: torch.device) -> None:
-        self.specs, self.element = specs, element_bytes
+    def __init__(self, specs: Sequence[PackSpec], device: torch.device) -> None:
+        self.specs = specs
         self.entries = [(k, s, seg) for k, s in enumerate(specs) for seg in s.segments]
         self.function = _function(len(self.entries), device.index or 0)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], packed: Sequence[torch.Tensor], stream: int) -> None:
         raw = (ctypes.c_char * (len(self.entries) * ENTRY_BYTES + 8))()
-        chunk = 128 // self.element
         for n, (k, spec, (column, columns, at)) in enumerate(self.entries):
-            source, target = tensors[spec.weight], packed[k]
+            source, target, element = tensors[spec.weight], packed[k], DTYPE_BYTES[spec.dtype]
+            padded = ceil_to(columns, columns_of(spec.dtype))
             struct.pack_into(
                 "<QQ8i", raw, n * ENTRY_BYTES, source.data_ptr(), target.data_ptr(), spec.rows, columns,
-                source.stride(0), target.stride(0), column, at, -(-columns // chunk) * chunk, self.element,
+                source.stride(0), target.stride(0), column, at, padded, element,
             )  # fmt: skip
         self.function.launch((16, len(self.entries)), 256, stream, raw)

@@ -9,7 +9,6 @@ import torch
 
 from tilestream.cuda.tables import Tables
 from tilestream.dtypes import TORCH_DTYPES
-from tilestream.ir import DTYPE_BYTES
 
 log = logging.getLogger(__name__)
 LINE_BYTES = 128
@@ -36,14 +35,17 @@ class Workspace:
         return self.flags.data_ptr() + 2 * LINE_BYTES
 
 
-def allocate(tables: Tables, dtype: str, device: torch.device) -> Workspace:
-    torch_dtype = TORCH_DTYPES[dtype]
+def allocate(tables: Tables, device: torch.device) -> Workspace:
     # Only hand-over needs zeros at first; without queues a captured call is spared a memset.
     make = torch.zeros if tables.queues else torch.empty
     flags = make((2 + tables.lines) * LINE_BYTES // 8, dtype=torch.int64, device=device)
-    rings = [torch.empty(q.depth * 64, q.features, dtype=torch_dtype, device=device) for q in tables.queues]
-    packed = [torch.empty(p.rows, p.columns, dtype=torch_dtype, device=device) for p in tables.packs]
-    total = sum(t.numel() * DTYPE_BYTES[dtype] for t in (*rings, *packed))
+
+    def empty(rows: int, columns: int, dtype: str) -> torch.Tensor:
+        return torch.empty(rows, columns, dtype=TORCH_DTYPES[dtype], device=device)
+
+    rings = [empty(q.depth * 64, q.features, q.dtype) for q in tables.queues]
+    packed = [empty(p.rows, p.columns, p.dtype) for p in tables.packs]
+    total = sum(t.nbytes for t in (*rings, *packed))
     log.debug("workspace of %d bytes for %d queues and %d packed weights", total, len(rings), len(packed))
     return Workspace(flags, rings, packed)
 
@@ -56,8 +58,8 @@ class Workspaces:
     compiled pipeline lives.
     """
 
-    def __init__(self, tables: Tables, dtype: str, device: torch.device) -> None:
-        self._new = lambda: allocate(tables, dtype, device)
+    def __init__(self, tables: Tables, device: torch.device) -> None:
+        self._new = lambda: allocate(tables, device)
         self._by_stream: dict[int, Workspace] = {}
         self._captured: list[Workspace] = []
 
