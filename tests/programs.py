@@ -87,18 +87,6 @@ def edge_block(width: int = 128, layers: int = 3, act: str = "relu") -> Pipeline
     return p.build()
 
 
-def residual_stream(layers: int = 2, width: int = 64, dtype: str = "bf16", act: str = "silu") -> Pipeline:
-    """A float32 stream around products of 16 bits, as autocast and Mamba have it: s + linear(norm(s).to(dtype), w)."""
-    p = Program(f"stream{layers}x{width}", dtype)
-    s = p.load("s", width, dtype="f32")
-    for _ in range(layers):
-        unit = p.op("rms_norm", width, s, dtype="f32", eps=1e-5)
-        h = p.linear(p.op("cast", width, unit), width, act)
-        s = p.op("add", width, s, h, dtype="f32")
-    p.store(s, dtype="f32")
-    return p.build()
-
-
 def elementwise() -> Pipeline:
     """No linear: softmax(sin(x) * 2)."""
     p = Program("elementwise")

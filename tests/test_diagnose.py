@@ -17,9 +17,8 @@ EPOCH = 3 << 32
 
 def tables() -> Tables:
     """Queue ``h`` from a stage to two others, then queue ``k`` to one."""
-    made = Tables(queues=[QueueSpec("h", "bf16", 64, 2, ("b", "c"), 0, "model.py:7"), QueueSpec("k", "bf16", 64, 2, ("c",), 6, "")])
-    made.lines = 10
-    return made
+    first = QueueSpec("h", "bf16", 64, 2, ("b", "c"), 0, "model.py:7")
+    return Tables(queues=[first, QueueSpec("k", "bf16", 64, 2, ("c",), 6, "")], lines=10)
 
 
 def record(dump: Dump, stage: int, queue: int, tile: int, free: int, expected: int, found: int, flags: list[int]):

@@ -57,9 +57,7 @@ def check(pipeline: Pipeline, rows: int, folder: Path, seed: int = 0, **options)
         error = float((value.double() - exact[name].double()).norm() / norm)
         allowed = 2 * float((working[name].double() - exact[name].double()).norm() / norm)
         close = TF32 if any(w.dtype == "f32" for w in weights) else CLOSE[pipeline.tensor(name).dtype]
-        assert error <= allowed + close, (
-            f"{name}: error {error:.2e}, the reference machine's is {allowed / 2:.2e}"
-        )
+        assert error <= allowed + close, f"{name}: error {error:.2e}, the reference machine's is {allowed / 2:.2e}"
 
 
 def with_stage(p: Pipeline, **changes) -> Pipeline:
