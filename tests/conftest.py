@@ -1,4 +1,4 @@
-"""Seeds, a cache folder of the test's own, and the reason why GPU tests are skipped."""
+"""Seeds, a cache folder of the test's own, and the reasons why tests that need a GPU or NVRTC are skipped."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from tilestream import cuda
+from tilestream.cuda.compile import compiler_version
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = cuda.available()
-    if not reason:
-        return
+    lacking = {"gpu": cuda.available()}
+    if compiler_version() == "none":
+        lacking["nvrtc"] = "NVRTC is not installed (pip install 'tilestream[cuda]')"
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        for mark, reason in lacking.items():
+            if reason and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

@@ -44,8 +44,8 @@ class Program:
         params = (self.tensor(f"g{n}", Role.PARAMETER, x.features), self.tensor(f"b{n}", Role.PARAMETER, x.features))
         return self.op("layer_norm", x.features, x, params=params, eps=1e-5, affine="wb")
 
-    def store(self, tile: Tile) -> None:
-        name = self.tensor(f"y{len(self.tensors)}", Role.OUTPUT, tile.features)
+    def store(self, tile: Tile, dtype: str = "") -> None:
+        name = self.tensor(f"y{len(self.tensors)}", Role.OUTPUT, tile.features, dtype=dtype)
         self.ops.append(TileOp("store", None, (tile.name,), (name,), (), f"model.py:{len(self.ops)}"))
 
     def build(self) -> Pipeline:

@@ -29,6 +29,7 @@ class Limits:
     replicas: int = 3
     dtypes: tuple[str, ...] = ("bf16", "f16")
     f32: bool = True  # casts to fp32, fp32 outputs, fp32 biases of linears
+    mixed: bool = False  # inputs of any dtype, fp32 most of all; products of 16 bits, or of fp32 alone
     resident_bytes: int = 96 * 1024  # weights of a stage are resident only up to here
 
 
@@ -72,7 +73,7 @@ class _Builder:
     dtype: str = ""
 
     def build(self) -> Pipeline:
-        self.dtype = self.rng.choice(self.limits.dtypes)
+        self.dtype = self.rng.choice((*self.limits.dtypes, "f32") if self.limits.mixed else self.limits.dtypes)
         for _ in range(self.rng.choice((1, 1, 2, 3))):
             self.load()
         count = self.rng.randint(2, self.limits.ops)
@@ -132,8 +133,9 @@ class _Builder:
 
     def load(self) -> None:
         width = self.width()
-        tensor = self.tensor(Role.INPUT, (width,), self.dtype)
-        self.emit("load", width, params=(tensor,), dtype=self.dtype, top=3.0)
+        dtype = self.rng.choice(("f32", "f32", self.dtype, "bf16", "f16")) if self.limits.mixed else self.dtype
+        tensor = self.tensor(Role.INPUT, (width,), dtype)
+        self.emit("load", width, params=(tensor,), dtype=dtype, top=3.0)
 
     def linear(self) -> None:
         x = self.some()

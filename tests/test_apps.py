@@ -83,6 +83,7 @@ def test_edge_blocks_have_the_published_sizes() -> None:
     assert weights(APPS["graphcast"].module()) == [(512, 1536), (512, 512)]
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("app", APPS.values(), ids=list(APPS))
 def test_chosen_kernels_compile_without_spills(app) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")

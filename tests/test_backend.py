@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tilestream import fallback, oracle, runtime
-from tilestream.run import executable as execution
 from tilestream.backend import tilestream
 from tilestream.devices import Device
 from tilestream.errors import PlanError, TilestreamError
 from tilestream.ir import Pipeline
 from tilestream.planner import Candidate, Plan
+from tilestream.run import executable as execution
 
 REFERENCE = {"target": "reference"}
 

@@ -37,6 +37,7 @@ def test_the_pipelines_compute_the_largest_sum(case: bench_queues.Case):
     assert torch.equal(got, (x.float() + row.float().max()).bfloat16())
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("case", [EVERY[0], EVERY[-6], EVERY[-1]], ids=str)
 def test_the_kernels_compile_without_spills(case: bench_queues.Case):
     assert all(report.spills == 0 for report in compile_only(bench_queues.pipeline(case, 66)))

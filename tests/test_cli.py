@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from tilestream.cli import app
+from tilestream.cuda.compile import compiler_version
 
 runner = CliRunner()
 
@@ -177,7 +178,10 @@ def test_demo_writes_its_files_and_passes(tmp_path) -> None:
     assert done.exit_code == 0, done.output
     made = json.loads((tmp_path / "d.json").read_text())
     assert made["ok"] and len(made["checks"]) == 3
-    assert all(k["spilled bytes"] == "0" for k in made["kernels"])
+    if compiler_version() == "none":
+        assert "NVRTC" in made["kernels"]
+    else:
+        assert made["kernels"] and all(k["spilled bytes"] == "0" for k in made["kernels"])
     assert (tmp_path / "d" / "report.html").stat().st_size > 20_000
     assert json.loads((tmp_path / "d" / "timeline.json").read_text())["traceEvents"]
     for rows in ("262144", "16384"):

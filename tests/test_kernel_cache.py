@@ -18,6 +18,7 @@ from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.target import Target
 
+pytestmark = pytest.mark.nvrtc
 SOURCE = emit(chain(1, 16))
 
 

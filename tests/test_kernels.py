@@ -11,16 +11,14 @@ from samples import spatial
 
 from tilestream.cuda import sass
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.compile import KernelReport, compiler_version
+from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
 from tilestream.devices import get
 from tilestream.ir import Pipeline, Shard
 from tilestream.options import Options
 from tilestream.planner import plan
 
-pytestmark = [
-    pytest.mark.skipif(compiler_version() == "none", reason="NVRTC is not installed (pip install 'tilestream[cuda]')"),
-]
+pytestmark = pytest.mark.nvrtc
 needs_disassembler = pytest.mark.skipif(
     sass.disassembler() is None, reason="cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)"
 )

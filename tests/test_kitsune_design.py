@@ -59,6 +59,8 @@ def test_gradients_are_summed_in_halves_and_the_bias_rides():
     derivative = p.holder("b2.db")
     assert derivative.ops == ("b2.da", "b2.db") and derivative.half is Half.WHOLE
     assert p.holder("b2.dw").half is Half.PARTIAL
+    sums = next(r for r in p.rings if r.consumers == ("b2.dw.final",))
+    assert sums.bytes == 4 * 32 * 256  # partial sums are fp32, though the gradient has two bytes an element
     stream = next(r for r in p.rings if r.producer == "b2.da" and r.value)
     assert stream.consumers == ("b2.dx", "b2.dw")  # multicast
     # dX and the derivative of the layer before it are one stage: an epilogue.

@@ -8,12 +8,12 @@ import pytest
 import sympy
 import torch
 from modules import ALL, Case, Fn, linear
+from tilestream.execution import RegionCall, bind, concrete
 from torch import nn
 
 from tilestream import oracle
 from tilestream.capture import capture
 from tilestream.errors import InputError
-from tilestream.execution import RegionCall, bind, concrete
 from tilestream.measure import float64, random_arguments
 from tilestream.reference import run
 from tilestream.regions import Partition, partition
@@ -90,6 +90,25 @@ def test_a_thin_slice_of_a_wide_input_is_cut_outside():
     found = cut(module, torch.randn(37, 1000).bfloat16())
     assert [t.features for t in found.regions[0].program.tensors if t.role == "input"] == [3]
     assert [s.trivial for s in found.segments] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("slices", "loaded"),
+    [
+        (((0, 5),), {10}),  # half of it: loaded whole, and cut in the tile
+        (((0, 4),), {4}),
+        (((0, 2), (5, 8)), {10}),
+        (((0, 2), (5, 7)), {2}),
+    ],
+)
+def test_slices_of_less_than_half_of_an_input_are_cut_outside(slices: tuple, loaded: set[int]):
+    def forward(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        parts = [layer(x[:, first:last]) for layer, (first, last) in zip(m.layers, slices, strict=True)]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    module = Fn(forward, *(linear(last - first, 13) for first, last in slices)).bfloat16()
+    found = cut(module, torch.randn(37, 10).bfloat16())
+    assert {t.features for r in found.regions for t in r.program.tensors if t.role == "input"} == loaded
 
 
 def test_a_slice_that_is_used_inside_and_outside_is_two_views():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from mixed_programs import by_columns, residual_stream
 from programs import Program, chain, edge_block
 from random_pipelines import random_pipeline, tensors_for
 from random_programs import Limits
@@ -113,6 +114,8 @@ PIPELINES = {
     "one in flight": lambda: one_stage(3, 128, in_flight=1),
     "one in flight, split columns": lambda: one_stage(3, 128, placement=1, in_flight=1),
     "pair": lambda: one_stage(3, 128, group=2),
+    "fp32 stream": lambda: residual_stream(1, 64),
+    "fp32 stream, split columns": lambda: by_columns(residual_stream(1, 192)),
 }
 
 

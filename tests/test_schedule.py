@@ -106,14 +106,6 @@ def test_too_wide_a_tile_names_the_line_and_the_way_out(dim: int, width: int) ->
     assert "split the layer" in e.value.remedy
 
 
-def test_operands_of_two_dtypes_are_rejected() -> None:
-    p = Program("mixed")
-    x = p.load("x", 64, dtype="f32")
-    p.store(p.linear(x, 64))
-    with pytest.raises(VerifyError, match="mixes operand dtypes"):
-        schedule(p.build())
-
-
 @pytest.mark.parametrize("changes", [{"replicas": 3}, {"replicas": 2, "residency": Residency.RESIDENT}])
 def test_pairs_need_an_even_number_of_replicas_and_streamed_weights(changes: dict) -> None:
     with pytest.raises(VerifyError, match="group 2"):

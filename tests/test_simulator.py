@@ -15,10 +15,11 @@ from strategies import pipelines
 from tilestream import devices
 from tilestream.cost import predict, traffic
 from tilestream.errors import PipelineDeadlock
-from tilestream.ir import Pipeline
+from tilestream.ir import Pipeline, Queue, Stage
 from tilestream.options import Options
 from tilestream.planner import plan
 from tilestream.simulator import Simulation, simulate
+from tilestream.simulator.from_pipeline import launch_of
 from tilestream.work import tiles_of
 
 H200 = devices.get("h200")
@@ -121,6 +122,18 @@ def test_deeper_queues_never_hurt():
     spatial = planned(nerf(), 65_536, "spatial")
     deeper = spatial.with_stages(spatial.stages, tuple(replace(q, depth=2 * q.depth) for q in spatial.queues))
     assert simulate(deeper, 65_536, H200).time_us <= simulate(spatial, 65_536, H200).time_us * 1.001
+
+
+def test_an_input_that_several_stages_load_comes_from_dram_once():
+    p = Program("twice")
+    h = p.linear(p.load("x", 128), 128)
+    p.store(p.op("add", 128, h, p.op("load", 128, params=("x",))))
+    ops = p.build().stages[0].ops
+    stages = (Stage("a", ops[:2], replicas=8), Stage("b", ops[2:], replicas=8))
+    both = p.build().with_stages(stages, (Queue(h.name, "a", ("b",), depth=32),))
+    rows = 16_384
+    read = sum(s.work.dram_read * s.tiles + s.once.dram_read * s.ctas for s in launch_of(both, rows, H200).stages)
+    assert read == traffic(both, rows).dram_read - 2 * 128  # all but the bias, which no tile takes in
 
 
 def test_memory_bound_work_waits_for_dram():

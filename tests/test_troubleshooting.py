@@ -56,8 +56,8 @@ def test_the_dump_on_the_page_is_what_the_code_prints():
     from tilestream.cuda.tables import QueueSpec, Tables
 
     queues = [
-        QueueSpec("code", 128, 4, ("hidden", "head"), 0, ""),
-        QueueSpec("features", 128, 4, ("head",), 12, "model.py:31"),
+        QueueSpec("code", "bf16", 128, 4, ("hidden", "head"), 0, ""),
+        QueueSpec("features", "bf16", 128, 4, ("head",), 12, "model.py:31"),
     ]
     tables = Tables(queues=queues)
     tables.lines = 20

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
+from mixed_programs import ONE_STAGE, residual_stream
 from programs import Program, chain, edge_block, elementwise, nerf
 
 from tilestream.ir import Pipeline, Queue, Residency, Shard, Stage, TileOp, Transport
@@ -146,6 +148,11 @@ def views(*slices: tuple[int, int], width: int = 379) -> Pipeline:
     return p.build()
 
 
+def _on_every_sm(make: Callable[[], Pipeline]) -> Pipeline:
+    program = make()
+    return one_stage(program, program.stages[0].placement.dim)
+
+
 STREAMED = Residency.STREAMED
 
 NAMED: dict[str, Callable[[], Pipeline]] = {
@@ -184,4 +191,9 @@ NAMED: dict[str, Callable[[], Pipeline]] = {
     "bulk_chain": lambda: spread(chain(3, 192), replicas=SMS, residency=STREAMED, launches=(1, 2)),
     "bulk_odd_f16": lambda: spread(odd_widths("f16"), layers=3, replicas=SMS, residency=STREAMED, launches=(1, 2)),
     "l2_and_dram": lambda: spread(ladder(4, 64), replicas=5, launches=(2,)),
-}
+    "spatial_mixed_dtypes": lambda: spread(residual_stream(3, 64), replicas=3, steps=1),
+    "spatial_mixed_dtypes_by_columns": lambda: spread(
+        residual_stream(2, 200, "f16"), replicas=4, placements=(1, 0), residency=STREAMED
+    ),
+    "bulk_mixed_dtypes": lambda: spread(residual_stream(2, 72), replicas=SMS, residency=STREAMED, launches=(1,)),
+} | {f"mixed_{name}": partial(_on_every_sm, make) for name, make in ONE_STAGE.items()}

@@ -18,7 +18,7 @@ FIRST = int(os.environ.get("TILESTREAM_FUZZ_FIRST", "0"))
 
 
 def limits(seed: int) -> Limits:
-    return Limits(f32=seed % 4 == 0, max_width=512 if seed % 3 == 0 else 256)
+    return Limits(f32=seed % 4 == 0, mixed=seed % 5 == 4, max_width=512 if seed % 3 == 0 else 256)
 
 
 @pytest.mark.gpu

@@ -30,6 +30,7 @@ def expected(name: str) -> tuple[Mapping[str, Tensor], ...]:
     return tensors, *reference_run(pipeline, tensors)
 
 
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("name", NAMED)
 def test_named_pipelines_are_legal_and_compile_without_spills(name: str):
     pipeline = NAMED[name]()

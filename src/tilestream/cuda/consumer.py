@@ -10,7 +10,7 @@ from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
 from tilestream.ir import Pipeline, TileOp
 from tilestream.schedule.layout import Layout
-from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Segment, Step, ceil_to
+from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Segment, Step, ceil_to, columns_of
 
 _POINTER = re.compile(r"@P(\d+)@")
 
@@ -77,8 +77,30 @@ class ConsumerEmitter:
                         last[self.s.streams[t].queue] = (step.index, k, t)
         return last
 
-    def own_chunks(self) -> str:
-        return f" + (u32)(col0 / {self.s.chunk_columns}) * CHUNK_BYTES" if self.split else ""
+    def element(self, dtype: str) -> str:
+        """C++ type; the operands' has a name of its own, so that kernels of one dtype differ in nothing else."""
+        return "T" if dtype == self.s.dtype else dtype
+
+    def buffer_dtype(self, tile: str) -> str:
+        return self.s.buffer_dtypes[self.s.buffers[tile]]
+
+    def own_chunks(self, dtype: str) -> str:
+        """Offset of this warpgroup's columns in a tile of ``dtype``."""
+        return f" + (u32)(col0 / {columns_of(dtype)}) * CHUNK_BYTES" if self.split else ""
+
+    def chunk_names(self, tile: str) -> list[str]:
+        """Variables that hold the addresses of a stream's chunks for one turn of an epilogue."""
+        name = "in_" + re.sub(r"\W", "_", tile)
+        parts = self.s.parts(self.s.streams[tile].dtype)
+        return [name] if parts == 1 else [f"{name}_{k}" for k in range(parts)]
+
+    def in_chunk(self, chunks: list[str], dtype: str) -> str:
+        """Address of a lane's pair in block ``k`` of a turn that has these chunks of ``dtype``."""
+        t = self.element(dtype)
+        if len(chunks) == 1:
+            return f"pair_addr<{t}>({chunks[0]}, t, k, j)"
+        blocks = columns_of(dtype) // 8
+        return f"pair_addr<{t}>(k < {blocks} ? {chunks[0]} : {chunks[1]}, t, k % {blocks}, j)"
 
     def _credits(self, step: int, phase: int) -> list[str]:
         lines = []
@@ -203,7 +225,7 @@ class ConsumerEmitter:
     # -- an epilogue pass
 
     def _phase(self, step: Step, index: int, phase: Phase, blocks: int, width: int) -> list[str]:
-        columns = self.s.chunk_columns
+        columns = self.s.pass_columns
         per_chunk = columns // 8
         chunks = ceil_to(width, columns) // columns
         staged = [s for s in phase.sinks if s.kind == "staged"]
@@ -226,7 +248,8 @@ class ConsumerEmitter:
         # Chunks of the second warpgroup that lie beyond the tile have no room in its buffer or staging.
         past = self.split and step.features <= width + (chunks - 1) * columns
         guard = f"if (col0 + c * {columns} < {step.features}) " if past else ""
-        for k, _ in enumerate(staged):
+        outs = [f"out{k}" for k in range(self.s.staged(phase))]
+        for k, _ in enumerate(outs):
             out.append(f"    u32 out{k} = 0;")
             out.append(f"    {guard}{{ out.wait_empty(); out{k} = out.addr(); out.advance(); }}")
         out.append(f"    {guard}TS_LANES {{")
@@ -250,10 +273,11 @@ class ConsumerEmitter:
         out.append("        for (int j = 0; j < 2; ++j) {")
         out += ["          " + line for line in names.evaluate()]
         out += ["          " + line for line in self._reduce_lines(phase, names)]
-        for k, sink in enumerate(staged):
+        room = iter(outs)
+        for sink in staged:
             a, b = names.masked(sink.tile)
-            store = f"Io<T>::store(pair_addr<T>(out{k}, t, k, j), {a}, {b});"
-            out.append(f"          {store}")
+            at = self.in_chunk([next(room) for _ in range(self.s.parts(sink.dtype))], sink.dtype)
+            out.append(f"          Io<{self.element(sink.dtype)}>::store({at}, {a}, {b});")
         for sink in phase.sinks:
             if sink.kind != "staged":
                 mine = guard if sink.kind == "shared" and sink.column % 8 == 0 else ""
@@ -266,9 +290,9 @@ class ConsumerEmitter:
         out += ["        }", "      }"]
         out.append("      fence_async_shared();" if staged else "")
         out.append("    }")
-        for _ in staged:
+        for _ in outs:
             out.append(f"    {guard}group_arrive(out.published());")
-        for _t in phase.streams:
+        for _ in range(self.s.taken(phase)):
             out.append("    in.release();" + (" in.release();" if self.split else ""))
         out.append("  }")
         out += self._after(phase, shared, blocks, width, step)
@@ -276,13 +300,14 @@ class ConsumerEmitter:
         return [line for line in out if line]
 
     def _take(self, tile: str) -> list[str]:
-        name = "in_" + re.sub(r"\W", "_", tile)
-        if not self.split:
-            return [f"    in.wait_full(); const u32 {name} = in.addr(); in.advance();"]
-        return [
-            f"    u32 {name} = 0;",
-            f"    for (int h = 0; h < 2; ++h) {{ in.wait_full(); if (h == g) {name} = in.addr(); in.advance(); }}",
-        ]
+        lines = []
+        for name in self.chunk_names(tile):
+            if self.split:
+                take = f"in.wait_full(); if (h == g) {name} = in.addr(); in.advance();"
+                lines += [f"    u32 {name} = 0;", f"    for (int h = 0; h < 2; ++h) {{ {take} }}"]
+            else:
+                lines.append(f"    in.wait_full(); const u32 {name} = in.addr(); in.advance();")
+        return lines
 
     def _neutral(self, op: TileOp) -> str:
         return literal(0.0) if op.kind == "sum" else literal(float("-inf"))
@@ -305,22 +330,22 @@ class ConsumerEmitter:
         if sink.kind == "registers":
             return [f"TS_REG(r{self.s.slots[sink.target]}, 2 * i + j) = T::pack({a}, {b});"]
         if sink.kind == "shared":
-            base = self.buffer(sink.target)
+            base, dtype = self.buffer(sink.target), self.buffer_dtype(sink.target)
+            e = self.element(dtype)
             if self.s.dtype == "f32" and sink.target in self.operands:
                 a, b = f"f32::to_tf32({a})", f"f32::to_tf32({b})"  # products would truncate
             at = f"{base}, (u32)row_of(t, j), (u32)(col0 + col_of(t, i) + {sink.column}"
             # The second warpgroup's columns start on a chunk, so its blocks have the first one's numbers.
             if sink.column % 8 == 0:
-                store = (
-                    f"Io<T>::store(pair_addr<T>({base}{self.own_chunks()}, t, i + {sink.column // 8}, j), {a}, {b});"
-                )
+                own = self.own_chunks(dtype)
+                store = f"Io<{e}>::store(pair_addr<{e}>({base}{own}, t, i + {sink.column // 8}, j), {a}, {b});"
                 if sink.target == sink.tile or self.s.tiles[sink.tile].features % 8 == 0:
                     return [store]
                 # Columns beyond this part belong to the next part of the concatenation.
-                return [f"if (ok1) {{ {store} }} else if (ok0) Io<T>::store1(element_addr<T>({at})), {a});"]
+                return [f"if (ok1) {{ {store} }} else if (ok0) Io<{e}>::store1(element_addr<{e}>({at})), {a});"]
             return [
-                f"if (ok0) Io<T>::store1(element_addr<T>({at})), {a});",
-                f"if (ok1) Io<T>::store1(element_addr<T>({at} + 1)), {b});",
+                f"if (ok0) Io<{e}>::store1(element_addr<{e}>({at})), {a});",
+                f"if (ok1) Io<{e}>::store1(element_addr<{e}>({at} + 1)), {b});",
             ]
         if sink.kind == "direct":
             return names.direct(sink, *names.pair(sink.tile))
@@ -331,8 +356,11 @@ class ConsumerEmitter:
 
     def _after(self, phase: Phase, shared, blocks: int, width: int, step: Step) -> list[str]:
         out = []
-        columns = self.s.chunk_columns
         for sink in phase.sinks:
+            columns, e = 0, ""
+            if sink.kind == "shared":
+                dtype = self.buffer_dtype(sink.target)
+                columns, e = columns_of(dtype), self.element(dtype)
             if sink.kind == "registers":
                 even = ceil_to(blocks, 2)
                 if even > blocks:
@@ -341,13 +369,13 @@ class ConsumerEmitter:
                 full = ceil_to(step.features, columns) // 8
                 if full > blocks and step.features <= width:  # else the second warpgroup masks the last chunk
                     who = "if (g == 1) " if self.split else ""
-                    out.append(f"  {who}zero_columns<T, {blocks}, {full}>({self.buffer(sink.target)});")
+                    out.append(f"  {who}zero_columns<{e}, {blocks}, {full}>({self.buffer(sink.target)});")
             if sink.kind == "shared" and sink.target != sink.tile:
                 total = self.s.tiles[sink.target].features
                 full = ceil_to(total, columns // 4)  # as far as products read
                 if full > total and sink.column + step.features == total:
                     who = "if (g == 1) " if self.split else ""
-                    out.append(f"  {who}zero_tail<T, {total}, {full}>({self.buffer(sink.target)});")
+                    out.append(f"  {who}zero_tail<{e}, {total}, {full}>({self.buffer(sink.target)});")
         if shared:
             out.append("  fence_async_shared();")
             out.append(f"  {self._barrier()}")

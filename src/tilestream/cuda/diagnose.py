@@ -50,7 +50,7 @@ class Dump:
         stage, sm, queue, tile, free = half[0][1], half[1][0], half[1][1], half[2][0], half[2][1]
         expected, found = (int(w) for w in self.words[3:5])
         q = self.tables.queues[queue]
-        what = "a free slot in" if free else "tile"
+        what = "a free slot in tile" if free else "tile"
         lines = [
             f"stage {self.stages[stage]!r} on SM {sm} waited too long for {what} {tile} of queue {q.tile!r} "
             f"({q.source or 'no source line'}): expected {_ticket(expected)}, found {_ticket(found)}"

@@ -15,7 +15,7 @@ import jinja2
 
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.tables import StageTables, Tables, add_queues, add_stage
+from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
 from tilestream.ir import Pipeline, Residency
 from tilestream.schedule import build
 from tilestream.schedule.layout import Layout, lay_out
@@ -36,6 +36,7 @@ class StageKind:
     tables: StageTables
     resident: bool
     two_publishers: bool
+    mixed: bool  # some odd rows are not of the operands' dtype
     declarations: str
     body: str
 
@@ -90,6 +91,7 @@ def emit(pipeline: Pipeline) -> KernelSource:
         kind = StageKind(
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
+            any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
             emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in kinds if _same(k, kind)), None)
@@ -117,7 +119,7 @@ def emit(pipeline: Pipeline) -> KernelSource:
 def _same(a: StageKind, b: StageKind) -> bool:
     def key(k: StageKind) -> tuple:
         counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
-        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.declarations, k.body)
+        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.declarations, k.body)
 
     return key(a) == key(b)
 

@@ -59,9 +59,8 @@ class Launch:
             )
         if room < 1:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
-        self.dtype = _operand_dtype(source.pipeline)
-        self.workspaces = Workspaces(self.tables, self.dtype)
-        self.pack = pack.Packer(self.tables.packs, DTYPE_BYTES[self.dtype], device) if self.tables.packs else None
+        self.workspaces = Workspaces(self.tables)
+        self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
@@ -98,12 +97,12 @@ class Launch:
         for k, spec in enumerate(self.tables.maps):
             if spec.kind in ("ring", "packed"):
                 address = (space.rings if spec.kind == "ring" else space.packed)[int(spec.name)]
-                row_bytes = self._row_elements(spec) * DTYPE_BYTES[self.dtype]
+                row_bytes = self._row_elements(spec) * DTYPE_BYTES[spec.dtype]
             else:
                 address, stride = where[spec.name]
                 row_bytes = stride * DTYPE_BYTES[self.source.pipeline.tensor(spec.name).dtype]
             raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = driver.tensor_map(
-                "tf32" if spec.rounds else self.dtype,
+                spec.dtype,
                 address,
                 spec.columns,
                 spec.rows or rows,
@@ -318,11 +317,3 @@ def addressable(t: torch.Tensor) -> bool:
     row = t.stride(0) * t.element_size()
     # Rows that bulk copies address start on 16 bytes; rows of odd widths are read element by element.
     return t.stride(0) >= t.shape[-1] and (row % 16 == 0 or t.shape[-1] * t.element_size() % 16 != 0)
-
-
-def _operand_dtype(pipeline: Pipeline) -> str:
-    for stage in pipeline.stages:
-        for op in stage.ops:
-            if op.kind in ("load", "linear"):
-                return pipeline.tensor(op.params[0]).dtype
-    return next(iter(pipeline.tiles().values())).dtype

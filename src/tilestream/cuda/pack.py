@@ -12,6 +12,8 @@ import torch
 from tilestream.cuda import driver
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.tables import PackSpec
+from tilestream.ir import DTYPE_BYTES
+from tilestream.schedule.model import ceil_to, columns_of
 
 ENTRY_BYTES = 48
 Where = tuple[int, int]
@@ -28,19 +30,19 @@ def _function(entries: int, device_index: int) -> driver.Function:
 class Packer:
     """Fills the packed copies of ``specs`` from the weights, on the given stream."""
 
-    def __init__(self, specs: Sequence[PackSpec], element_bytes: int, device: torch.device) -> None:
-        self.specs, self.element = specs, element_bytes
+    def __init__(self, specs: Sequence[PackSpec], device: torch.device) -> None:
+        self.specs = specs
         self.entries = [(k, s, seg) for k, s in enumerate(specs) for seg in s.segments]
         self.function = _function(len(self.entries), device.index or 0)
 
     def prepare(self, where: Mapping[str, Where], packed: Sequence[int], stream: int) -> driver.PreparedLaunch:
         """The copy from the weights at ``where`` to the addresses ``packed``, one a spec, on a stream."""
         raw = (ctypes.c_char * (len(self.entries) * ENTRY_BYTES + 8))()
-        chunk = 128 // self.element
         for n, (k, spec, (column, columns, at)) in enumerate(self.entries):
             address, stride = where[spec.weight]
+            padded = ceil_to(columns, columns_of(spec.dtype))
             struct.pack_into(
                 "<QQ8i", raw, n * ENTRY_BYTES, address, packed[k], spec.rows, columns,
-                stride, spec.columns, column, at, -(-columns // chunk) * chunk, self.element,
+                stride, spec.columns, column, at, padded, DTYPE_BYTES[spec.dtype],
             )  # fmt: skip
         return self.function.prepare((16, len(self.entries)), 256, stream, raw)

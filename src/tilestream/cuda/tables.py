@@ -7,22 +7,25 @@ from dataclasses import dataclass, field
 
 from tilestream.ir import DTYPE_BYTES, Pipeline, Transport
 from tilestream.schedule.layout import Layout
-from tilestream.schedule.model import Place, Schedule, Sink, ceil_to
+from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, ceil_to, columns_of
+
+ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that are not of the operands' dtype
 
 
 @dataclass(frozen=True)
 class MapSpec:
     """A tensor map to encode at launch. ``kind``: weight, packed (weight in the arena), input, output or ring.
 
+    ``dtype`` is that of the memory, or ``tf32``: fp32 operands of products are rounded to that on the way in.
     Boxes are ``box_rows`` x 128 bytes with the 128-byte swizzle; rows and columns outside read as zero.
     """
 
     kind: str
     name: str
+    dtype: str
     columns: int
     box_rows: int
     rows: int = 0  # of weights and rings; inputs and outputs have the launch's rows
-    rounds: bool = False  # fp32 operands of products: to tf32 on the way in
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class PackSpec:
     """
 
     weight: str
+    dtype: str
     rows: int
     columns: int
     segments: tuple[tuple[int, int, int], ...]
@@ -43,6 +47,7 @@ class QueueSpec:
     """A ring in L2. Its flags are ``depth`` full lines, then ``depth`` free lines a consumer, from ``line``."""
 
     tile: str
+    dtype: str
     features: int  # a multiple of 16 bytes
     depth: int
     consumers: tuple[str, ...]
@@ -100,7 +105,7 @@ def add_queues(tables: Tables, pipeline: Pipeline) -> None:
         if q.transport is Transport.L2:
             tile = tiles[q.tile]
             features = ceil_to(tile.features, 16 // DTYPE_BYTES[tile.dtype])
-            tables.queues.append(QueueSpec(q.tile, features, q.depth, q.consumers, tables.lines, q.source))
+            tables.queues.append(QueueSpec(q.tile, tile.dtype, features, q.depth, q.consumers, tables.lines, q.source))
             tables.lines += q.depth * (1 + len(q.consumers))
 
 
@@ -108,7 +113,6 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     """Append a stage's pages, loads and stores in the order in which its consumers take them."""
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
     columns = schedule.chunk_columns
-    halves = (0, 1) if schedule.stage.placement.dim == 1 else (0,)
     left = Counter(_takes(schedule))
     for step in schedule.steps:
         if step.gemm is not None:
@@ -119,12 +123,9 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
                     for c in range(segment.chunks(columns)):
                         _load(tables, schedule, segment.tile, c * columns, pipeline, left[segment.tile], True)
         for phase in step.phases:
-            share = ceil_to(schedule.width(step), columns) // columns
             left.subtract(phase.streams)
-            for c in range(share):
-                for tile in phase.streams:
-                    for h in halves:
-                        _load(tables, schedule, tile, (c + h * share) * columns, pipeline, left[tile], False)
+            for tile, column in _epilogue_chunks(schedule, step, phase):
+                _load(tables, schedule, tile, column, pipeline, left[tile], False)
             _stores(tables, schedule, step, phase, pipeline, at)
     at.pages = len(tables.page_ops) - at.page_ops
     at.loads = len(tables.load_ops) - at.load_ops
@@ -140,11 +141,24 @@ def _takes(schedule: Schedule) -> list[str]:
     return takes
 
 
+def _epilogue_chunks(schedule: Schedule, step: Step, phase: Phase) -> list[tuple[str, int]]:
+    """(stream, first column) of every chunk that a pass takes, in order; under Shard(1), for either warpgroup."""
+    turns = ceil_to(schedule.width(step), schedule.pass_columns) // schedule.pass_columns
+    halves = (0, turns) if schedule.stage.placement.dim == 1 else (0,)
+    chunks = []
+    for c in range(turns):
+        for tile in phase.streams:
+            dtype = schedule.streams[tile].dtype
+            for part in range(schedule.parts(dtype)):
+                chunks += [(tile, (c + h) * schedule.pass_columns + part * columns_of(dtype)) for h in halves]
+    return chunks
+
+
 def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline) -> None:
     gemm = step.gemm
     columns, width = schedule.chunk_columns, schedule.width(step)
     element = DTYPE_BYTES[schedule.dtype]
-    rounds = schedule.dtype == "f32"
+    dtype = _loaded(schedule.dtype, True)
     weight = pipeline.tensor(gemm.weight)
     out, depth = weight.shape
     by_column = sorted(gemm.segments, key=lambda s: s.weight_column)
@@ -154,16 +168,17 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     half = box // 2 if schedule.stage.group == 2 and box % 16 == 0 else 0
     if aligned:
         start = {s: s.weight_column for s in by_column}
-        index = tables.map(MapSpec("weight", gemm.weight, depth, half or box, out, rounds))
+        index = tables.map(MapSpec("weight", gemm.weight, dtype, depth, half or box, out))
     else:
         start, at = {}, 0
         for s in by_column:
             start[s] = at
             at += ceil_to(s.features, columns)
-        spec = PackSpec(gemm.weight, out, at, tuple((s.weight_column, s.features, start[s]) for s in by_column))
+        segments = tuple((s.weight_column, s.features, start[s]) for s in by_column)
+        spec = PackSpec(gemm.weight, weight.dtype, out, at, segments)
         if spec not in tables.packs:
             tables.packs.append(spec)
-        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), at, half or box, out, rounds))
+        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), dtype, at, half or box, out))
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
     for segment in gemm.segments:
         for c in range(segment.chunks(columns)):
@@ -181,14 +196,14 @@ def _load(
     ``again``: how many more times this stage takes the tile; only the last may leave the L2 first.
     """
     stream = schedule.streams[tile]
-    columns = schedule.chunk_columns
-    element = DTYPE_BYTES[schedule.dtype]
-    rounds = product and schedule.dtype == "f32"
+    columns = columns_of(stream.dtype)
+    element = DTYPE_BYTES[stream.dtype]
+    dtype = _loaded(stream.dtype, product)
     start = stream.start + column
     if stream.queue:
         q = tables.queue(stream.queue)
         spec = tables.queues[q]
-        index = tables.map(MapSpec("ring", str(q), spec.features, 64, spec.depth * 64, rounds))
+        index = tables.map(MapSpec("ring", str(q), dtype, spec.features, 64, spec.depth * 64))
         tables.load_ops.append((index, start, q, 0, 0, 0, 0, again, 0))
         return
     tensor = pipeline.tensor(stream.tensor)
@@ -196,19 +211,25 @@ def _load(
     at_end = stream.start + stream.features == tensor.features
     on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
     if on_16_bytes and (at_end or valid == columns):
-        index = tables.map(MapSpec("input", stream.tensor, tensor.features, 64, 0, rounds))
+        index = tables.map(MapSpec("input", stream.tensor, dtype, tensor.features, 64))
         tables.load_ops.append((index, start, -1, 0, 0, 0, 0, again, 0))
     else:
         pointer = tables.pointer("input", stream.tensor)
         padded = min(columns, ceil_to(valid, columns // 4))
-        tables.load_ops.append((-1, start, -1, pointer, tensor.features, valid, padded, again, int(rounds)))
+        form = int(dtype == "tf32") if stream.dtype == schedule.dtype else ODD_ROWS[stream.dtype]
+        tables.load_ops.append((-1, start, -1, pointer, tensor.features, valid, padded, again, form))
+
+
+def _loaded(dtype: str, product: bool) -> str:
+    """The dtype of a tensor map for memory of ``dtype``: fp32 is rounded to tf32 on its way into a product."""
+    return "tf32" if product and dtype == "f32" else dtype
 
 
 def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline, at: StageTables) -> None:
     staged = [s for s in phase.sinks if s.kind == "staged"]
     if not staged:
         return
-    columns, width = schedule.chunk_columns, schedule.width(step)
+    columns, width = schedule.pass_columns, schedule.width(step)
     share = ceil_to(width, columns) // columns
     chunks = ceil_to(step.features, columns) // columns
     # Under Shard(1) the warpgroups hold the same inputs: their chunks must go out in turn, or each waits
@@ -225,8 +246,11 @@ def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline,
             for c in mine:
                 for sink in staged:
                     index, queue = _store_target(tables, sink, pipeline)
-                    ends = (int(c == order[0]), int(c == order[-1]))
-                    tables.store_ops.append((index, sink.column + c * columns, queue, *ends))
+                    last = schedule.parts(sink.dtype) - 1
+                    for part in range(last + 1):
+                        ends = (int(c == order[0] and part == 0), int(c == order[-1] and part == last))
+                        column = sink.column + c * columns + part * columns_of(sink.dtype)
+                        tables.store_ops.append((index, column, queue, *ends))
         tables.store_bounds.append(len(tables.store_ops))
 
 
@@ -235,5 +259,5 @@ def _store_target(tables: Tables, sink: Sink, pipeline: Pipeline) -> tuple[int, 
     if sink.target.startswith("queue:"):
         queue = tables.queue(sink.target.removeprefix("queue:"))
         spec = tables.queues[queue]
-        return tables.map(MapSpec("ring", str(queue), spec.features, 64, spec.depth * 64)), queue
-    return tables.map(MapSpec("output", sink.target, pipeline.tensor(sink.target).features, 64)), -1
+        return tables.map(MapSpec("ring", str(queue), spec.dtype, spec.features, 64, spec.depth * 64)), queue
+    return tables.map(MapSpec("output", sink.target, sink.dtype, pipeline.tensor(sink.target).features, 64)), -1

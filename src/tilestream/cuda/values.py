@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from tilestream.cuda.snippets import expression
@@ -87,8 +86,8 @@ class Values:
         if tile == self.held:
             return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
         if tile in s.streams:
-            name = "in_" + re.sub(r"\W", "_", tile)
-            return self.fill(f"Io<T>::load(pair_addr<T>({name}, t, k, j), {{a}}, {{b}});")
+            dtype = s.streams[tile].dtype
+            return self.fill(f"Io<{e.element(dtype)}>::load({e.in_chunk(e.chunk_names(tile), dtype)}, {{a}}, {{b}});")
         base, start = s.views.get(tile, (tile, 0))
         place = s.places[base]
         if place is Place.ROW:
@@ -97,24 +96,26 @@ class Values:
         if place is Place.REGISTERS:
             word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
             return self.fresh(f"T::low({word})", f"T::high({word})")
-        buffer = e.buffer(base)
+        buffer, dtype = e.buffer(base), e.buffer_dtype(base)
+        t = e.element(dtype)
         # Columns that pad the last block or chunk of a view may lie past the buffer: nobody wants their values.
         if start % 8 == 0:
-            past = start + self._columns() > ceil_to(s.buffer_features[s.buffers[base]], s.chunk_columns)
+            past = start + self._columns() > s.buffer_features[s.buffers[base]]
             block = f"(ok0 ? i + {start // 8} : 0)" if past else f"i + {start // 8}"
-            return self.fill(f"Io<T>::load(pair_addr<T>({buffer}{e.own_chunks()}, t, {block}, j), {{a}}, {{b}});")
+            at = f"pair_addr<{t}>({buffer}{e.own_chunks(dtype)}, t, {block}, j)"
+            return self.fill(f"Io<{t}>::load({at}, {{a}}, {{b}});")
         col = f"col0 + col_of(t, i) + {start}"
         at = f"{buffer}, (u32)row_of(t, j)"
         return self.fresh(
-            f"Io<T>::load1(element_addr<T>({at}, (u32)(ok0 ? {col} : 0)))",
-            f"Io<T>::load1(element_addr<T>({at}, (u32)(ok1 ? {col} + 1 : 0)))",
+            f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)(ok0 ? {col} : 0)))",
+            f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)(ok1 ? {col} + 1 : 0)))",
         )
 
     def _columns(self) -> int:
         """Columns that the pass goes over, padding included."""
         if not self.e.split:
             return ceil_to(self.width, 8)
-        return min(2 * self.width, ceil_to(self.step.features, self.e.s.chunk_columns))
+        return min(2 * self.width, ceil_to(self.step.features, self.e.s.pass_columns))
 
     def _param(self, name: str) -> tuple[str, str]:
         tensor = self.e.pipeline.tensor(name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tilestream.cuda import driver
 from tilestream.cuda.tables import Tables
 from tilestream.ir import DTYPE_BYTES, TILE_ROWS
+from tilestream.schedule.model import ceil_to
 
 log = logging.getLogger(__name__)
 LINE_BYTES = 128
@@ -24,13 +25,14 @@ class Workspace:
         rings, packed: device addresses, one a queue and one a packed weight.
     """
 
-    def __init__(self, tables: Tables, dtype: str) -> None:
+    def __init__(self, tables: Tables) -> None:
         size = (2 + tables.lines) * LINE_BYTES
-        parts = [q.depth * TILE_ROWS * q.features for q in tables.queues] + [p.rows * p.columns for p in tables.packs]
+        parts = [q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype] for q in tables.queues]
+        parts += [p.rows * p.columns * DTYPE_BYTES[p.dtype] for p in tables.packs]
         offsets = []
-        for elements in parts:
+        for part in parts:
             offsets.append(size)
-            size += -(-elements * DTYPE_BYTES[dtype] // LINE_BYTES) * LINE_BYTES
+            size += ceil_to(part, LINE_BYTES)
         self.epoch = driver.allocate_zeros(size)
         weakref.finalize(self, driver.free, self.epoch).atexit = False  # the process's end frees it anyway
         self.exits = self.epoch + LINE_BYTES
@@ -56,8 +58,8 @@ class Workspaces:
     compiled pipeline lives.
     """
 
-    def __init__(self, tables: Tables, dtype: str) -> None:
-        self._new = lambda: Workspace(tables, dtype)
+    def __init__(self, tables: Tables) -> None:
+        self._new = lambda: Workspace(tables)
         self._by_stream: dict[int, Workspace] = {}
         self._captured: list[_Captured] = []
 

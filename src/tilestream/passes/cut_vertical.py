@@ -12,7 +12,7 @@ from tilestream.passes.segments import Body, body, cut
 def cut_vertical(program: Pipeline, device: Device) -> Pipeline:
     """One stage, or several launches joined by DRAM queues: the cuts that the fewest bytes cross.
 
-    Cuts lie between linears; if that is not enough (a stage computes in one dtype), beside casts too.
+    Cuts lie between linears; if that is not enough (the products of a stage have one dtype), beside casts too.
     Among cuts with equal traffic the fewest launches win.
 
     Raises:

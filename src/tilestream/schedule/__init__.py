@@ -35,7 +35,8 @@ def build(stage: Stage, pipeline: Pipeline) -> Schedule:
     """Order a stage's ops into steps and give every tile a place.
 
     Raises:
-        VerifyError: if a tile is wider than the placement allows or mixes dtypes; the message names the user's line.
+        VerifyError: if a tile is wider than the placement allows or products have different dtypes; the message names
+            the user's line.
     """
     return partition(stage, pipeline)
 

@@ -85,18 +85,18 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     per_step = [pages_of(schedule, s, s.gemm, page_rows) for s in schedule.steps if s.gemm]
     total_pages = sum(per_step)
     # An epilogue holds a chunk of each of its streams at once (under Shard(1), one for each warpgroup).
-    streamed = max((len(p.streams) for s in schedule.steps for p in s.phases), default=0)
+    streamed = max((schedule.taken(p) for s in schedule.steps for p in s.phases), default=0)
     # A product takes its next chunk before it gives the last one back.
     need_in = max(min(2, chunks_in(schedule)), streamed * (2 if both else 1))
-    staged = max((sum(k.kind == "staged" for k in p.sinks) for s in schedule.steps for p in s.phases), default=0)
+    staged = max((schedule.staged(p) for s in schedule.steps for p in s.phases), default=0)
     # The publisher gives a slot back when it starts the next copy: one more than an epilogue fills at once.
     out_slots = staged + 1 if staged else 0
     out_buffer = _dead_buffer(schedule)
     if out_buffer >= 0:
         out_slots = schedule.buffer_features[out_buffer] // schedule.chunk_columns // 2
     out_bytes = 0 if out_buffer >= 0 else out_slots * 2 * CHUNK
-    element = DTYPE_BYTES[schedule.dtype]
-    buffer_bytes = tuple(ceil_to(f * element, 128) * 64 for f in schedule.buffer_features)
+    kinds = zip(schedule.buffer_features, schedule.buffer_dtypes, strict=True)
+    buffer_bytes = tuple(ceil_to(f * DTYPE_BYTES[d], 128) * 64 for f, d in kinds)
     resident = schedule.stage.residency is Residency.RESIDENT
     reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
     left = limit - sum(buffer_bytes) * rings - out_bytes - reserve
@@ -150,11 +150,13 @@ def _dead_buffer(schedule: Schedule) -> int:
         return -1
     step, segments = steps[0], steps[0].gemm.segments
     sinks = [k for p in step.phases for k in p.sinks]
+    if schedule.pass_columns != schedule.chunk_columns:
+        return -1
     later = {s.tile for st in schedule.steps if st.index > step.index for s in (st.gemm.segments if st.gemm else ())}
     read = {i for p in step.phases for n in p.nodes for i in n.ins} | {
         n for st in schedule.steps if st.index > step.index for p in st.phases for op in p.nodes for n in op.ins
     }
-    if len([k for k in sinks if k.kind == "staged"]) != 1 or any(k.kind == "shared" for k in sinks):
+    if [k.dtype for k in sinks if k.kind == "staged"] != [schedule.dtype] or any(k.kind == "shared" for k in sinks):
         return -1
     if step.features != 2 * schedule.stride(step):
         return -1  # the halves of output and operand would not be the same chunks
@@ -168,9 +170,9 @@ def _dead_buffer(schedule: Schedule) -> int:
 
 def _loads(schedule: Schedule) -> int:
     """Chunks that one tile takes in, products and epilogues together."""
-    columns = schedule.chunk_columns
+    columns = schedule.pass_columns
     total = chunks_in(schedule)
     for step in schedule.steps:
         for phase in step.phases:
-            total += len(phase.streams) * (ceil_to(step.features, columns) // columns)
+            total += schedule.taken(phase) * (ceil_to(step.features, columns) // columns)
     return total

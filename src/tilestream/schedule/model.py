@@ -14,6 +14,11 @@ def ceil_to(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+def columns_of(dtype: str) -> int:
+    """Columns of a chunk in shared memory: rows of 128 bytes, the width of the swizzle."""
+    return 128 // DTYPE_BYTES[dtype]
+
+
 class Place(StrEnum):
     """Where a tile waits for its users."""
 
@@ -29,6 +34,7 @@ class Stream:
 
     tile: str
     features: int
+    dtype: str
     tensor: str = ""
     queue: str = ""
     start: int = 0
@@ -71,6 +77,7 @@ class Sink:
     kind: str  # registers | shared | staged | direct
     target: str = ""  # buffer, output tensor, or "" for the tile's queue
     column: int = 0  # first column in the target
+    dtype: str = ""  # of an output or a queue
 
 
 @dataclass(frozen=True)
@@ -103,10 +110,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A stage, ordered. Slots are register variables, buffers are in shared memory."""
+    """A stage, ordered. Slots are register variables, buffers are in shared memory.
+
+    ``dtype`` is that of products' operands. Streams, buffers and sinks each have their own; a turn of an epilogue
+    goes over ``pass_columns`` columns, a chunk of the narrowest of these types and several of a wider one.
+    """
 
     stage: Stage
     dtype: str
+    pass_columns: int
     steps: tuple[Step, ...]
     tiles: dict[str, Tile]
     places: dict[str, Place]
@@ -116,11 +128,25 @@ class Schedule:
     slot_features: tuple[int, ...]
     buffers: dict[str, int]  # tile in shared memory -> buffer
     buffer_features: tuple[int, ...]
+    buffer_dtypes: tuple[str, ...]
     registers: int
 
     @property
     def chunk_columns(self) -> int:
-        return 128 // DTYPE_BYTES[self.dtype]
+        """Columns of a chunk of a product's operand."""
+        return columns_of(self.dtype)
+
+    def parts(self, dtype: str) -> int:
+        """Chunks of ``dtype`` that one turn of an epilogue takes or makes."""
+        return self.pass_columns // columns_of(dtype)
+
+    def taken(self, phase: Phase) -> int:
+        """Chunks that one turn of an epilogue takes from the input ring."""
+        return sum(self.parts(self.streams[t].dtype) for t in phase.streams)
+
+    def staged(self, phase: Phase) -> int:
+        """Chunks that one turn of an epilogue stages on their way out."""
+        return sum(self.parts(s.dtype) for s in phase.sinks if s.kind == "staged")
 
     def width(self, step: Step) -> int:
         """Columns of a step that one warpgroup owns; under Shard(1) the second one may have fewer, or none."""

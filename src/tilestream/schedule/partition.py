@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilestream.errors import VerifyError
-from tilestream.ir import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Tile, TileOp
+from tilestream.ir import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
 from tilestream.schedule.expand import expand
-from tilestream.schedule.model import ACC_LIMIT, Gemm, Place, Schedule, Segment, Sink, Step, Stream
+from tilestream.schedule.model import ACC_LIMIT, Gemm, Place, Schedule, Segment, Sink, Step, Stream, columns_of
 from tilestream.schedule.phases import Scope, cut_phases
 from tilestream.schedule.places import assign_places
 
@@ -26,7 +26,7 @@ def partition(stage: Stage, pipeline: Pipeline) -> Schedule:
     """Cut ``stage`` into steps and place its tiles.
 
     Raises:
-        VerifyError: a tile is too wide, or dtypes are mixed.
+        VerifyError: a tile is too wide, or products have different dtypes.
     """
     return _Partition(stage, pipeline).run()
 
@@ -42,7 +42,7 @@ class _Partition:
             if op.out is not None:
                 self.tiles.setdefault(op.out.name, op.out)
                 self.features[op.out.name] = op.out.features
-        self.dtype = self._one_dtype()
+        self.dtype = self._operand_dtype()
         self._check_group()
         self.drafts: list[Draft] = []
         self.step_of: dict[str, int] = {}
@@ -52,41 +52,45 @@ class _Partition:
         self.floating: dict[str, TileOp] = {}
         self.rows: set[str] = set()
         self.shared: set[str] = set()  # tiles that views or copies force into shared memory
-        self.copies: dict[str, str] = {}
+        self.copies: dict[tuple[str, str], str] = {}  # (tile, dtype) -> its copy in that dtype
 
     # -- legality
 
-    def _one_dtype(self) -> str:
-        dtypes: dict[str, str] = {}
+    def _operand_dtype(self) -> str:
+        """The dtype of all products; without any, that of all loads, or f32 if they differ."""
+        products, loads = {}, {}
         for op in self.stage.ops:
-            for name in op.params:
-                tensor = self.pipeline.tensor(name)
-                if op.kind == "load" or (op.kind == "linear" and name == op.params[0]):
-                    dtypes.setdefault(tensor.dtype, op.source or op.kind)
+            if op.kind in ("load", "linear"):
+                found = loads if op.kind == "load" else products
+                found.setdefault(self.pipeline.tensor(op.params[0]).dtype, op.source or op.kind)
         for name in self.stage.taken():
-            dtypes.setdefault(self.tiles[name].dtype, f"queue of {name}")
-        if not dtypes:
+            loads.setdefault(self.tiles[name].dtype, f"queue of {name}")
+        if not loads:
             raise VerifyError(f"stage {self.stage.name!r} reads nothing", "give it a load or a queue")
-        if len(dtypes) > 1:
-            what = "; ".join(f"{d} at {s}" for d, s in dtypes.items())
+        if len(products) > 1:
+            what = "; ".join(f"{d} at {s}" for d, s in products.items())
             raise VerifyError(
-                f"stage {self.stage.name!r} mixes operand dtypes ({what})",
-                "cast inputs and weights to one dtype outside the region",
+                f"stage {self.stage.name!r} has products of several dtypes ({what})",
+                "cast their tiles and weights to one dtype, or put them in different stages",
             )
-        dtype = next(iter(dtypes))
-        for q in self.pipeline.queues:
-            if q.producer == self.stage.name and self.tiles[q.tile].dtype != dtype:
-                raise VerifyError(
-                    f"stage {self.stage.name!r} computes in {dtype}, queues {q.tile!r} as {self.tiles[q.tile].dtype}",
-                    f"cast the tile to {dtype} before the queue",
-                )
-        for name in (p for op in self.stage.ops for p in op.params):
-            tensor = self.pipeline.tensor(name)
-            if tensor.role is Role.PARAMETER and tensor.dtype not in (dtype, "f32"):
-                raise VerifyError(
-                    f"parameter {name!r} is {tensor.dtype} in a {dtype} stage", f"cast it to {dtype} or f32"
-                )
-        return dtype
+        return next(iter(products or loads)) if len(products or loads) == 1 else "f32"
+
+    def stored(self, name: str) -> str:
+        """The dtype that a tile has in memory: a stream's own; what is computed is rounded to no less than it is.
+
+        Computed tiles are kept as operands where they have that dtype, else in fp32.
+        """
+        if name in self.views:
+            name = self.views[name][0]
+        if name in self.streams:
+            return self.streams[name].dtype
+        return self.dtype if self.tiles[name].dtype == self.dtype else "f32"
+
+    @property
+    def pass_columns(self) -> int:
+        """Columns of a turn of an epilogue: a chunk of the narrowest type that streams in, waits, or leaves."""
+        leaving = {s.dtype for d in self.drafts for s in d.sinks if s.kind == "staged"}
+        return max(map(columns_of, {self.dtype, *(s.dtype for s in self.streams.values()), *leaving}))
 
     def _check_group(self) -> None:
         s = self.stage
@@ -130,16 +134,22 @@ class _Partition:
 
     # -- making values available
 
-    def as_tile(self, name: str, op: TileOp) -> str:
+    def as_tile(self, name: str, op: TileOp, dtype: str = "") -> str:
         """A row value, a stream that must be copied, or a function of streams alone, as a step's result."""
-        if name not in self.copies:
-            copy = Tile(f"{name}.tile", self.features[name], self.tiles[name].dtype)
+        own = self.tiles[name].dtype
+        key = (name, dtype or own)
+        if key not in self.copies:
+            copy = Tile(f"{name}.tile" if key[1] == own else f"{name}.{dtype}", self.features[name], key[1])
             self.tiles[copy.name], self.features[copy.name] = copy, copy.features
             step = self.new_step(copy.features, op)
             self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))
             self.step_of[copy.name] = step
-            self.copies[name] = copy.name
-        return self.copies[name]
+            self.copies[key] = copy.name
+        return self.copies[key]
+
+    def made_by(self, part: str) -> int:
+        """The step that makes a part of a concatenation, or its copy."""
+        return self.step_of[self.copies.get((part, self.tiles[part].dtype), part)]
 
     def gather(self, name: str, op: TileOp) -> None:
         """Write a concatenation into one shared buffer, each part by the step that makes it."""
@@ -160,7 +170,7 @@ class _Partition:
 
     def run(self) -> Schedule:
         for name in self.stage.taken():
-            self.streams[name] = Stream(name, self.features[name], queue=name)
+            self.streams[name] = Stream(name, self.features[name], self.tiles[name].dtype, queue=name)
         for op in self.ops:
             getattr(self, f"_{op.kind}", self._elementwise)(op)
         self._sinks()
@@ -168,7 +178,8 @@ class _Partition:
 
     def _load(self, op: TileOp) -> None:
         assert op.out is not None
-        self.streams[op.out.name] = Stream(op.out.name, op.out.features, tensor=op.params[0])
+        dtype = self.pipeline.tensor(op.params[0]).dtype
+        self.streams[op.out.name] = Stream(op.out.name, op.out.features, dtype, tensor=op.params[0])
 
     def _cat(self, op: TileOp) -> None:
         assert op.out is not None
@@ -179,14 +190,14 @@ class _Partition:
         name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
         if (
             base in self.streams
-            and (self.streams[base].start + start) * DTYPE_BYTES[self.dtype] % 16
+            and (self.streams[base].start + start) * DTYPE_BYTES[self.streams[base].dtype] % 16
             and self.streams[base].queue
         ):
             # A bulk copy starts on 16 bytes; what does not is cut out of a copy in shared memory.
             base = self.as_tile(base, op)
         if base in self.streams:
             s = self.streams[base]
-            self.streams[name] = Stream(name, op.out.features, s.tensor, s.queue, s.start + start)
+            self.streams[name] = Stream(name, op.out.features, s.dtype, s.tensor, s.queue, s.start + start)
             return
         if base in self.views:
             base, more = self.views[base]
@@ -203,11 +214,11 @@ class _Partition:
         assert op.out is not None
         segments = []
         for part in self.parts(op.ins[0]):
-            if part in self.rows or part in self.floating:
-                part = self.as_tile(part, op)
+            if part in self.rows or part in self.floating or self.stored(part) != self.dtype:
+                part = self.as_tile(part, op, self.dtype)
             elif part in self.views:
                 base, start = self.views[part]
-                columns = 128 // DTYPE_BYTES[self.dtype]
+                columns = columns_of(self.dtype)
                 if start % columns or (
                     self.features[part] % columns and start + self.features[part] != self.features[base]
                 ):
@@ -258,18 +269,19 @@ class _Partition:
                 source = part
                 if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
                     source = self.as_tile(part, op)
-                kind = "staged" if self._can_stage(target, column, self.features[part], len(parts)) else "direct"
+                kind = "staged" if self._can_stage(target, len(parts)) else "direct"
+                dtype = self.pipeline.tensor(target).dtype if target else self.tiles[tile].dtype
                 # A queue is known by its tile's name, also where a copy is what is pushed.
-                self.drafts[self.step_of[source]].sinks.append(Sink(source, kind, target or f"queue:{tile}", column))
+                sink = Sink(source, kind, target or f"queue:{tile}", column, dtype)
+                self.drafts[self.step_of[source]].sinks.append(sink)
                 column += self.features[part]
 
-    def _can_stage(self, target: str, column: int, features: int, parts: int) -> bool:
-        """Bulk stores need rows of a multiple of 16 bytes in the stage's own dtype."""
+    def _can_stage(self, target: str, parts: int) -> bool:
+        """Bulk stores need rows of a multiple of 16 bytes."""
         if not target:
             return True
         tensor = self.pipeline.tensor(target)
-        bytes_each = 4 if tensor.dtype == "f32" else 2
-        return parts == 1 and tensor.dtype == self.dtype and tensor.features * bytes_each % 16 == 0
+        return parts == 1 and tensor.features * DTYPE_BYTES[tensor.dtype] % 16 == 0
 
     # -- putting it together
 
@@ -286,8 +298,9 @@ class _Partition:
             source = first.source if first is not None else ""
             steps.append(Step(k, draft.features, gemm, held, phases, source))
         return Schedule(
-            self.stage, self.dtype, tuple(steps), self.tiles, places.place, self.streams, self.views,
-            places.slots, places.slot_features, places.buffers, places.buffer_features, places.registers,
+            self.stage, self.dtype, self.pass_columns, tuple(steps), self.tiles, places.place, self.streams, self.views,
+            places.slots, places.slot_features, places.buffers, places.buffer_features, places.buffer_dtypes,
+            places.registers,
         )  # fmt: skip
 
     def _gemm(self, draft: Draft, places) -> Gemm:

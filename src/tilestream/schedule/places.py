@@ -26,6 +26,7 @@ class Places:
     slot_features: tuple[int, ...] = ()
     buffers: dict[str, int] = field(default_factory=dict)
     buffer_features: tuple[int, ...] = ()
+    buffer_dtypes: tuple[str, ...] = ()
     registers: int = 0
 
 
@@ -49,7 +50,7 @@ def assign_places(b: _Partition) -> Places:
     """Registers first; while a step needs more than REGISTER_LIMIT, its longest-lived tile moves out."""
     lives = _lives(b)
     wide = b.dtype == "f32" or b.stage.placement.dim == 1
-    in_registers = {t for t, life in lives.items() if not wide and t not in b.shared}
+    in_registers = {t for t in lives if not wide and t not in b.shared and b.stored(t) == b.dtype}
     while True:
         registers, crowded = _pressure(b, lives, in_registers)
         if registers <= REGISTER_LIMIT or not crowded:
@@ -62,9 +63,10 @@ def assign_places(b: _Partition) -> Places:
         | dict.fromkeys(b.rows, Place.ROW)
         | dict.fromkeys(b.streams, Place.STREAM)
     )
-    out.slots, out.slot_features = _colour({t: lives[t] for t in in_registers}, b.features, 16)
-    held = {t: lives[t] for t in lives if t not in in_registers}
-    out.buffers, out.buffer_features = _colour(held, b.features, 128 // (4 if b.dtype == "f32" else 2))
+    out.slots, kinds = _colour({t: lives[t] for t in in_registers}, b, 16)
+    out.slot_features = tuple(width for _, width in kinds)
+    out.buffers, kinds = _colour({t: lives[t] for t in lives if t not in in_registers}, b, b.pass_columns)
+    out.buffer_features, out.buffer_dtypes = tuple(width for _, width in kinds), tuple(dtype for dtype, _ in kinds)
     for t, life in lives.items():
         if t not in b.cats:
             kind = "registers" if t in in_registers else "shared"
@@ -90,7 +92,7 @@ def _lives(b: _Partition) -> dict[str, _Life]:
             continue
         born = b.step_of[tile]
         if tile in b.cats:
-            born = min(b.step_of[b.copies.get(p, p)] for p in b.parts(tile))
+            born = min(b.made_by(p) for p in b.parts(tile))
         lives[tile] = _Life(tile, born, tuple(products.get(tile, ())), tuple(reads.get(tile, ())))
     return lives
 
@@ -112,20 +114,22 @@ def _pressure(b: _Partition, lives: dict[str, _Life], chosen: set[str]) -> tuple
     return worst, crowd
 
 
-def _colour(lives: dict[str, _Life], features: dict[str, int], multiple: int) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Give tiles of equal width one place after another; in order of birth."""
+def _colour(
+    lives: dict[str, _Life], b: _Partition, multiple: int
+) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
+    """Give tiles of equal dtype and width one place after another; in order of birth."""
     homes: dict[str, int] = {}
-    widths: list[int] = []
+    kinds: list[tuple[str, int]] = []
     tenants: list[list[_Life]] = []
     for tile, life in sorted(lives.items(), key=lambda kv: (kv[1].born, kv[0])):
-        width = ceil_to(features[tile], multiple)
+        kind = b.stored(tile), ceil_to(b.features[tile], multiple)
         for k, there in enumerate(tenants):
-            if widths[k] == width and all(t.free_for(life.born) for t in there):
+            if kinds[k] == kind and all(t.free_for(life.born) for t in there):
                 homes[tile] = k
                 there.append(life)
                 break
         else:
-            homes[tile] = len(widths)
-            widths.append(width)
+            homes[tile] = len(kinds)
+            kinds.append(kind)
             tenants.append([life])
-    return homes, tuple(widths)
+    return homes, tuple(kinds)

@@ -25,7 +25,6 @@ from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir import DTYPE_BYTES, Pipeline, Role
-from tilestream.schedule import build as schedule_of
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
@@ -127,10 +126,9 @@ def run_on_host(
 def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> None:
     program = compile_for_host(source, options)
     tables, pipeline = source.tables, source.pipeline
-    dtype = schedule_of(pipeline.stages[0], pipeline).dtype
     arena = _Arena()
     at = {t.name: arena.add(_bytes(tensors[t.name])) for t in pipeline.tensors}
-    rings = [arena.add(b"\xff" * (q.depth * 64 * q.features * DTYPE_BYTES[dtype])) for q in tables.queues]
+    rings = [arena.add(b"\xff" * (q.depth * 64 * q.features * DTYPE_BYTES[q.dtype])) for q in tables.queues]
     packed = [arena.add(_bytes(pack(spec, tensors[spec.weight]))) for spec in tables.packs]
     flags = arena.add(b"\0" * ((2 + tables.lines) * LINE))
     dump = Dump(tables, [s.name for s in source.stages])
@@ -142,7 +140,7 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
             if spec.kind in ("ring", "packed")
             else at[spec.name]
         )
-        element = DTYPE_BYTES[dtype]
+        element = 4 if spec.dtype == "tf32" else DTYPE_BYTES[spec.dtype]
         words += [base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element]
     words.append(len(tables.pointers))
     for _, name in tables.pointers:

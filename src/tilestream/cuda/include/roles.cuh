@@ -8,6 +8,8 @@ struct PageOp {  // one page of weights
   int map, x, y, bytes, ring;
   int half;  // rows that each CTA of a pair loads, or 0: all
 };
+// How odd rows become a chunk: they are the operands' type, that rounded from fp32 to tf32, or another that they keep.
+enum Form : int { OPERAND, ROUNDED, AS_BF16, AS_F16, AS_F32 };
 struct LoadOp {      // one chunk of an input or of a queue's tile
   int map;           // tensor map, or -1: by ordinary loads
   int col;           // first column
@@ -16,7 +18,7 @@ struct LoadOp {      // one chunk of an input or of a queue's tile
   int features;
   int cols, padded;  // columns that are valid, and up to where zeros follow
   int again;         // uses of the same tile still to come
-  int rounds;        // fp32 for a product: to tf32
+  int form;
 };
 struct StoreOp {  // one chunk of an output or of a queue's tile
   int map, x, queue, first, last;
@@ -205,6 +207,16 @@ TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, in
     for (int c = cols; c < padded; ++c) Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), 0.0f);
 }
 
+// Whether a kind of stage has odd rows that are not of the operands' type; kernels specialise it where it has.
+template <class S>
+constexpr bool MIXED = false;
+
+template <class T, class P>
+TS_DEV void load_odd_chunk(u32 dst, const P& p, const LoadOp& op, int tile) {
+  load_odd_rows<T>(dst, p.pointers[op.tensor], op.features, (int)p.strides[op.tensor], tile * ROWS, p.rows, op.col, op.cols,
+                   op.padded, op.form == ROUNDED);
+}
+
 template <class S, class P>
 TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w, int g) {
   using T = typename S::T;
@@ -228,8 +240,14 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
         }
       } else {
         ring.wait_empty();
-        load_odd_rows<T>(ring.addr(), p.pointers[op.tensor], op.features, (int)p.strides[op.tensor], tile * ROWS, p.rows, op.col,
-                         op.cols, op.padded, op.rounds != 0);
+        if (!MIXED<S> || op.form <= ROUNDED)
+          load_odd_chunk<T>(ring.addr(), p, op, tile);
+        else if (op.form == AS_BF16)
+          load_odd_chunk<bf16>(ring.addr(), p, op, tile);
+        else if (op.form == AS_F16)
+          load_odd_chunk<f16>(ring.addr(), p, op, tile);
+        else
+          load_odd_chunk<f32>(ring.addr(), p, op, tile);
         fence_async_shared();
         sync_warp();
         if (lane_in_warp() == 0) bar_arrive(ring.full());

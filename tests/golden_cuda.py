@@ -1,0 +1,60 @@
+"""Digests of generated CUDA, for ``test_golden_cuda.py``. ``python tests/golden_cuda.py`` writes them again.
+
+Neither the cost model nor a clock has a say in which pipelines these are, so a digest changes with the code generator,
+the schedule or the front end alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "gpu"))
+
+from gpu_pipelines import NAMED  # noqa: E402
+
+from tilestream import devices  # noqa: E402
+from tilestream.apps import APPS  # noqa: E402
+from tilestream.capture import capture  # noqa: E402
+from tilestream.cuda.emit import emit  # noqa: E402
+from tilestream.ir import Pipeline  # noqa: E402
+from tilestream.passes import choose_in_flight, choose_placement, choose_residency, cut_vertical  # noqa: E402
+from tilestream.regions import partition  # noqa: E402
+
+FILE = HERE / "golden" / "cuda.json"
+MODELS = tuple(APPS)
+"""README's cases are all among them."""
+
+
+def of_pipeline(pipeline: Pipeline) -> list[str]:
+    """A digest of the text of every launch."""
+    return [hashlib.sha256(emit(launch).text.encode()).hexdigest()[:16] for launch in pipeline.launches()]
+
+
+def of_model(name: str) -> list[str]:
+    """Digests of the vertical kernels of every region of a model."""
+    torch._dynamo.reset()
+    module, inputs = APPS[name].make(rows=256)
+    found = []
+    device = devices.get("h200")
+    for graph in capture(module, inputs).graphs:
+        for region in partition(graph).regions:
+            stages = choose_residency(choose_placement(cut_vertical(region.program, device), device), device)
+            found += of_pipeline(choose_in_flight(stages))
+    return found
+
+
+def main() -> None:
+    made = {f"model {name}": of_model(name) for name in MODELS} | {
+        name: of_pipeline(make()) for name, make in NAMED.items()
+    }
+    FILE.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
