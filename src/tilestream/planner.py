@@ -95,18 +95,7 @@ def plan(
     planned = rows if rows > 0 else UNKNOWN_ROWS
     candidates: list[Candidate] = []
     for recipe in recipes(program, options):
-        passes: tuple[Pass, ...] = (
-            remove_dead_ops,
-            merge_common_ops,
-            order_memory_ops,
-            partial(recipe.split, device=device),
-            partial(choose_placement, device=device, dims=recipe.dims),
-            partial(choose_residency, device=device, resident=recipe.resident),
-            partial(choose_in_flight, in_flight=recipe.in_flight),
-            partial(balance, device=device),
-            partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
-            partial(verified, device=device),
-        )
+        passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, planned, device, candidates))
     candidates.append(_fallback(program, planned, device))
     if measure is not None:
@@ -136,6 +125,21 @@ class Recipe:
     dims: tuple[int, ...] = (0, 1)
     in_flight: int = 2
     resident: bool = True
+
+    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
+        """What turns a program into this candidate, in order; the last one raises where it is not legal."""
+        return (
+            remove_dead_ops,
+            merge_common_ops,
+            order_memory_ops,
+            partial(self.split, device=device),
+            partial(choose_placement, device=device, dims=self.dims),
+            partial(choose_residency, device=device, resident=self.resident),
+            partial(choose_in_flight, in_flight=self.in_flight),
+            partial(balance, device=device),
+            partial(set_queue_depth, steps=self.steps, depth=queue_depth),
+            partial(verified, device=device),
+        )
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
