@@ -193,10 +193,10 @@ def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
 
 
 def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
-    """Inductor, predicted as the bulk pipeline: one library kernel an operator group."""
+    """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them."""
+    split = partial(split_bulk, device=device, epilogues=False)
     try:
-        pipeline = apply((remove_dead_ops, merge_common_ops, partial(split_bulk, device=device)), program)
-        pipeline = balance(pipeline, device)
+        pipeline = apply((remove_dead_ops, merge_common_ops, split), program)
     except (VerifyError, IRError) as error:
         log.debug("%s: the fallback has no prediction: %s", program.name, error)
         return Candidate(FALLBACK, None, None)
