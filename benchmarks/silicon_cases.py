@@ -262,6 +262,9 @@ OURS_HELD_OUT = (
 """Models that nothing else measures; ``model_of`` makes them."""
 
 
+ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+
 def chain(layers: int, width: int, act: type[nn.Module]) -> nn.Module:
     return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), act())))
 
@@ -270,21 +273,51 @@ def normed(into: int, hidden: int, out: int) -> nn.Module:
     return nn.Sequential(nn.Linear(into, hidden), nn.SiLU(), nn.Linear(hidden, out), nn.LayerNorm(out))
 
 
-def model_of(name: str, rows: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model of ``tilestream.apps``, or one that its name describes, in bf16 on the GPU."""
+class Residual(nn.Module):
+    """``x + body(x)``."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+def residual(blocks: int, width: int, hidden: int, act: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(
+        *(
+            Residual(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), act(), nn.Linear(hidden, width)))
+            for _ in range(blocks)
+        )
+    )
+
+
+def model_of(name: str, rows: int, device: str = "cuda") -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model of ``tilestream.apps``, or one that its name describes, in bf16 on ``device``.
+
+    ``chain 4x128 relu``: layers of one width; ``mlp 416-400-1 relu``: layers of these sizes; ``norm 256-512-256``: two
+    layers and a LayerNorm; ``residual 192-384-192 gelu``: four blocks of LayerNorm, two layers and a residual.
+    """
     from tilestream.apps import APPS
+    from tilestream.apps.zoo import mlp
 
     if name in APPS:
-        return APPS[name].make(rows, device="cuda")
+        return APPS[name].make(rows, device=device)
     kind, sizes, *rest = name.split()
+    numbers = list(map(int, sizes.replace("x", "-").split("-")))
+    features = numbers[0]
     if kind == "chain":
-        layers, width = map(int, sizes.split("x"))
-        act = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh}[rest[0]]
-        module, features = chain(layers, width, act), width
+        layers, features = numbers
+        module = chain(layers, features, ACTIVATIONS[rest[0]])
+    elif kind == "mlp":
+        module = mlp(numbers, ACTIVATIONS[rest[0]])
+    elif kind == "residual":
+        module = residual(4, features, numbers[1], ACTIVATIONS[rest[0]])
     else:
-        features, hidden, out = map(int, sizes.split("-"))
-        module = normed(features, hidden, out)
-    return module.to("cuda", BF16).eval().requires_grad_(False), (randn(rows, features),)
+        module = normed(*numbers)
+    inputs = torch.randn(rows, features, device=device, dtype=BF16)
+    return module.to(device, BF16).eval().requires_grad_(False), (inputs,)
 
 
 def cases(held_out: bool) -> list[Case]:

@@ -9,39 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.devices import Device
-from tilestream.ir import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
+from tilestream.ir import DTYPE_BYTES, Pipeline, Residency, Stage
+from tilestream.library_cost import library_cost
+from tilestream.stage_cost import StageCost, first_input_s, overlapped, stage_cost
 from tilestream.traffic import Traffic, dram_of, l2_of, traffic
-from tilestream.work import Phase, phases, steps_of, tiles_of, weight_bytes
+from tilestream.work import steps_of, tiles_of, weight_bytes
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
 
 
 @dataclass(frozen=True)
-class StageCost:
-    """Seconds of one step of a stage on one SM, by what takes them; ``step_s`` is the time between steps.
-
-    ``tensor_s``: wgmma of all tiles of the step. ``lane_s``: epilogues of one warpgroup. ``weights_s``: streamed
-    weights at the L2's rate for this many SMs. ``queue_s``: exposed part of the hand-over of the step's input.
-    """
-
-    stage: str
-    replicas: int
-    tiles_per_step: int
-    tensor_s: float
-    lane_s: float
-    weights_s: float
-    queue_s: float
-    step_s: float
-
-    @property
-    def limit(self) -> str:
-        parts = {"tensor": self.tensor_s, "epilogue": self.lane_s, "weights": self.weights_s, "queue": self.queue_s}
-        return max(parts, key=lambda k: parts[k])
-
-
-@dataclass(frozen=True)
 class LaunchCost:
-    """One launch: the longest of ``stages_s`` (slowest stage), ``dram_s``, ``l2_s``; plus ``fill_s`` and the launch."""
+    """One launch: ``stages_s`` (slowest stage), ``dram_s`` and ``l2_s`` side by side; plus ``fill_s`` and the launch.
+
+    ``stages`` is empty for a library kernel.
+    """
 
     name: str
     stages: tuple[StageCost, ...]
@@ -102,53 +84,6 @@ def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
     return seconds * 1e6
 
 
-def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, sms: int | None = None) -> StageCost:
-    """One step of ``stage`` on one SM. ``sms`` is how many SMs share the L2 (default: all stages' replicas)."""
-    work = phases(stage, pipeline)
-    tensor = [_tensor_s(p, device) for p in work]
-    lanes = [_lane_s(p, device) for p in work]
-    waits = sum(device.turnaround_s for p in work if p.flops)
-    if stage.placement.dim == 0:
-        # Two warpgroups share the tensor core and the lanes; one alone issues at half rate.
-        alone = sum(tensor) + 2 * sum(lanes) + waits
-        compute = max(2 * sum(tensor) / device.stage_efficiency, 2 * sum(lanes), alone)
-        tensor_s, lane_s = 2 * sum(tensor), 2 * sum(lanes)
-    else:
-        # Both work on the same tile: nothing runs beside the epilogue.
-        tensor_s, lane_s = sum(tensor), sum(lanes)
-        compute = tensor_s + lane_s + waits
-    sharing = sms or sum(s.replicas for s in pipeline.stages)
-    streamed = weight_bytes(stage, pipeline) if stage.residency is Residency.STREAMED else 0
-    weights = streamed * sharing / device.l2_shared_bytes_per_s
-    tiles = pipeline.tiles()
-    taken = [
-        device.queue_s(tiles[q.tile].bytes)
-        for q in pipeline.queues
-        if stage.name in q.consumers and q.transport is Transport.L2
-    ]
-    queue = device.queue_exposed * max(taken, default=0.0)
-    return StageCost(
-        stage.name,
-        stage.replicas,
-        stage.tiles_per_step,
-        tensor_s,
-        lane_s,
-        weights,
-        queue,
-        max(compute, weights) + queue,
-    )
-
-
-def _tensor_s(phase: Phase, device: Device) -> float:
-    return phase.flops / (device.tensor_flops[phase.dtype] / device.sms)
-
-
-def _lane_s(phase: Phase, device: Device) -> float:
-    """One tile on all lanes of an SM: arithmetic and special functions issue side by side."""
-    ops = phase.lane_ops + device.handoff_ops * phase.handed
-    return max(ops / (device.simt_flops / device.sms), phase.sfu_ops / (device.sfu_ops_per_s / device.sms))
-
-
 def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     costs = {s.name: stage_cost(s, launch, device) for s in launch.stages}
     busy = {s.name: steps_of(s, rows) * costs[s.name].step_s for s in launch.stages}
@@ -158,36 +93,38 @@ def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     # Of the way of the first tile, what the steps of the bottleneck do not count already. Which stage that is must not
     # depend on the rows: more of them would make it another, and the sum less.
     bottleneck = max(costs.values(), key=lambda c: c.step_s / (c.tiles_per_step * c.replicas))
-    fill_s = _fill(launch, costs, device) - bottleneck.step_s
-    resident = [weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT]
-    sms = sum(s.replicas for s in launch.stages)
-    fill_s += max(resident, default=0) * sms / device.l2_shared_bytes_per_s
+    fill_s = max(0.0, _fill(launch, costs, device) - bottleneck.step_s) + _first_tile_s(launch, device)
     parts = {"dram": dram_s, "l2": l2_s, f"{slowest} ({costs[slowest].limit})": stages_s}
     limit = max(parts, key=lambda k: parts[k])
-    total = device.launch_s + max(parts.values()) + max(0.0, fill_s)
-    return LaunchCost(launch.name, tuple(costs.values()), stages_s, dram_s, l2_s, max(0.0, fill_s), total, limit)
+    total = device.launch_s + device.ramp_s + overlapped(*parts.values()) + fill_s
+    return LaunchCost(launch.name, tuple(costs.values()), stages_s, dram_s, l2_s, fill_s, total, limit)
+
+
+def _first_tile_s(launch: Pipeline, device: Device) -> float:
+    """Seconds before the first product beside those of later ones: resident weights, inputs that come slowly."""
+    resident = [weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT]
+    return max(resident, default=0) / device.sm_bytes_per_s + max(
+        first_input_s(s, launch, device) for s in launch.stages
+    )
 
 
 def _bulk_launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    """A library kernel: at these depths (K up to 512) its loads, its tensor work and its stores hardly overlap."""
-    costs = tuple(stage_cost(s, launch, device) for s in launch.stages)
-    work = [p for s in launch.stages for p in phases(s, launch)]
+    """Library kernels, which our stages say nothing of."""
+    cost = library_cost(launch, rows, device)
     dram_s, l2_s = _memory(launch, rows, device)
-    tensor_s = tiles_of(rows) * sum(_tensor_s(p, device) for p in work) / device.sms
-    lane_s = tiles_of(rows) * sum(_lane_s(p, device) for p in work) / device.sms
-    memory_s = max(dram_s, lane_s)
-    total = device.launch_s + ((memory_s + tensor_s) / device.bulk_efficiency if tensor_s else memory_s)
-    limit = "dram" if dram_s >= max(tensor_s, lane_s) else "tensor" if tensor_s >= lane_s else "epilogue"
-    return LaunchCost(launch.name, costs, tensor_s, dram_s, l2_s, 0.0, total, limit)
+    parts = {"dram": cost.memory_s, "tensor": cost.tensor_s, "epilogue": cost.lane_s}
+    limit = max(parts, key=lambda k: parts[k])
+    return LaunchCost(launch.name, (), cost.total_s, dram_s, l2_s, 0.0, cost.total_s, limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device) -> tuple[float, float]:
+    """Seconds of DRAM, and of the L2: what queues share, and all that passes the SMs' ports, weights included."""
     read, written = dram_of(launch, rows)
     dram = sum(read.values()) + sum(written.values())
     distinct, shared = l2_of(launch, rows)
-    return dram / device.dram_bytes_per_s, (
-        dram + distinct
-    ) / device.l2_bytes_per_s + shared / device.l2_shared_bytes_per_s
+    ports = device.sms * device.sm_bytes_per_s
+    l2_s = max((dram + distinct) / device.l2_bytes_per_s, (dram + distinct + shared) / ports)
+    return dram / device.dram_bytes_per_s, l2_s
 
 
 def _ring_bound(launch: Pipeline, costs: dict[str, StageCost], rows: int, device: Device) -> float:

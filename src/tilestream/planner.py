@@ -109,18 +109,7 @@ def proposals(program: Pipeline, rows: int, device: Device, options: Options) ->
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
     candidates: list[Candidate] = []
     for recipe in recipes(program, options):
-        passes: tuple[Pass, ...] = (
-            remove_dead_ops,
-            merge_common_ops,
-            order_memory_ops,
-            partial(recipe.split, device=device),
-            partial(choose_placement, device=device, dims=recipe.dims),
-            partial(choose_residency, device=device, resident=recipe.resident),
-            partial(choose_in_flight, in_flight=recipe.in_flight),
-            partial(balance, device=device),
-            partial(set_queue_depth, steps=recipe.steps, depth=options.queue_depth),
-            partial(verified, device=device),
-        )
+        passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return [*candidates, _fallback(program, rows, device)]
 
@@ -155,6 +144,21 @@ class Recipe:
     dims: tuple[int, ...] = (0, 1)
     in_flight: int = 2
     resident: bool = True
+
+    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
+        """What turns a program into this candidate, in order; the last one raises where it is not legal."""
+        return (
+            remove_dead_ops,
+            merge_common_ops,
+            order_memory_ops,
+            partial(self.split, device=device),
+            partial(choose_placement, device=device, dims=self.dims),
+            partial(choose_residency, device=device, resident=self.resident),
+            partial(choose_in_flight, in_flight=self.in_flight),
+            partial(balance, device=device),
+            partial(set_queue_depth, steps=self.steps, depth=queue_depth),
+            partial(verified, device=device),
+        )
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
@@ -208,10 +212,10 @@ def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
 
 
 def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
-    """Inductor, predicted as the bulk pipeline: one library kernel an operator group."""
+    """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them."""
+    split = partial(split_bulk, device=device, epilogues=False)
     try:
-        pipeline = apply((remove_dead_ops, merge_common_ops, partial(split_bulk, device=device)), program)
-        pipeline = balance(pipeline, device)
+        pipeline = apply((remove_dead_ops, merge_common_ops, split), program)
     except (VerifyError, IRError) as error:
         log.debug("%s: the fallback has no prediction: %s", program.name, error)
         return Candidate(FALLBACK, None, None)

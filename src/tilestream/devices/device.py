@@ -56,10 +56,28 @@ class Device:
     """From one kernel of a CUDA graph to the next: gap, first load and tail."""
     queue_curve: tuple[tuple[int, float], ...]
     """Payload bytes of a tile and seconds from one SM to another through an L2 ring queue."""
-    stage_efficiency: float = 0.845
-    """Share of ``tensor_flops`` that the two warpgroups of a stage reach together."""
-    bulk_efficiency: float = 0.83
-    """Share of (memory time + tensor time) that one library kernel an operator reaches."""
+    burst: float = 1.1
+    """How much faster than ``tensor_flops`` tensor cores are that often idle: power does not lower the clock."""
+    issue_cycles: float = 2.3
+    """From one instruction of a warp's epilogue to its next: code runs once a tile, and waits for what came before."""
+    code_cache: float = 2048.0
+    """Instructions of a kernel up to which that holds: 32 KB."""
+    cold_code: float = 0.19
+    """Share that ``issue_cycles`` grows by for every doubling of the kernel beyond ``code_cache``."""
+    barrier_cycles: float = 105.0
+    """A reduction over lanes, or a meeting of warps, between two passes of an epilogue."""
+    load_s: float = 1.65e-6
+    """From asking for a chunk of input to having it, in DRAM and under load."""
+    page_s: float = 0.1e-6
+    """The same for a page of weights in the L2, beside its bytes at the SM's port."""
+    ramp_s: float = 0.8e-6
+    """Of a launch of ours beside ``launch_s``: barriers and tables set up, the last tiles written."""
+    library_share: float = 0.68
+    """Share of (memory time + tensor time) that a library GEMM takes beside its waves' first loads."""
+    library_lanes: float = 0.5
+    """Share of the lanes' rate that an elementwise kernel reaches."""
+    unaligned_share: float = 0.15
+    """Share of the tensor cores' rate that a library GEMM reaches whose rows are no multiple of 16 bytes."""
     queue_exposed: float = 0.65
     """Share of a queue's hand-over that the consuming stage cannot hide."""
     turnaround_s: float = 0.25e-6
@@ -71,6 +89,8 @@ class Device:
     ctas_per_sm: int = 32
     sm_bytes_per_clock: float = 64.0
     """What one SM takes from the L2 and gives to it, together."""
+    shared_bytes_per_clock: float = 128.0
+    """What an SM's shared memory reads and writes, together."""
     arbiters: int = 1
     """Of the grid scheduler: 1 as GPUs are; 2 as Kitsune proposes, which pair a SIMT and a tensor CTA on an SM."""
 
@@ -153,7 +173,7 @@ def check(device: Device) -> None:
             raise wrong(entry.name, value, "give a whole number")
     if not isinstance(device.tensor_flops, dict):
         raise wrong("tensor_flops", device.tensor_flops, "give FLOP/s above 0 for bf16, f16 and f32")
-    for name in ("stage_efficiency", "bulk_efficiency", "queue_exposed"):
+    for name in ("library_share", "library_lanes", "unaligned_share", "queue_exposed"):
         if getattr(device, name) > 1:
             raise wrong(name, getattr(device, name), "a share is at most 1")
     for dtype in ("bf16", "f16", "f32"):

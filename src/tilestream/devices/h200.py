@@ -20,11 +20,7 @@ H200 = Device(
     sfu_ops_per_s=132 * 16 * 1.7e9,
     launch_s=2.5e-6,  # launch gap 1.2 us, first load 1.4 us in a CUDA graph
     queue_curve=((2_048, 0.92e-6), (16_384, 1.28e-6), (65_536, 2.05e-6), (131_072, 3.1e-6)),  # 66 pairs of SMs at once
-    # 8 x 256 chain, 262,144 rows: 275 GFLOP in 16 whole steps need 359 us at 790 TFLOP/s; the kernel took 425.
-    stage_efficiency=0.845,
-    # The same chain layer by layer: 62 us of DRAM and 44 us of tensor time a layer; eager and Inductor took 131 to 138.
-    bulk_efficiency=0.83,
-    # The same chain in 16 pipelines of 8 stages: 609 us, of which 3.3 us a step is tensor work and 1.5 us hand-over.
+    # The 8 x 256 chain in 16 pipelines of 8 stages: 609 us, of which 3.3 us a step is tensor work and 1.5 us hand-over.
     queue_exposed=0.65,
     turnaround_s=0.25e-6,  # about 400 cycles; estimated from the bubbles of the same chain, not timed alone
     handoff_ops=4.0,  # counted in the SASS: convert and pack (1), bias (1), swizzled address and store (2)

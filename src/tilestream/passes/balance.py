@@ -42,7 +42,7 @@ def _solve(launch: Pipeline, device: Device) -> dict[str, int]:
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that a cached plan need not spend
 
-    costs = [stage_cost(s, launch, device, sms=device.sms) for s in launch.stages]
+    costs = [stage_cost(s, launch, device) for s in launch.stages]
     rates = np.array([c.tiles_per_step / c.step_s for c in costs])
     scale = rates.max()
     # Unknowns: replicas of each stage, the slowest stage's rate, and T. Where memory is the limit, T alone would

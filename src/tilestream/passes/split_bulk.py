@@ -11,14 +11,17 @@ from tilestream.tileops import OPS
 EPILOGUE = ("unary", "binary")
 
 
-def split_bulk(program: Pipeline, device: Device) -> Pipeline:
+def split_bulk(program: Pipeline, device: Device, epilogues: bool = True) -> Pipeline:
     """Cut before each linear, and behind the unary and binary ops that follow one; DRAM queues between.
+
+    ``epilogues=False`` cuts directly behind each linear: what Inductor does by default, with one kernel for all that
+    lies between two products.
 
     Norms, reductions and concatenations are kernels of their own, as a library GEMM cannot take them in. A
     concatenation that is too wide for registers joins the linear behind it.
     """
     parts = body(program, cheap=("load",))
-    cuts = _kernel_starts(parts)
+    cuts = _kernel_starts(parts, epilogues)
     pipeline = cut(parts, cuts, Transport.DRAM, "bulk")
     alone = isolated(pipeline)
     wide = {
@@ -32,12 +35,16 @@ def split_bulk(program: Pipeline, device: Device) -> Pipeline:
     return cut(parts, kept, Transport.DRAM, "bulk")
 
 
-def _kernel_starts(parts: Body) -> list[int]:
+def _kernel_starts(parts: Body, epilogues: bool) -> list[int]:
     cuts: list[int] = []
     in_linear = False
     for i, op in enumerate(parts.ops):
         family = OPS[op.kind].family
-        fusable = op.kind == "store" or (in_linear and family in EPILOGUE) or (not in_linear and family != "linear")
+        fusable = (
+            op.kind == "store"
+            or (in_linear and epilogues and family in EPILOGUE)
+            or (not in_linear and family != "linear")
+        )
         if i and not fusable:
             cuts.append(i)
         if i == 0 or not fusable:

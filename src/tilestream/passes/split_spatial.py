@@ -67,6 +67,8 @@ def _look(parts: Body, piece: tuple[int, int], device: Device) -> _Look:
     alone = isolated(pipeline)["s1" if piece[0] else "s0"]
     placement, reason = narrowest(alone, device)
     resident = not problem(alone, device, placement, Residency.RESIDENT)
+    if reason:
+        return _Look(False, False, 0.0)
     stage = replace(alone.stages[0], placement=placement, residency=Residency.RESIDENT)
     cost = stage_cost(stage, alone, device)
-    return _Look(not reason, resident, cost.step_s / cost.tiles_per_step)
+    return _Look(True, resident, cost.step_s / cost.tiles_per_step)

@@ -1,0 +1,154 @@
+"""What each step of a schedule asks of its SM: products, bytes of shared memory, instructions. No device, no time.
+
+The numbers an element are those of the machine code that the emitter's loops become; a test holds the sums against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Residency, TileOp
+from tilestream.schedule.layout import CHUNK, Layout, pages_of
+from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Step, ceil_to
+from tilestream.tileops import OPS
+
+WARPGROUP = 128  # threads
+K_BYTES = 32  # of an operand's row that one wgmma takes
+LEAST_COLUMNS = 32  # a wgmma of fewer takes as long: its left operand takes 16 cycles to come
+PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the ring
+BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
+VECTOR = 2.0  # of a row vector that an operation takes
+SHARED_READ, REGISTER_READ = 1.5, 1.0  # of a 16-bit operand: load or not, and unpack
+SINKS = {"registers": 0.5, "shared": 1.5, "staged": 1.5, "direct": 4.0}  # round, pack; store; address and test the row
+# Where a warpgroup's columns do not end with the tile's, each pair is tested, and what it loads waits in a branch.
+GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
+
+
+@dataclass(frozen=True)
+class EpilogueCounts:
+    """One pass over a step's fragment by one warp: ``instructions``, how many of them are ``special`` (the special
+    function unit's), input ``chunks`` taken in, and ``barriers``: reductions over lanes and meetings of warps."""
+
+    instructions: float
+    special: float
+    chunks: int
+    barriers: int
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """One step as the two warpgroups of a CTA do it: each on a tile of its own, or each half of one tile.
+
+    ``flops``: of the tensor cores, padding included. ``shared_bytes``: read and written in
+    shared memory while they multiply. ``pages``: of weights, and ``chunks``: of inputs, that one ring gives to the
+    product. ``passes``: the epilogue; its first holds the bias.
+    """
+
+    flops: float
+    shared_bytes: int
+    pages: int
+    chunks: int
+    passes: tuple[EpilogueCounts, ...]
+    product_instructions: float
+
+    @property
+    def instructions(self) -> float:
+        return sum(p.instructions for p in self.passes)
+
+    @property
+    def special(self) -> float:
+        return sum(p.special for p in self.passes)
+
+
+def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
+    """Of every step, in order."""
+    return tuple(_step(step, schedule, layout) for step in schedule.steps)
+
+
+def code_size(schedule: Schedule, layout: Layout) -> float:
+    """Instructions of the consumers' code. Equal steps one after another are one loop; all else is unrolled."""
+    steps = [(_shape(step, schedule), _step(step, schedule, layout)) for step in schedule.steps]
+    first_of_run = (next(group)[1] for _, group in groupby(steps, key=lambda s: s[0]))
+    return sum(s.instructions + s.product_instructions for s in first_of_run)
+
+
+def _shape(step: Step, schedule: Schedule) -> tuple[object, ...]:
+    """Equal for steps of the same code."""
+    segments = [(s.features, s.place) for s in step.gemm.segments] if step.gemm else []
+    passes = [
+        ([n.kind for n in p.nodes], [op.kind for op in p.reduces], [s.kind for s in p.sinks], len(p.streams))
+        for p in step.phases
+    ]
+    return (step.features, segments, passes)
+
+
+def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
+    split = schedule.stage.placement.dim == 1
+    width = schedule.width(step)
+    columns = ceil_to(width, 8)
+    guarded = step.features != 2 * width if split else step.features % 8 != 0
+    elements = columns * TILE_ROWS // WARPGROUP  # of one thread
+    passes = tuple(_passes(step, schedule, elements, guarded))
+    if step.gemm is None:
+        return StepCounts(0.0, 0, 0, 0, passes, 0.0)
+    gemm, chunk = step.gemm, schedule.chunk_columns
+    depth = {place: _depth(gemm, place, chunk) for place in (Place.STREAM, Place.SHARED, Place.REGISTERS)}
+    total = sum(depth.values())
+    chunks = sum(s.chunks(chunk) for s in gemm.segments if s.place is Place.STREAM)
+    warpgroups = 1 if split and gemm.features <= width else 2
+    subs = -(-columns // layout.page_rows)
+    weights = total * columns * K_BYTES
+    left = (total - depth[Place.REGISTERS]) * TILE_ROWS * K_BYTES * subs
+    loaded = 0 if schedule.stage.residency is Residency.RESIDENT else weights * (warpgroups if split else 1)
+    shared = warpgroups * (weights + left) + loaded + chunks * CHUNK * (1 if split else 2)
+    pages = pages_of(schedule, step, gemm, layout.page_rows)
+    k = K_BYTES // DTYPE_BYTES[schedule.dtype]
+    flops = 2.0 * TILE_ROWS * max(columns, LEAST_COLUMNS) * k * total * warpgroups
+    return StepCounts(flops, shared, pages, chunks, passes, PRODUCT * total * subs)
+
+
+def _depth(gemm: Gemm, place: Place, chunk: int) -> int:
+    """Products of one instruction depth with operands that wait in ``place``."""
+    found = [s for s in gemm.segments if s.place is place]
+    return sum(s.ksteps(c, chunk) for s in found for c in range(s.chunks(chunk)))
+
+
+def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Iterator[EpilogueCounts]:
+    bias = (GUARDED_BIAS if guarded else 0.0) + BIAS if step.gemm is not None and step.gemm.bias else 0.0
+    per_stream = ceil_to(schedule.width(step), schedule.chunk_columns) // schedule.chunk_columns
+    rings = 2 if schedule.stage.placement.dim == 1 else 1  # by columns, the halves' chunks come through one ring
+    for phase in step.phases:
+        each = bias + _instructions(phase, schedule, guarded)
+        special = sum(OPS[n.kind].transcendental for n in phase.nodes)
+        barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
+        yield EpilogueCounts(each * elements, special * elements, per_stream * len(phase.streams) * rings, barriers)
+        bias = 0.0
+
+
+def _instructions(phase: Phase, schedule: Schedule, guarded: bool) -> float:
+    """Of one element in one pass."""
+    vector = VECTOR + guarded * GUARDED_VECTOR
+    total = sum(OPS[n.kind].flops + vector * len(n.params) for n in phase.nodes)
+    total += sum(_reading(name, schedule) for name in _taken(phase))
+    total += len(phase.reduces) * (1 + guarded * GUARDED_SUM)
+    return total + sum(SINKS[s.kind] + (guarded and s.kind != "registers") * GUARDED_SINK for s in phase.sinks)
+
+
+def _taken(phase: Phase) -> set[str]:
+    """Tiles that a pass uses and does not make."""
+
+    def ins(ops: tuple[TileOp, ...]) -> set[str]:
+        return {name for op in ops for name in op.ins}
+
+    made = {n.out.name for n in phase.nodes if n.out is not None}
+    return (ins(phase.nodes) | ins(phase.reduces) | {s.tile for s in phase.sinks}) - made
+
+
+def _reading(tile: str, schedule: Schedule) -> float:
+    """Instructions to have one element of a tile; the fragment and row values are there already."""
+    place = schedule.places.get(schedule.views.get(tile, (tile, 0))[0])
+    if place is Place.REGISTERS:
+        return REGISTER_READ
+    return SHARED_READ if place in (Place.STREAM, Place.SHARED) else 0.0
