@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from silicon_cases import model_of
-from tilestream.execution import RegionCall, executable
 
 from tilestream import capture, devices, regions
 from tilestream.cost import predict
@@ -37,6 +36,8 @@ from tilestream.measure import Measurer, random_arguments
 from tilestream.options import Options
 from tilestream.passes import cut_vertical
 from tilestream.planner import FALLBACK, Candidate, Recipe, apply, plan
+from tilestream.run.call import RegionCall
+from tilestream.run.spec import spec_of
 from tilestream.serialise import pipeline_to_json
 from tilestream.target import Target
 
@@ -147,8 +148,8 @@ def dry(name: str, rows: int, device: devices.Device) -> list[Row]:
     for candidate in candidates(region, device):
         problem: Exception | None = None
         if candidate.pipeline is not None:
-            call = RegionCall(small, executable(candidate.pipeline, Target("reference", small.device, device)))
-            for ours, eager in zip(call(values), want, strict=True):
+            call = RegionCall(spec_of(small, candidate.pipeline, "reference"), small.device)
+            for ours, eager in zip(call.on_values(values), want, strict=True):
                 error = float((ours.float() - eager.float()).norm() / eager.float().norm())
                 if not error < 0.02:
                     problem = ArithmeticError(f"error against eager is {error:.2e}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from tilestream import backend, cuda, devices, execution, fallback, runtime
+from tilestream import backend, cuda, devices, fallback, runtime
 from tilestream.backend import tilestream
 from tilestream.cli import app
 from tilestream.cuda import compile, driver, emit
@@ -25,6 +25,7 @@ from tilestream.cuda.launch import CompiledPipeline, Launch
 from tilestream.errors import CompileError, DeviceError, InputError, OptionError, QueueTimeout, TilestreamError
 from tilestream.ir import Pipeline, Role
 from tilestream.options import Options
+from tilestream.run import executable as execution
 from tilestream.target import Target, resolve
 
 H200 = devices.get("h200")
@@ -64,7 +65,7 @@ def error_of(call: Callable[[], Any]) -> TilestreamError:
         ({"options": {"queue_depth": 4, "strategy": "bulk"}}, "contradicts strategy='bulk'"),
         ({"options": {"cache": False, "cache_dir": "here"}}, "cache=False contradicts cache_dir"),
         ({"options": {"queue_depth": 7}}, "not an even number"),
-        ({"mode": "max-autotune"}, "argument 'mode' of torch.compile. Remedy: use options={...}"),
+        ({"mode": "max-autotuned"}, "mode='max-autotuned' is not known. Remedy: use 'max-autotune'"),
     ],
 )
 def test_options(given: dict[str, Any], says: str):
@@ -97,11 +98,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tensor]]
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
-    def tensor(**changes: Any) -> Tensor:
+    def tensor(index: int = 0, **changes: Any) -> Tensor:
         for name, value in changes.items():
             setattr(made, name, value)
         with FakeTensorMode():
-            return torch.empty(64, 9, device="cuda:0")
+            return torch.empty(64, 9, device=f"cuda:{index}")
 
     yield tensor
 
@@ -130,13 +131,18 @@ def test_a_gpu_after_hopper(fake_gpu: Callable[..., Tensor]):
 
 
 def test_tensors_on_two_devices(fake_gpu: Callable[..., Tensor]):
-    with pytest.raises(DeviceError, match="the model's tensors are on cuda:0 and cpu. Remedy: move"):
-        resolve(Options(), [fake_gpu(), torch.randn(3, 9)])
+    with pytest.raises(DeviceError, match="the model's tensors are on cuda:0 and cuda:1. Remedy: move"):
+        resolve(Options(), [fake_gpu(), fake_gpu(1)])
+
+
+def test_indices_on_the_cpu_beside_tensors_on_the_gpu(fake_gpu: Callable[..., Tensor]):
+    target = resolve(Options(), [torch.arange(3), fake_gpu()])
+    assert target is not None and target.device == torch.device("cuda:0")
 
 
 def test_a_gpu_with_fewer_sms_is_planned_for_as_it_is(fake_gpu: Callable[..., Tensor]):
     target = resolve(Options(), [fake_gpu(name="NVIDIA H100 PCIe", sms=114)])
-    assert target.hardware.sms == 114
+    assert target is not None and target.hardware.sms == 114
     from tilestream.planner import plan
 
     for candidate in plan(chain(4), 65536, target.hardware, Options()).candidates:
@@ -297,7 +303,7 @@ def test_nvrtc_bindings_without_the_library(monkeypatch: pytest.MonkeyPatch):
 def kernels_are_built(monkeypatch: pytest.MonkeyPatch):
     """Regions are compiled as on an H200, as far as that goes without one."""
 
-    def kernels(pipeline: Pipeline, target: Target) -> execution.Execute:
+    def kernels(pipeline: Pipeline, device: torch.device) -> execution.Executable:
         cuda.compile_only(pipeline)
         raise AssertionError("there is no GPU to run it")
 

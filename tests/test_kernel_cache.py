@@ -11,11 +11,12 @@ import pytest
 import torch
 from programs import chain
 
-from tilestream import devices, execution, runtime
+from tilestream import devices, runtime
 from tilestream.cuda import cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.ir import Pipeline
 from tilestream.options import Options
+from tilestream.run import executable as execution
 from tilestream.target import Target
 
 pytestmark = pytest.mark.nvrtc
@@ -179,7 +180,7 @@ def test_kernels_go_where_the_options_say(
 
     from tilestream import backend
 
-    def kernels(pipeline: Pipeline, target: Target) -> execution.Execute:
+    def kernels(pipeline: Pipeline, device: torch.device) -> execution.Executable:
         compile_only(pipeline)
         return execution._reference(pipeline)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from modules import ALL, Fn, linear
+from streamed import Altered
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import backend, execution, fallback, measure, oracle, runtime
+from tilestream import backend, fallback, measure, oracle, planner, runtime
 from tilestream.backend import tilestream
 from tilestream.capture import capture
 from tilestream.devices import get
@@ -21,6 +21,9 @@ from tilestream.errors import CompileError, PlanError
 from tilestream.lower import Region
 from tilestream.planner import Candidate
 from tilestream.regions import partition
+from tilestream.replays import Captured
+from tilestream.run import executable as execution
+from tilestream.run.call import RegionCall
 from tilestream.target import Target
 
 
@@ -54,6 +57,7 @@ class Replay:
     """Stands for a CUDA graph on the CPU: runs the call again, into the outputs of the first."""
 
     def __init__(self, call: fallback.Call, inputs: list[Any]) -> None:
+        self.call = call
         self.run = lambda: call(inputs)
         self.outputs = list(self.run())
 
@@ -68,9 +72,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Region, Target]:
 
     def captured(self: measure.Measurer, call: fallback.Call) -> measure.Arm:
         replay: Any = Replay(call, self._inputs or [])
-        return measure.Arm(replay, replay.outputs, 1, [], call)
+        return measure.Arm(Captured(replay, replay.outputs, 1, replay.run), [])
 
-    monkeypatch.setattr(measure.Measurer, "_capture", captured)
+    monkeypatch.setattr(measure.Measurer, "_captured", captured)
     monkeypatch.setattr(measure, "_interleave", lambda arms: [arm.samples.append(5.0) for arm in arms])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
@@ -119,7 +123,7 @@ def test_one_that_cannot_be_built_does_not_keep_others_from_being_timed(
     other = replace(region.program, name="other")
     right = execution._reference
 
-    def reference(pipeline: Any) -> execution.Execute:
+    def reference(pipeline: Any) -> execution.Executable:
         if pipeline.name == "other":
             raise CompileError("no NVRTC", "install it")
         return right(pipeline)
@@ -148,11 +152,14 @@ def test_the_whole_choice(
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
     monkeypatch.setattr(execution, "_kernels", lambda pipeline, _: execution._reference(pipeline))
     monkeypatch.setattr(measure, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(planner, "SURE", 0.0)  # the fallback is timed, however clear the prediction
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def interleave(arms: list[measure.Arm]) -> None:
         for arm in arms:
-            arm.samples.append(9.0 if not isinstance(arm.keep, execution.RegionCall) else 5.0)
+            replay: Any = arm.captured.graph
+            ours = isinstance(getattr(replay.call, "__self__", None), RegionCall)
+            arm.samples.append(5.0 if ours else 9.0)
 
     monkeypatch.setattr(measure, "_interleave", interleave)
     module = nn.Sequential(linear(24, 40), nn.ReLU(), linear(40, 24)).bfloat16()
@@ -173,14 +180,8 @@ def test_a_wrong_candidate_is_rejected(
     region, target = on_the_cpu
     right = execution._reference
 
-    def wrong(pipeline: Any) -> execution.Execute:
-        run = right(pipeline)
-
-        def execute(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-            found = run(tensors, rows)
-            return {n: t * 1.02 if fault == "scaled" else t for n, t in found.items()}
-
-        return execute
+    def wrong(pipeline: Any) -> execution.Executable:
+        return Altered(right(pipeline), 1, lambda t: t.mul_(1.02) if fault == "scaled" else t)
 
     monkeypatch.setattr(execution, "_reference", wrong)
     if fault != "scaled":
@@ -198,7 +199,7 @@ def test_one_candidate_is_waited_for_and_all_where_a_strategy_is_forced(
     region, target = on_the_cpu
     waited: list[float | None] = []
 
-    def built(pipeline: Any, target: Target, timeout_s: float | None) -> bool:
+    def built(pipeline: Any, kind: str, timeout_s: float | None) -> bool:
         waited.append(timeout_s)
         return timeout_s is None
 
@@ -250,13 +251,8 @@ def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
 def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     right = execution._kernels
 
-    def wrong(pipeline: Any, target: Any) -> execution.Execute:
-        run = right(pipeline, target)
-
-        def execute(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-            return {name: t * 1.05 for name, t in run(tensors, rows).items()}
-
-        return execute
+    def wrong(pipeline: Any, device: torch.device) -> execution.Executable:
+        return Altered(right(pipeline, device), 1, lambda t: t.mul_(1.05))
 
     monkeypatch.setattr(execution, "_kernels", wrong)
     with caplog.at_level(logging.ERROR, "tilestream"):
@@ -314,11 +310,21 @@ def test_regions_beside_inductor_on_the_gpu():
 
 
 @pytest.mark.gpu
-def test_training_on_the_gpu_is_inductors():
+def test_training_on_the_gpu():
+    """Forward and backward graphs have regions of their own; gradients are as near to float64 as eager's."""
     module = chain()
-    x = torch.randn(128, 64, device="cuda", dtype=torch.bfloat16)
-    torch.compile(module, backend=tilestream)(x).sum().backward()
-    assert all(p.grad is not None for p in module.parameters()) and not runtime.analyses()
+    x = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16)
+    torch.compile(module, backend=tilestream, options={"strategy": "vertical"})(x).square().sum().backward()
+    got = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    module(x).square().sum().backward()
+    eager = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    module.double()(x.double()).square().sum().backward()
+    exact = [p.grad for p in module.parameters()]
+    error, own, good = oracle.judge(got, eager, exact)  # pyright: ignore[reportArgumentType]
+    assert good, f"error {error:.2e}, eager's {own:.2e}"
+    assert len(runtime.analyses()) >= 2
 
 
 @pytest.mark.gpu

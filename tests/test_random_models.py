@@ -1,25 +1,20 @@
-"""Random models with operators that stream and some that do not: the segments together mean the model."""
+"""Random models with operators that stream and some that do not: regions and the rest together mean the model."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from streamed import stream
 from torch import Tensor, nn
 
-from tilestream import fallback, oracle
-from tilestream.backend import Program
+from tilestream import oracle
 from tilestream.capture import capture
-from tilestream.devices import get
 from tilestream.measure import float64
-from tilestream.options import Options
-from tilestream.regions import partition
-from tilestream.target import Target
 
 POINTWISE = [torch.relu, torch.sigmoid, F.silu, torch.tanh, lambda x: x * 0.5 + 1, lambda x: 2 - x, torch.neg]
 OUTSIDE = [lambda x: x.cumsum(-1) / x.shape[-1], lambda x: x.sort(-1)[0], lambda x: x - x.mean(0, keepdim=True)]
@@ -86,7 +81,7 @@ class Random(nn.Module):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([(37,), (65,), (1,), (3, 5), (2, 1, 4)]), st.sampled_from([1, 7, 24]))
-def test_segments_mean_the_model(seed: int, lead: tuple[int, ...], features: int):
+def test_regions_and_the_rest_mean_the_model(seed: int, lead: tuple[int, ...], features: int):
     torch._dynamo.reset()
     torch.manual_seed(seed)
     module = Random(seed, lead, features).to(torch.bfloat16)
@@ -94,14 +89,11 @@ def test_segments_mean_the_model(seed: int, lead: tuple[int, ...], features: int
     (graph,) = capture(module, [x]).graphs
     fakes = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     values = [torch.randn(f.shape).div(f.shape[-1] ** 0.5 if f.dim() == 2 else 1).to(f.dtype) for f in fakes]
-    target = Target("reference", torch.device("cpu"), get("h200"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fallback, "rest", fallback.eager)
-        program = Program.build(graph, partition(graph), Options(strategy="vertical", cache=False), target)
-    got = program(list(values))
     with torch.no_grad():
         eager = graph(*values)
     exact = float64(graph, values)
+    stream(graph)
+    got = graph(*values)
     for mine, plain, reference in zip(got, eager, exact, strict=True):
         assert (mine.shape, mine.dtype, mine.stride()) == (plain.shape, plain.dtype, plain.stride())
         # Operators outside make eager's error of one output small by luck: a floor of one rounding an operator.

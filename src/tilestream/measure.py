@@ -119,7 +119,7 @@ class Measurer:
             )
         with real(self._target.device):
             spec = spec_of(self._region, candidate.pipeline, self._target.kind)
-            arm = self._captured(RegionCall(spec, self._target.device, self._build).on_values)
+            arm = self._captured(RegionCall(spec, self._target.device, self._build, rescue=False).on_values)
             self._check(candidate, arm)
         return arm
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import sympy
 import torch
@@ -17,7 +17,6 @@ from tilestream.capture import source, value
 from tilestream.emitter import Emitter, Unsupported, Value
 from tilestream.grouping import Groups
 from tilestream.lower import Region, lower
-from tilestream.segments import Cut, Segment, arrange
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +33,28 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A region, its nodes in the whole graph, and those of them that others use."""
+
+    region: Region
+    nodes: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
 class Partition:
-    """A graph cut into regions and the rest, in an order in which they can run.
+    """A graph cut into regions and the rest.
 
     ``operators`` counts the operators that compute: no views, no arithmetic on sizes.
     """
 
-    regions: tuple[Region, ...]
-    exclusions: tuple[Exclusion, ...]
-    segments: tuple[Segment, ...]
-    operators: int
-    owner: fx.GraphModule
     cuts: tuple[Cut, ...]
+    exclusions: tuple[Exclusion, ...]
+    operators: int
 
-    def keep(self, names: Collection[str]) -> Partition:
-        """The same graph with only the regions of these names; the others join the rest around them."""
-        cuts = tuple(c for c in self.cuts if c[0].name in names)
-        return replace(self, regions=tuple(c[0] for c in cuts), segments=arrange(self.owner, cuts), cuts=cuts)
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(cut.region for cut in self.cuts)
 
 
 @dataclass
@@ -86,8 +90,8 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     exclusions = tuple(
         Exclusion(name(n), source(n), facts.reasons.get(n, POINTWISE)) for n in compute if n not in inside
     )
-    cuts = tuple((region, tuple(group), outputs) for (region, outputs), group in zip(lowered, found, strict=True))
-    return Partition(tuple(c[0] for c in cuts), exclusions, arrange(owner, cuts), len(compute), owner, cuts)
+    cuts = tuple(Cut(region, tuple(group), outputs) for (region, outputs), group in zip(lowered, found, strict=True))
+    return Partition(cuts, exclusions, len(compute))
 
 
 def computes(node: fx.Node) -> bool:

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream import execution, fallback, runtime
+from tilestream import fallback, runtime
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.backend import tilestream
 from tilestream.bench.accuracy import Oracle, repeatable, tensors
+from tilestream.run import executable as execution
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -170,6 +170,8 @@ class CompiledPipeline:
             InputError: a tensor is missing, has the wrong shape, dtype or device, or is written while it is read.
             QueueTimeout: an earlier launch of this pipeline expired.
         """
+        for launch in self.launches:
+            launch.check()
         wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
         have = {t.name: self._checked(t, tensors, rows) for t in wanted}
         given = out or {}

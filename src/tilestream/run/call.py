@@ -33,10 +33,13 @@ class RegionCall:
 
     Args:
         build: makes what runs the pipeline, at the first call.
+        rescue: whether plain torch operators run the region where that fails.
     """
 
-    def __init__(self, spec: RegionSpec, device: torch.device, build: Build | None = None) -> None:
-        self.spec, self.device = spec, device
+    def __init__(
+        self, spec: RegionSpec, device: torch.device, build: Build | None = None, rescue: bool = True
+    ) -> None:
+        self.spec, self.device, self._rescue = spec, device, rescue
         self._build = build or partial(executable, kind=spec.target, device=device)
         self._remembers = spec.target == "cuda"
         self._bound: dict[tuple[Any, ...], Bound] = {}
@@ -53,7 +56,9 @@ class RegionCall:
             InputError: a tensor's dtype, device or size is not what was compiled.
             QueueTimeout: an earlier launch of this region expired: its results are lost.
         """
-        key = self._key(tensors, sizes)
+        key: tuple[Any, ...] = tuple([t.data_ptr() for t in tensors])
+        if not self.spec.is_static:  # else two calls differ in addresses alone
+            key = (*key, *sizes, *[(t.shape, t.stride()) for t in tensors])
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bind(tensors, sizes)
@@ -69,13 +74,6 @@ class RegionCall:
         sizes = [v for v, kind in zip(values, self.spec.arguments, strict=True) if kind != TENSOR]
         return self(tensors, sizes)
 
-    def _key(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> tuple[Any, ...]:
-        """What a binding depends on: addresses alone where sizes and strides are those of the spec."""
-        addresses = [t.data_ptr() for t in tensors]
-        if self.spec.is_static:
-            return tuple(addresses)
-        return (*addresses, *sizes, *[(t.shape, t.stride()) for t in tensors])
-
     def _bind(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Bound:
         values = self.spec.merged(tensors, sizes)
         with real(self.device):
@@ -84,6 +82,8 @@ class RegionCall:
             except (InputError, QueueTimeout):
                 raise
             except Exception as failure:
+                if not self._rescue:
+                    raise
                 fallback.announce_failure("a region runs as plain torch operators", failure)
                 self._build, self._remembers = plain, False
                 return self._bind_with(self._build, values)
@@ -114,6 +114,7 @@ class RegionCall:
             moving=tuple((self._position[o.index], o.steps) for o in moving.values()),
             enqueue=enqueue,
             reorders=any(r.order is not None for r in spec.results),
+            on_gpu=self.device.type == "cuda",
         )
 
     def _check(self, operand: Operand, tensor: torch.Tensor) -> None:
@@ -139,9 +140,10 @@ class Bound:
     moving: tuple[tuple[int, Steps], ...]
     enqueue: Enqueue
     reorders: bool
+    on_gpu: bool
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if self.device.index == current_gpu():
+        if self.on_gpu and torch._C._cuda_getDevice() == self.device.index:
             results = [_empty_strided_cuda(*layout) for layout in self.layouts]
         else:
             results = [
@@ -155,11 +157,6 @@ class Bound:
         if self.reorders:
             return [r if order is None else ordered(r, order) for r, order in zip(results, self.orders, strict=True)]
         return results
-
-
-def current_gpu() -> int:
-    """The index of torch's current GPU; -1 where it has not been used yet."""
-    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,12 +9,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from tilestream.aten.nodes import is_sym, is_view
 from tilestream.capture import boxed
-from tilestream.run.operator import run
+from tilestream.run.operator import REGION, run
 
 
 def is_direct(graph: fx.GraphModule) -> bool:
@@ -25,12 +24,12 @@ def is_direct(graph: fx.GraphModule) -> bool:
 def _is_free(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
-    return node.target in (operator.getitem, torch.ops.tilestream.region.default) or is_view(node) or is_sym(node)
+    return node.target in (operator.getitem, REGION) or is_view(node) or is_sym(node)
 
 
 def direct(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph as a boxed function that takes a list of arguments, which it empties."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.tilestream.region.default):
+    for node in graph.graph.find_nodes(op="call_function", target=REGION):
         node.target = run
     graph.recompile()
     forward = graph.forward

@@ -19,6 +19,9 @@ _library.define(
     tags=(torch.Tag.needs_exact_strides,),
 )
 
+REGION = torch.ops.tilestream.region.default
+"""What stands in a graph."""
+
 _calls: dict[tuple[str, torch.device], RegionCall] = {}
 
 
@@ -62,10 +65,9 @@ def call_directly() -> None:
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler, register_lowering
 
-    operator = torch.ops.tilestream.region.default
-    handler = fallback_handler(operator, add_to_fallback_set=False)
+    handler = fallback_handler(REGION, add_to_fallback_set=False)
 
-    @register_lowering(operator, type_promotion_kind=None)
+    @register_lowering(REGION, type_promotion_kind=None)
     def _(inputs: Any, sizes: Any, spec: str) -> Any:
         found = handler(inputs, sizes, spec)
         box = found[0]

@@ -13,6 +13,7 @@ from torch import fx
 
 from tilestream.lower import Region
 from tilestream.regions import Cut, Partition
+from tilestream.run.operator import REGION
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,12 @@ def place(owner: fx.GraphModule, found: Partition, spec_for: Callable[[Region], 
     placed: list[Placed] = []
     doomed: list[fx.Node] = []
     for cut in found.cuts:
-        region = with_sizes(cut[0], owner)
+        region = with_sizes(cut.region, owner)
         spec = spec_for(region)
         if spec is None:
             continue
         _insert(owner.graph, cut, region, spec, by_name)
-        doomed += cut[1]
+        doomed += cut.nodes
         placed.append(Placed(region, spec))
     if placed:
         for node in reversed(doomed):
@@ -62,15 +63,15 @@ def _insert(graph: fx.Graph, cut: Cut, region: Region, spec: str, by_name: dict[
 
     No operator that mutates lies between two nodes of a region, so the call lies on their side of each.
     """
-    _, members, outputs = cut
     arguments = [by_name[name] for name in region.arguments]
     tensors = [a for a in arguments if isinstance(a.meta["val"], torch.Tensor)]
     sizes = [a for a in arguments if not isinstance(a.meta["val"], torch.Tensor)]
-    with graph.inserting_before(members[-1]):
-        call = graph.call_function(torch.ops.tilestream.region.default, (tensors, sizes, spec))
-        call.meta = {"val": [o.meta["val"] for o in outputs], "stack_trace": outputs[-1].meta.get("stack_trace")}
-        inside = frozenset(members)
-        for index, output in enumerate(outputs):
+    with graph.inserting_before(cut.nodes[-1]):
+        call = graph.call_function(REGION, (tensors, sizes, spec))
+        last = cut.outputs[-1]
+        call.meta = {"val": [o.meta["val"] for o in cut.outputs], "stack_trace": last.meta.get("stack_trace")}
+        inside = frozenset(cut.nodes)
+        for index, output in enumerate(cut.outputs):
             part = graph.call_function(operator.getitem, (call, index))
             part.meta = dict(output.meta)
             output.replace_all_uses_with(part, delete_user_cb=lambda user: user not in inside)

@@ -56,7 +56,7 @@ class RegionSpec:
     sizes: tuple[tuple[int, int], ...]
     layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
-    @property
+    @cached_property
     def is_static(self) -> bool:
         """Whether every size was known when the graph was compiled."""
         return bool(self.layouts)

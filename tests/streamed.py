@@ -1,0 +1,59 @@
+"""Graphs whose regions are calls, without Inductor: what the operator computes on real tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from tilestream import reference
+from tilestream.devices import get
+from tilestream.ir import Pipeline
+from tilestream.lower import Region
+from tilestream.options import Options
+from tilestream.planner import plan
+from tilestream.regions import Partition, partition
+from tilestream.run.call import RegionCall
+from tilestream.run.executable import Enqueue, Executable, Interpreted
+from tilestream.run.place import Placed, place
+from tilestream.run.spec import encode, spec_of
+
+
+def interpreted(region: Region, pipeline: Pipeline | None = None) -> RegionCall:
+    """The region's program, or another pipeline for it, on the reference machine."""
+
+    def run(p: Pipeline, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return reference.run(p, tensors)
+
+    spec = spec_of(region, pipeline or region.program, "reference")
+    return RegionCall(spec, torch.device("cpu"), lambda p: Interpreted(p, run))
+
+
+def stream(graph: fx.GraphModule, strategy: str = "vertical") -> tuple[Partition, list[Placed]]:
+    """Put calls in the place of the graph's regions, in ``graph`` itself, so that it runs on the reference machine."""
+
+    def spec_for(region: Region) -> str:
+        made = plan(region.program, region.rows, get("h200"), Options(strategy=strategy))  # pyright: ignore
+        assert made.chosen.pipeline is not None
+        return encode(spec_of(region, made.chosen.pipeline, "reference"))
+
+    found = partition(graph)
+    return found, place(graph, found, spec_for)
+
+
+class Altered:
+    """An executable whose outputs are changed in place after it ran: one that computes something else."""
+
+    def __init__(self, right: Executable, outputs: int, change: Callable[[Tensor], object]) -> None:
+        self.right, self.outputs, self.change = right, outputs, change
+
+    def bind(self, tensors: Mapping[str, Tensor], rows: int, written: Sequence[str]) -> Enqueue:
+        enqueue = self.right.bind(tensors, rows, written)
+
+        def run(new: Sequence[Tensor]) -> None:
+            enqueue(new)
+            for tensor in new[: self.outputs]:
+                self.change(tensor)
+
+        return run
