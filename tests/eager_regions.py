@@ -31,36 +31,39 @@ from tilestream.shapes import check_shapes
 STRATEGIES = ("vertical", "spatial", "bulk")
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Tensor], symbolic: bool = False) -> fx.GraphModule:
+def trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
     """The functional ATen graph of ``function``, undecomposed, as AOTAutograd hands it to a back end."""
 
     def flat(*tensors: Tensor) -> list[Any]:
         return pytree.tree_leaves(function(*tensors))
 
     with torch.no_grad():
-        mode = "symbolic" if symbolic else "fake"
-        return make_fx(functionalize(flat, remove="mutations"), tracing_mode=mode)(*inputs)
+        return make_fx(functionalize(flat, remove="mutations"), tracing_mode="fake")(*inputs)
 
 
 class Regions:
     """A callable that takes the values of the graph's placeholders, and returns those of its outputs.
 
-    ``taken`` counts the operators in regions, ``unplanned`` the regions without a legal pipeline of the strategy, of
-    which the reference machine runs the program as it is.
+    ``operators`` are those of each region, and ``taken`` counts them. ``unplanned`` says which regions have no legal
+    pipeline of the strategy: the reference machine runs the program as it is.
     """
 
     def __init__(self, graph: fx.GraphModule, strategy: str = "vertical") -> None:
         self.graph = normalise(graph)
         self.unplanned: list[str] = []
-        self.taken = 0
+        self.operators: list[tuple[str, ...]] = []
         self._home: dict[fx.Node, tuple[RegionCall, tuple[str, ...], tuple[fx.Node, ...]]] = {}
         for region, members, outputs in partition(self.graph).cuts:
             check_shapes(region.program)
             pipeline, problem = pipeline_of(region.program, region.rows, strategy)
             self.unplanned += [problem] if problem else []
-            self.taken += len(region.operators)
+            self.operators.append(region.operators)
             call = RegionCall(region, lambda tensors, _, p=pipeline: reference.run(p, tensors))
             self._home |= dict.fromkeys(members, (call, region.arguments, outputs))
+
+    @property
+    def taken(self) -> int:
+        return sum(map(len, self.operators))
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         nodes = {n.name: n for n in self.graph.graph.nodes}
@@ -109,6 +112,22 @@ def pipeline_of(program: Pipeline, rows: int, strategy: str) -> tuple[Pipeline, 
         return program, problem.cause
     legal = [c.pipeline for c in made.candidates if c.pipeline is not None and not c.rejected]
     return (legal[0], "") if legal else (program, "no legal pipeline")
+
+
+def compiled(function: Callable[..., Any], strategy: str = "vertical") -> tuple[Callable[..., Any], list[Regions]]:
+    """``function`` by way of Dynamo, which knows symbolic sizes, and the graphs that it turns out to have."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    made: list[Regions] = []
+
+    def compiler(graph: fx.GraphModule, _: Any) -> Any:
+        made.append(Regions(graph, strategy))
+        return boxed(made[-1])
+
+    def backend(graph: fx.GraphModule, example: list[Any]) -> Any:
+        return aot_autograd(fw_compiler=compiler, inference_compiler=compiler)(graph, example)
+
+    return torch.compile(function, backend=backend), made
 
 
 def train(function: Callable[..., Any], inputs: Sequence[Tensor], strategy: str) -> tuple[list[Any], list[Regions]]:

@@ -43,7 +43,6 @@ class Case:
     function: Callable[..., Any]
     tensors: tuple[Tensor, ...]
     train: bool = False
-    symbolic: bool = False
 
 
 @dataclass
@@ -89,7 +88,7 @@ def _infer(case: Case, strategy: str | None) -> tuple[list[Any], list[eager_regi
     with torch.no_grad():
         if strategy is None:
             return case.function(*case.tensors), []
-        traced = eager_regions.trace(case.function, case.tensors, case.symbolic)
+        traced = eager_regions.trace(case.function, case.tensors)
         if not strategy:
             return traced(*case.tensors), []
         made = eager_regions.Regions(traced, strategy)
@@ -140,7 +139,7 @@ def _case(op: Any, sample: Any, name: str, kind: str, rows: int) -> Case | None:
         return op(first, *args, **kwargs)
 
     if kind == "alone":
-        return Case(name, plain, tuple(tensors), symbolic=len(tensors) > 1)
+        return Case(name, plain, tuple(tensors))
     if not tensors or not tensors[0].is_floating_point() or tensors[0].dim() < 1 or 0 in tensors[0].shape:
         return None
     if rows:
@@ -160,7 +159,7 @@ def _case(op: Any, sample: Any, name: str, kind: str, rows: int) -> Case | None:
         return [h, *made, *(F.linear(r, _weight(r)) for r in made if r.dtype == h.dtype and r.dim() > 0)]
 
     given = (tensors[0], weight, *tensors[1:])
-    return Case(name, between, given, train=kind == "train", symbolic=len(name) % 3 == 0)
+    return Case(name, between, given, train=kind == "train")
 
 
 def _weight(result: Tensor) -> Tensor:
