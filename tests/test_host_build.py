@@ -143,7 +143,17 @@ def streamed_once() -> Pipeline:
     return with_stage(p.build(), placement=Shard(1))
 
 
+def derivatives() -> Pipeline:
+    p = Program("derivatives", "f32")
+    g, x = p.load("g", 40), p.load("x", 40)
+    p.store(p.op("relu_backward", 40, g, x))
+    p.store(p.op("mul", 40, g, p.op("gelu_slope", 40, x)))
+    p.store(p.op("expm1", 40, x))
+    return p.build()
+
+
 NAMED = {
+    "derivatives": derivatives,
     "chain 3x64": lambda: chain(3, 64),
     "chain 2x256": lambda: chain(2, 256),
     "nerf": nerf,
@@ -231,6 +241,17 @@ def test_nan_and_inf_go_where_eager_takes_them(folder: Path) -> None:
     for name in want:
         assert torch.equal(got[name].isnan(), want[name].isnan())
         assert torch.equal(got[name].isinf(), want[name].isinf())
+
+
+def test_expm1_is_as_exact_as_eager(folder: Path) -> None:
+    p = Program("expm1", "f32")
+    p.store(p.op("expm1", 64, p.load("x", 64)))
+    one = p.build()
+    (name,) = (t.name for t in one.tensors if t.name != "x")
+    sizes = torch.logspace(-30, 1, 1984)
+    x = torch.cat([sizes, -sizes, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 89.0]).repeat(22)[:128]])
+    got = run_on_host(one, {"x": x.view(64, 64)}, HostRun(folder=folder))[name].view(-1)
+    torch.testing.assert_close(got, torch.expm1(x), rtol=4e-7, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", range(FUZZ))

@@ -171,8 +171,8 @@ def check(
             options = options.with_(target="reference")
         compiled = len(runtime.analyses())
         arm = arms.make("tilestream", workload.module, workload.inputs, options)
-        judged = oracle.judge(arm.run())
-        same = accuracy.repeatable(arm.run)
+        judged = oracle.check(arm.run)
+        same = oracle.repeatable(arm.run)
         regions = {r.name: _ran(r) for r in runtime.analyses()[compiled:]}
     ok = judged.ok and same
     out.print(

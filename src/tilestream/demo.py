@@ -149,8 +149,8 @@ def _check(workload: Workload, progress: Progress) -> list[dict[str, Any]]:
         except (RuntimeError, TilestreamError) as error:
             checks.append(_row(strategy, workload.rows, float("inf"), 0.0, False, str(error).splitlines()[0]))
             continue
-        judged = oracle.judge(arm.run())
-        same = accuracy.repeatable(arm.run)
+        judged = oracle.check(arm.run)
+        same = oracle.repeatable(arm.run)
         note = "" if same else "two runs differ"
         checks.append(_row(strategy, workload.rows, judged.error, judged.eager_error, judged.ok and same, note))
     return checks

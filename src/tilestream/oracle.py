@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 FACTOR = 2.0
 """How many times eager's error is allowed, as in ``torch._dynamo.utils.same`` with an fp64 reference."""
@@ -35,6 +38,35 @@ def error(out: torch.Tensor, ref64: torch.Tensor) -> float:
     difference = torch.linalg.vector_norm((got - want)[finite]).item()
     size = torch.linalg.vector_norm(want[finite]).item()
     return difference / size if size > 0 else difference
+
+
+_WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64} | {
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+_SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
+
+
+class Float64(TorchDispatchMode):
+    """Inside, every operator computes in float64: a cast to a lower precision rounds nothing.
+
+    Tensors of lower precision count as what they are, exactly. What is written in place keeps its dtype.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in _SOFTMAX:
+            args = (*args[:2], False)  # no other dtype than its operand's
+        aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
+        args, kwargs = tree_map(_dtype if aliases else _widest, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _dtype(x: Any) -> Any:
+    return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+def _widest(x: Any) -> Any:
+    return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else _dtype(x)
 
 
 def tolerance(eager_error: float, dtype: torch.dtype) -> float:

@@ -25,7 +25,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "softplus": F.softplus,
+    "gelu_slope": lambda x: torch.ops.aten.gelu_backward(torch.ones_like(x), x),
     "exp": torch.exp,
+    "expm1": torch.expm1,
     "log": torch.log,
     "sin": torch.sin,
     "cos": torch.cos,
@@ -42,6 +44,7 @@ FP32_TINY = torch.finfo(torch.float32).tiny  # results below it may be flushed t
 SLACK: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: 2e-7 * x.abs(),
     "gelu_tanh": lambda x: 2e-7 * x.abs(),
+    "gelu_slope": lambda x: 2e-7 * (1 + x.abs() * (x.abs() < 8)),
     "sin": lambda x: 4e-7 * (x.abs() > 1),
     "cos": lambda x: 4e-7 * (x.abs() > 1),
 }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tilestream import oracle
+from tilestream.bench.state import State, named, same_bits
 from tilestream.errors import CaptureError
 
 
@@ -27,28 +28,61 @@ class Accuracy:
 
 
 class Oracle:
-    """Runs ``module`` eagerly, and a float64 copy of it, once each.
+    """Runs ``module`` eagerly, and in float64, once each. It leaves inputs, buffers and attributes as they were.
+
+    What the model writes to (inputs, parameters, buffers) counts as results too, where ``check`` runs it.
 
     Raises:
         CaptureError: the module does not run on these inputs.
     """
 
     def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        self._module, self._inputs = module, tuple(inputs)
+        self._state = State(module, inputs)
         try:
             with torch.no_grad():
-                self.eager = tensors(module(*inputs))
-                double = copy.deepcopy(module).double()
-                self.exact = tensors(double(*(x.double() if x.is_floating_point() else x for x in inputs)))
+                wide = copy.deepcopy(module).double()
+                wide_inputs = [x.double() if x.is_floating_point() else x.clone() for x in inputs]
+                with oracle.Float64():
+                    self.exact = tensors(wide(*wide_inputs))
+                self.eager = tuple(x.clone() for x in tensors(module(*inputs)))
         except (RuntimeError, TypeError, ValueError) as failure:
             cause = f"the model does not run on its inputs: {str(failure).splitlines()[0]}"
             raise CaptureError(cause, "make it run eagerly and in float64 first") from failure
+        self._written = self._state.written()
+        self._eager_state = self._now()
+        after = named(wide, wide_inputs)
+        self._exact_state = tuple(after[name] for name in self._written)
+        self._state.restore()
+
+    def _now(self) -> tuple[Tensor, ...]:
+        """What the model writes to, as it is now."""
+        found = named(self._module, self._inputs)
+        return tuple(found[name].detach().clone() for name in self._written)
+
+    def check(self, run: Callable[[], object]) -> Accuracy:
+        """Call ``run``, which runs the module, from the first state; hold results and state against float64."""
+        self._state.restore()
+        got = (*(x.clone() for x in tensors(run())), *self._now())
+        return _accuracy(got, (*self.eager, *self._eager_state), (*self.exact, *self._exact_state))
 
     def judge(self, result: object) -> Accuracy:
         """Hold ``result``, of the module's own form, against float64; another dtype counts as wrong."""
-        got = tensors(result)
-        error, eager_error, ok = oracle.judge(got, self.eager, self.exact)
-        same = [g.dtype for g in got] == [e.dtype for e in self.eager]
-        return Accuracy(error, eager_error, ok and same)
+        return _accuracy(tensors(result), self.eager, self.exact)
+
+    def repeatable(self, run: Callable[[], object]) -> bool:
+        """Whether two runs from the first state give the same bits, and write the same."""
+        found = []
+        for _ in range(2):
+            self._state.restore()
+            found.append((*(x.clone() for x in tensors(run())), *self._now()))
+        return all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+def _accuracy(got: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> Accuracy:
+    error, eager_error, ok = oracle.judge(got, eager, exact)
+    same = [g.dtype for g in got] == [e.dtype for e in eager]
+    return Accuracy(error, eager_error, ok and same)
 
 
 def tensors(result: object) -> tuple[Tensor, ...]:
@@ -59,8 +93,4 @@ def tensors(result: object) -> tuple[Tensor, ...]:
 def repeatable(run: Callable[[], object]) -> bool:
     """Whether two runs on the same input give the same bits."""
     first = [x.clone() for x in tensors(run())]
-    return all(_same_bits(a, b) for a, b in zip(first, tensors(run()), strict=True))
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return all(same_bits(a, b) for a, b in zip(first, tensors(run()), strict=True))

@@ -1,0 +1,197 @@
+"""Torch's own samples of its operators: alone, between two linear layers, and with gradients.
+
+Every operator and every sample of ``op_db`` of the installed torch. A seeded part runs by default; all of it with
+``-m exhaustive`` (SHARD=2/8 in TILESTREAM_SAMPLES runs the second of eight parts).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import eager_regions
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tilestream.oracle import Float64
+
+ROWS = (1, 7, 64, 130)
+LARGEST = 20_000  # elements of an operator's input
+DTYPES = (torch.bfloat16, torch.float32)
+LEFT_OUT = re.compile(
+    r"combinations|cartesian|dropout|bernoulli|rand|normal(?!ize)|multinomial|uniform|exponential|cauchy|geometric"
+    r"|empty|rrelu|lowrank|fractional"
+)
+"""Operators whose results grow too fast with the rows; that draw numbers, or leave them to chance."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample: ``function`` of ``tensors``, which are the sample's, or feed linear layers around the operator."""
+
+    name: str
+    function: Callable[..., Any]
+    tensors: tuple[Tensor, ...]
+    train: bool = False
+
+
+@dataclass
+class Tally:
+    """How many cases ran and what came of them; ``problems`` are those that are wrong or raised, by name."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, case: Case, seed: int) -> None:
+        """Run one case; those that do not run eagerly or in float64 or cannot be traced are only counted."""
+        outcome = _outcome(case, seed)
+        self.counts.update(["run", *outcome[0]])
+        if outcome[1]:
+            self.problems.append(f"{case.name} (seed {seed}): {outcome[1]}")
+
+
+def _outcome(case: Case, seed: int) -> tuple[list[str], str]:
+    strategy = eager_regions.strategy_of(seed)
+    run = _train if case.train else _infer
+    try:
+        plain = pytree.tree_leaves(run(case, None)[0])
+        with Float64():
+            wide = tuple(x.double() if x.is_floating_point() else x for x in case.tensors)
+            exact = pytree.tree_leaves(run(replace(case, tensors=wide), None)[0])
+        faithful = run(case, "")[0]  # traced, without regions
+        if len(plain) != len(exact) or eager_regions.judge(faithful, plain, exact):
+            return ["not run"], ""
+    except Exception:
+        return ["not run"], ""
+    try:
+        got, made = run(case, strategy)
+    except Exception as failure:
+        where = traceback.format_tb(failure.__traceback__)[-1]
+        return ["raised"], f"{type(failure).__name__}: {str(failure)[:300]} {where}"
+    outcome = ["taken" if any(m.taken for m in made) else "nothing taken"]
+    outcome += ["unplanned"] if any(m.unplanned for m in made) else []
+    wrong = eager_regions.judge(got, plain, exact)
+    return [*outcome, "wrong"] if wrong else outcome, f"{wrong} with {strategy}" if wrong else ""
+
+
+def _infer(case: Case, strategy: str | None) -> tuple[list[Any], list[eager_regions.Regions]]:
+    with torch.no_grad():
+        if strategy is None:
+            return case.function(*case.tensors), []
+        traced = eager_regions.trace(case.function, case.tensors)
+        if not strategy:
+            return traced(*case.tensors), []
+        made = eager_regions.Regions(traced, strategy)
+        return made(case.tensors), [made]
+
+
+def _train(case: Case, strategy: str | None) -> tuple[list[Any], list[eager_regions.Regions]]:
+    if strategy is None:
+        return eager_regions.gradients(case.function, case.tensors), []
+    return eager_regions.train(case.function, case.tensors, strategy)
+
+
+def samples(chosen: Callable[[], bool]) -> Iterator[Case]:
+    """The cases for which ``chosen`` says yes, in a fixed order."""
+    pytest.importorskip("expecttest", reason="torch's samples need it: pip install 'tilestream[dev]'")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if LEFT_OUT.search(info.name):
+            continue
+        for dtype in DTYPES:
+            if dtype not in info.supported_dtypes("cpu"):
+                continue
+            torch.manual_seed(0)
+            try:
+                found = list(info.sample_inputs("cpu", dtype))
+            except Exception:  # samples that this build of torch cannot make
+                continue
+            for index, sample in enumerate(found):
+                title = f"{info.formatted_name} {str(dtype).removeprefix('torch.')} sample {index}"
+                for kind, rows in (("alone", 0), ("between", 0), *(("between", r) for r in ROWS), ("train", 0)):
+                    if chosen() and (case := _case(info.op, sample, f"{title} {kind} {rows}", kind, rows)) is not None:
+                        yield case
+
+
+def _case(op: Any, sample: Any, name: str, kind: str, rows: int) -> Case | None:
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    where = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    tensors = [leaves[i].detach() for i in where]
+    if any(x.layout != torch.strided for x in tensors):
+        return None
+
+    def plain(*given: Tensor) -> Any:
+        mine = list(leaves)
+        for i, x in zip(where, given, strict=True):
+            mine[i] = x
+        first, args, kwargs = pytree.tree_unflatten(mine, spec)
+        return op(first, *args, **kwargs)
+
+    if kind == "alone":
+        return Case(name, plain, tuple(tensors))
+    if not tensors or not tensors[0].is_floating_point() or tensors[0].dim() < 1 or 0 in tensors[0].shape:
+        return None
+    if rows:
+        old = tensors[0].shape[0]
+        if rows * tensors[0].numel() > LARGEST * old:
+            return None
+        index = torch.arange(rows) % old
+        tensors = [x[index] if x.dim() == tensors[0].dim() and x.shape[0] == old else x for x in tensors]
+    width, dtype = tensors[0].shape[-1], tensors[0].dtype
+    # A permutation: the operator sees the sample's own numbers, which may have to be positive.
+    weight = torch.eye(width, dtype=dtype)[torch.randperm(width)]
+
+    def between(x: Tensor, w: Tensor, *rest: Tensor) -> Any:
+        h = F.linear(x, w)
+        out = plain(h, *rest)
+        made = [r for r in pytree.tree_leaves(out) if isinstance(r, Tensor)]
+        return [h, *made, *(F.linear(r, _weight(r)) for r in made if r.dtype == h.dtype and r.dim() > 0)]
+
+    given = (tensors[0], weight, *tensors[1:])
+    return Case(name, between, given, train=kind == "train")
+
+
+def _weight(result: Tensor) -> Tensor:
+    wide = result.shape[-1]
+    return torch.cos(torch.arange(5 * wide).reshape(5, wide).float()).div(max(1, wide) ** 0.5).to(result.dtype)
+
+
+@pytest.fixture(autouse=True)
+def _high():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_a_seeded_part_of_the_samples():
+    draw = random.Random(0)
+    tally = Tally()
+    for seed, case in enumerate(samples(lambda: draw.random() < 0.0015)):
+        tally.run(case, seed)
+    assert tally.counts["run"] > 60 and tally.counts["taken"] > 20, tally.counts
+    assert not tally.problems, "\n".join(tally.problems)
+
+
+@pytest.mark.exhaustive
+def test_all_samples():
+    part, parts = (int(n) for n in os.environ.get("TILESTREAM_SAMPLES", "1/1").split("/"))
+    count = iter(range(10**9))
+    tally = Tally()
+    for seed, case in enumerate(samples(lambda: next(count) % parts == part - 1)):
+        tally.run(case, seed)
+    print(dict(tally.counts))
+    assert not tally.problems, "\n".join(tally.problems)

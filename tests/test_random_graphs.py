@@ -1,0 +1,107 @@
+"""Random functions through ``torch.compile`` on the reference machine, against eager and float64.
+
+A fast part runs by default; ``-m exhaustive`` runs TILESTREAM_GRAPHS=COUNT@START of them (20000@0 if not set).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+
+import pytest
+import torch
+from random_graphs import Graph
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tilestream import execution, fallback, oracle, runtime
+from tilestream.oracle import Float64
+
+BY_DEFAULT = 40
+
+
+def check(seed: int) -> str:
+    """Run the graph of ``seed`` compiled, twice, where its sizes may change also with more rows: what is wrong, if so.
+
+    Raises whatever the compiler raises.
+    """
+    torch._dynamo.reset()
+    made = Graph(seed)
+    dynamic = True if made.dynamic is True else None
+    options = {"target": "reference", "cache": False}
+    mine = copy.deepcopy(made)
+    fast = torch.compile(mine, backend="tilestream", options=options, dynamic=dynamic)
+    plain, exact = copy.deepcopy(made), copy.deepcopy(made)
+    for rows in (0, 0, made.rows + 3):
+        try:
+            want = _run(plain, plain, rows)
+            with Float64():
+                best = _run(exact, exact, rows)
+        except (RuntimeError, IndexError, ValueError):
+            return ""  # not with these rows
+        try:
+            got = _run(fast, mine, rows)
+        except Exception as refusal:
+            if "the graph has no tensor inputs" in str(refusal):  # behind a break, on numbers alone
+                return ""
+            raise
+        for index, (a, b, c) in enumerate(zip(got, want, best, strict=True)):
+            if wrong := _differs(a, b, c):
+                return f"result {index} with {rows or made.rows} rows: {wrong}"
+    return ""
+
+
+def _run(function, made: Graph, rows: int) -> list[Tensor]:
+    """Results, then what inputs and state are afterwards."""
+    inputs = made.inputs(rows)
+    with torch.no_grad():
+        results = pytree.tree_leaves(function(*inputs))
+    return [*results, *inputs, made.state.clone()]
+
+
+def _differs(mine: Tensor, theirs: Tensor, exact: Tensor) -> str:
+    if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+        return f"{mine.dtype} {tuple(mine.shape)} for {theirs.dtype} {tuple(theirs.shape)}"
+    if not mine.is_floating_point():
+        return "" if torch.equal(mine, theirs) else "other integers"
+    error, own = oracle.error(mine, exact), oracle.error(theirs, exact)
+    # Chains of roundings that cancel: eager's own error is small by luck at times.
+    if torch.equal(mine, theirs) or error <= max(oracle.tolerance(own, mine.dtype), 0.03):
+        return ""
+    # Or all that is left is rounding: what the operands were is lost in both.
+    return "" if own > 0.05 and error < 20 * own else f"error {error:.2e}, eager's {own:.2e}"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch):
+    """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    monkeypatch.setattr(runtime, "_plans", {})
+    monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(execution, "_executables", {})
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_random_graphs():
+    for seed in range(BY_DEFAULT):
+        assert not (wrong := check(seed)), f"seed {seed}: {wrong}"
+    assert sum(len(a.operators) for a in runtime.analyses()) > 2 * BY_DEFAULT
+
+
+@pytest.mark.exhaustive
+def test_many_random_graphs():
+    count, start = (int(n) for n in os.environ.get("TILESTREAM_GRAPHS", "20000@0").split("@"))
+    problems = []
+    for seed in range(start, start + count):
+        try:
+            wrong = check(seed)
+        except Exception as failure:
+            wrong = f"{type(failure).__name__}: {str(failure).splitlines()[0]}"
+        problems += [f"seed {seed}: {wrong}"] if wrong else []
+    assert not problems, "\n".join(problems)
