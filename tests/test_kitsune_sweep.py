@@ -77,6 +77,7 @@ def test_one_job_stays_in_this_process() -> None:
     assert next(iter(each(_who, [(1,), (2,)], 1, lambda _: None, str, _named)))[1] == os.getpid()
 
 
+@pytest.mark.smoke
 def test_points_are_every_combination_in_order() -> None:
     made = points(["nerf", "dlrm"], ["a100", "h200+kitsune"], ["bulk"], ["inference"], {"rows": [1, 2]})
     assert len(made) == 8
