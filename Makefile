@@ -3,14 +3,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+JOBS ?= auto
 
-.PHONY: demo test setup lint tables clean
+.PHONY: demo test smoke setup lint tables clean
 
 demo: $(INSTALLED)
 	$(BIN)/tilestream demo
 
+# One process a core; tests that need the GPU stay on one of them. JOBS=0: in this process.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# A minute that touches every part, for after an edit.
+smoke: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q -m smoke $(PYTEST_ARGS)
 
 setup: $(INSTALLED)
 
@@ -30,7 +38,11 @@ clean:
 
 # torch goes first and alone, so that which build of it (CPU or CUDA) comes is the machine's choice.
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "set-up, 1 of 3: a virtual environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[cuda,dev]'
-	touch $@
+	@echo "set-up, 2 of 3: torch (0.2 GB for a CPU, about 3 GB with CUDA; minutes, once)"
+	$(PIP) install torch==2.13.0
+	@echo "set-up, 3 of 3: tilestream and what else it needs (about 0.4 GB)"
+	$(PIP) install -c constraints.txt -e '.[cuda,dev]'
+	@touch $@
+	@echo "set-up is done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -17,9 +18,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if compiler_version() == "none":
         lacking["nvrtc"] = "NVRTC is not installed (pip install 'tilestream[cuda]')"
     for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.xdist_group("gpu"))  # one process at a time has the GPU
         for mark, reason in lacking.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_configure() -> None:
+    """Processes that share the cores take one each, and so do the processes that they start."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -60,6 +60,7 @@ def test_modules(name: str, dtype: torch.dtype):
     assert runtime.analyses()[0].plan is not None
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("strategy", ["bulk", "vertical", "spatial"])
 def test_strategies_mean_the_same(strategy: str):
     module = nn.Sequential(linear(9, 33), nn.ReLU(), linear(33, 65), nn.LayerNorm(65), linear(65, 3)).bfloat16()

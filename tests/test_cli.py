@@ -51,6 +51,7 @@ def run(*words: str):
     return runner.invoke(app, list(words), catch_exceptions=False)
 
 
+@pytest.mark.smoke
 def test_explain_a_file_and_write_json(model: str, tmp_path) -> None:
     done = run("explain", model, "--rows", "300", "--device", "h200", "--json", str(tmp_path / "e.json"))
     assert done.exit_code == 0
@@ -81,6 +82,7 @@ def test_a_forced_strategy_is_the_one_chosen(model: str, tmp_path) -> None:
     assert {q["depth"] for q in chosen["pipeline"]["launches"][0]["queues"]} == {512}
 
 
+@pytest.mark.smoke
 def test_simulate_and_trace(model: str, tmp_path) -> None:
     done = run("simulate", model, "--rows", "5000", "--json", str(tmp_path / "s.json"))
     assert done.exit_code == 0
@@ -92,6 +94,7 @@ def test_simulate_and_trace(model: str, tmp_path) -> None:
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+@pytest.mark.smoke
 def test_check_is_0_within_the_tolerance(model: str, tmp_path) -> None:
     done = run("check", model, "--target", "reference", "--json", str(tmp_path / "c.json"))
     assert done.exit_code == 0, done.output

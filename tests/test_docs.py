@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 
+@pytest.mark.smoke
 def test_the_worked_example_of_the_ir_page():
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "ir.md").read_text(), re.DOTALL)
     assert len(blocks) == 3
@@ -16,6 +19,7 @@ def test_the_worked_example_of_the_ir_page():
     assert not (scope["one"] == scope["two"]).all()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.smoke
 def test_the_ir_page_names_every_tile_op():
     from tilestream.tileops import OPS
 

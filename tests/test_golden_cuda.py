@@ -17,6 +17,7 @@ def test_text_of_models(name: str) -> None:
     assert golden_cuda.of_model(name) == GOLDEN[f"model {name}"], CHANGED
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMED)
 def test_text_of_pipelines(name: str) -> None:
     assert golden_cuda.of_pipeline(NAMED[name]()) == GOLDEN[name], CHANGED

@@ -230,6 +230,7 @@ def test_bitwise_equal_whatever_the_order_of_copies(seed: int, folder: Path) -> 
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.smoke
 def test_nan_and_inf_go_where_eager_takes_them(folder: Path) -> None:
     pipeline = chain(1, 64, "relu", bias=False)
     tensors = tensors_for(pipeline, 70)

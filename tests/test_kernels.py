@@ -68,6 +68,7 @@ def test_machine_code(program: str, strategy: str) -> None:
         assert sass.lint(report.cubin, source) == [], source.name
 
 
+@pytest.mark.smoke
 @needs_disassembler
 def test_weights_multicast_to_pairs() -> None:
     p = chain(3, 128)

@@ -130,6 +130,7 @@ class Stream(nn.Module):
         return s
 
 
+@pytest.mark.smoke
 def test_a_model_with_a_residual_stream_in_fp32_is_one_region() -> None:
     torch._dynamo.reset()
     model, s = Stream().eval().requires_grad_(False), torch.randn(100, 64)

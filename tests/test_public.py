@@ -11,6 +11,7 @@ import pytest
 import tilestream
 
 
+@pytest.mark.smoke
 def test_every_public_name_is_there():
     assert all(hasattr(tilestream, name) for name in tilestream.__all__)
     with pytest.raises(AttributeError, match="nothing"):

@@ -22,6 +22,7 @@ def make_tables(monkeypatch: pytest.MonkeyPatch):
     return importlib.import_module("make_tables")
 
 
+@pytest.mark.smoke
 def test_pages_are_in_step_with_the_results(make_tables) -> None:
     assert sorted(part for parts in make_tables.PAGES.values() for part in parts) == sorted(make_tables.tables())
     for page, parts in make_tables.PAGES.items():

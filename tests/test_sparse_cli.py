@@ -36,6 +36,7 @@ def call(*args: str, code: int = 0) -> str:
     return result.output + (result.stderr if code else "")
 
 
+@pytest.mark.smoke
 def test_simulate_as_the_manual_has_it(files: list[str], tmp_path: Path) -> None:
     result, out = tmp_path / "out.json", tmp_path / "X.mtx"
     formats = ["--format", "compressed,compressed"] * 2

@@ -21,6 +21,7 @@ from tilestream.errors import (
     StreamDeadlock,
     TilestreamError,
     VerifyError,
+    WorkerError,
     WorkloadError,
 )
 from tilestream.ir import (
@@ -69,6 +70,7 @@ __all__ = [
     "TilestreamError",
     "Transport",
     "VerifyError",
+    "WorkerError",
     "WorkloadError",
     "explain",
     "simulate",

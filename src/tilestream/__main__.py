@@ -1,5 +1,22 @@
-"""``python -m tilestream`` is the ``tilestream`` command."""
+"""``tilestream`` and ``python -m tilestream``: Ctrl-C is minded before anything large is imported."""
 
-from tilestream.cli import main
+from tilestream import interrupts
 
-main()
+
+def main() -> None:
+    """The console script."""
+    interrupts.install()
+    try:
+        from tilestream.cli import app
+
+        app()
+    except KeyboardInterrupt:
+        interrupts.end()
+    except SystemExit as done:
+        if done.code == interrupts.EXIT_CODE:
+            interrupts.end()
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """``tilestream``: demo, explain, simulate, trace, check, bench, sweep and reproduce from a shell.
 
-Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input.
+Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
 
-Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input."""
+Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interrupted."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 CAPTURED_ROWS = 512
@@ -274,11 +274,6 @@ def _ran(region: RegionAnalysis) -> str:
     if region.plan is None or region.plan.chosen.pipeline is None:
         return "inductor"
     return region.plan.chosen.strategy
-
-
-def main() -> None:
-    """The console script."""
-    app()
 
 
 def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool) -> Options:

@@ -14,13 +14,14 @@ import typer
 from rich.console import Console
 
 from tilestream.errors import TilestreamError
+from tilestream.interrupts import EXIT_CODE
 from tilestream.report.explain import WIDTH
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def reported(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors that tilestream raises on purpose become one line on standard error, and exit code 2."""
+    """Errors that tilestream raises on purpose become one line on standard error, and exit code 2; Ctrl-C 130."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -32,6 +33,9 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
             raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            Console(stderr=True, highlight=False).print("interrupted", markup=False)
+            raise typer.Exit(EXIT_CODE) from None
 
     return run
 

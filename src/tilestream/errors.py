@@ -69,5 +69,9 @@ class StreamDeadlock(TilestreamError):
     """Bounded channels of a stream graph filled up so that no node can go on; names the cycle of nodes."""
 
 
+class WorkerError(TilestreamError):
+    """A process that did a part of the work ended before its task did."""
+
+
 class WorkloadError(TilestreamError):
     """A simulated workload cannot run: impossible numbers, or stages that cannot be resident together."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
+
+from tilestream.workers import spread
 
 T = TypeVar("T")
 
@@ -15,29 +18,55 @@ def each(
     jobs: int,
     progress: Callable[[str], None],
     said: Callable[[T], str],
+    about: Callable[..., str],
 ) -> Iterable[T]:
-    """Results of ``task(*a)`` for each of ``arguments``, as they come; a line of progress after each.
+    """Results of ``task(*a)`` for each of ``arguments``, as they come; a line of progress before and after each.
 
-    ``jobs`` is the number of processes, -1 for one a core; one task or one job stays in this process. Around the call,
-    ``joblib.parallel_config(backend=...)`` picks another back end, such as Dask's or Ray's.
+    ``jobs`` is the number of processes, -1 for one a core; one task or one job stays in this process. ``about(*a)``
+    names a task, ``said(result)`` what it came to. Around the call, ``joblib.parallel_config(backend=...)`` picks
+    another back end, such as Dask's or Ray's.
     """
-    if jobs == 1 or len(arguments) == 1:
-        found: Iterable[T] = (task(*a) for a in arguments)
+    count = min(os.cpu_count() or 1 if jobs < 0 else jobs, len(arguments))
+
+    def started(index: int) -> None:
+        progress(f"started {about(*arguments[index])}")
+
+    elsewhere = _other_back_end()
+    if elsewhere is not None:
+        progress(f"{len(arguments)} tasks on {type(elsewhere).__name__}")
+        found: Iterator[T] = _joblib(task, arguments, jobs, elsewhere)
+    elif count <= 1:
+        found = _here(task, arguments, started)
     else:
-        found = _parallel(task, arguments, jobs)
-    for done, result in enumerate(found, start=1):
-        progress(f"{done} of {len(arguments)}: {said(result)}")
-        yield result
+        progress(f"{len(arguments)} tasks on {count} processes")
+        found = spread(task, arguments, count, started)
+    with closing(found):  # type: ignore[type-var]
+        for done, result in enumerate(found, start=1):
+            progress(f"{done} of {len(arguments)}: {said(result)}")
+            yield result
 
 
-def _parallel(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], jobs: int) -> Iterable[T]:
-    import joblib
-    from joblib.parallel import get_active_backend
+def _here(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], started: Callable[[int], None]) -> Iterator[T]:
+    for index, a in enumerate(arguments):
+        started(index)
+        yield task(*a)
+
+
+def _other_back_end() -> Any:
+    """The joblib back end that the caller has set; None where it is joblib's default, for which there is ours."""
+    from joblib.parallel import BACKENDS, DEFAULT_BACKEND, get_active_backend
 
     backend, _ = get_active_backend()
+    return None if isinstance(backend, BACKENDS[DEFAULT_BACKEND]) else backend
+
+
+def _joblib(task: Callable[..., T], arguments: Sequence[tuple[Any, ...]], jobs: int, backend: Any) -> Iterator[T]:
+    import joblib
+
     one_by_one = getattr(backend, "supports_return_generator", False)  # not every cluster's back end can
     pool = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered" if one_by_one else "list")
-    return pool(joblib.delayed(_single)(os.getpid(), task, a) for a in arguments)  # pyright: ignore[reportReturnType]
+    found: Any = pool(joblib.delayed(_single)(os.getpid(), task, a) for a in arguments)
+    yield from found
 
 
 def _single(parent: int, task: Callable[..., T], arguments: tuple[Any, ...]) -> T:

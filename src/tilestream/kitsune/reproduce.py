@@ -136,7 +136,10 @@ def reproduce(
     devices.get(device)
     variants = [v for v in VARIANTS if v == BASE or v in variants]
     tasks = [(r.app, r.mode, device, variants) for r in sorted(rows, key=lambda r: -r.operators)]
-    made = {r.key: r for r in each(run_row, tasks, jobs, progress, lambda r: f"{r.key}: {r.speedup():.2f}x")}
+    rows_made = each(
+        run_row, tasks, jobs, progress, lambda r: f"{r.key}: {r.speedup():.2f}x", lambda app, mode, *_: f"{app} {mode}"
+    )
+    made = {r.key: r for r in rows_made}
     ordered = tuple(made[r.key] for r in rows)
     return Reproduction(device, ordered, summary.figures(ordered), time.perf_counter() - started)
 

@@ -83,7 +83,7 @@ def sweep(wanted: Sequence[Point], jobs: int = -1, progress: Callable[[str], Non
         groups.setdefault((point.app, point.mode, point.sizes), []).append(point)
     tasks = [(tuple(group),) for group in groups.values()]
     found: dict[Point, Outcome] = {}
-    for made in each(run_group, tasks, jobs, progress, _said):
+    for made in each(run_group, tasks, jobs, progress, _said, _about):
         found.update(made)
     bulk = {(p.app, p.mode, p.sizes, p.device): o.time_s for p, o in found.items() if p.execution == "bulk"}
     return [Swept(p, found[p], _ratio(bulk.get((p.app, p.mode, p.sizes, p.device)), found[p])) for p in wanted]
@@ -93,10 +93,13 @@ def _ratio(bulk_s: float | None, outcome: Outcome) -> float | None:
     return None if bulk_s is None else bulk_s / outcome.time_s
 
 
+def _about(group: Sequence[Point]) -> str:
+    point = group[0]
+    return f"{point.app} {point.mode}" + "".join(f", {n}={v}" for n, v in point.sizes)
+
+
 def _said(made: list[tuple[Point, Outcome]]) -> str:
-    point = made[0][0]
-    at = "".join(f", {n}={v}" for n, v in point.sizes)
-    return f"{point.app} {point.mode}{at}: {len(made)} simulations"
+    return f"{_about([point for point, _ in made])}: {len(made)} simulations"
 
 
 def run_group(group: Iterable[Point]) -> list[tuple[Point, Outcome]]:

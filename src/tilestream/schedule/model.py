@@ -113,7 +113,7 @@ class Schedule:
     """A stage, ordered. Slots are register variables, buffers are in shared memory.
 
     ``dtype`` is that of products' operands. Streams, buffers and sinks each have their own; a turn of an epilogue
-    goes over ``pass_columns`` columns, a chunk of the narrowest of these types and several of a wider one.
+    goes over ``pass_columns`` columns: 64, two chunks of fp32, or 32 where all of them are fp32.
     """
 
     stage: Stage

@@ -76,10 +76,7 @@ class _Partition:
         return next(iter(products or loads)) if len(products or loads) == 1 else "f32"
 
     def stored(self, name: str) -> str:
-        """The dtype that a tile has in memory: a stream's own; what is computed is rounded to no less than it is.
-
-        Computed tiles are kept as operands where they have that dtype, else in fp32.
-        """
+        """The dtype that a tile has in memory: its own where it streams in, or is that of products; else f32."""
         if name in self.views:
             name = self.views[name][0]
         if name in self.streams:
@@ -88,7 +85,7 @@ class _Partition:
 
     @property
     def pass_columns(self) -> int:
-        """Columns of a turn of an epilogue: a chunk of the narrowest type that streams in, waits, or leaves."""
+        """Columns of a turn of an epilogue: a chunk of the type of fewest bytes that streams in, waits, or leaves."""
         leaving = {s.dtype for d in self.drafts for s in d.sinks if s.kind == "staged"}
         return max(map(columns_of, {self.dtype, *(s.dtype for s in self.streams.values()), *leaving}))
 
