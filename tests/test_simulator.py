@@ -41,7 +41,7 @@ def starved(run: Simulation) -> set[str]:
 def test_stays_near_the_cost_model(program, strategy, rows):
     """Its steps are fitted to kernels and the cost model's are counted: they are of one size, not equal."""
     p = planned(program, rows, strategy)
-    assert 0.85 < simulate(p, rows, H200).time_us / predict(p, rows, H200).us < 1.7
+    assert 0.8 < simulate(p, rows, H200).time_us / predict(p, rows, H200).us < 1.7
 
 
 def test_bulk_launches_take_what_library_kernels_take():
@@ -94,7 +94,7 @@ def test_no_rows_take_no_time():
 
 def test_a_full_queue_holds_its_producer_back():
     p = Program("uneven")
-    h = p.linear(p.load("x", 64), 64, "relu")
+    h = p.linear(p.load("x", 256), 256, "relu")
     p.store(p.linear(h, 256, "gelu"))
     spatial = planned(p.build(), 65_536, "spatial")
     fair = simulate(spatial, 65_536, H200)

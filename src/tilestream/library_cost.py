@@ -1,7 +1,7 @@
 """How long PyTorch's own kernels take: a library GEMM for every linear, a kernel of Inductor's for what lies between.
 
 What ``bulk`` pipelines and the fallback are predicted by. Fitted to GEMMs and elementwise kernels of one H200
-(``benchmarks/results/silicon.json``); held against Inductor in docs/truth.md.
+(``benchmarks/results/silicon.json``); held against Inductor in docs/cost-model.md.
 """
 
 from __future__ import annotations

@@ -171,10 +171,20 @@ class _Sm:
         ) + barriers * self.device.barrier_cycles / self.device.clock_hz
 
     def input_wait_s(self, step: StepCounts, slots: int) -> float:
-        """The first ``slots`` chunks have come in time; those behind them come ``slots`` in each ``load_s``."""
+        """The first ``slots`` chunks have come in time; those behind them come ``slots`` in each ``load_s``.
+
+        A loader warp asks for the flag of a queue's tile before each of its chunks, and waits for the answer.
+        """
+        flag_s = self.device.queue_s(0)
         product = self.product_s(step) / (1 if self.split else 2)
-        runs = [(step.chunks, product), *((p.chunks, self._pass_s(p)) for p in step.passes)]
-        return sum(max(0, n - slots) * max(0.0, self.device.load_s / slots - s / n) for n, s in runs if n)
+        runs = [(step.chunks, step.queued, product), *((p.chunks, p.queued, self._pass_s(p)) for p in step.passes)]
+        total = 0.0
+        for chunks, queued, busy_s in runs:
+            if chunks > slots:
+                plain_s, queued_s = self.device.load_s / slots, max(flag_s, (self.device.load_s + flag_s) / slots)
+                period = (queued * queued_s + (chunks - queued) * plain_s) / chunks
+                total += (chunks - slots) * max(0.0, period - busy_s / chunks)
+        return total
 
     def page_wait_s(self, step: StepCounts, layout: Layout, in_flight: int) -> float:
         """The first pages of a product came while the epilogue before it ran; others are asked for as pages come free.

@@ -29,7 +29,8 @@ SCALABLE = (
 class Device:
     """What the planner, the cost model and the simulator know of a machine, real or imagined.
 
-    Rates are those that a good kernel sustains, not those of a data sheet. ``tensor_flops`` counts
+    Rates are those that a good kernel sustains, not those of a data sheet. What has a default was measured or fitted on
+    an H200; docs/cost-model.md says on what, and how far off it leaves the cost model. ``tensor_flops`` counts
     two operations a multiply-add; ``simt_flops`` counts issued fp32 lane operations (an FMA is one).
 
     Raises:

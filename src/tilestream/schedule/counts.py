@@ -29,11 +29,13 @@ GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
 @dataclass(frozen=True)
 class EpilogueCounts:
     """One pass over a step's fragment by one warp: ``instructions``, how many of them are ``special`` (the special
-    function unit's), input ``chunks`` taken in, and ``barriers``: reductions over lanes and meetings of warps."""
+    function unit's), input ``chunks`` taken in, of which some are ``queued`` (from an L2 queue), and ``barriers``:
+    reductions over lanes and meetings of warps."""
 
     instructions: float
     special: float
     chunks: int
+    queued: int
     barriers: int
 
 
@@ -43,13 +45,14 @@ class StepCounts:
 
     ``flops``: of the tensor cores, padding included. ``shared_bytes``: read and written in
     shared memory while they multiply. ``pages``: of weights, and ``chunks``: of inputs, that one ring gives to the
-    product. ``passes``: the epilogue; its first holds the bias.
+    product; ``queued`` chunks come from an L2 queue. ``passes``: the epilogue; its first holds the bias.
     """
 
     flops: float
     shared_bytes: int
     pages: int
     chunks: int
+    queued: int
     passes: tuple[EpilogueCounts, ...]
     product_instructions: float
 
@@ -92,11 +95,13 @@ def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
     elements = columns * TILE_ROWS // WARPGROUP  # of one thread
     passes = tuple(_passes(step, schedule, elements, guarded))
     if step.gemm is None:
-        return StepCounts(0.0, 0, 0, 0, passes, 0.0)
+        return StepCounts(0.0, 0, 0, 0, 0, passes, 0.0)
     gemm, chunk = step.gemm, schedule.chunk_columns
     depth = {place: _depth(gemm, place, chunk) for place in (Place.STREAM, Place.SHARED, Place.REGISTERS)}
     total = sum(depth.values())
-    chunks = sum(s.chunks(chunk) for s in gemm.segments if s.place is Place.STREAM)
+    streamed = [s for s in gemm.segments if s.place is Place.STREAM]
+    chunks = sum(s.chunks(chunk) for s in streamed)
+    queued = sum(s.chunks(chunk) for s in streamed if schedule.streams[s.tile].queue)
     warpgroups = 1 if split and gemm.features <= width else 2
     subs = -(-columns // layout.page_rows)
     weights = total * columns * K_BYTES
@@ -106,7 +111,7 @@ def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
     pages = pages_of(schedule, step, gemm, layout.page_rows)
     k = K_BYTES // DTYPE_BYTES[schedule.dtype]
     flops = 2.0 * TILE_ROWS * max(columns, LEAST_COLUMNS) * k * total * warpgroups
-    return StepCounts(flops, shared, pages, chunks, passes, PRODUCT * total * subs)
+    return StepCounts(flops, shared, pages, chunks, queued, passes, PRODUCT * total * subs)
 
 
 def _depth(gemm: Gemm, place: Place, chunk: int) -> int:
@@ -123,7 +128,9 @@ def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Ite
         each = bias + _instructions(phase, schedule, guarded)
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
-        yield EpilogueCounts(each * elements, special * elements, per_stream * len(phase.streams) * rings, barriers)
+        from_queues = sum(bool(schedule.streams[t].queue) for t in phase.streams)
+        chunks, queued = (per_stream * rings * n for n in (len(phase.streams), from_queues))
+        yield EpilogueCounts(each * elements, special * elements, chunks, queued, barriers)
         bias = 0.0
 
 
