@@ -23,8 +23,9 @@ from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.progress import Progress
 from tilestream.report import facts, html, timeline
-from tilestream.report.explain import Report, candidates, microseconds, size
+from tilestream.report.explain import Report, candidates
 from tilestream.report.simulation import Simulation
+from tilestream.report.words import microseconds, size
 
 STRATEGIES = ("vertical", "spatial", "bulk")
 CHECKED_ROWS = 1000  # no multiple of a tile, so that the last tile is short

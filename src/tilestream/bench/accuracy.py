@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +33,16 @@ class Oracle:
         CaptureError: the module does not run on these inputs.
     """
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[object], keywords: Mapping[str, object] | None = None
+    ) -> None:
+        given = (tuple(inputs), dict(keywords or {}))
         try:
             with torch.no_grad():
-                self.eager = tensors(module(*inputs))
                 double = copy.deepcopy(module).double()
-                self.exact = tensors(double(*(x.double() if x.is_floating_point() else x for x in inputs)))
+                self.eager = tensors(module(*given[0], **given[1]))
+                args, named = pytree.tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, given)
+                self.exact = tensors(double(*args, **named))
         except (RuntimeError, TypeError, ValueError) as failure:
             cause = f"the model does not run on its inputs: {str(failure).splitlines()[0]}"
             raise CaptureError(cause, "make it run eagerly and in float64 first") from failure
