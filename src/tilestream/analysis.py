@@ -58,7 +58,8 @@ class RegionAnalysis:
     """One region: its ATen operators, their source lines, and its plan.
 
     ``rows`` is the number of rows it was planned for. ``plan`` is ``None`` where planning failed,
-    and ``problem`` says why. ``flops`` are those of its operators, ``kernels`` what they would be without tilestream.
+    and ``problem`` says why. ``flops`` are those of its operators, ``kernels`` what they would be without tilestream,
+    ``modules`` the paths of the modules that made them.
     """
 
     name: str
@@ -71,6 +72,7 @@ class RegionAnalysis:
     problem: str = ""
     flops: int = 0
     kernels: tuple[Kernel, ...] = ()
+    modules: tuple[str, ...] = ()
 
     def runs(self, target: str = "auto") -> Candidate | None:
         """The candidate that runs under option ``target``; ``None`` without a plan.
@@ -252,7 +254,7 @@ def of_graphs(
         compute = [n for n in nodes if regions.computes(n)]
         outside = [n for n in compute if n not in inside]
         whole = Share(len(compute), sum(map(flops.of_node, compute)))
-        graphs.append(GraphAnalysis(kind, whole, library.kernels([n for n in nodes if n not in inside], inside)))
+        graphs.append(GraphAnalysis(kind, whole, library.kernels(nodes, inside)))
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
         for region, members, _ in part.cuts:
             made.append(_region(region, members, index, prefix, device, options))
@@ -285,6 +287,7 @@ def _region(
     region: Any, members: Sequence[fx.Node], index: int, prefix: str, device: Device, options: Options
 ) -> RegionAnalysis:
     from tilestream import flops, library, planner
+    from tilestream.capture import module_path
     from tilestream.errors import TilestreamError
     from tilestream.regions import computes
 
@@ -307,6 +310,7 @@ def _region(
         problem=problem,
         flops=sum(flops.of_node(n) for n in members if computes(n)),
         kernels=library.kernels(members),
+        modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
     )
 
 

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,7 +209,7 @@ def _record(
         if _needs_values(failure) or isinstance(failure, CaptureError):
             raise
         raise _failed(model, inputs, keywords, fakes, failure) from failure
-    refused = [r for r in _refusals()[len(before) :] if not recorder.breaks or not recorder.graphs]
+    refused = [r for r in _refusals() - before if not recorder.breaks or not recorder.graphs]
     if not recorder.graphs and not watch.found:
         raise CaptureError("the model made no graph of tensor operations", "give a model that computes on its inputs")
     breaks = dict.fromkeys((*recorder.breaks, *refused))
@@ -396,12 +397,14 @@ def _told(reason: str) -> str:
     return next((words for start, words in _PLAIN.items() if first.startswith(start)), first)
 
 
-def _refusals() -> list[str]:
-    """Why Dynamo left whole functions to Python, so far in this process, once for each time."""
+def _refusals() -> Counter[str]:
+    """Why Dynamo left whole functions to Python, so far in this process, and how often."""
     from torch._dynamo.utils import counters
 
-    found = {**counters["unimplemented"], **counters["graph_break"]}
-    return [_told(reason) for reason, count in found.items() for _ in range(count)]
+    found: Counter[str] = Counter()
+    for reason, count in (*counters["unimplemented"].items(), *counters["graph_break"].items()):
+        found[_told(reason)] += count
+    return found
 
 
 def _where(stack: Sequence[Any]) -> str:

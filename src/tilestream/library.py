@@ -63,27 +63,38 @@ def time_us(kernels: Iterable[Kernel], device: Device, tf32: bool | None = None)
 
 
 def kernels(nodes: Sequence[fx.Node], elsewhere: Collection[fx.Node] = ()) -> tuple[Kernel, ...]:
-    """The kernels of the operators among ``nodes``, which are in graph order; ``elsewhere`` runs apart from them."""
+    """The kernels of the operators among ``nodes``, which are in graph order, but for those that run ``elsewhere``."""
     amount = {n: flops.of_node(n) for n in nodes if computes(n)}
+    alone = {n for n, flop in amount.items() if flop} | set(elsewhere)
+    depth = _depths(list(amount), alone)
     groups: dict[fx.Node, list[fx.Node]] = {}
     leader: dict[fx.Node, fx.Node] = {}
-    depth: dict[fx.Node, int] = {}
-    apart = set(elsewhere)
-    for node in nodes:
-        before = [n for n in _operands(node) if n in depth or n in apart]
-        own = amount.get(node, 0) > 0
-        # One kernel cannot run both before and after another: only operators of one depth are fused.
-        depth[node] = max((depth.get(n, 0) + (n in apart or amount.get(n, 0) > 0) for n in before), default=0) + own
-        if node not in amount:
+    for node in amount:
+        if node in elsewhere:
             continue
         leader[node] = node
         groups[node] = [node]
-        for other in [] if own else before:
-            if other in leader and not amount[other] and depth[other] == depth[node] and leader[other] != leader[node]:
-                old = groups.pop(leader[other])
-                groups[leader[node]] += old
+        for other in () if node in alone else _operands(node):
+            if other in leader and other not in alone and depth[other] == depth[node]:
+                old = groups.pop(leader[other], [])
+                groups[leader[node]] += [n for n in old if n is not node]
                 leader.update(dict.fromkeys(old, leader[node]))
     return tuple(_kernel(group, amount) for group in groups.values())
+
+
+def _depths(nodes: Sequence[fx.Node], alone: Collection[fx.Node]) -> dict[fx.Node, int]:
+    """How many kernels of those ``alone`` come before each operator, as late as its readers allow.
+
+    One kernel cannot run both before and after another, so only operators of one depth are fused.
+    """
+    depth: dict[fx.Node, int] = {}
+    for node in nodes:
+        depth[node] = max((depth[n] for n in _operands(node) if n in depth), default=0) + (node in alone)
+    for node in reversed(nodes):
+        readers = _users(node)
+        if node not in alone and readers and all(r in depth for r in readers):
+            depth[node] = max(depth[node], min(depth[r] - (r in alone) for r in readers))
+    return depth
 
 
 def _kernel(group: list[fx.Node], amount: dict[fx.Node, int]) -> Kernel:

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -127,7 +128,12 @@ def _fakes() -> Iterator[None]:
                 module._buffers[name] = function(b)
         return module
 
-    with FakeTensorMode(allow_non_fake_inputs=True), mock.patch.object(nn.Module, "_apply", convert):
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        warnings.catch_warnings(),
+        mock.patch.object(nn.Module, "_apply", convert),
+    ):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own copy of a module
         yield
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream.analysis import Analysis, RegionAnalysis
+from tilestream.planner import rejections
 from tilestream.report import excluded, facts, whole
 from tilestream.report.words import WIDTH, microseconds, shortened, size
 
@@ -90,6 +91,7 @@ def _region_json(region: RegionAnalysis, target: str) -> dict[str, Any]:
         "runs": region.runner(target),
         "operators": list(region.operators),
         "sources": list(region.sources),
+        "modules": list(region.modules),
         "problem": region.problem,
         "candidates": [facts.candidate_facts(c) for c in plan.candidates] if plan is not None else [],
         "chosen": chosen,
@@ -102,6 +104,8 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     title = f"region {region.name}: {len(region.operators)} operators, planned for {region.rows:,} rows{where}"
     parts: list[RenderableType] = [Rule(title, align="left", style="cyan")]
     parts.append(Text(_counted(region.operators)))
+    if region.modules:
+        parts.append(Text("modules " + shortened(region.modules, 8), style="dim"))
     if region.sources:
         parts.append(Text("from " + shortened(region.sources), style="dim"))
     if region.plan is None:
@@ -109,7 +113,7 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
         return [*parts, Text(f"not planned, {who}: {region.problem}", style="yellow")]
     runs = region.runs(a.options.target)
     parts.append(candidates(region.plan, runs))
-    parts += [Text(line, style="dim") for line in rejections(region.plan)]
+    parts += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
     pipeline = runs.pipeline if runs is not None else None
     if pipeline is None:
         return [*parts, Text("chosen: Inductor, nothing above is faster", style="yellow")]
@@ -119,15 +123,6 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     if described["dram_queues"] or any(launch["queues"] for launch in described["launches"]):
         parts.append(_queues(described))
     return parts
-
-
-def rejections(plan: Plan) -> list[str]:
-    """Why candidates were rejected, each reason once: ``vertical, spatial: too wide``."""
-    names: dict[str, list[str]] = {}
-    for candidate in plan.candidates:
-        if candidate.rejected:
-            names.setdefault(candidate.rejected, []).append(_strategy(candidate))
-    return [f"{', '.join(who)}: {why}" for why, who in names.items()]
 
 
 def _strategy(candidate: Candidate) -> str:

@@ -57,7 +57,7 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
     rows = max((r.rows for r in a.regions), default=0)
     return {
         "title": f"{a.model} on {a.device}",
-        "subtitle": f"{whole.coverage(a.coverage, count(len(a.regions), 'region'))}. {whole.times(a)}. "
+        "subtitle": f"{whole.coverage(a.coverage)}. {whole.times(a)}. "
         f"{count(len(a.graphs), 'graph')}, planned for {rows:,} rows",
         "notes": [*a.hints, *(f"graph break: {reason}" for reason in a.breaks), *whole.float32(a).splitlines()],
         "cards": _cards(report, content),
@@ -144,7 +144,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
             "title": strategy,
             "chosen": strategy == (first.strategy if first.strategy in runs else next(iter(runs))),
             "svg": Markup(charts.gantt(run)),
-            "note": f"{microseconds(run.time_us)} µs in all. {run.note}".strip(),
+            "note": f"{microseconds(run.time_us)} µs in all by the {whole.SIMULATOR}. {run.note}".strip(),
         }
         for strategy, run in runs.items()
     ]

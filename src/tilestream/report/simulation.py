@@ -13,8 +13,9 @@ from rich.text import Text
 
 from tilestream import devices
 from tilestream.analysis import Analysis
+from tilestream.planner import rejections
 from tilestream.report import facts, whole
-from tilestream.report.explain import as_text, rejections
+from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size
 from tilestream.simulator import Simulation as Outcome
 from tilestream.simulator import simulate
@@ -76,7 +77,7 @@ class Simulation:
             if region.plan is None:
                 found.append(f"{region.name}: {region.problem}")
             else:
-                found += [f"{region.name}, {line}" for line in rejections(region.plan)]
+                found += [f"{region.name}, {line}" for line in rejections(region.plan.candidates)]
         return found
 
     def __str__(self) -> str:

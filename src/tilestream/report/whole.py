@@ -46,7 +46,7 @@ def render(a: Analysis) -> Text:
     text = Text()
     text.append(a.model, style="bold")
     text.append(f" on {a.device}, {_captured(a)}\n")
-    text.append(coverage(a.coverage, count(len(a.regions), "region")) + "\n", style="bold")
+    text.append(coverage(a.coverage, count(len(a.regions), "region") if a.regions else "") + "\n", style="bold")
     text.append(times(a) + "\n")
     for hint in a.hints:
         text.append(f"note: {hint}\n", style="yellow")
