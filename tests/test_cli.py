@@ -56,7 +56,7 @@ def test_explain_a_file_and_write_json(model: str, tmp_path) -> None:
     done = run("explain", model, "--rows", "300", "--device", "h200", "--json", str(tmp_path / "e.json"))
     assert done.exit_code == 0
     said = " ".join(done.output.split())  # the folder's name decides where lines are broken
-    assert "operators (100%) in 1 region" in said and "300 rows" in said
+    assert "dataflow: 3 of 3 operators (100%), 100% of the FLOPs in 1 region" in said and "300 rows" in said
     made = json.loads((tmp_path / "e.json").read_text())
     assert made["regions"][0]["rows"] == 300 and made["device"] == "h200"
 

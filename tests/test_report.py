@@ -11,11 +11,11 @@ import pytest
 import samples
 
 from tilestream import devices, planner
-from tilestream.analysis import Analysis, RegionAnalysis
+from tilestream.analysis import Analysis, Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.options import Options
-from tilestream.regions import Exclusion
 from tilestream.report import charts, drawing, facts, html, timeline
-from tilestream.report.explain import Report, microseconds, size, sms, weights
+from tilestream.report.explain import Report, sms, weights
+from tilestream.report.words import microseconds, size
 from tilestream.simulator import Simulation, Span
 
 
@@ -24,9 +24,12 @@ def analysis() -> Analysis:
     program = samples.vertical()
     plan = planner.plan(program, 5000, devices.get("h200"), Options())
     operators = ("aten.mm.default",) * 4 + ("aten.relu.default",) * 4 + ("aten.add.Tensor",)
-    region = RegionAnalysis("region0", 0, 5000, operators, ("model.py:10 in forward: x",), program, plan)
-    excluded = Exclusion("aten.sort.default", "model.py:33 in forward: x.sort()", "needs all <rows> at once")
-    return Analysis("Net", "h200", Options(), 1, 10, 9, (region,), (excluded,))
+    line = ("model.py:10 in forward: x",)
+    region = RegionAnalysis("region0", 0, 5000, operators, line, program, plan, flops=996)
+    where = "model.py:33 in forward: x.sort()"
+    excluded = Excluded("aten.sort.default", where, "needs all <rows> at once", "blocks.1.order")
+    graph = GraphAnalysis("inference", Share(10, 1000))
+    return Analysis("Net", "h200", Options(), (graph,), (region,), (excluded,), mode="eval")
 
 
 def plan_of(analysis: Analysis) -> planner.Plan:
@@ -50,7 +53,11 @@ def run(spans: int = 6) -> Simulation:
 
 def test_text_gives_coverage_candidates_stages_and_reasons(analysis: Analysis) -> None:
     text = str(Report(analysis))
-    assert "9 of 10 operators (90%) in 1 region, 1 graph" in text
+    assert "Net on h200, 1 graph (inference), eval mode" in text
+    who = "dataflow: 9 of 10 operators (90%), >99% of the FLOPs in 1 region; Inductor: 1 (10%), <1% of the FLOPs"
+    assert f"{who}; eager: none" in text
+    assert f"predicted: {microseconds(analysis.predicted_us)} us; all on Inductor: " in text
+    assert "blocks.1.order" in text
     assert "aten.mm.default x4" in text
     plan = plan_of(analysis)
     for candidate in plan.candidates:
@@ -70,11 +77,16 @@ def test_a_region_without_a_plan_says_why(analysis: Analysis) -> None:
 
 def test_json_is_plain_and_complete(analysis: Analysis) -> None:
     made = json.loads(json.dumps(Report(analysis).json()))
-    assert made["coverage"] == 0.9
+    assert made["coverage"] == {
+        "operators": {"dataflow": 9, "inductor": 1, "eager": 0},
+        "flops": {"dataflow": 996, "inductor": 4, "eager": 0},
+    }
+    assert made["predicted_us"] < made["inductor_predicted_us"] and made["measured_us"] is None
     region = made["regions"][0]
     assert len(region["candidates"]) == len(plan_of(analysis).candidates)
     assert region["chosen"]["pipeline"]["launches"][0]["stages"][0]["ctas"][0] == 0
     assert made["exclusions"][0]["reason"] == "needs all <rows> at once"
+    assert made["exclusions"][0]["module"] == "blocks.1.order"
 
 
 def test_stages_take_consecutive_ctas_and_queues_know_their_rings() -> None:

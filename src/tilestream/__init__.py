@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -87,42 +87,66 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'tilestream' has no attribute {name!r}")
 
 
-def explain(model: Callable[..., Any], *inputs: Any, **options: Any) -> Report:
-    """What tilestream makes of a model, and why: coverage, regions, exclusions, candidates, costs.
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    training: bool | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> Report:
+    """What tilestream makes of ``model(*inputs)``, and why: who runs what, regions, exclusions, candidates, costs.
 
-    The model runs once, eagerly; no GPU is needed. ``str()`` of the result is the text, ``.json()`` the data.
+    Nothing is computed (only a model that branches on values is run), and no GPU is needed. ``str()`` of the result is
+    the text, ``.json()`` the data.
 
     Args:
-        model: a module or function.
-        inputs: what it is called with; their shapes decide the plans.
-        options: fields of ``Options``; ``device="h200"`` plans for a device that is not present.
+        model: a module or function, in the mode (eval or train) that it is in.
+        inputs: what it is called with; their shapes decide the plans. They may be nested, and need not be tensors.
+        training: with gradients: the forward and the backward graphs. Otherwise as under ``torch.no_grad()``.
+        options, kwargs: options, and keyword arguments of the model.
+        named: both by their names, as in ``explain(model, x, mask=m, device="h200")``.
 
     Raises:
         CaptureError: the model cannot be captured.
-        OptionError: an option is unknown, out of range or contradicts another.
+        OptionError: an option is unknown, out of range or contradicts another; a name is both an option and an
+            argument of the model, or neither.
         DeviceError: no device of that name is known.
     """
     from tilestream.analysis import analyse
-    from tilestream.options import parse
+    from tilestream.named import split
     from tilestream.report.explain import Report
 
-    return Report(analyse(model, inputs, parse(options)))
+    if training is not None:
+        named = {**named, "training": training}
+    chosen, keywords = split(model, named, options, kwargs, own=("training",))
+    return Report(analyse(model, inputs, chosen, keywords=keywords, training=bool(training)))
 
 
-def simulate(model: Callable[..., Any], *inputs: Any, device: str = "h200", **options: Any) -> Simulation:
+def simulate(
+    model: Callable[..., Any],
+    *inputs: Any,
+    device: str | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> Simulation:
     """Predicted time, utilisation and traffic of a model's pipelines on a device, present or not.
 
     Args:
-        model: a module or function; it runs once, eagerly.
-        inputs: what it is called with.
-        device: a name known to ``tilestream.devices``.
-        options: fields of ``Options``.
+        model, inputs: a module or function and what it is called with, as ``explain`` takes them.
+        device: a name known to ``tilestream.devices``; ``h200`` unless told otherwise.
+        options, kwargs, named: as ``explain``.
 
     Raises:
         CaptureError, OptionError, DeviceError: as ``explain``.
     """
     from tilestream.analysis import analyse
-    from tilestream.options import parse
+    from tilestream.named import split
     from tilestream.report.simulation import Simulation
 
-    return Simulation.of(analyse(model, inputs, parse({**options, "device": device})))
+    if device is not None:
+        named = {**named, "device": device}
+    chosen, keywords = split(model, named, options, kwargs)
+    chosen = chosen if chosen.device is not None else chosen.with_(device="h200")
+    return Simulation.of(analyse(model, inputs, chosen, keywords=keywords))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream.errors import CaptureError
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from tilestream.eager import EagerOp
+
+Kind = Literal["inference", "forward", "backward"]
 
 _ALONE = {
     "automatic_dynamic_shapes": False,
@@ -26,49 +34,264 @@ _ALONE = {
 """Dynamo keeps what it learned with a layer's code, whichever model ran it; a capture must not depend on that."""
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
-_TORCH = str(Path(torch.__file__).parent)
+_LOCAL = re.compile(r"^L\[[^\]]*\]")
+_SUBSCRIPT = re.compile(r"(?:\._modules)?\[['\"]?(\w+)['\"]?\]")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+_RECORDING = (__file__, str(Path(__file__).parent / "eager.py"))
+_OTHERS = (str(Path(torch.__file__).parent), *_RECORDING)
+"""Code between the user and the graph: torch's, and what records for analysis."""
+
+
+class NeedsValuesError(CaptureError):
+    """What the model does depends on values, and its tensors have none."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """Inference graphs of one model, in the order Dynamo made them, and why there are several."""
+    """Graphs of one model in the order Dynamo made them, and what lies between them.
+
+    Attributes:
+        kinds: of each graph: ``inference`` (no gradients), ``forward`` (saves what its backward needs) or ``backward``.
+        breaks: why there are several graphs, or why a part is in none, each with the user's line.
+        eager: operators that ran outside of every graph.
+        ran: why the model had to be run with its real values; empty where it was not.
+    """
 
     graphs: tuple[fx.GraphModule, ...]
+    kinds: tuple[Kind, ...]
     breaks: tuple[str, ...] = ()
+    eager: tuple[EagerOp, ...] = ()
+    ran: str = ""
 
 
-def capture(model: Callable[..., Any], inputs: Sequence[Any]) -> Captured:
-    """Record the functional ATen graphs that ``model(*inputs)`` makes under ``torch.no_grad``.
+def capture(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    training: bool = False,
+) -> Captured:
+    """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
 
-    The model runs once, eagerly. No decompositions: ``addmm``, ``native_layer_norm``, ``gelu``
-    and the like stay whole.
+    Nothing is computed and no memory taken: tensors are fake. Only a model that branches on values is run, since
+    nothing else can tell which way it goes. No decompositions: ``addmm``, ``native_layer_norm``, ``gelu`` and the like
+    stay whole. The model's attributes are afterwards what they were.
+
+    Args:
+        training: with gradients, and the backward graphs for all that wants them; otherwise under ``torch.no_grad``.
 
     Raises:
-        CaptureError: Dynamo or AOTAutograd refused the model, or it holds no tensor operation.
+        CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
+            or training has nothing to train.
     """
-    from torch._dynamo.backends.common import aot_autograd
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    graphs: list[fx.GraphModule] = []
-
-    def record(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        graphs.append(normalise(graph))
-        return boxed(fx.Interpreter(graph).boxed_run)
-
-    def backend(graph: fx.GraphModule, example: list[Any]) -> Any:
-        return aot_autograd(fw_compiler=record, inference_compiler=record)(graph, example)
-
-    before = _breaks()
+    fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        with torch.no_grad(), torch._dynamo.config.patch(_ALONE):
-            torch.compile(model, backend=backend)(*inputs)
+        return _record(model, arguments, named, training, fakes)
+    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as failure:
+        why = f"what it does depends on values{_at(failure)}"
+        if _is_fake((list(inputs), dict(keywords or {}))):
+            raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
+        return _record(model, inputs, keywords or {}, training, None, why)
+
+
+def faked(
+    model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """A fake mode, and the inputs as tensors of it, which have shapes and no memory; those that are fake already stay.
+
+    Real parameters become fake where an operator meets them.
+    """
+    from torch._guards import detect_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    parameters = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    leaves = tree_leaves((list(inputs), dict(keywords)))
+    mode = detect_fake_mode([*leaves, *parameters])
+    if mode is None:
+        dynamic = any(name.startswith("_dynamo") for x in leaves for name in getattr(x, "__dict__", ()))
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic else None)
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        return x if _is_fake(x) else fake_tensor(x, mode)
+
+    found = tree_map_only(torch.Tensor, fake, (list(inputs), dict(keywords)))
+    return mode, *found
+
+
+def fake_tensor(
+    x: torch.Tensor, mode: Any, dtype: torch.dtype | None = None, device: str | None = None
+) -> torch.Tensor:
+    """A fake tensor of ``mode`` like ``x``: of ``dtype`` where ``x`` is floating point, on ``device`` where given."""
+    wanted = dtype if dtype is not None and x.is_floating_point() else x.dtype
+    with mode:
+        made = torch.empty_strided(x.shape, x.stride(), dtype=wanted, device=device or x.device)
+    for name, value in x.__dict__.items():  # marks of dynamic dimensions
+        setattr(made, name, value)
+    return made.requires_grad_(x.requires_grad)
+
+
+def twin(model: nn.Module, mode: Any, dtype: torch.dtype | None = None, device: str | None = None) -> nn.Module:
+    """A copy of ``model`` whose parameters and buffers are fake tensors, as ``fake_tensor`` makes them."""
+    memo: dict[int, Any] = {id(b): fake_tensor(b, mode, dtype, device) for b in model.buffers()}
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(fake_tensor(p.detach(), mode, dtype, device), p.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+@dataclass
+class _Recorder:
+    """The back end that records; ``inside`` counts the calls of its graphs that are going on."""
+
+    graphs: list[fx.GraphModule] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+    inside: int = 0
+
+    def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import default_partition
+
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        if reason is not None and reason.graph_break:
+            self.breaks.append(_told(reason.reason) + _where(reason.user_stack))
+        compiler = aot_autograd(
+            fw_compiler=self._keep("forward"),
+            bw_compiler=self._keep("backward"),
+            inference_compiler=self._keep("inference"),
+            partition_fn=default_partition,
+        )
+        return self._counted(compiler(graph, example))
+
+    def _keep(self, kind: Kind) -> Callable[..., Any]:
+        def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            self.graphs.append(normalise(graph))
+            self.kinds.append(kind)
+            return boxed(self._counted(fx.Interpreter(graph).boxed_run))
+
+        return keep
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.inside += 1
+            try:
+                return function(*args)
+            finally:
+                self.inside -= 1
+
+        return call
+
+
+def _record(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any],
+    training: bool,
+    fakes: contextlib.AbstractContextManager[Any] | None,
+    ran: str = "",
+) -> Captured:
+    from tilestream.eager import Watch
+
+    recorder = _Recorder()
+    watch = Watch(lambda: recorder.inside > 0)
+    before = _refusals()
+    run = torch.compile(alone(model), backend=recorder.backend)
+    try:
+        with _quiet(), _restored(model), torch._dynamo.config.patch(_ALONE), fakes or contextlib.nullcontext(), watch:
+            with torch.set_grad_enabled(training):
+                results = run(*inputs, **keywords)
+                if training:
+                    recorder.inside += 1  # the engine's own steps between the graphs are no operators of the model
+                    _backward(model, (inputs, keywords), results)
     except Exception as failure:
-        raise CaptureError(
-            f"the model could not be captured: {_first_line(failure)}",
-            "check that it runs eagerly on these inputs; TORCH_LOGS=dynamo tells more",
-        ) from failure
-    if not graphs:
+        if _needs_values(failure) or isinstance(failure, CaptureError):
+            raise
+        raise _failed(model, inputs, keywords, fakes, failure) from failure
+    refused = [r for r in _refusals() - before if not recorder.breaks or not recorder.graphs]
+    if not recorder.graphs and not watch.found:
         raise CaptureError("the model made no graph of tensor operations", "give a model that computes on its inputs")
-    return Captured(tuple(graphs), tuple(_breaks()[len(before) :]))
+    breaks = dict.fromkeys((*recorder.breaks, *refused))
+    return Captured(tuple(recorder.graphs), tuple(recorder.kinds), tuple(breaks), tuple(watch.found), ran)
+
+
+def alone(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of the model with code of its own, so that what Dynamo keeps of it goes away with it."""
+
+    def call(*inputs: Any, **keywords: Any) -> Any:
+        return model(*inputs, **keywords)
+
+    code = call.__code__.replace(co_name=f"call_{type(model).__name__}")
+    made = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+    made.__kwdefaults__ = call.__kwdefaults__
+    return made
+
+
+def _backward(model: Callable[..., Any], given: Any, results: Any) -> None:
+    """Gradients of every result by everything that wants one, which no tensor keeps."""
+    outs = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
+    wanted += [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    if not outs or not wanted:
+        raise CaptureError(
+            "nothing of the model takes gradients", "set requires_grad on its parameters, or capture it for inference"
+        )
+    torch.autograd.grad(outs, wanted, [torch.empty_like(x) for x in outs], allow_unused=True)
+
+
+@contextlib.contextmanager
+def _restored(model: Callable[..., Any]) -> Iterator[None]:
+    """Give every module its attributes back: a fake tensor that a model keeps for later would break its next call."""
+    kept = []
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        tables = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", "_modules")}
+        kept.append((module, {**vars(module), **tables}))
+    try:
+        yield
+    finally:
+        for module, attributes in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own traceback of a call that fails: the error that is raised tells it in one line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _failed(
+    model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any], fakes: Any, failure: Exception
+) -> CaptureError:
+    """The model's own error, if it fails without Dynamo too, else Dynamo's; one line."""
+    error: Exception = failure
+    try:
+        with _quiet(), _restored(model), fakes or contextlib.nullcontext(), torch.no_grad():
+            model(*inputs, **keywords)
+        remedy = "it runs eagerly, and torch.compile refuses it: TORCH_LOGS=dynamo tells more"
+    except Exception as own:
+        error, remedy = own, "make it run eagerly on these inputs first"
+    return CaptureError(f"the model could not be captured: {_first_line(error)}{_at(error)}", remedy)
+
+
+def _needs_values(failure: BaseException) -> bool:
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return isinstance(failure, DataDependentOutputException | DynamicOutputShapeException | GuardOnDataDependentSymNode)
+
+
+def _is_fake(value: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(x, FakeTensor) for x in tree_leaves(value))
 
 
 def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,11 +328,26 @@ def source(node: fx.Node) -> str:
     """
     trace = node.meta.get("stack_trace") or ""
     frames = list(_FRAME.finditer(trace))
-    own = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    own = [f for f in frames if not f["file"].startswith(_OTHERS)]
+    own = own or [f for f in frames if f["file"] not in _RECORDING]
     if not own:
         return ""
     frame = own[-1]
-    return f"{Path(frame['file']).name}:{frame['line']} in {frame['function'].strip()}: {frame['code'].strip()}"
+    return f"{Path(frame['file']).name}:{frame['line']} in {function(frame['function'])}: {frame['code'].strip()}"
+
+
+def function(name: str) -> str:
+    """The user's name of a function that Dynamo resumes in the middle."""
+    return _RESUMED.sub(r"\1", name.strip())
+
+
+def module_path(node: fx.Node) -> str:
+    """The module that made ``node``, or whose gradient it is: ``blocks.0.norm``; empty for the model itself."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return _SUBSCRIPT.sub(r".\1", _LOCAL.sub("", path)).lstrip(".")
 
 
 def value(node: fx.Node) -> torch.Tensor | None:
@@ -147,14 +385,40 @@ def hint(dim: int | torch.SymInt, default: int = 1024) -> int:
     return int(known) if known is not None else default
 
 
-def _breaks() -> list[str]:
-    try:
-        from torch._dynamo.utils import counters
-    except ImportError:
-        return []
-    return [f"{reason} ({count}x)" for reason, count in counters["graph_break"].items()]
+_PLAIN = {
+    "generic_jump": "a branch on a tensor's value",
+    "Attempted to wrap RNN, GRU, or LSTM": "torch.compile does not trace nn.RNN, nn.GRU and nn.LSTM",
+}
+
+
+def _told(reason: str) -> str:
+    """A reason of Dynamo's in a line."""
+    first = reason.strip().splitlines()[0]
+    return next((words for start, words in _PLAIN.items() if first.startswith(start)), first)
+
+
+def _refusals() -> Counter[str]:
+    """Why Dynamo left whole functions to Python, so far in this process, and how often."""
+    from torch._dynamo.utils import counters
+
+    found: Counter[str] = Counter()
+    for reason, count in (*counters["unimplemented"].items(), *counters["graph_break"].items()):
+        found[_told(reason)] += count
+    return found
+
+
+def _where(stack: Sequence[Any]) -> str:
+    """`` at my.py:12``: the last frame of the user's."""
+    own = [f for f in stack if not f.filename.startswith(_OTHERS)]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def _at(failure: BaseException) -> str:
+    import traceback
+
+    return _where(traceback.extract_tb(failure.__traceback__))
 
 
 def _first_line(failure: BaseException) -> str:
-    text = str(failure).strip() or type(failure).__name__
-    return text.splitlines()[0]
+    text = str(failure).strip()
+    return f"{type(failure).__name__}: {text.splitlines()[0].rstrip('.')}" if text else type(failure).__name__

@@ -5,21 +5,22 @@ Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interr
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilestream.console import out, reported, write_json
-from tilestream.errors import DeviceError, OptionError
+from tilestream.errors import CaptureError, DeviceError, OptionError
 from tilestream.kitsune import cli as kitsune
 from tilestream.options import Options, parse
 from tilestream.progress import Progress
 from tilestream.sparse.cli import app as sparse
 
 if TYPE_CHECKING:
-    from tilestream.analysis import Analysis, RegionAnalysis
+    from tilestream.analysis import Analysis
+    from tilestream.apps.load import Workload
     from tilestream.report.simulation import Simulation
 
 HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
@@ -27,7 +28,6 @@ HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predic
 Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interrupted."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
-CAPTURED_ROWS = 512
 REFERENCE_ROWS = 1024
 Target = Annotated[
     str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
@@ -40,9 +40,27 @@ RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: a
 Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
 Cache = Annotated[bool, typer.Option(help="Keep plans and kernels on disk.")]
 Mode = Annotated[str | None, typer.Option(help="inference or training, of the whole model by operators.")]
+Gradients = Annotated[str, typer.Option("--mode", help="inference, or training: forward and backward graphs.")]
 Size = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a whole model; repeatable.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from tilestream import __version__
+
+        out.print(f"tilestream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options before the command."""
 
 
 @app.command()
@@ -56,19 +74,25 @@ def explain(
     target: RunOn = "auto",
     queue_depth: Depth = None,
     cache: Cache = True,
+    mode: Gradients = "inference",
+    kernel: Annotated[bool, typer.Option("--kernel", help="Also print the CUDA source of the kernels.")] = False,
+    kernel_file: Annotated[Path | None, typer.Option(help="Write the CUDA source of the kernels here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Coverage, regions, candidates, stages on SMs, queues, and why each operator that stayed out did so."""
+    """Who runs what, regions, candidates, stages on SMs, queues, and why each operator that stayed out did so."""
+    from tilestream.report import kernels
     from tilestream.report.explain import Report
 
+    if mode not in ("inference", "training"):
+        raise OptionError(f"--mode is {mode!r}", "use inference or training")
     with Progress() as progress:
         options = _options(strategy, device, target, queue_depth, cache)
-        if device is None and target != "reference" and _where("auto") == "cuda":
+        if device is None and mode == "inference" and target != "reference" and _where("auto") == "cuda":
             analysis = _measured(model, rows, dtype, options, progress)
         else:
-            analysis = _analysed(model, rows, dtype, options, progress)
+            analysis = _analysed(model, rows, dtype, options, progress, mode == "training")
         report = Report(analysis)
         if html is not None:
             from tilestream.report import html as page
@@ -76,7 +100,13 @@ def explain(
 
             runs = Simulation.of(analysis, progress).by_region()
             page.write(html, report, page.Content(simulations=runs))
+        source = kernels.text(analysis) if kernel or kernel_file is not None else ""
     out.print(report)
+    if kernel:
+        typer.echo(source)
+    if kernel_file is not None:
+        kernel_file.write_text(source, encoding="utf-8")
+        out.print(f"written: {kernel_file}")
     write_json(json_, report.json())
 
 
@@ -150,44 +180,55 @@ def check(
     target: RunOn = "auto",
     queue_depth: Depth = None,
     cache: Cache = True,
+    seed: Annotated[int, typer.Option(help="Seed of torch's random numbers, set before the model is made.")] = 0,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
     """Run the model and hold it against float64: exit code 0 only if within twice eager's own error."""
+    import torch
+
     from tilestream import runtime
     from tilestream.apps.load import load
-    from tilestream.bench import accuracy, arms
+    from tilestream.bench import accuracy, analysed, arms, as_used
+    from tilestream.report import whole
 
     options = _options(strategy, None, target, queue_depth, cache)
     on = _where(target)
+    torch.manual_seed(seed)
     with Progress() as progress:
         progress(f"loading {model}")
         workload = load(model, _rows_to_run(model, rows, on), dtype, on)
+        _refuse_random(workload)
         progress("running eager and float64")
-        oracle = accuracy.Oracle(workload.module, workload.inputs)
+        oracle = accuracy.Oracle(workload.module, workload.inputs, workload.keywords)
         ran_on = "the reference machine" if on == "cpu" else "the GPU"
         progress(f"running through tilestream on {ran_on}")
         if on == "cpu":
             options = options.with_(target="reference")
         compiled = len(runtime.analyses())
-        arm = arms.make("tilestream", workload.module, workload.inputs, options)
+        arm = arms.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
         judged = oracle.check(arm.run)
         same = oracle.repeatable(arm.run)
-        regions = {r.name: _ran(r) for r in runtime.analyses()[compiled:]}
+        analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:], only=True)
+    regions = {r.name: r.runner(options.target) for r in analysis.regions}
+    rows_of = {r.name: r.rows for r in analysis.regions}
     ok = judged.ok and same
     out.print(
-        f"{workload.name}, {workload.rows:,} rows on {ran_on}: error {judged.error:.3e}, "
+        f"{workload.name}, inputs {workload.shapes} on {ran_on}: error {judged.error:.3e}, "
         f"eager's own {judged.eager_error:.3e}, "
         f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}"
     )
-    out.print("; ".join(f"{name}: {how}" for name, how in regions.items()) or "no region: everything ran on Inductor")
+    out.print(whole.ran(analysis, [f"{name}: {how}, {rows_of[name]:,} rows" for name, how in regions.items()]))
+    out.print(whole.coverage(analysis.coverage))
     facts = {
         "regions": regions,
         "model": workload.name,
         "rows": workload.rows,
+        "seed": seed,
         "ran_on": ran_on,
         "ok": ok,
         "repeatable": same,
+        "coverage": analysis.coverage.json(),
     }
     write_json(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
     if not ok:
@@ -269,34 +310,62 @@ app.add_typer(sparse, name="sparse")
 app.command("sweep")(kitsune.sweep_command)
 
 
-def _ran(region: RegionAnalysis) -> str:
-    """The strategy of the pipeline that a region ran as, or ``inductor``."""
-    if region.plan is None or region.plan.chosen.pipeline is None:
-        return "inductor"
-    return region.plan.chosen.strategy
+def main() -> None:
+    """The console script."""
+    app()
 
 
 def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool) -> Options:
-    given = {"strategy": strategy, "device": device, "target": target, "queue_depth": queue_depth, "cache": cache}
-    return parse(given)
-
-
-def _analysed(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:
-    """Capture on the CPU with few rows, then plan for all of them: planning needs no data."""
     from tilestream import devices
-    from tilestream.analysis import analyse
-    from tilestream.apps.load import load
-    from tilestream.bench import replan
 
-    wanted = _planned_rows(model, rows)
-    progress(f"loading {model}")
-    few = rows if wanted is None else min(wanted, CAPTURED_ROWS)
-    workload = load(model, few, dtype)
-    progress("capturing and planning")
-    analysis = analyse(workload.module, workload.inputs, options)
-    if wanted is not None and wanted != workload.rows:
-        analysis = replan(analysis, devices.get(analysis.device), wanted)
-    return replace(analysis, model=workload.name)
+    given = {"strategy": strategy, "device": device, "target": target, "queue_depth": queue_depth, "cache": cache}
+    options = parse(given)
+    if device is not None:
+        devices.get(device)  # a wrong name is told before a model is loaded
+    return options
+
+
+def _analysed(
+    model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress, training: bool = False
+) -> Analysis:
+    """Capture with all the rows and without memory, then plan; a model that needs values gets real tensors."""
+    from tilestream.apps.load import load
+    from tilestream.bench import analysed
+    from tilestream.capture import NeedsValuesError
+
+    for fake in (True, False):
+        progress(f"loading {model}")
+        workload = load(model, rows, dtype, fake=fake)
+        if training and model in _apps():
+            workload.module.requires_grad_().train()
+        progress("capturing and planning")
+        try:
+            return analysed(workload, options, training)
+        except NeedsValuesError:
+            if not fake:
+                raise
+    raise AssertionError("real tensors have values")
+
+
+def _apps() -> Collection[str]:
+    from tilestream.apps import APPS
+
+    return APPS
+
+
+def _refuse_random(workload: Workload) -> None:
+    """Results that change from call to call say nothing about who computes them.
+
+    Raises:
+        CaptureError: a module drops at random.
+    """
+    from tilestream.analysis import changing_in_training
+
+    dropping = [name for name in changing_in_training(workload.module) if "Dropout" in name]
+    if dropping:
+        raise CaptureError(
+            f"{workload.name} is in train mode, and its {dropping[0]} drops at random", "return module.eval()"
+        )
 
 
 def _simulated(
@@ -305,7 +374,7 @@ def _simulated(
     from tilestream.report.simulation import Simulation
 
     with Progress() as progress:
-        options = _options(strategy, device or "h200", "auto", queue_depth, True)
+        options = _options(strategy, device or "h200", "auto", queue_depth, cache=True)
         return Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
 
 
@@ -317,7 +386,7 @@ def _measured(model: str, rows: int | None, dtype: str | None, options: Options,
     progress(f"loading {model}")
     workload = load(model, rows, dtype, "cuda")
     progress("compiling, and timing the candidates on the GPU")
-    return replace(measured(workload, options), model=workload.name)
+    return measured(workload, options)
 
 
 def _planned_rows(model: str, rows: int | None) -> int | None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tilestream.errors import TilestreamError
 from tilestream.interrupts import EXIT_CODE
-from tilestream.report.explain import WIDTH
+from tilestream.report.words import WIDTH
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
@@ -26,6 +26,7 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
+            check_writable(kwargs.get("json_"))
             return command(*args, **kwargs)
         except (TilestreamError, OSError, RuntimeError) as failure:
             error = getattr(failure, "inner_exception", failure)  # torch.compile wraps what a back end raises
@@ -38,6 +39,24 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(EXIT_CODE) from None
 
     return run
+
+
+def check_writable(path: Path | None) -> None:
+    """Fail now, and not after minutes of work, where ``path`` cannot be written; an empty file is not left behind.
+
+    Raises:
+        OSError: why it cannot.
+    """
+    if path is None or path.is_fifo():
+        return
+    new = not path.exists()
+    if new:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        if path.is_char_device() and not file.isatty():
+            file.write(" ")  # a full device says so only when it is written to; JSON may begin with a space
+    if new:
+        path.unlink()
 
 
 def write_json(path: Path | None, result: object) -> None:

@@ -22,9 +22,10 @@ from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.progress import Progress
-from tilestream.report import facts, html, timeline
-from tilestream.report.explain import Report, candidates, microseconds, size
+from tilestream.report import facts, html, timeline, whole
+from tilestream.report.explain import REGISTERS, Report, candidates
 from tilestream.report.simulation import Simulation
+from tilestream.report.words import microseconds, size
 
 STRATEGIES = ("vertical", "spatial", "bulk")
 CHECKED_ROWS = 1000  # no multiple of a tile, so that the last tile is short
@@ -55,6 +56,8 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
     out.print(Rule("3. Kernels for sm_90a, compiled without a GPU", align="left"))
     kernels = _kernels(analysis, progress)
     out.print(_table(kernels) if isinstance(kernels, list) else kernels)
+    if isinstance(kernels, list):
+        out.print(f"{REGISTERS}\n")
 
     out.print(Rule("4. Results: the reference machine runs the pipelines tile by tile", align="left"))
     checks = _check(workload, progress)
@@ -66,7 +69,7 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
         n: bench.predictions(bench.replan(captured, devices.get("h200"), n), ("h200", "a100"))
         for n in (rows, SMALL_ROWS)
     }
-    out.print(_table(_prediction_rows(times)))
+    out.print(f"{whole.COST_MODEL}:", _table(_prediction_rows(times)))
     simulation = Simulation.of(analysis, progress)
     out.print(simulation)
 
@@ -128,7 +131,7 @@ def _kernels(analysis: Analysis, progress: Progress) -> list[dict[str, str]] | s
                 {
                     "kernel": f"{region} {strategy}",
                     "stages": str(len(launch.stages)),
-                    "registers a thread": str(made.registers),
+                    "registers at launch": str(made.registers),
                     "spilled bytes": str(made.spills),
                     "shared memory": size(made.shared_bytes),
                 }

@@ -264,7 +264,7 @@ def _choose(candidates: list[Candidate], program: Pipeline, options: Options, me
     fallback = next(c for c in candidates if c.strategy == FALLBACK)
     if not usable:
         if options.strategy != "auto":
-            reasons = "; ".join(f"{c.name}: {c.rejected}" for c in candidates if c.rejected)
+            reasons = "; ".join(rejections(candidates))
             raise PlanError(
                 f"region {program.name!r} has no legal {options.strategy} pipeline: {reasons}",
                 "use strategy='auto', which leaves the region to Inductor",
@@ -278,6 +278,15 @@ def _choose(candidates: list[Candidate], program: Pipeline, options: Options, me
     key, limit = (_time_of, fallback.measured_us) if measured else (_predicted, fallback.predicted_us)
     best = min(timed or usable, key=key)
     return best if limit is None or key(best) <= MARGIN * limit else fallback
+
+
+def rejections(candidates: Sequence[Candidate]) -> list[str]:
+    """Why candidates were rejected, each reason once: ``vertical, spatial (1 layer a stage): too wide``."""
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if candidate.rejected:
+            names.setdefault(candidate.rejected, []).append(candidate.name)
+    return [f"{', '.join(who)}: {why}" for why, who in names.items()]
 
 
 def _predicted(c: Candidate) -> float:

@@ -2,47 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream.apps import APPS
 from tilestream.apps.models import MODELS
 from tilestream.dtypes import TORCH_DTYPES
-from tilestream.errors import CaptureError, OptionError
+from tilestream.errors import CaptureError, OptionError, TilestreamError
 
-REMEDY = "write a function that returns (module, inputs): a torch.nn.Module and a tuple of tensors"
+REMEDY = (
+    "write a function that returns (module, inputs): a torch.nn.Module, and a tuple of what it is called with, "
+    "a dict of keywords, or (tuple, dict)"
+)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A module in evaluation mode with its inputs, on one device.
+    """A module, in the mode it was made in, and what it is called with: ``module(*inputs, **keywords)``, on one device.
 
-    ``rows`` is the number of rows of the first input: the product of all but its last dimension.
+    Inputs may be nested, and have leaves that are no tensors.
     """
 
     name: str
     module: nn.Module
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the inputs, in order."""
+        return [x for x in tree_leaves((self.inputs, dict(self.keywords))) if isinstance(x, Tensor)]
 
     @property
     def rows(self) -> int:
-        return self.inputs[0].numel() // max(1, self.inputs[0].shape[-1]) if self.inputs[0].dim() else 1
+        """Rows of the first tensor: the product of all but its last dimension; of images [n, c, h, w], their number."""
+        shape = self.tensors[0].shape
+        return int(shape[0] if len(shape) > 3 else prod(shape[:-1]))
+
+    @property
+    def shapes(self) -> str:
+        """Shapes of the tensors, for people: ``64x3, 64x128``."""
+        return ", ".join("x".join(map(str, x.shape)) or "scalar" for x in self.tensors)
 
     @property
     def dtype(self) -> torch.dtype:
-        return next((p.dtype for p in self.module.parameters()), self.inputs[0].dtype)
+        return next((p.dtype for p in self.module.parameters()), self.tensors[0].dtype)
 
 
-def load(target: str, rows: int | None = None, dtype: str | None = None, device: str = "cpu") -> Workload:
+def load(
+    target: str, rows: int | None = None, dtype: str | None = None, device: str = "cpu", fake: bool = False
+) -> Workload:
     """The workload called ``target``: the name of an app, or ``FILE.py:FUNCTION``.
 
     Args:
@@ -50,6 +74,8 @@ def load(target: str, rows: int | None = None, dtype: str | None = None, device:
             function, which must have a parameter of that name.
         dtype: ``bf16``, ``f16`` or ``f32``. Apps default to bf16, a file's model is left as it is.
         device: ``cpu`` or ``cuda``.
+        fake: make tensors that have shapes and no memory, to capture and not to run. A file's function that cannot do
+            with those is called again for real ones.
 
     Raises:
         OptionError: rows or dtype is out of range, or the function takes no ``rows``.
@@ -72,14 +98,56 @@ def load(target: str, rows: int | None = None, dtype: str | None = None, device:
             raise CaptureError(
                 f"there is no model called {target!r}", f"{hint} {', '.join(APPS)}; or give FILE.py:FUNCTION"
             )
-        module, inputs = app.make(rows, TORCH_DTYPES[dtype or "bf16"], device)
+        with _fakes() if fake else contextlib.nullcontext():
+            module, inputs = app.make(rows, TORCH_DTYPES[dtype or "bf16"], device)
         return Workload(target, module, inputs)
-    module, inputs = _checked(target, _call(target, _function(target), rows))
-    module = module.eval()
-    if dtype is not None:
-        module = module.to(TORCH_DTYPES[dtype])
-        inputs = tuple(x.to(TORCH_DTYPES[dtype]) if x.is_floating_point() else x for x in inputs)
-    return Workload(target, module.to(device), tuple(x.to(device) for x in inputs))
+    function = _function(target)
+    if fake:
+        with contextlib.suppress(_NoFakesError):
+            return _from_function(target, function, rows, dtype, device, fake)
+    return _from_function(target, function, rows, dtype, device)
+
+
+class _NoFakesError(Exception):
+    """A function failed with fake tensors, and may not with real ones."""
+
+
+@contextlib.contextmanager
+def _fakes() -> Iterator[None]:
+    """Fake tensors, and modules that can be converted: torch swaps parameters in place, which fake ones refuse."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = nn.Parameter(function(p.detach()), p.requires_grad)
+        for name, b in module._buffers.items():
+            if b is not None:
+                module._buffers[name] = function(b)
+        return module
+
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        warnings.catch_warnings(),
+        mock.patch.object(nn.Module, "_apply", convert),
+    ):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own copy of a module
+        yield
+
+
+def _from_function(
+    target: str, function: Callable[..., Any], rows: int | None, dtype: str | None, device: str, fake: bool = False
+) -> Workload:
+    def ready(x: Tensor) -> Tensor:
+        return x.to(device, TORCH_DTYPES[dtype] if dtype is not None and x.is_floating_point() else x.dtype)
+
+    with _fakes() if fake else contextlib.nullcontext():
+        module, inputs, keywords = _checked(target, _call(target, function, rows, fake))
+        module = module.to(device) if dtype is None else module.to(device, TORCH_DTYPES[dtype])
+        inputs, keywords = tree_map_only(Tensor, ready, (inputs, keywords))
+    return Workload(target, module, inputs, keywords)
 
 
 def _function(target: str) -> Callable[..., Any]:
@@ -99,7 +167,7 @@ def _function(target: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise CaptureError(
-            f"{path} could not be imported: {_short(error)}", "run the file with python and mend it"
+            f"{path} could not be imported: {_short(error, path)}", "run the file with python and mend it"
         ) from error
     found = getattr(module, function, None)
     if not callable(found):
@@ -110,7 +178,7 @@ def _function(target: str) -> Callable[..., Any]:
     return found
 
 
-def _call(target: str, function: Callable[..., Any], rows: int | None) -> Any:
+def _call(target: str, function: Callable[..., Any], rows: int | None, fake: bool) -> Any:
     keywords = {}
     if rows is not None:
         if "rows" not in inspect.signature(function).parameters:
@@ -120,24 +188,46 @@ def _call(target: str, function: Callable[..., Any], rows: int | None) -> Any:
         keywords["rows"] = rows
     try:
         return function(**keywords)
+    except TilestreamError:
+        raise
     except Exception as error:
-        raise CaptureError(f"{target} raised {_short(error)}", REMEDY) from error
+        if fake:
+            raise _NoFakesError from error
+        raise CaptureError(
+            f"{target} raised {_short(error, Path(target.rpartition(':')[0]))}", "mend it; --debug shows the traceback"
+        ) from error
 
 
-def _checked(target: str, made: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _checked(target: str, made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if not isinstance(made, Sequence) or len(made) != 2:
         raise CaptureError(f"{target} returned {type(made).__name__}", REMEDY)
-    module, inputs = made
-    if isinstance(inputs, Tensor):
-        inputs = (inputs,)
+    module, given = made
     if not isinstance(module, nn.Module):
         raise CaptureError(f"{target} returned {type(module).__name__} in the place of the module", REMEDY)
-    if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
-        raise CaptureError(f"{target} returned inputs that are not tensors", REMEDY)
-    return module, tuple(inputs)
+    inputs, keywords = _split(given)
+    if inputs is None or not all(isinstance(name, str) for name in keywords):
+        raise CaptureError(f"{target} returned {type(given).__name__} in the place of the inputs", REMEDY)
+    if not any(isinstance(x, Tensor) for x in tree_leaves((inputs, keywords))):
+        raise CaptureError(f"{target} returned inputs without a tensor", REMEDY)
+    return module, inputs, keywords
 
 
-def _short(error: Exception) -> str:
-    """One line of an exception of the user's code."""
+def _split(given: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+    """What stands in the place of the inputs, as positional arguments and keywords."""
+    if isinstance(given, Tensor):
+        return (given,), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    if not isinstance(given, tuple | list):
+        return None, {}
+    if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
+        return tuple(given[0]), dict(given[1])
+    return tuple(given), {}
+
+
+def _short(error: Exception, path: Path) -> str:
+    """One line of an exception of the user's code, with the last line of the file ``path`` that led to it."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    where = f" at {path.name}:{own[-1].lineno}" if own else ""
+    return (f"{type(error).__name__}: {text[0]}" if text else type(error).__name__) + where

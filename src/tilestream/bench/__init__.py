@@ -19,6 +19,7 @@ from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.options import Options
 from tilestream.replays import Captured
+from tilestream.report import whole
 from tilestream.report.explain import Report
 
 SCHEMA = 1
@@ -50,29 +51,30 @@ def run(
         first_call: the same, to time the first call in processes of its own, cold and warm.
         progress: told what is going on, one line at a time.
     """
-    on_gpu = workload.inputs[0].is_cuda and options.target != "reference"
+    on_gpu = workload.tensors[0].is_cuda and options.target != "reference"
     made: dict[str, Any] = {
         "schema": SCHEMA,
         "model": workload.name,
         "rows": workload.rows,
         "dtype": str(workload.dtype).removeprefix("torch."),
-        "inputs": [list(x.shape) for x in workload.inputs],
+        "inputs": [list(x.shape) for x in workload.tensors],
         "environment": environment(),
     }
     torch.compiler.reset()
     compiled = len(runtime.analyses())
     progress("running eager and float64")
-    oracle = Oracle(workload.module, workload.inputs)
+    oracle = Oracle(workload.module, workload.inputs, workload.keywords)
     if on_gpu:
         made |= _on_gpu(workload, options, arms, oracle, progress)
     else:
         made |= _on_reference(workload, options, oracle, progress)
     progress("planning")
-    analysis = _as_used(analyse(workload.module, workload.inputs, options), runtime.analyses()[compiled:])
+    analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:])
     if rows is not None and rows != workload.rows:
         analysis = replan(analysis, devices.get(analysis.device), rows)
     made["planned_rows"] = workload.rows if rows is None else rows
     made["plan"] = Report(analysis).json()
+    made["whole"] = f"{whole.coverage(analysis.coverage)}\n{whole.times(analysis)}"
     made["predictions"] = predictions(analysis, predict)
     counted: dict[str, Any] = {"ir": ir_bytes(analysis)}
     if on_gpu and counters is not None:
@@ -102,6 +104,12 @@ def predictions(analysis: Analysis, names: Sequence[str]) -> dict[str, dict[str,
     return found
 
 
+def analysed(workload: Workload, options: Options, training: bool = False) -> Analysis:
+    """The analysis of a workload, by its name."""
+    made = analyse(workload.module, workload.inputs, options, keywords=workload.keywords, training=training)
+    return replace(made, model=workload.name)
+
+
 def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) -> Analysis:
     """The same regions planned for another device, another number of rows, or both; predictions only."""
     regions = []
@@ -113,20 +121,34 @@ def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) 
         except TilestreamError as failure:
             problem = str(failure)
         regions.append(replace(region, rows=wanted, plan=plan, problem=problem))
-    return replace(analysis, device=device.name, regions=tuple(regions))
+    before = max((r.rows for r in analysis.regions), default=0)
+    made = replace(analysis, device=device.name, hardware=device, regions=tuple(regions))
+    return made if rows is None or not before else made.scaled(rows / before)
 
 
 def measured(workload: Workload, options: Options) -> Analysis:
     """The analysis of a model after it has been compiled and run once, so that candidates have measured times."""
     compiled = len(runtime.analyses())
-    arms_.make("tilestream", workload.module, workload.inputs, options)
-    return _as_used(analyse(workload.module, workload.inputs, options), runtime.analyses()[compiled:])
+    arms_.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
+    return as_used(analysed(workload, options), runtime.analyses()[compiled:])
 
 
-def _as_used(analysis: Analysis, used: Sequence[RegionAnalysis]) -> Analysis:
-    """The analysis with the plans that the compiled model runs, which hold what was measured."""
+def as_used(analysis: Analysis, used: Sequence[RegionAnalysis], only: bool = False) -> Analysis:
+    """The analysis with the plans that the compiled model runs, which hold what was measured.
+
+    Args:
+        only: regions that it did not compile have no plan.
+    """
     by_program = {r.program: r for r in used}
-    return replace(analysis, regions=tuple(by_program.get(r.program, r) for r in analysis.regions))
+    regions = []
+    for region in analysis.regions:
+        ran = by_program.get(region.program)
+        if ran is not None:
+            region = replace(region, plan=ran.plan, problem=ran.problem)
+        elif only:
+            region = replace(region, plan=None, problem="it was not compiled as a region")
+        regions.append(region)
+    return replace(analysis, regions=tuple(regions))
 
 
 def ir_bytes(analysis: Analysis) -> dict[str, int] | None:
@@ -150,7 +172,7 @@ def _on_gpu(
     for name in names:
         progress(f"compiling and capturing {name}")
         try:
-            arm = arms_.make(name, workload.module, workload.inputs, options)
+            arm = arms_.make(name, workload.module, workload.inputs, options, workload.keywords)
             captured[name] = timing.captured(arm.run)
             accuracy = oracle.judge(timing.poisoned_replay(captured[name]))
         except (RuntimeError, TilestreamError) as failure:
@@ -176,7 +198,8 @@ def _on_reference(
     workload: Workload, options: Options, oracle: Oracle, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     progress("executing on the reference machine")
-    arm = arms_.make("tilestream", workload.module, workload.inputs, options.with_(target="reference"))
+    on_reference = options.with_(target="reference")
+    arm = arms_.make("tilestream", workload.module, workload.inputs, on_reference, workload.keywords)
     accuracy = oracle.judge(arm.run())
     results = {
         "tilestream": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,22 +36,25 @@ class Oracle:
         CaptureError: the module does not run on these inputs.
     """
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
-        self._module, self._inputs = module, tuple(inputs)
-        self._state = State(module, inputs)
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[object], keywords: Mapping[str, object] | None = None
+    ) -> None:
+        given = (tuple(inputs), dict(keywords or {}))
+        self._module, self._inputs = module, tensors(given)
+        self._state = State(module, self._inputs)
         try:
             with torch.no_grad():
                 wide = copy.deepcopy(module).double()
-                wide_inputs = [x.double() if x.is_floating_point() else x.clone() for x in inputs]
+                args, keys = pytree.tree_map_only(Tensor, _widened, given)
                 with oracle.Float64():
-                    self.exact = tensors(wide(*wide_inputs))
-                self.eager = tuple(x.clone() for x in tensors(module(*inputs)))
+                    self.exact = tensors(wide(*args, **keys))
+                self.eager = tuple(x.clone() for x in tensors(module(*given[0], **given[1])))
         except (RuntimeError, TypeError, ValueError) as failure:
             cause = f"the model does not run on its inputs: {str(failure).splitlines()[0]}"
             raise CaptureError(cause, "make it run eagerly and in float64 first") from failure
         self._written = self._state.written()
         self._eager_state = self._now()
-        after = named(wide, wide_inputs)
+        after = named(wide, tensors((args, keys)))
         self._exact_state = tuple(after[name] for name in self._written)
         self._state.restore()
 
@@ -77,6 +80,10 @@ class Oracle:
             self._state.restore()
             found.append((*(x.clone() for x in tensors(run())), *self._now()))
         return all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x.clone()
 
 
 def _accuracy(got: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> Accuracy:

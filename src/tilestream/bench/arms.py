@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tilestream.options import Options
 
@@ -23,8 +23,14 @@ class Arm:
     compile_s: float
 
 
-def make(name: str, module: nn.Module, inputs: Sequence[Tensor], options: Options) -> Arm:
-    """Compile ``module`` in the way called ``name`` and run it once.
+def make(
+    name: str,
+    module: nn.Module,
+    inputs: Sequence[object],
+    options: Options,
+    keywords: Mapping[str, object] | None = None,
+) -> Arm:
+    """Compile ``module`` in the way called ``name`` and run it once on ``inputs`` and ``keywords``.
 
     The max-autotune arm leaves CUDA graphs to the caller, who captures every arm alike. ``capture`` is no arm of a
     benchmark: it compiles nothing, and shows what Dynamo and AOTAutograd take.
@@ -42,7 +48,7 @@ def make(name: str, module: nn.Module, inputs: Sequence[Tensor], options: Option
 
     def run() -> object:
         with torch.no_grad():
-            return function(*inputs)
+            return function(*inputs, **(keywords or {}))
 
     start = time.perf_counter()
     run()

@@ -73,7 +73,7 @@ def main() -> None:
         torch.cuda.synchronize()
     options = Options(strategy=given.strategy, target=given.target)
     start = time.perf_counter()
-    arm = arms.make(given.arm, workload.module, workload.inputs, options)
+    arm = arms.make(given.arm, workload.module, workload.inputs, options, workload.keywords)
     whole, parts = time.perf_counter() - start, spent()
     parts["imports"] = whole - arm.compile_s
     print(json.dumps(parts | {"torch": whole - sum(parts.values())}))

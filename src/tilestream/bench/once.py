@@ -28,7 +28,7 @@ def main() -> None:
     workload = load(given.model, given.rows, given.dtype, "cuda")
     # The plan was measured by the benchmark and is in the cache; under the profiler a time means nothing.
     options = Options(strategy=given.strategy, target=given.target)
-    arm = arms.make(given.arm, workload.module, workload.inputs, options)
+    arm = arms.make(given.arm, workload.module, workload.inputs, options, workload.keywords)
     arm.run()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tilestream.report.explain import microseconds
+from tilestream.report.whole import COST_MODEL
+from tilestream.report.words import microseconds
 
 
 def render(result: dict[str, Any]) -> RenderableType:
@@ -18,7 +19,7 @@ def render(result: dict[str, Any]) -> RenderableType:
     env = result["environment"]
     where = env["gpu"] or "no GPU: executed on the reference machine"
     heading = Text(f"{result['model']}, {result['rows']:,} rows, {result['dtype']}, {where}", style="bold")
-    parts: list[RenderableType] = [heading, _arms(result)]
+    parts: list[RenderableType] = [heading, Text(result["whole"]), _arms(result)]
     if result["speedup"]:
         best, times = result["best_alternative"], result["speedup"]
         parts.append(Text(f"tilestream takes 1/{times:.2f} of the time of {best}, the best of the others\n"))
@@ -70,7 +71,12 @@ def _arms(result: dict[str, Any]) -> Table:
 def _predictions(result: dict[str, Any]) -> Table:
     found: dict[str, dict[str, float]] = result["predictions"]
     strategies = list(dict.fromkeys(s for by in found.values() for s in by))
-    table = Table(title="predicted us", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"regions, predicted us ({COST_MODEL})",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("device")
     for strategy in strategies:
         table.add_column("inductor" if strategy == "fallback" else strategy, justify="right")

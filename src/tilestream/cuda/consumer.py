@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tilestream.cuda.annotate import comments
 from tilestream.cuda.snippets import expression, literal
 from tilestream.cuda.tables import Tables
 from tilestream.cuda.values import Values
@@ -40,7 +41,13 @@ class ConsumerEmitter:
         if self.split and self.reduces % 2:
             # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
             blocks.append("    named_sync(BOTH_GROUPS, 256);")
+        self.blocks = blocks
         return "\n".join(_roll(blocks))
+
+    def annotated(self) -> str:
+        """The text of ``body``, which was made before, with a comment on every step."""
+        notes = comments(self.s, self.pipeline)
+        return "\n".join(_roll(self.blocks, notes + [""] * (len(self.blocks) - len(notes))))
 
     def declarations(self) -> str:
         lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
@@ -413,14 +420,18 @@ def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _roll(blocks: list[str]) -> list[str]:
-    """Runs of steps with the same text but for consecutive pointers become loops: less code to fetch."""
+def _roll(blocks: list[str], notes: list[str] | None = None) -> list[str]:
+    """Runs of steps with the same text but for consecutive pointers become loops: less code to fetch.
+
+    ``notes`` stand before the blocks that they belong to.
+    """
     out: list[str] = []
     k = 0
     while k < len(blocks):
         n = 1
         while k + n < len(blocks) and _shifted(blocks[k], blocks[k + n], n):
             n += 1
+        out += [note for note in (notes or [])[k : k + n] if note]
         if n > 1:
             count = len(set(_POINTER.findall(blocks[k])))
             out.append(f"#pragma unroll 1\n    for (int l = 0; l < {n}; ++l)")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 
@@ -67,8 +67,11 @@ class KernelSource:
         return len(self.stages) > 1
 
 
-def emit(pipeline: Pipeline) -> KernelSource:
+def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
     """Generate the kernel of a pipeline without DRAM queues.
+
+    Args:
+        annotate: add comments for people. Text to be compiled has none.
 
     Raises:
         VerifyError: from the schedule, naming the user's line.
@@ -77,6 +80,7 @@ def emit(pipeline: Pipeline) -> KernelSource:
     tables = Tables()
     add_queues(tables, pipeline)
     kinds: list[StageKind] = []
+    plain: list[StageKind] = []  # the same without comments
     uses: list[StageUse] = []
     products: set[tuple[str, int]] = set()
     shared, registers = 0, 0
@@ -94,9 +98,10 @@ def emit(pipeline: Pipeline) -> KernelSource:
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
             emitter.declarations(), body,
         )  # fmt: skip
-        same = next((k for k in kinds if _same(k, kind)), None)
+        same = next((k for k in plain if _same(k, kind)), None)
         if same is None:
-            kinds.append(kind)
+            kinds.append(replace(kind, body=emitter.annotated()) if annotate else kind)
+            plain.append(kind)
         uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
         products |= _products(schedule, layout)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)

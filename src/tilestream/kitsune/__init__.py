@@ -5,6 +5,18 @@
 
 from __future__ import annotations
 
-from tilestream.kitsune.designs import EXECUTIONS, PASSES, Design, design
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilestream.kitsune.designs import EXECUTIONS, PASSES, Design, design
 
 __all__ = ["EXECUTIONS", "PASSES", "Design", "design"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: the command line's help needs none of it."""
+    if name in __all__:
+        from tilestream.kitsune import designs
+
+        return getattr(designs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,9 +5,7 @@ Nothing is allocated, so that models of any size can be captured; no decompositi
 
 from __future__ import annotations
 
-import copy
 import re
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from tilestream.capture import boxed
+from tilestream.capture import alone, boxed, fake_tensor, twin
 from tilestream.errors import CaptureError
 from tilestream.kitsune.operators import Mode
 
@@ -71,9 +69,10 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     training = mode == "training"
     try:
-        twin, arguments = _fake(fakes, module, inputs)
+        fake = twin(module, fakes, device="cpu")
+        arguments = [fake_tensor(x, fakes, device="cpu") if isinstance(x, torch.Tensor) else x for x in inputs]
         with fakes, torch.set_grad_enabled(training):
-            results = torch.compile(_once(twin), backend=backend, fullgraph=True, dynamic=False)(*arguments)
+            results = torch.compile(alone(fake), backend=backend, fullgraph=True, dynamic=False)(*arguments)
             if training:
                 _backward(results)
     except CaptureError:
@@ -97,16 +96,6 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
     )
 
 
-def _once(module: nn.Module) -> Callable[..., Any]:
-    """A call of the module with code of its own, so that what Dynamo keeps of it goes away with it."""
-
-    def call(*inputs: Any) -> Any:
-        return module(*inputs)
-
-    code = call.__code__.replace(co_name=f"call_{type(module).__name__}")
-    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-
-
 def _backward(results: Any) -> None:
     outs = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not outs:
@@ -114,20 +103,3 @@ def _backward(results: Any) -> None:
             "nothing of the model takes gradients", "set requires_grad on its parameters, or capture it for inference"
         )
     torch.autograd.backward(outs, [torch.empty_like(x) for x in outs])
-
-
-def _fake(fakes: Any, module: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, list[Any]]:
-    """The module with fake CPU tensors for its parameters and buffers, and fake inputs; the caller's are untouched."""
-
-    def twin(x: torch.Tensor) -> torch.Tensor:
-        with fakes:
-            made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
-        return made.requires_grad_(x.requires_grad)
-
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        memo[id(parameter)] = nn.Parameter(twin(parameter), parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = twin(buffer)
-    arguments = [twin(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-    return copy.deepcopy(module, memo), arguments

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 from tilestream.report.drawing import COLOURS
-from tilestream.report.explain import microseconds
 from tilestream.report.timeline import by_worker, waits
+from tilestream.report.words import microseconds
 from tilestream.simulator import Simulation, Span
 
 WIDTH = 1040

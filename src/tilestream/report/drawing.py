@@ -8,7 +8,8 @@ from typing import Any
 
 from tilestream.ir import Pipeline, Queue, Transport
 from tilestream.report import facts
-from tilestream.report.explain import size, sms
+from tilestream.report.explain import sms
+from tilestream.report.words import size
 
 BOX = 172
 GAP = 84

@@ -13,12 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream.analysis import Analysis, RegionAnalysis
-from tilestream.report import facts
+from tilestream.planner import rejections
+from tilestream.report import excluded, facts, whole
+from tilestream.report.words import WIDTH, microseconds, shortened, size
 
 if TYPE_CHECKING:
-    from tilestream.planner import Plan
+    from tilestream.planner import Candidate, Plan
 
-WIDTH = 120
+REGISTERS = (
+    "registers: of a consumer's thread, estimated. The compiler reports 168, with which every thread starts; then "
+    "setmaxnreg moves the loader's to the consumers."
+)
 
 
 def as_text(shown: RenderableType) -> str:
@@ -38,10 +43,10 @@ class Report:
         return as_text(self)
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [_heading(self.analysis)]
+        parts: list[RenderableType] = [whole.render(self.analysis)]
         for region in self.analysis.regions:
-            parts += _region(region)
-        parts += _exclusions(self.analysis)
+            parts += _region(region, self.analysis)
+        parts += [*_exclusions(self.analysis), *_eager(self.analysis)]
         return Group(*parts)
 
     def json(self) -> dict[str, Any]:
@@ -51,17 +56,27 @@ class Report:
             "model": a.model,
             "device": a.device,
             "options": facts.options_facts(a.options),
-            "graphs": a.graphs,
+            **whole.facts(a),
+            "graphs": [{"kind": g.kind, "operators": g.whole.operators, "flops": g.whole.flops} for g in a.graphs],
             "graph_breaks": list(a.breaks),
-            "operators": a.operators,
-            "covered": a.covered,
-            "coverage": a.coverage,
-            "regions": [_region_json(r) for r in a.regions],
-            "exclusions": [{"op": e.op, "source": e.source, "reason": e.reason} for e in a.exclusions],
+            "notes": list(a.hints),
+            "regions": [_region_json(r, a.options.target) for r in a.regions],
+            "exclusions": [
+                {
+                    "op": e.op,
+                    "module": e.module,
+                    "source": e.source,
+                    "reason": e.reason,
+                    "graph": e.graph,
+                    "flops": e.flops,
+                }
+                for e in a.exclusions
+            ],
+            "eager": [{"op": e.op, "source": e.source, "flops": e.flops} for e in a.eager],
         }
 
 
-def _region_json(region: RegionAnalysis) -> dict[str, Any]:
+def _region_json(region: RegionAnalysis, target: str) -> dict[str, Any]:
     plan = region.plan
     chosen = None
     if plan is not None:
@@ -72,60 +87,61 @@ def _region_json(region: RegionAnalysis) -> dict[str, Any]:
         "name": region.name,
         "graph": region.graph,
         "rows": region.rows,
+        "flops": region.flops,
+        "runs": region.runner(target),
         "operators": list(region.operators),
         "sources": list(region.sources),
+        "modules": list(region.modules),
         "problem": region.problem,
         "candidates": [facts.candidate_facts(c) for c in plan.candidates] if plan is not None else [],
         "chosen": chosen,
     }
 
 
-def _heading(a: Analysis) -> RenderableType:
-    regions = f"{len(a.regions)} region{'s' * (len(a.regions) != 1)}"
-    graphs = f"{a.graphs} graph{'s' * (a.graphs != 1)}"
-    text = Text()
-    text.append(f"{a.model}", style="bold")
-    text.append(f" on {a.device}: {a.covered} of {a.operators} operators ({a.coverage:.0%}) in {regions}, {graphs}\n")
-    if not a.regions:
-        text.append("No region: the whole model runs through Inductor.\n")
-    for reason in a.breaks:
-        text.append(f"graph break: {reason}\n", style="yellow")
-    return text
-
-
-def _region(region: RegionAnalysis) -> list[RenderableType]:
-    title = f"region {region.name}: {len(region.operators)} operators, planned for {region.rows:,} rows"
+def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
+    kind = a.graphs[region.graph].kind if region.graph < len(a.graphs) else "inference"
+    where = f", {kind} graph" if len(a.graphs) > 1 else ""
+    title = f"region {region.name}: {len(region.operators)} operators, planned for {region.rows:,} rows{where}"
     parts: list[RenderableType] = [Rule(title, align="left", style="cyan")]
     parts.append(Text(_counted(region.operators)))
+    if region.modules:
+        parts.append(Text("modules " + shortened(region.modules, 8), style="dim"))
     if region.sources:
-        parts.append(Text("from " + _shortened(region.sources), style="dim"))
+        parts.append(Text("from " + shortened(region.sources), style="dim"))
     if region.plan is None:
-        return [*parts, Text(f"not planned, left to Inductor: {region.problem}", style="yellow")]
-    parts.append(candidates(region.plan))
-    parts += [Text(f"{c.name}: {c.rejected}", style="dim") for c in region.plan.candidates if c.rejected]
-    pipeline = region.plan.chosen.pipeline
+        who = "left to Inductor" if region.rows else "run eagerly"
+        return [*parts, Text(f"not planned, {who}: {region.problem}", style="yellow")]
+    runs = region.runs(a.options.target)
+    parts.append(candidates(region.plan, runs))
+    parts += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
+    pipeline = runs.pipeline if runs is not None else None
     if pipeline is None:
         return [*parts, Text("chosen: Inductor, nothing above is faster", style="yellow")]
     described = facts.pipeline_facts(pipeline)
     parts.append(_stages(described))
+    parts.append(Text(REGISTERS, style="dim"))
     if described["dram_queues"] or any(launch["queues"] for launch in described["launches"]):
         parts.append(_queues(described))
     return parts
 
 
-def candidates(plan: Plan) -> Table:
-    """A plan's candidates, the chosen one marked."""
-    table = _table("candidates")
+def _strategy(candidate: Candidate) -> str:
+    return "inductor" if candidate.strategy == "fallback" else candidate.name
+
+
+def candidates(plan: Plan, runs: Candidate | None = None) -> Table:
+    """A plan's candidates by the cost model, the one that ``runs`` (by default the chosen one) marked."""
+    table = _table(f"candidates (predicted by the {whole.COST_MODEL})")
     table.add_column("")
     table.add_column("strategy", min_width=24)
     for heading in ("predicted us", "measured us", "launches", "stages"):
         table.add_column(heading, justify="right")
     for candidate in plan.candidates:
-        chosen = candidate == plan.chosen
+        chosen = candidate == (runs or plan.chosen)
         pipeline = candidate.pipeline
         table.add_row(
             "*" if chosen else "",
-            "inductor" if candidate.strategy == "fallback" else candidate.name,
+            _strategy(candidate),
             microseconds(candidate.predicted_us),
             microseconds(candidate.measured_us),
             "" if pipeline is None else str(len(list(pipeline.launches()))),
@@ -201,28 +217,26 @@ def _exclusions(a: Analysis) -> list[RenderableType]:
     if not a.exclusions:
         return []
     table = _table("operators left to Inductor")
-    for heading in ("operator", "reason", "source"):
+    for heading in ("operator", "module", "reason", "what to do", "source"):
         table.add_column(heading, overflow="fold")
-    for e in a.exclusions:
-        table.add_row(escape(e.op), escape(e.reason), escape(e.source))
+    for g in excluded.groups(a.exclusions):
+        cells = (g.title, shortened(g.modules), g.reason, g.advice, shortened(g.sources, 1))
+        table.add_row(*map(escape, cells))
     return [Rule(style="cyan"), table]
 
 
-def microseconds(value: float | None) -> str:
-    """Three significant digits or all before the point; empty for None."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def size(value: int | None) -> str:
-    """Bytes in binary units; empty for None."""
-    if value is None:
-        return ""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if value >= scale:
-            return f"{value / scale:.1f} {unit}"
-    return f"{value} B"
+def _eager(a: Analysis) -> list[RenderableType]:
+    if not a.eager:
+        return []
+    table = _table("operators that run eagerly, outside of every graph")
+    for heading in ("operator", "source"):
+        table.add_column(heading, overflow="fold")
+    lines: dict[str, list[str]] = {}
+    for e in a.eager:
+        lines.setdefault(e.source, []).append(e.op)
+    for source, names in lines.items():
+        table.add_row(escape(_counted(tuple(names))), escape(source))
+    return [Rule(style="cyan"), table]
 
 
 def _counted(operators: tuple[str, ...]) -> str:
@@ -230,9 +244,3 @@ def _counted(operators: tuple[str, ...]) -> str:
     for name in operators:
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
-
-
-def _shortened(sources: tuple[str, ...], most: int = 3) -> str:
-    unique = list(dict.fromkeys(s for s in sources if s))
-    more = f" and {len(unique) - most} more lines" if len(unique) > most else ""
-    return "; ".join(unique[:most]) + more

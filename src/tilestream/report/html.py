@@ -14,8 +14,9 @@ from tilestream import traffic
 from tilestream.analysis import RegionAnalysis
 from tilestream.ir import Pipeline
 from tilestream.planner import FALLBACK, Candidate
-from tilestream.report import charts, drawing, facts
-from tilestream.report.explain import Report, microseconds, size, sms, weights
+from tilestream.report import charts, drawing, excluded, facts, whole
+from tilestream.report.explain import REGISTERS, Report, sms, weights
+from tilestream.report.words import count, microseconds, shortened, size
 from tilestream.simulator import Simulation
 
 
@@ -56,26 +57,41 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
     rows = max((r.rows for r in a.regions), default=0)
     return {
         "title": f"{a.model} on {a.device}",
-        "subtitle": f"{a.covered} of {a.operators} operators in {_count(len(a.regions), 'region')}, "
-        f"{_count(a.graphs, 'graph')}, planned for {rows:,} rows",
+        "subtitle": f"{whole.coverage(a.coverage)}. {whole.times(a)}. "
+        f"{count(len(a.graphs), 'graph')}, planned for {rows:,} rows",
+        "notes": [*a.hints, *(f"graph break: {reason}" for reason in a.breaks), *whole.float32(a).splitlines()],
         "cards": _cards(report, content),
         "rows": f"{rows:,}",
         "times": [{"title": device, "svg": _times(entries)} for device, entries in content.times.items()],
         "regions": [_region(r, i, content.simulations.get(r.name, {})) for i, r in enumerate(a.regions)],
         "kernels": content.kernels,
         "accuracy": [{**c, "rows": f"{c['rows']:,}"} for c in content.accuracy],
-        "exclusions": a.exclusions,
+        "exclusions": [
+            {
+                "op": g.title,
+                "module": shortened(g.modules),
+                "reason": g.reason,
+                "advice": g.advice,
+                "source": shortened(g.sources, 1),
+            }
+            for g in excluded.groups(a.exclusions)
+        ],
+        "registers": REGISTERS,
         "environment": content.environment,
     }
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
-
-
 def _cards(report: Report, content: Content) -> list[dict[str, str]]:
     a = report.analysis
-    cards = [{"value": f"{a.coverage:.0%}", "label": "of the operators run as dataflow"}]
+    part, everything = a.coverage.dataflow, a.coverage.whole
+    shares = (
+        (part.operators, everything.operators, "of the operators run as dataflow"),
+        (part.flops, everything.flops, "of the FLOPs run as dataflow"),
+    )
+    cards = [{"value": f"{n / of:.0%}", "label": label} for n, of, label in shares if of]
+    if not a.empty:
+        cards.append({"value": f"{microseconds(a.predicted_us)} µs", "label": "predicted for the whole model"})
+        cards.append({"value": f"{microseconds(a.inductor_predicted_us)} µs", "label": "predicted, all on Inductor"})
     for region in a.regions:
         if region.plan is not None:
             chosen = region.plan.chosen
@@ -128,7 +144,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
             "title": strategy,
             "chosen": strategy == (first.strategy if first.strategy in runs else next(iter(runs))),
             "svg": Markup(charts.gantt(run)),
-            "note": f"{microseconds(run.time_us)} µs in all. {run.note}".strip(),
+            "note": f"{microseconds(run.time_us)} µs in all by the {whole.SIMULATOR}. {run.note}".strip(),
         }
         for strategy, run in runs.items()
     ]

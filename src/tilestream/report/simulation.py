@@ -13,10 +13,18 @@ from rich.text import Text
 
 from tilestream import devices
 from tilestream.analysis import Analysis
-from tilestream.report import facts
-from tilestream.report.explain import as_text, microseconds, size
+from tilestream.planner import rejections
+from tilestream.report import facts, whole
+from tilestream.report.explain import as_text
+from tilestream.report.words import microseconds, size
 from tilestream.simulator import Simulation as Outcome
 from tilestream.simulator import simulate
+
+NOTE = (
+    f"Two predictions: {whole.SIMULATOR}; cost model, {whole.COST_MODEL_ERROR:.0%}. The cost model ranks candidates; "
+    "the simulator adds waits, fill and drain. bulk stands for library kernels, whose time the cost model gives; "
+    "--mode simulates each operator by itself instead, so that its bulk differs."
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Simulation:
             if region.plan is None:
                 found.append(f"{region.name}: {region.problem}")
             else:
-                found += [f"{region.name}, {c.name}: {c.rejected}" for c in region.plan.candidates if c.rejected]
+                found += [f"{region.name}, {line}" for line in rejections(region.plan.candidates)]
         return found
 
     def __str__(self) -> str:
@@ -79,12 +87,13 @@ class Simulation:
         rows = " and ".join(dict.fromkeys(f"{run.outcome.rows:,}" for run in self.runs))
         title = Text(f"{self.analysis.model} simulated on {self.analysis.device}", style="bold")
         if not self.runs:
-            return Group(title, Text("No pipeline to simulate."), *map(Text, self.problems()))
+            none = Text("No pipeline to simulate.")
+            return Group(title, none, *map(Text, self.problems()), Text(whole.float32(self.analysis), style="yellow"))
         title.append(f", {rows} rows")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "region", "strategy"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("us", "cost model us", "DRAM", "L2", "busy: tensor", "DRAM", "L2"):
+        for heading in ("simulated us", "cost model us", "DRAM", "L2", "busy: tensor", "DRAM", "L2"):
             table.add_column(heading, justify="right")
         for run in self.runs:
             o = run.outcome
@@ -99,12 +108,14 @@ class Simulation:
                 *(f"{o.utilisation.get(level, 0):.0%}" for level in ("tensor", "dram", "l2")),
                 style="bold green" if run.chosen else "",
             )
-        return Group(title, table)
+        notes = [NOTE, whole.float32(self.analysis)]
+        return Group(title, table, *(Text(note, style="dim") for note in notes if note))
 
     def json(self) -> dict[str, Any]:
         return {
             "model": self.analysis.model,
             "device": self.analysis.device,
+            "float32": whole.facts(self.analysis)["float32"],
             "runs": [
                 {
                     "region": run.region,

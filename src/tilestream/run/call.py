@@ -36,9 +36,7 @@ class RegionCall:
         rescue: whether plain torch operators run the region where that fails.
     """
 
-    def __init__(
-        self, spec: RegionSpec, device: torch.device, build: Build | None = None, rescue: bool = True
-    ) -> None:
+    def __init__(self, spec: RegionSpec, device: torch.device, build: Build | None = None, rescue: bool = True) -> None:
         self.spec, self.device, self._rescue = spec, device, rescue
         self._build = build or partial(executable, kind=spec.target, device=device)
         self._remembers = spec.target == "cuda"

@@ -1,0 +1,147 @@
+"""What is left of a graph as kernels of libraries and of Inductor, and a roofline of their time.
+
+A matrix product, a convolution and an attention are a kernel each. Other operators that follow each other are one:
+Inductor fuses them. A kernel reads its operands from DRAM and writes its results there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from tilestream import flops
+from tilestream.aten.nodes import is_view, packet
+from tilestream.capture import hint
+from tilestream.devices import Device
+from tilestream.dtypes import DTYPES
+from tilestream.regions import computes
+
+aten = torch.ops.aten
+
+_GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten._embedding_bag, aten.embedding_bag}
+"""Operators that read as much of their first operand as they write."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """``flops`` of products, in ``dtype`` (bf16, f16, f32), and ``bytes`` between DRAM and the chip."""
+
+    flops: float
+    dtype: str
+    bytes: float
+
+    def scaled(self, factor: float) -> Kernel:
+        """The same for ``factor`` times the rows: weights count for nothing beside them."""
+        return replace(self, flops=self.flops * factor, bytes=self.bytes * factor)
+
+
+def time_us(kernels: Iterable[Kernel], device: Device, tf32: bool | None = None) -> float:
+    """Microseconds, one kernel after another.
+
+    Args:
+        tf32: whether tensor cores take float32 products; by default as ``torch.get_float32_matmul_precision`` says.
+    """
+    if tf32 is None:
+        tf32 = torch.get_float32_matmul_precision() != "highest"
+    seconds = 0.0
+    for kernel in kernels:
+        memory_s = kernel.bytes / device.dram_bytes_per_s
+        seconds += device.launch_s
+        if not kernel.flops:
+            seconds += memory_s
+            continue
+        # A lane's FMA is two FLOPs, as in the count.
+        on_lanes = kernel.dtype == "f32" and not tf32
+        rate = 2 * device.simt_flops if on_lanes else device.tensor_flops[kernel.dtype]
+        seconds += (memory_s + kernel.flops / rate) / device.bulk_efficiency
+    return seconds * 1e6
+
+
+def kernels(nodes: Sequence[fx.Node], elsewhere: Collection[fx.Node] = ()) -> tuple[Kernel, ...]:
+    """The kernels of the operators among ``nodes``, which are in graph order, but for those that run ``elsewhere``."""
+    amount = {n: flops.of_node(n) for n in nodes if computes(n)}
+    alone = {n for n, flop in amount.items() if flop} | set(elsewhere)
+    depth = _depths(list(amount), alone)
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    leader: dict[fx.Node, fx.Node] = {}
+    for node in amount:
+        if node in elsewhere:
+            continue
+        leader[node] = node
+        groups[node] = [node]
+        for other in () if node in alone else _operands(node):
+            if other in leader and other not in alone and depth[other] == depth[node]:
+                old = groups.pop(leader[other], [])
+                groups[leader[node]] += [n for n in old if n is not node]
+                leader.update(dict.fromkeys(old, leader[node]))
+    return tuple(_kernel(group, amount) for group in groups.values())
+
+
+def _depths(nodes: Sequence[fx.Node], alone: Collection[fx.Node]) -> dict[fx.Node, int]:
+    """How many kernels of those ``alone`` come before each operator, as late as its readers allow.
+
+    One kernel cannot run both before and after another, so only operators of one depth are fused.
+    """
+    depth: dict[fx.Node, int] = {}
+    for node in nodes:
+        depth[node] = max((depth[n] for n in _operands(node) if n in depth), default=0) + (node in alone)
+    for node in reversed(nodes):
+        readers = _users(node)
+        if node not in alone and readers and all(r in depth for r in readers):
+            depth[node] = max(depth[node], min(depth[r] - (r in alone) for r in readers))
+    return depth
+
+
+def _kernel(group: list[fx.Node], amount: dict[fx.Node, int]) -> Kernel:
+    inside = set(group)
+    moved = 0.0
+    outer: dict[fx.Node, float] = {}
+    for node in group:
+        written = bytes_of(node.meta.get("val"))
+        if any(user not in inside for user in _users(node)):
+            moved += written
+        for position, operand in enumerate(_operands(node)):
+            if operand not in inside:
+                read = bytes_of(operand.meta.get("val"))
+                gathers = packet(node) in _GATHERS and position == 0
+                outer[operand] = max(outer.get(operand, 0.0), min(read, written) if gathers else read)
+    return Kernel(sum(amount[n] for n in group), dtype_of(group[0].meta.get("val")), moved + sum(outer.values()))
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """Nodes whose values ``node`` reads: views stand for what they show."""
+    return list(dict.fromkeys(_base(n) for n in node.all_input_nodes))
+
+
+def _base(node: fx.Node) -> fx.Node:
+    while is_view(node) or (node.op == "call_function" and not computes(node) and node.all_input_nodes):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    """Operators and outputs that read the value of ``node``, perhaps through views."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        found += _users(user) if user.op == "call_function" and not computes(user) else [user]
+    return found
+
+
+def bytes_of(value: object) -> float:
+    """Bytes of all tensors in ``value``, which may be fake and have symbolic sizes."""
+    return float(
+        sum(
+            prod(hint(d) for d in x.shape) * x.element_size() for x in tree_leaves(value) if isinstance(x, torch.Tensor)
+        )
+    )
+
+
+def dtype_of(value: object) -> str:
+    """The dtype of the first floating-point tensor in ``value``; f32 where there is none or it is another."""
+    floating = (x.dtype for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return DTYPES.get(next(floating, torch.float32), "f32")

@@ -1,0 +1,126 @@
+"""The line on the whole model that every command prints: who runs it, in operators and FLOPs, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from tilestream.analysis import Analysis, Coverage, Share
+from tilestream.report.words import count, microseconds
+
+COST_MODEL_ERROR = 0.19
+"""Mean absolute error of the cost model's times against those measured on an H200: the cases of README's tables."""
+SIMULATOR_ERROR = 0.12
+"""The same of the simulator on kernels that nothing was fitted on (docs/truth.md)."""
+COST_MODEL = f"cost model, {COST_MODEL_ERROR:.0%} mean error on an H200"
+SIMULATOR = f"simulator, {SIMULATOR_ERROR:.0%} mean error on an H200"
+
+
+def facts(a: Analysis) -> dict[str, Any]:
+    """Coverage, and microseconds of the whole model; None where a time is not known."""
+    return {
+        "coverage": a.coverage.json(),
+        "predicted_us": a.predicted_us,
+        "inductor_predicted_us": a.inductor_predicted_us,
+        "measured_us": a.measured_us,
+        "inductor_measured_us": a.inductor_measured_us,
+        "mode": a.mode,
+        "float32": [
+            {
+                "precision": f.name,
+                "write": f.write,
+                "coverage": f.coverage.json() if f.coverage is not None else None,
+                "predicted_us": f.predicted_us,
+                "inductor_predicted_us": f.inductor_predicted_us,
+                "problem": f.problem,
+            }
+            for f in a.float32
+        ],
+    }
+
+
+def render(a: Analysis) -> Text:
+    """A heading, who runs the model, its times, hints, graph breaks, and what float32 costs."""
+    text = Text()
+    text.append(a.model, style="bold")
+    text.append(f" on {a.device}, {_captured(a)}\n")
+    text.append(coverage(a.coverage, count(len(a.regions), "region") if a.regions else "") + "\n", style="bold")
+    text.append(times(a) + "\n")
+    for hint in a.hints:
+        text.append(f"note: {hint}\n", style="yellow")
+    for reason in a.breaks:
+        text.append(f"graph break: {reason}\n", style="yellow")
+    text.append(float32(a), style="yellow")
+    return text
+
+
+def _captured(a: Analysis) -> str:
+    kinds = ", ".join(dict.fromkeys(g.kind for g in a.graphs))
+    return count(len(a.graphs), "graph") + (f" ({kinds})" if kinds else "") + (f", {a.mode} mode" if a.mode else "")
+
+
+def coverage(c: Coverage, regions: str = "") -> str:
+    """``dataflow: 9 of 10 operators (90%), 99% of the FLOPs, in 1 region; Inductor: 1 (10%), 1%; eager: none``."""
+    where = f" in {regions}" if regions else ""
+    return f"dataflow: {_share(c.dataflow, c.whole, True)}{where}; Inductor: {_share(c.inductor, c.whole)}; " + (
+        f"eager: {_share(c.eager, c.whole)}"
+    )
+
+
+def _share(part: Share, whole: Share, first: bool = False) -> str:
+    if not part.operators and not first:
+        return "none"
+    words = f"{part.operators} of {count(whole.operators, 'operator')}" if first else f"{part.operators}"
+    words += f" ({_percent(part.operators, whole.operators)})"
+    return words + (f", {_percent(part.flops, whole.flops)} of the FLOPs" if whole.flops else "")
+
+
+def _percent(part: int, whole: int) -> str:
+    """Never 100 % of what is not all, nor 0 % of what is something."""
+    share = part / whole if whole else 0.0
+    return ">99%" if 0.995 <= share < 1 else "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def times(a: Analysis) -> str:
+    """Predicted and measured microseconds of the whole model, Inductor's beside them."""
+    if a.empty:
+        return "no rows: nothing is launched, and nothing predicted"
+    mine, other = a.predicted_us, a.inductor_predicted_us
+    said = f"predicted: {microseconds(mine)} us; all on Inductor: {microseconds(other)} us"
+    said += f" ({COST_MODEL}; a roofline outside of regions)"
+    if a.measured_us is not None:
+        said += f"\nmeasured: {microseconds(a.measured_us)} us"
+        if a.inductor_measured_us is not None:
+            said += f"; all on Inductor: {microseconds(a.inductor_measured_us)} us"
+    return said
+
+
+def float32(a: Analysis) -> str:
+    """What lower precisions would give, with the line to write; empty where float32 costs nothing."""
+    if not a.float32:
+        return ""
+    lines = ["float32 products do not run on tensor cores as torch is set. With less precision:"]
+    for f in a.float32:
+        lines.append(f"  {f.name}: write {f.write}")
+        if f.coverage is None:
+            lines.append(f"        does not work as it is: {f.problem}")
+            continue
+        us, inductor_us = microseconds(f.predicted_us), microseconds(f.inductor_predicted_us)
+        lines.append(f"        predicted: {us} us; all on Inductor: {inductor_us} us; {_short(f.coverage)}")
+    return "\n".join(lines) + "\n"
+
+
+def _short(c: Coverage) -> str:
+    return (
+        f"{_percent(c.dataflow.operators, c.whole.operators)} of the operators and "
+        f"{_percent(c.dataflow.flops, c.whole.flops)} of the FLOPs as dataflow"
+    )
+
+
+def ran(a: Analysis, used: Sequence[str]) -> str:
+    """What ran each region: ``region0: vertical``; or why nothing ran as dataflow."""
+    if not a.graphs:
+        return "no graph: the model ran eagerly"
+    return "; ".join(used) if used else "no region: nothing ran as dataflow"
