@@ -13,16 +13,16 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from streamed import interpreted
 from torch import Tensor, fx
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from tilestream import oracle, planner, reference
+from tilestream import oracle, planner
 from tilestream.capture import boxed, normalise
 from tilestream.devices import get
 from tilestream.errors import PlanError
-from tilestream.execution import RegionCall
 from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.regions import partition
@@ -52,14 +52,15 @@ class Regions:
         self.graph = normalise(graph)
         self.unplanned: list[str] = []
         self.operators: list[tuple[str, ...]] = []
-        self._home: dict[fx.Node, tuple[RegionCall, tuple[str, ...], tuple[fx.Node, ...]]] = {}
-        for region, members, outputs in partition(self.graph).cuts:
+        self._home: dict[fx.Node, tuple[Callable[..., Any], tuple[str, ...], tuple[fx.Node, ...]]] = {}
+        for cut in partition(self.graph).cuts:
+            region = cut.region
             check_shapes(region.program)
             pipeline, problem = pipeline_of(region.program, region.rows, strategy)
             self.unplanned += [problem] if problem else []
             self.operators.append(region.operators)
-            call = RegionCall(region, lambda tensors, _, p=pipeline: reference.run(p, tensors))
-            self._home |= dict.fromkeys(members, (call, region.arguments, outputs))
+            call = interpreted(region, pipeline).on_values
+            self._home |= dict.fromkeys(cut.nodes, (call, region.arguments, cut.outputs))
 
     @property
     def taken(self) -> int:

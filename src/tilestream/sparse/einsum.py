@@ -10,7 +10,7 @@ from tilestream.errors import SparseError
 from tilestream.sparse.graph import ALU_UNARY
 from tilestream.sparse.storage import Format
 
-BINARY = ("mul", "add", "sub", "div", "max", "min", "mask")
+BINARY = ("mul", "add", "sub", "div", "max", "min", "gt", "ge", "eq", "ne", "keep", "mask")
 """``mask`` keeps the left operand where the right one stores a value; elsewhere is the statement's ``fill``."""
 
 _LETTERS = "ijklmnopqrstuvwxyzabcdefgh"

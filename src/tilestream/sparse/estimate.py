@@ -44,7 +44,7 @@ def extents(fused: Fused, order: tuple[str, ...]) -> dict[tuple[View, str], floa
             parts = [found[v, index] for v in view.operands if (v, index) in found]
             if not parts or view.complete:
                 n = size
-            elif view.statement.op in ("mul", "mask"):
+            elif view.statement.op in ("mul", "keep", "mask"):
                 n = size * math.prod(p / size for p in parts) if size else 0.0
             elif len(parts) < len(view.operands):
                 n = size
@@ -146,4 +146,4 @@ def _moved(order: tuple[str, ...], start: int, end: int) -> tuple[str, ...]:
 
 
 def _narrows(op: Op) -> bool:
-    return op.statement.op in ("mul", "mask")
+    return op.statement.op in ("mul", "keep", "mask")

@@ -1,60 +1,27 @@
 """From a PyTorch module with sparse tensors to an einsum program: ``tilestream.sparse.compile``.
 
-The module is captured by ``torch.export`` with dense stand-ins (no memory, no data) for its tensors; what they really
-store comes from the tensors given, or from ``formats``.
+``capture`` gives the graph of ATen operators; here each of them is recorded. What tensors really store comes from the
+tensors given, or from ``formats``. What follows from constants and indices alone is computed once, by PyTorch.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from tilestream.errors import CaptureError, SparseError
+from tilestream.sparse.capture import Captured, capture, is_index, owned, source_line
 from tilestream.sparse.einsum import Declared
-from tilestream.sparse.operators import OPERATORS
+from tilestream.sparse.operators import ALIASES, FACTORIES, INDEXED, OPERATORS, SHAPED, TRUTHS, WRITING
 from tilestream.sparse.program import OutputView, Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, prune, repack
-
-_SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze", "view_as", "unflatten")
-_SHAPED += ("expand", "expand_as", "broadcast_to", "split", "split_with_sizes", "chunk")
-_LIBRARY = ("/torch/", "/tilestream/sparse/frontend.py")
-
-
-class _DenseNames(TorchFunctionMode):
-    """Sparse spellings as their dense ones, since the stand-ins are dense."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (torch.sparse.mm, torch.smm, torch.hspmm):
-            func = torch.mm
-        elif func is torch.sparse.addmm:
-            func = torch.addmm
-        elif func is torch.sparse.softmax:
-            raise CaptureError("torch.sparse.softmax", "mask the dense scores with masked_fill and use torch.softmax")
-        elif func is torch.sparse.sum:
-            func = torch.sum
-        elif func in (torch.Tensor.to_dense, torch.Tensor.coalesce, torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr):
-            return args[0]
-        return func(*args, **kwargs)
-
-
-class _Spelled(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any) -> Any:
-        with _DenseNames():
-            return self.module(*args)
 
 
 def compile(
@@ -66,8 +33,11 @@ def compile(
     """Compile a module for the given inputs to a sparse streaming program.
 
     Args:
-        module: any module that ``torch.export`` captures; parameters, buffers and inputs may be sparse.
-        inputs: tensors; their shapes and layouts are compiled in, their values are not.
+        module: any module that runs on dense inputs without looking at their values; parameters, buffers and inputs
+            may be sparse.
+        inputs: tensors; their shapes and layouts are compiled in, their values are not, but for tensors of whole
+            numbers (edge indices), whose values are. A module that looks into a sparse input (a PyTorch Geometric layer
+            with an adjacency) has that input's values compiled in as well.
         formats: by name of an input (of ``forward``), parameter or buffer (``"layer.weight"``); otherwise the layout
             says: CSR, COO, CSC, BSR, or strided (dense).
         schedule: default ``Schedule()``: nothing fused.
@@ -76,58 +46,49 @@ def compile(
         The program; ``run(*inputs)`` takes tensors of the same shapes.
 
     Raises:
-        CaptureError: the module cannot be exported.
-        SparseError: an operator that cannot be lowered, naming it and the user's line, or a format that does not fit.
+        CaptureError: the module fails, or what it does depends on values.
+        SparseError: an operator that cannot be lowered, naming it and the user's line, an index out of range, or a
+            format that does not fit.
     """
-    schedule = schedule or Schedule()
-    tensors = _owned(module)
+    tensors = owned(module)
     names = _input_names(module, inputs)
-    _check_formats(formats or {}, [*names, *tensors])
-    exported = _export(module, inputs, tensors)
-    rec = Recorder()
-    constants: dict[str, SparseTensor] = {}
-    values: dict[str, Any] = {}
-    bound = iter(zip(names, inputs, strict=True))
-    for spec in exported.graph_signature.input_specs:
-        at = str(getattr(spec.arg, "name", ""))
-        target = str(spec.target or "").removeprefix("module.")
-        if spec.kind.name == "USER_INPUT":
-            name, value = next(bound)
-            values[at] = _given(rec, name, value, formats) if isinstance(value, torch.Tensor | SparseTensor) else value
-        elif target in tensors:
-            values[at] = _constant(rec, target, tensors[target], formats, constants)
-        else:
-            lifted = exported.constants[str(spec.target)]
-            owner = next((n for n, t in tensors.items() if t is lifted), None)
-            values[at] = _constant(rec, owner or at, tensors[owner] if owner else lifted, formats, constants)
-    for node in exported.graph.nodes:
-        if node.op == "call_function":
-            values[node.name] = _call(rec, node, values)
-        elif node.op == "output":
-            views = [values[x.name] for x in node.args[0] if isinstance(x, torch.fx.Node)]
-    if wrong := [v for v in views if not isinstance(v, View)]:
-        raise SparseError(f"an output is a {type(wrong[0]).__name__.lower()}", "return tensors of numbers")
+    if unknown := [name for name in formats or {} if name not in (*names, *tensors)]:
+        raise SparseError(
+            f"a format for {unknown[0]!r}, which the module does not have", f"use {', '.join([*names, *tensors])}"
+        )
+    sparse = any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in inputs)
+    try:
+        captured, fixed = capture(module, inputs, tensors, False), False
+    except CaptureError:
+        if not sparse:
+            raise
+        captured, fixed = capture(module, inputs, tensors, True), True
+    reader = _Reader(captured, names, inputs, tensors, formats or {}, fixed)
+    views = reader.read()
+    rec = reader.rec
     program = rec.program([v.tensor for v in views])
+    constants = {name: tensor for name, tensor in rec.constants.items() if name in program.inputs}
     for name in rec.pruned & constants.keys():
         constants[name] = prune(repack(constants[name], program.inputs[name].format or constants[name].format))
     outputs = [OutputView(v.tensor, v.dims, v.shape) for v in views]
-    return Program(program, schedule, names, constants, _stored(names, inputs, program.inputs), outputs)
+    compiled_in = {name: value for name, value in zip(names, inputs, strict=True) if name in reader.fixed}
+    return Program(
+        program,
+        schedule or Schedule(),
+        reader.free,
+        constants,
+        _stored(names, inputs, program.inputs),
+        outputs,
+        compiled_in,
+        names,
+        rec.pruned - constants.keys(),
+    )
 
 
 def _stored(names: tuple[str, ...], inputs: tuple[Any, ...], declared: Mapping[str, Declared]) -> list[SparseTensor]:
     """The example inputs as the program stores them."""
     pairs = [(n, v) for n, v in zip(names, inputs, strict=True) if n in declared]
     return [v if isinstance(v, SparseTensor) else from_torch(n, v, declared[n].format) for n, v in pairs]
-
-
-def _owned(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and plain attributes that are tensors, by qualified name."""
-    found = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-    for prefix, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor):
-                found[f"{prefix}.{name}" if prefix else name] = value
-    return found
 
 
 def _input_names(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[str, ...]:
@@ -142,84 +103,179 @@ def _input_names(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(names[: len(inputs)])
 
 
-def _check_formats(formats: Mapping[str, Format], names: list[str]) -> None:
-    if unknown := [name for name in formats if name not in names]:
-        raise SparseError(f"a format for {unknown[0]!r}, which the module does not have", f"use {', '.join(names)}")
+class _Reader:
+    """Records a captured graph. ``fixed``: inputs whose values are compiled in; ``free``: the others, in order."""
 
+    def __init__(
+        self,
+        captured: Captured,
+        names: tuple[str, ...],
+        inputs: tuple[Any, ...],
+        tensors: Mapping[str, torch.Tensor],
+        formats: Mapping[str, Format],
+        concrete: bool,
+    ) -> None:
+        self.captured, self.names, self.inputs, self.tensors, self.formats = captured, names, inputs, tensors, formats
+        looked_into = [concrete and isinstance(x, torch.Tensor) and x.layout != torch.strided for x in inputs]
+        self.fixed = [n for n, x, into in zip(names, inputs, looked_into, strict=True) if into or is_index(x)]
+        self.free = [
+            n
+            for n, x in zip(names, inputs, strict=True)
+            if n not in self.fixed and isinstance(x, torch.Tensor | SparseTensor)
+        ]
+        self.rec = Recorder()
+        self.values: dict[str, Any] = {}
+        self.made: dict[int, tuple[str, torch.Tensor]] = {}
+        self.family: dict[str, str] = {}
+        """By node, the first one whose memory it shares."""
 
-@contextmanager
-def _standins(module: nn.Module, tensors: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> Iterator[None]:
-    """The module with a dense fake tensor in place of each sparse one that it owns."""
-    replaced: list[tuple[Any, str, torch.Tensor]] = []
-    for name, tensor in tensors.items():
-        if tensor.layout == torch.strided:
-            continue
-        path, _, last = name.rpartition(".")
-        part = module.get_submodule(path)
-        holders: tuple[Any, ...] = (part._parameters, part._buffers, vars(part))
-        for holder in holders:
-            if last in holder:
-                replaced.append((holder, last, tensor))
-                with mode:
-                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-                holder[last] = nn.Parameter(fake, False) if holder is part._parameters else fake
-    try:
-        yield
-    finally:
-        for holder, last, tensor in replaced:
-            holder[last] = tensor
+    def read(self) -> list[View]:
+        """Record every operator; the outputs."""
+        free = iter(self.free)
+        views: list[Any] = []
+        for node in self.captured.graph.nodes:
+            self.rec.at, self.rec.source = node.name, source_line(node)
+            if node.op == "placeholder":
+                self.values[node.name] = self._input(next(free))
+            elif node.op == "get_attr":
+                self.values[node.name] = self._attribute(node)
+            elif node.op == "call_function":
+                self.values[node.name] = self._call(node)
+            elif node.op == "output":
+                found = node.args[0] if isinstance(node.args[0], list | tuple) else [node.args[0]]
+                views = [self.values[x.name] for x in tree_leaves(list(found)) if isinstance(x, torch.fx.Node)]
+        views = [self._number(v, f"output{n}") for n, v in enumerate(views)]
+        if wrong := [v for v in views if not isinstance(v, View)]:
+            raise SparseError(f"an output is a {type(wrong[0]).__name__.lower()}", "return tensors of numbers")
+        return views
 
+    def _input(self, name: str) -> View | Condition:
+        """An input: its order of levels is the user's, unless it is dense."""
+        value = self.inputs[self.names.index(name)]
+        if isinstance(value, SparseTensor):
+            return self.rec.input(name, value.shape, declare(value))
+        format = self.formats.get(name)
+        if format is None and value.layout == torch.strided:
+            made = self.rec.input(name, tuple(value.shape), Declared(tuple(value.shape)))
+        else:
+            stored = from_torch(name, value, _scalar(format or default_format(value)))
+            made = self.rec.input(name, stored.shape, declare(stored))
+        return Condition(made, True) if value.dtype == torch.bool else made
 
-def _export(module: nn.Module, inputs: tuple[Any, ...], tensors: Mapping[str, torch.Tensor]) -> Any:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    examples = []
-    for value in inputs:
-        if isinstance(value, torch.Tensor | SparseTensor):
-            dtype = value.dtype if isinstance(value, torch.Tensor) else torch.get_default_dtype()
-            with mode:
-                value = torch.empty(tuple(value.shape), dtype=dtype)
-        examples.append(value)
-    training = module.training
-    module.eval()
-    try:
-        with _standins(module, tensors, mode), torch.no_grad():
-            return torch.export.export(_Spelled(module), tuple(examples), strict=False)
-    except SparseError:
-        raise
-    except CaptureError:
-        raise
-    except Exception as error:  # torch.export raises whatever the module raises
-        raise CaptureError(
-            f"{type(module).__name__} cannot be exported: {error}", "make it work under torch.export with dense inputs"
-        ) from error
-    finally:
-        module.train(training)
+    def _attribute(self, node: torch.fx.Node) -> Any:
+        found = self.captured.attributes[str(node.target)]
+        if not isinstance(found, str):
+            return found.detach() if found.layout == torch.strided else self._sparse(found)
+        value = self.tensors[found]
+        if is_index(value) or (value.dtype == torch.bool and value.layout == torch.strided):
+            return value.detach()
+        return self._constant(found, value)
 
+    def _constant(self, name: str, value: torch.Tensor) -> View | Condition:
+        """A tensor that is known: stored once, in whatever order the schedule wants."""
+        if name in self.rec.constants:
+            made = self.rec.spread(name, tuple(value.shape)) if 1 not in value.shape else self.rec.squeezed(name)
+        else:
+            stored = from_torch(name, value, _scalar(self.formats.get(name) or default_format(value)))
+            made = self.rec.constant(name, stored)
+        return Condition(made, True) if value.dtype == torch.bool else made
 
-def _given(rec: Recorder, name: str, value: Any, formats: Mapping[str, Format] | None) -> View:
-    """An input: its order of levels is the user's, unless it is dense."""
-    if isinstance(value, SparseTensor):
-        return rec.input(name, value.shape, declare(value))
-    format = (formats or {}).get(name)
-    if format is None and value.layout == torch.strided:
-        return rec.input(name, tuple(value.shape), Declared(tuple(value.shape)))
-    stored = from_torch(name, value, _scalar(format or default_format(value)))
-    return rec.input(name, stored.shape, declare(stored))
+    def _sparse(self, value: torch.Tensor) -> View | Condition:
+        """A sparse tensor that was made while the module ran, or looked into: once by whatever name."""
+        if id(value) not in self.made:
+            at = next((n for n, x in zip(self.names, self.inputs, strict=True) if x is value), "")
+            self.made[id(value)] = at or self.rec.fresh("adjacency"), value
+        return self._constant(*self.made[id(value)])
 
+    def _number(self, value: Any, name: str) -> Any:
+        """A tensor that is known as one of the program's; conditions as ones and zeros."""
+        if isinstance(value, torch.Tensor):
+            value = self._constant(self.rec.fresh(name), value)
+        return self.rec.truth(value) if isinstance(value, Condition) else value
 
-def _constant(
-    rec: Recorder,
-    name: str,
-    value: torch.Tensor,
-    formats: Mapping[str, Format] | None,
-    constants: dict[str, SparseTensor],
-) -> View:
-    """A tensor that the module owns: stored once, in whatever order the schedule wants."""
-    if name in constants:
-        return rec.spread(name, tuple(value.shape))
-    format = _scalar((formats or {}).get(name) or default_format(value))
-    constants[name] = from_torch(name, value, format)
-    return rec.input(name, tuple(value.shape), declare(constants[name], free=True))
+    def _call(self, node: torch.fx.Node) -> Any:
+        """Record one operator of the graph, or run it if everything that it reads is known."""
+        bound: Any = torch.fx.map_arg((node.args, node.kwargs), lambda n: self.values[n.name])
+        args, kwargs = bound
+        if getattr(node.target, "__name__", "") == "getitem":
+            self._share(node)
+            return args[0][args[1]]
+        target: Any = node.target
+        name = str(target).rsplit(".", 1)[0] if isinstance(target, torch._ops.OpOverload) else str(target)
+        name = name.removeprefix("aten.").removeprefix("tilestream_sparse.")
+        if not any(isinstance(x, View | Condition) for x in _flat((args, list(kwargs.values())))):
+            self._share(node) if name in ALIASES else None
+            return target(*args, **kwargs)
+        if name.endswith("_") and not name.endswith("__"):
+            self._check_alone(node, name)
+        if name in ALIASES:
+            self._share(node)
+        if name in FACTORIES:
+            return FACTORIES[name](_shape(node), args, kwargs)
+        self.rec.into_softmax = bool(node.users) and all("softmax" in str(user.target) for user in node.users)
+        lowering = OPERATORS.get(name) or OPERATORS.get(name.removesuffix("_"))
+        if lowering is None:
+            raise SparseError(
+                f"operator {node.target} ({self.rec.source or 'no source line'}) has no sparse lowering",
+                "rewrite it, or add it to tilestream.sparse.operators",
+            )
+        plain = name.removesuffix("_")
+        if plain in SHAPED:
+            kwargs = {**kwargs, "shape": _shape(node)}
+            if isinstance(args[0], torch.Tensor):  # an index, spread as a tensor of numbers is
+                return args[0].expand(_shape(node)) if "expand" in plain else args[0].reshape(_shape(node))
+        try:
+            args = [*args[:1], *self._known(plain, args[1:])] if plain in WRITING else self._known(plain, args)
+            kwargs = {k: self._known(plain, [v])[0] for k, v in kwargs.items() if v is not None}
+            return lowering(self.rec, *args, **kwargs)
+        except SparseError as error:
+            if self.rec.source in error.cause or not self.rec.source:
+                raise
+            raise SparseError(f"{node.target} ({self.rec.source}): {error.cause}", error.remedy) from error
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            raise SparseError(
+                f"operator {node.target} ({self.rec.source or 'no source line'}) is used in a way that has no sparse "
+                f"lowering: {error}",
+                "write it with fewer options",
+            ) from error
+
+    def _known(self, name: str, args: Any) -> list[Any]:
+        """Arguments with known tensors made tensors of the program, but for indices; truth values as numbers where
+        the operator wants numbers."""
+        made: list[Any] = []
+        for n, one in enumerate(args):
+            if isinstance(one, list | tuple):
+                made.append(self._known(name, one))
+            elif isinstance(one, torch.Tensor) and not (name in INDEXED and (is_index(one) or one.dtype == torch.bool)):
+                one = self._constant(self.rec.fresh(f"{self.rec.at}_known{n}"), one)
+                made.append(one if name in TRUTHS or not isinstance(one, Condition) else self.rec.truth(one))
+            elif isinstance(one, Condition) and name not in TRUTHS:
+                made.append(self.rec.truth(one))
+            else:
+                made.append(one)
+        return made
+
+    def _share(self, node: torch.fx.Node) -> None:
+        first = node.all_input_nodes[0].name if node.all_input_nodes else node.name
+        self.family[node.name] = self.family.get(first, first)
+
+    def _check_alone(self, node: torch.fx.Node, name: str) -> None:
+        """An operator that writes in place changes every tensor that shares the memory; here it makes a new one."""
+        first = node.all_input_nodes[0].name
+        root = self.family.get(first, first)
+        self.family[node.name] = root
+        relatives = {n for n, r in self.family.items() if r == root} | {root}
+        reached = False
+        for later in self.captured.graph.nodes:
+            if reached and later.name not in relatives | {first}:
+                used = {x.name for x in later.all_input_nodes}
+                if used & (relatives - {node.name}):
+                    raise SparseError(
+                        f"{name} ({self.rec.source or 'no source line'}) writes into a tensor that "
+                        f"{later.name} ({source_line(later) or 'no source line'}) reads by another name",
+                        f"use {name.removesuffix('_')}, which makes a new tensor",
+                    )
+            reached = reached or later is node
 
 
 def _scalar(format: Format) -> Format:
@@ -227,50 +283,15 @@ def _scalar(format: Format) -> Format:
     return Format(format.levels, format.order)
 
 
-def _call(rec: Recorder, node: torch.fx.Node, values: Mapping[str, Any]) -> Any:
-    """Record one operator of the exported graph."""
-    rec.at, rec.source = node.name, source_line(node)
-    bound: Any = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
-    args, kwargs = bound
-    if getattr(node.target, "__name__", "") == "getitem":
-        return args[0][args[1]]
-    name = str(node.target).rsplit(".", 1)[0] if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
-    lowering = OPERATORS.get(name)
-    if lowering is None:
-        raise SparseError(
-            f"operator {node.target} ({rec.source or 'no source line'}) has no sparse lowering",
-            "rewrite it, or add it to tilestream.sparse.operators",
-        )
-    extra = {"shape": _shapes(node)} if name.removeprefix("aten.") in _SHAPED else {}
-    if not any(isinstance(x, View | Condition) for x in _flat(args)):
-        raise SparseError(f"operator {node.target} ({rec.source}) makes a tensor of its own", "register it as a buffer")
-    try:
-        return lowering(rec, *args, **{k: v for k, v in kwargs.items() if v is not None}, **extra)
-    except SparseError as error:
-        if rec.source in error.cause or not rec.source:
-            raise
-        raise SparseError(f"{node.target} ({rec.source}): {error.cause}", error.remedy) from error
-
-
 def _flat(args: Any) -> list[Any]:
     return [x for a in args for x in (_flat(a) if isinstance(a, list | tuple) else [a])]
 
 
-def _shapes(node: torch.fx.Node) -> Any:
+def _shape(node: torch.fx.Node) -> Any:
     value = node.meta["val"]
     if isinstance(value, list | tuple):
         return [tuple(int(s) for s in one.shape) for one in value]
     return tuple(int(s) for s in value.shape)
 
 
-def source_line(node: torch.fx.Node) -> str:
-    """``file:line`` of the innermost frame that is the user's."""
-    lines = [x.strip() for x in (node.meta.get("stack_trace") or "").split("\n") if x.strip().startswith("File ")]
-    for line in reversed(lines):
-        path, _, rest = line.removeprefix('File "').partition('", line ')
-        if not any(part in path for part in _LIBRARY):
-            return f"{path.rsplit('/', 1)[-1]}:{rest.split(',')[0]}"
-    return ""
-
-
-__all__ = ["compile", "source_line"]
+__all__: Sequence[str] = ["compile", "source_line"]

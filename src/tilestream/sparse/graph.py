@@ -92,12 +92,14 @@ NODES: dict[str, NodeSpec] = {
     "write_val": NodeSpec({"val": _VAL}, {}, ("tensor",), doc="the values of a result"),
 }
 
-ALU_BINARY = ("add", "sub", "mul", "div", "max", "min")
+ALU_BINARY = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "eq", "ne", "keep")
+"""``gt``, ``ge``, ``eq`` and ``ne`` give 1 or 0; ``keep`` is the first operand where the second is not 0, else 0."""
 ALU_UNARY = tuple(
     "relu exp log rsqrt sqrt neg abs sigmoid tanh gelu gelu_tanh silu sin cos square reciprocal identity "
-    "add sub rsub mul div rdiv max min".split()
+    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick".split()
 )
-"""Unary operations; add, sub, rsub, mul, div, rdiv, max and min combine with ``scalar``."""
+"""Unary operations; from ``add`` on they combine with ``scalar``. ``zeroed`` makes minus infinity 0; ``pick`` gives
+``scalar`` where its operand is not 0, else 0."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Joins:
             kids[n] = self.moved(kids[n], move, missing, len(loops) + 1)
         made = OpState(op, tuple(kids), tuple(i for i in state.left if i != index))
         gone = [kids[n] for (n, _), missing in zip(parts, lost, strict=True) if missing]
-        factor = op.statement.op in ("mul", "mask")  # nothing, if one factor is
+        factor = op.statement.op in ("mul", "keep", "mask")  # nothing, if one factor is
         if gone and not (factor and vanishes(made, len(loops) + 1)):
             for kid in gone:
                 if not isinstance(kid, LeafState) and not vanishes(kid, len(loops) + 1):
@@ -97,7 +97,7 @@ class Joins:
             # What the value does not store is 0 where the mask is, not the fill.
             only_value = len(parts) == 1 and parts[0][0] == 0
             return ("follow" if len(parts) == 2 else "intersect"), whole or only_value
-        if statement.op in ("mul", "mask"):
+        if statement.op in ("mul", "keep", "mask"):
             return "intersect", whole
         if op.operands[0].fill == -math.inf:
             return ("lead", whole) if not parts[0][0] else ("union", True)
@@ -227,14 +227,16 @@ def _vanishes(state: State, at: int, known: dict[int, bool]) -> bool:
     if isinstance(state, StreamState):
         return state.at == at and state.op.fill == 0
     kids, op = state.kids, state.op.statement.op
-    if op == "mul":
+    if state.op.complete or (len(kids) == 1 and state.op.operands[0].fill != 0):
+        return False
+    if len(kids) == 1:
+        return vanishes(kids[0], at, known)
+    if op in ("mul", "keep"):
         return any(vanishes(kid, at, known) for kid in kids)
     if op == "mask":
         return vanishes(kids[0], at, known)
     if op == "div":
         return vanishes(kids[0], at, known) and not _touched(kids[1], at)
-    if len(kids) == 1 and (state.op.complete or state.op.operands[0].fill != 0):
-        return False
     return all(vanishes(kid, at, known) for kid in kids)
 
 

@@ -22,6 +22,7 @@ from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, from_scipy, pack
 
 CHECKED = 50_000_000  # elements up to which results are held against dense PyTorch
+CORNER = 1_000  # rows and columns of the instance that is held against it otherwise
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class Target:
     """A program to be: ``make`` compiles it under a schedule, ``reference`` gives what dense PyTorch does.
 
     ``reference`` returns float64 tensors, or raises ``SparseError`` where a dense tensor would be too large.
+    ``smaller`` gives an instance for which it is not, if there is one.
     """
 
     name: str
     make: Callable[[Schedule], Program]
     inputs: tuple[Any, ...]
     reference: Callable[[], tuple[torch.Tensor, ...]]
+    smaller: Callable[[], Target | None] = lambda: None
 
 
 def load(target: str, operands: Sequence[Path] = (), formats: Sequence[str] = ()) -> Target:
@@ -70,7 +73,16 @@ def _einsum(text: str, operands: Sequence[Path], formats: Sequence[str]) -> Targ
     names = _names(operands)
     matrices = [read(path) for path in operands]
     matrices = [_vector(m) if len(term) == 1 else m for m, term in zip(matrices, terms, strict=True)]
+    return _product(text, text, names, matrices, given)
 
+
+def _product(
+    title: str,
+    text: str,
+    names: Sequence[str],
+    matrices: Sequence[scipy.sparse.coo_matrix | np.ndarray],
+    given: Sequence[Format],
+) -> Target:
     def make(schedule: Schedule) -> Program:
         packed = [
             _pack(name, matrix, replace(form, block=schedule.block))
@@ -83,7 +95,19 @@ def _einsum(text: str, operands: Sequence[Path], formats: Sequence[str]) -> Targ
             raise SparseError("the operands are too large for a dense check", "use simulate")
         return (torch.einsum(text, *(torch.from_numpy(_dense(m)) for m in matrices)),)
 
-    return Target(text, make, (), reference)
+    def smaller() -> Target:
+        kept = [_corner(m) for m in matrices]
+        return _product(f"the first {CORNER:,} of every index", text, names, kept, given)
+
+    return Target(title, make, (), reference, smaller)
+
+
+def _corner(matrix: scipy.sparse.coo_matrix | np.ndarray) -> scipy.sparse.coo_matrix | np.ndarray:
+    """The first rows and columns of an operand."""
+    if isinstance(matrix, np.ndarray):
+        return matrix[tuple(slice(CORNER) for _ in matrix.shape)]
+    rows, columns = matrix.shape or (0, 0)
+    return scipy.sparse.coo_matrix(matrix.tocsr()[: min(rows, CORNER), : min(columns, CORNER)])
 
 
 def _module(target: str, formats: Sequence[str]) -> Target:
@@ -102,12 +126,27 @@ def _module(target: str, formats: Sequence[str]) -> Target:
         return compile(module, *inputs, formats=named or None, schedule=schedule)
 
     def reference() -> tuple[torch.Tensor, ...]:
-        dense = [x if x.layout == torch.strided else x.to_dense() for x in inputs]
-        with torch.no_grad():
-            made = module(*dense)
+        training = module.training
+        module.eval()
+        try:
+            with torch.no_grad():
+                made = _evaluated(module, inputs)
+        finally:
+            module.train(training)
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
     return Target(app.name, make, inputs, reference)
+
+
+def _evaluated(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+    """What a module gives on dense inputs; on the sparse ones themselves where they are too large, or where it wants
+    them sparse."""
+    if any(x.layout != torch.strided and x.shape.numel() > CHECKED for x in inputs):
+        return module(*inputs)
+    try:
+        return module(*[x if x.layout == torch.strided else x.to_dense() for x in inputs])
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        return module(*inputs)
 
 
 def read(path: Path) -> scipy.sparse.coo_matrix | np.ndarray:

@@ -25,6 +25,7 @@ _UNARY = {
     "square": lambda x: x * x,
     "reciprocal": lambda x: math.inf if x == 0 else 1 / x,
     "identity": lambda x: x,
+    "zeroed": lambda x: 0.0 if x == -math.inf else x,
     "copy": lambda x: x,
     "transpose": lambda x: x,
 }
@@ -37,7 +38,16 @@ _WITH_SCALAR = {
     "rdiv": lambda x, s: s / x if x else math.nan,
     "max": max,
     "min": min,
+    "gt": lambda x, s: float(x > s),
+    "ge": lambda x, s: float(x >= s),
+    "lt": lambda x, s: float(x < s),
+    "le": lambda x, s: float(x <= s),
+    "eq": lambda x, s: float(x == s),
+    "ne": lambda x, s: float(x != s),
+    "pick": lambda x, s: s if x else 0.0,
 }
+_TRUE_OF_ZEROS = ("ge", "eq")
+"""Comparisons that hold where neither operand stores anything: their results store everything."""
 
 
 def is_unary(statement: Statement) -> bool:
@@ -69,7 +79,7 @@ def fill_after(statement: Statement, fills: list[float]) -> tuple[float, bool]:
         if op not in ("add", "sub", "div"):
             raise _unfit(statement, first)
     else:
-        fill, complete = 0.0, False
+        fill, complete = 0.0, op in _TRUE_OF_ZEROS
         if fills[1] != 0:
             raise _unfit(statement, fills[1])
     if statement.reduced and fill == -math.inf and statement.reduction == "add":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from tilestream.sparse.region import Region
 from tilestream.sparse.regions import plan
 from tilestream.sparse.result import Result
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, repack, to_coo, to_torch
+from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, prune, repack, to_coo, to_torch
 from tilestream.sparse.tiles import TileFormat, to_tiles
 
 Engine = Literal["fast", "spec"]
@@ -67,7 +67,9 @@ class Program:
     """Compiled regions of an einsum program under a schedule.
 
     ``constants`` are the tensors that a module owns (its parameters); ``names`` the inputs that ``run`` takes, in
-    order.
+    order. ``fixed`` are inputs whose values were compiled in; where there are some, ``given`` has the names of all
+    inputs in order, and ``run`` takes either these or ``names``. ``pruned`` inputs are masks: what is stored as 0 does
+    not count.
     """
 
     def __init__(
@@ -78,11 +80,16 @@ class Program:
         constants: Mapping[str, SparseTensor] | None = None,
         inputs: Sequence[SparseTensor] = (),
         outputs: Sequence[OutputView] = (),
+        fixed: Mapping[str, torch.Tensor] | None = None,
+        given: Sequence[str] = (),
+        pruned: Collection[str] = (),
     ) -> None:
         self.einsums, self.schedule = einsums, schedule
         self.names = tuple(name for name in names if name in einsums.inputs)
         self.constants = dict(constants or {})
         self.inputs = tuple(inputs)
+        self.fixed, self.pruned = dict(fixed or {}), frozenset(pruned)
+        self.given = tuple(name for name in given if name in self.names or name in self.fixed)
         self.outputs = tuple(outputs) or tuple(
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
         )
@@ -161,13 +168,16 @@ class Program:
             if observe is not None:
                 observe(step, result)
         fills = {name: fill for region in self.regions for name, fill in region.fills.items()}
+        for step in self.steps:
+            if isinstance(step, Move) and fills.get(step.operands[0]):
+                fills[step.name] = fills[step.operands[0]]
         made = {name: tensor for name, tensor in have.items() if name not in self.constants}
         outputs = tuple(_dense(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
         return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)
 
     def bind(self, *inputs: Value) -> dict[str, SparseTensor]:
         """Inputs and constants by name, as the program stores them; no inputs: those that it was compiled with."""
-        given = inputs or self.inputs
+        given = self._free(inputs) or self.inputs
         if len(given) != len(self.names):
             raise SparseError(
                 f"{len(given)} inputs for {len(self.names)} ({', '.join(self.names)})", "pass them as to compile"
@@ -178,8 +188,20 @@ class Program:
             tensor = value if isinstance(value, SparseTensor) else from_torch(name, value, declared.format)
             if tensor.shape != declared.shape:
                 raise SparseError(f"input {name!r} has shape {tensor.shape}, not {declared.shape}", "compile it anew")
-            have[name] = tensor
+            have[name] = prune(tensor) if name in self.pruned else tensor
         return have
+
+    def _free(self, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The inputs without those that were compiled in, which have to be what they were."""
+        if not self.fixed or len(inputs) != len(self.given):
+            return inputs
+        free = []
+        for name, value in zip(self.given, inputs, strict=True):
+            if name not in self.fixed:
+                free.append(value)
+            elif not isinstance(value, torch.Tensor) or not _same(value, self.fixed[name]):
+                raise SparseError(f"{name!r} is not what the program was compiled for", "compile it anew")
+        return tuple(free)
 
     def _feed(self, region: Region, have: Mapping[str, SparseTensor]) -> dict[str, SparseTensor]:
         return {name: self.view(name, source, format, have) for name, (source, format) in region.inputs.items()}
@@ -197,6 +219,14 @@ class Program:
         if source in self.constants:
             self._views[key] = stored
         return stored
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b:
+        return True
+    if a.shape != b.shape or a.layout != b.layout:
+        return False
+    return torch.equal(a, b) if a.layout == torch.strided else bool((a.to_dense() == b.to_dense()).all())
 
 
 def _dense(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:

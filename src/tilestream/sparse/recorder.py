@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Move, Statement, fresh_name, letters
-from tilestream.sparse.storage import Format
+from tilestream.sparse.program import declare
+from tilestream.sparse.storage import Format, SparseTensor, from_torch
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,28 @@ class View:
 
 
 @dataclass(frozen=True)
+class Gathered(View):
+    """Rows of ``source`` by ``index`` along dimension ``dim``, times ``factor``: ``source[index] * factor``.
+
+    A sum over edges of it is a product of ``source`` with the adjacency, whose values are ``factor``.
+    """
+
+    source: View
+    index: torch.Tensor = field(compare=False)
+    dim: int
+    factor: View | None = None
+
+
+@dataclass(frozen=True)
 class Condition:
-    """A comparison with zero: true where ``view`` stores a value, or (``stored`` False) where it does not."""
+    """Truth values: true where ``view`` is not 0, or (``stored`` False) where it is.
+
+    ``zeros``: a zero that is stored counts as true, as in the structure of a sparse tensor.
+    """
 
     view: View
     stored: bool
+    zeros: bool = False
 
 
 class Recorder:
@@ -40,9 +60,14 @@ class Recorder:
         self.steps: list[Statement | Move] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.taken: set[str] = set()
+        self.constants: dict[str, SparseTensor] = {}
         self.pruned: set[str] = set()
         """Inputs that store no zeros, since they are masks."""
         self.at, self.source = "", ""
+        self.into_softmax = False
+        """Whether a softmax is all that reads the operator's result."""
+        self.incidences: dict[tuple[object, ...], tuple[str, View]] = {}
+        """Matrices made of indices, by what they hold: name and view."""
         self._made: dict[tuple[object, ...], str] = {}
 
     def input(self, name: str, shape: tuple[int, ...], declared: Declared) -> View:
@@ -52,22 +77,61 @@ class Recorder:
         self.taken.add(name)
         if all(size != 1 for size in shape):
             return View(name, tuple(range(len(shape))), shape)
+        return self.squeezed(name)
+
+    def constant(self, name: str, tensor: SparseTensor) -> View:
+        """A tensor whose values are known; its levels may be stored in any order."""
+        self.constants[name] = tensor
+        return self.input(name, tensor.shape, declare(tensor, free=True))
+
+    def known(self, tensor: torch.Tensor, suffix: str) -> View:
+        """A tensor of numbers that is known, dense."""
+        name = self.fresh(self.at + suffix)
+        return self.constant(name, from_torch(name, tensor.to(torch.float64)))
+
+    def fresh(self, name: str) -> str:
+        """``name``, or with a number behind it if that is taken."""
+        made, n = name, 1
+        while made in self.taken:
+            made, n = f"{name}_{n}", n + 1
+        return made
+
+    def squeezed(self, name: str) -> View:
+        """A tensor from outside that has dimensions of size 1, which the program leaves out."""
+        shape = self.shapes[name]
         kept = tuple(size for size in shape if size != 1)
         return self.spread(self.move("reshape", [name], kept, (), f"{name}_squeezed"), shape)
 
+    def is_outside(self, name: str) -> bool:
+        """Whether a tensor comes from outside, as it is or moved: what it stores can be told apart from what it does
+        not."""
+        if name in self.inputs:
+            return True
+        step = next(s for s in self.steps if s.name == name)
+        return isinstance(step, Move) and (step.kind == "topk" or all(self.is_outside(x) for x in step.operands))
+
     def compress(self, name: str) -> None:
-        """A mask is true where it stores a value: a dense one that comes from outside stores what is not zero."""
+        """A mask is true where it stores a value: what comes from outside then stores what is not zero."""
         declared = self.inputs.get(name)
         if declared is None:
             step = next(s for s in self.steps if s.name == name)
-            if not isinstance(step, Move) or step.kind == "cat":
-                raise SparseError(f"{name!r}, which is computed, as a mask", "compare an input or a buffer with 0")
-            self.compress(step.operands[0])
-        elif declared.format is None or "dense" in declared.format.levels[-1:]:
+            assert isinstance(step, Move)
+            for operand in step.operands if step.kind != "topk" else ():
+                self.compress(operand)
+            return
+        if declared.format is None or "dense" in declared.format.levels[-1:]:
             order = declared.format.order if declared.format else ()
             format = Format(("compressed",) * len(declared.shape), order)
             self.inputs[name] = Declared(declared.shape, format, (), declared.fill, declared.free)
-            self.pruned.add(name)
+        self.pruned.add(name)
+
+    def truth(self, condition: Condition) -> View:
+        """A condition as ones and zeros."""
+        if condition.zeros:
+            one = self.constants.get("one") or from_torch("one", torch.ones((), dtype=torch.float64))
+            there = self.binary("mask", self.constant("one", one), condition.view, "_there")
+            return there if condition.stored else self.unary("rsub", there, "_absent", 1.0)
+        return self.unary("ne" if condition.stored else "eq", condition.view, "_truth", 0.0)
 
     def spread(self, tensor: str, shape: tuple[int, ...]) -> View:
         """A tensor without dimensions of size 1 as one of ``shape``, which may have some."""
@@ -177,8 +241,8 @@ class Recorder:
         real: dict[str, int] = {}
         for term, view in zip(terms, views, strict=True):
             for index, dim, size in zip(term, view.dims, view.shape, strict=True):
-                real[index] = max(real.get(index, 1), size)
-                sizes[index] = max(sizes.get(index, 1), size if dim is not None else 1)
+                real[index] = real.get(index, 1) if size == 1 else size
+                sizes[index] = sizes.get(index, 1) if size == 1 or dim is None else size
         scale = math.prod(real[i] for i in real if i not in result and sizes[i] == 1)
         view, term = views[0], list(terms[0])
         if len(views) == 1:
@@ -247,6 +311,9 @@ class Recorder:
 
     def cat(self, parts: Sequence[View], dim: int) -> View:
         """Tensors one after the other along a dimension."""
+        parts = [part for part in parts if part.shape[dim]] or parts[:1]
+        if len(parts) == 1:
+            return parts[0]
         shape = tuple(sum(p.shape[d] for p in parts) if d == dim else size for d, size in enumerate(parts[0].shape))
         names = []
         for part in parts:

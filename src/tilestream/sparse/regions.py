@@ -64,7 +64,21 @@ def _check_used(schedule: Schedule, regions: Sequence[Region]) -> None:
 
 
 def _moved(move: Move, operands: Sequence[Declared]) -> Declared:
-    """How a moved tensor is stored: dense if all that it comes from is, else compressed."""
+    """How a moved tensor is stored: dense if all that it comes from is, else compressed.
+
+    Raises:
+        SparseError: tensors whose absent values stand for different things, or for minus infinity where that is lost.
+    """
+    fills = {x.fill for x in operands}
+    if len(fills) > 1 or (fills != {0.0} and move.kind in ("topk", "topk_values", "adjacency")):
+        raise SparseError(
+            f"{move} ({move.source}): a tensor that a mask filled with minus infinity is in it",
+            "apply softmax or exp to what is masked first, or mask afterwards",
+        )
+    if move.kind in ("topk", "adjacency"):
+        return Declared(move.shape, Format(("compressed",) * len(move.shape)))
+    if move.kind == "topk_values":
+        return Declared(move.shape)
     if all(x.format is None or "compressed" not in x.format.levels for x in operands):
         return Declared(move.shape)
     rank = len(move.shape)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from tilestream.errors import OptionError, SparseError, StreamDeadlock
 from tilestream.sparse import pareto
+from tilestream.sparse.checks import compare
 from tilestream.sparse.estimates import estimate_program, on_chip_bytes
 from tilestream.sparse.heuristic import Estimate
 from tilestream.sparse.program import Program
@@ -140,6 +142,7 @@ def search(
     bounded: bool = False,
     start: Schedule | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    expected: Sequence[torch.Tensor] | None = None,
     **run: Any,
 ) -> Found:
     """The schedules of ``space`` that are worth knowing, by simulation.
@@ -151,10 +154,11 @@ def search(
         depth: slots of a channel, for the on-chip memory.
         bounded: simulate with channels of that depth; what deadlocks is refused.
         start: what every candidate takes the rest of its choices from.
+        expected: what PyTorch gives; every simulated candidate is held against it.
         run: further arguments of ``Program.run``.
 
     Raises:
-        SparseError: no candidate compiles and runs; the commonest reason is named.
+        SparseError: no candidate compiles and runs (the commonest reason is named), or one gives wrong values.
         OptionError: a slack below 1.
     """
     if slack < 1:
@@ -171,12 +175,12 @@ def search(
         seen.add(str(schedule))
         try:
             program = make(schedule)
-            expected = estimate_program(program, inputs)
+            estimate = estimate_program(program, inputs)
         except SparseError as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
         chip = sum(on_chip_bytes(r.graph, depth, r.outputs) for r in program.regions)
-        candidates.append(Candidate(schedule, program, expected, chip))
+        candidates.append(Candidate(schedule, program, estimate, chip))
         progress(
             f"estimated {len(candidates)} schedules; best {min(c.estimate.cycles for c in candidates):,.0f} cycles"
         )
@@ -193,6 +197,10 @@ def search(
         except (SparseError, StreamDeadlock) as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
+        if expected is not None and not (found := compare(ran.outputs, expected)).ok:
+            raise SparseError(
+                f"{candidate.schedule} gives other values: {found}", "report the program and the schedule"
+            )
         chip = round(candidate.on_chip_bytes)
         points.append(Point(candidate.schedule, ran.cycles, ran.bytes, ran.flops, chip, candidate.estimate))
     if not points:

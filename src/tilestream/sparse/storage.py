@@ -246,8 +246,10 @@ def compressed(rank: int, block: int = 1) -> Format:
 def default_format(tensor: torch.Tensor) -> Format:
     """What a torch tensor's layout says: CSR is (dense, compressed), COO all compressed, BSR blocked, strided dense.
 
+    Blocks that are not square are opened: every element of theirs is stored as a scalar.
+
     Raises:
-        SparseError: batched CSR or BSR, blocks that are not square, or a layout that is none of these.
+        SparseError: batched CSR or BSR, or a layout that is none of these.
     """
     rank, layout = tensor.ndim, tensor.layout
     if layout == torch.strided:
@@ -262,9 +264,9 @@ def default_format(tensor: torch.Tensor) -> Format:
         return Format(("dense", "compressed"), (1, 0))
     if rank == 2 and layout in (torch.sparse_bsr, torch.sparse_bsc):
         rows, columns = tensor.values().shape[-2:]
-        if rows == columns:
-            return Format(("dense", "compressed"), (0, 1) if layout == torch.sparse_bsr else (1, 0), rows)
-    raise SparseError(f"a {layout} tensor of shape {tuple(tensor.shape)}", "use COO, CSR, CSC, square BSR or strided")
+        edge = rows if rows == columns else 1
+        return Format(("dense", "compressed"), (0, 1) if layout == torch.sparse_bsr else (1, 0), edge)
+    raise SparseError(f"a {layout} tensor of shape {tuple(tensor.shape)}", "use COO, CSR, CSC, BSR, BSC or strided")
 
 
 def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) -> SparseTensor:

@@ -39,6 +39,11 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "div": np.divide,
     "max": np.maximum,
     "min": np.minimum,
+    "gt": lambda a, b: np.where(a > b, 1.0, 0.0),
+    "ge": lambda a, b: np.where(a >= b, 1.0, 0.0),
+    "eq": lambda a, b: np.where(a == b, 1.0, 0.0),
+    "ne": lambda a, b: np.where(a != b, 1.0, 0.0),
+    "keep": lambda a, b: np.where(b != 0.0, a, 0.0),
 }
 
 UNARY: dict[str, Callable[[Value, float], Value]] = {
@@ -59,6 +64,7 @@ UNARY: dict[str, Callable[[Value, float], Value]] = {
     "square": lambda a, _: a * a,
     "reciprocal": lambda a, _: np.divide(1.0, a),
     "identity": lambda a, _: a,
+    "zeroed": lambda a, _: np.where(a == -math.inf, 0.0, a),
     "add": lambda a, s: a + s,
     "sub": lambda a, s: a - s,
     "rsub": lambda a, s: s - a,
@@ -67,6 +73,13 @@ UNARY: dict[str, Callable[[Value, float], Value]] = {
     "rdiv": lambda a, s: np.divide(s, a),
     "max": lambda a, s: np.maximum(a, s),
     "min": lambda a, s: np.minimum(a, s),
+    "gt": lambda a, s: np.where(a > s, 1.0, 0.0),
+    "ge": lambda a, s: np.where(a >= s, 1.0, 0.0),
+    "lt": lambda a, s: np.where(a < s, 1.0, 0.0),
+    "le": lambda a, s: np.where(a <= s, 1.0, 0.0),
+    "eq": lambda a, s: np.where(a == s, 1.0, 0.0),
+    "ne": lambda a, s: np.where(a != s, 1.0, 0.0),
+    "pick": lambda a, s: np.where(a != 0.0, s, 0.0),
     "rowsum": _rows(np.sum),
     "rowmax": _rows(np.max),
     "transpose": lambda a, _: np.transpose(a),

@@ -7,10 +7,10 @@ import math
 from tilestream.sparse.engine.cells import copy_cells, ldf, stf
 from tilestream.sparse.engine.jit import kernel
 
-BINARY_OPS: tuple[str, ...] = ("add", "sub", "mul", "div", "max", "min", "matmul", "matmul_t")
+BINARY_OPS: tuple[str, ...] = (*"add sub mul div max min gt ge eq ne keep".split(), "matmul", "matmul_t")
 UNARY_OPS: tuple[str, ...] = tuple(
     "relu exp log rsqrt sqrt neg abs sigmoid tanh gelu gelu_tanh silu sin cos square reciprocal identity "
-    "add sub rsub mul div rdiv max min rowsum rowmax transpose".split()
+    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick rowsum rowmax transpose".split()
 )
 FOLD_OPS: tuple[str, ...] = ("add", "max")
 
@@ -45,6 +45,16 @@ def scalar_binary(op: int, a: float, b: float) -> float:
         return _larger(a, b)
     if op == 5:
         return _smaller(a, b)
+    if op == 6:
+        return 1.0 if a > b else 0.0
+    if op == 7:
+        return 1.0 if a >= b else 0.0
+    if op == 8:
+        return 1.0 if a == b else 0.0
+    if op == 9:
+        return 1.0 if a != b else 0.0
+    if op == 10:
+        return a if b != 0.0 else 0.0
     return a * b
 
 
@@ -117,20 +127,42 @@ def _unary(op: int, a: float, s: float) -> float:
     if op == 16:
         return a
     if op == 17:
-        return a + s
+        return 0.0 if a == -math.inf else a
     if op == 18:
-        return a - s
+        return a + s
     if op == 19:
-        return s - a
+        return a - s
     if op == 20:
-        return a * s
+        return s - a
     if op == 21:
-        return a / s
+        return a * s
     if op == 22:
-        return s / a
+        return a / s
     if op == 23:
+        return s / a
+    if op == 24:
         return _larger(a, s)
-    return _smaller(a, s)
+    if op == 25:
+        return _smaller(a, s)
+    return _compared(op, a, s)
+
+
+@kernel
+def _compared(op: int, a: float, s: float) -> float:
+    """A comparison with the scalar, as 1 or 0; the last operation is ``pick``."""
+    if op == 26:
+        return 1.0 if a > s else 0.0
+    if op == 27:
+        return 1.0 if a >= s else 0.0
+    if op == 28:
+        return 1.0 if a < s else 0.0
+    if op == 29:
+        return 1.0 if a <= s else 0.0
+    if op == 30:
+        return 1.0 if a == s else 0.0
+    if op == 31:
+        return 1.0 if a != s else 0.0
+    return s if a != 0.0 else 0.0
 
 
 @kernel

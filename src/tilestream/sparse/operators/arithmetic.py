@@ -1,0 +1,107 @@
+"""Arithmetic on every element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilestream.errors import SparseError
+from tilestream.sparse.operators.gathers import carried, scaled
+from tilestream.sparse.operators.registry import OPERATORS, Lowering, operator
+from tilestream.sparse.recorder import Condition, Recorder, View
+
+
+def _pass(rec: Recorder, x: Any, *_: Any, **__: Any) -> Any:
+    return x
+
+
+for (
+    _name
+) in "clone contiguous detach alias dropout feature_dropout alpha_dropout lift_fresh_copy type_as lift_fresh".split():
+    OPERATORS[_name] = _pass
+
+
+@operator("to", "_to_copy")
+def _to(rec: Recorder, x: Any, *args: Any, **kwargs: Any) -> Any:
+    kinds = [k for k in (*args, *kwargs.values()) if isinstance(k, torch.dtype)]
+    if torch.bool in kinds:
+        return Condition(x, True) if isinstance(x, View) else x
+    if kinds and not kinds[0].is_floating_point:
+        raise SparseError(f"numbers made {kinds[0]}", "keep them real; round or compare where that is meant")
+    return rec.truth(x) if kinds and isinstance(x, Condition) else x
+
+
+def _unary(name: str) -> Lowering:
+    return lambda rec, x, *_: rec.unary(name, x)
+
+
+for _name in "relu exp log rsqrt sqrt neg abs sigmoid tanh silu sin cos square reciprocal".split():
+    OPERATORS[_name] = _unary(_name)
+
+
+@operator("gelu")
+def _gelu(rec: Recorder, x: View, approximate: str = "none") -> View:
+    return rec.unary("gelu_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@operator("leaky_relu")
+def _leaky_relu(rec: Recorder, x: View, negative_slope: float = 0.01) -> View:
+    part = "max" if negative_slope <= 1 else "min"
+    return rec.binary(part, x, rec.unary("mul", x, "_scaled", negative_slope))
+
+
+@operator("pow")
+def _pow(rec: Recorder, x: View, exponent: Any) -> View:
+    names = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal", 1: "identity"}
+    if isinstance(x, View) and not isinstance(exponent, View):
+        if exponent in names:
+            return rec.unary(names[exponent], x)
+        if float(exponent).is_integer() and 0 < abs(exponent) <= 16:
+            made = rec.unary("identity", x, "_first")
+            for _ in range(abs(int(exponent)) - 1):
+                made = rec.binary("mul", made, x, "_times")
+            return made if exponent > 0 else rec.unary("reciprocal", made)
+    raise SparseError(f"pow with exponent {exponent}", f"use a whole number up to 16, or {', '.join(map(str, names))}")
+
+
+@operator("clamp", "clamp_min", "hardtanh", "clip")
+def clamp(rec: Recorder, x: View, low: Any = None, high: Any = None) -> View:
+    """``min(max(x, low), high)``; each bound a number, a tensor, or none."""
+    if low is not None:
+        x = rec.binary("max", x, low, "_low") if isinstance(low, View) else rec.unary("max", x, "_low", float(low))
+    if high is not None:
+        x = rec.binary("min", x, high, "") if isinstance(high, View) else rec.unary("min", x, "", float(high))
+    return x
+
+
+@operator("clamp_max")
+def _clamp_max(rec: Recorder, x: View, high: Any) -> View:
+    return clamp(rec, x, None, high)
+
+
+def _arithmetic(op: str, reversed_op: str) -> Lowering:
+    def lower(rec: Recorder, x: Any, y: Any, alpha: float = 1, rounding_mode: str | None = None) -> View:
+        if rounding_mode is not None:
+            raise SparseError(f"a quotient that is rounded ({rounding_mode})", "divide without rounding")
+        if alpha != 1:
+            y = rec.unary("mul", y, "_alpha", float(alpha)) if isinstance(y, View) else y * alpha
+        if isinstance(x, View) and isinstance(y, View):
+            return carried(rec, op, x, y, rec.binary(op, x, y))
+        if isinstance(x, View):
+            made = rec.unary(op, x, "", float(y))
+            return scaled(rec, op, x, float(y), made)
+        made = rec.unary(reversed_op, y, "", float(x))
+        return scaled(rec, op, y, float(x), made) if op == "mul" else made
+
+    return lower
+
+
+for _name, _back in (("add", "add"), ("sub", "rsub"), ("mul", "mul"), ("div", "rdiv")):
+    OPERATORS[_name] = _arithmetic(_name, _back)
+OPERATORS["maximum"], OPERATORS["minimum"] = _arithmetic("max", "max"), _arithmetic("min", "min")
+
+
+@operator("rsub")
+def _rsub(rec: Recorder, x: View, y: Any, alpha: float = 1) -> View:
+    return OPERATORS["sub"](rec, y, x) if alpha == 1 else OPERATORS["sub"](rec, y, x, alpha)

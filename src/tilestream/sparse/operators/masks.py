@@ -1,0 +1,192 @@
+"""Truth values: comparisons, masks, and what is chosen by them.
+
+A mask that comes from outside drops what it does not store: a sparse score then stays sparse. One that is computed is
+ones and zeros like any other tensor, and chooses values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tilestream.errors import SparseError
+from tilestream.sparse.operators.registry import FACTORIES, OPERATORS, Lowering, operator
+from tilestream.sparse.recorder import Condition, Recorder, View
+
+_MINUS_INFINITY = -1e9
+"""A fill at or below this is minus infinity where only a softmax reads it: its exponential is 0 beside any score."""
+
+_SWAPPED = {"lt": "gt", "le": "ge"}
+
+
+def _number(rec: Recorder, x: Any) -> Any:
+    return rec.truth(x) if isinstance(x, Condition) else x
+
+
+def _compared(op: str) -> Lowering:
+    def lower(rec: Recorder, x: Any, y: Any) -> Condition:
+        if op in ("eq", "ne") and isinstance(x, View) and not isinstance(y, View | Condition) and y == 0:
+            return Condition(x, op == "ne")
+        x, y = _number(rec, x), _number(rec, y)
+        if isinstance(y, View):
+            made = rec.binary(_SWAPPED[op], y, x) if op in _SWAPPED else rec.binary(op, x, y)
+        else:
+            made = rec.unary(op, x, "", float(y))
+        return Condition(made, True)
+
+    return lower
+
+
+for _name in ("gt", "ge", "lt", "le", "eq", "ne"):
+    OPERATORS[_name] = _compared(_name)
+for _name, _same in (("greater", "gt"), ("greater_equal", "ge"), ("less", "lt"), ("less_equal", "le")):
+    OPERATORS[_name] = _compared(_same)
+
+
+@operator("isinf")
+def _isinf(rec: Recorder, x: View) -> Condition:
+    return Condition(rec.unary("eq", rec.unary("abs", x, "_size"), "", math.inf), True)
+
+
+@operator("isnan")
+def _isnan(rec: Recorder, x: View) -> Condition:
+    return Condition(rec.binary("ne", x, x), True)
+
+
+@operator("stored")
+def _stored(rec: Recorder, x: View) -> Condition:
+    declared = rec.inputs.get(x.tensor)
+    sparse = declared is not None and declared.format is not None and "compressed" in declared.format.levels
+    return Condition(x, True, zeros=sparse)
+
+
+@operator("logical_not", "bitwise_not")
+def negated(rec: Recorder, x: View | Condition) -> Condition:
+    """What is true where ``x`` is not."""
+    return Condition(x.view, not x.stored, x.zeros) if isinstance(x, Condition) else Condition(x, False)
+
+
+@operator("logical_and", "bitwise_and", "__and__")
+def _and(rec: Recorder, x: Any, y: Any) -> Condition:
+    return Condition(rec.binary("mul", _truth(rec, x), _truth(rec, y)), True)
+
+
+@operator("logical_or", "bitwise_or", "__or__")
+def _or(rec: Recorder, x: Any, y: Any) -> Condition:
+    return Condition(rec.binary("max", _truth(rec, x), _truth(rec, y)), True)
+
+
+@operator("logical_xor")
+def _xor(rec: Recorder, x: Any, y: Any) -> Condition:
+    return Condition(rec.binary("ne", _truth(rec, x), _truth(rec, y)), True)
+
+
+@operator("any")
+def _any(rec: Recorder, x: Any, dim: Any = None, keepdim: bool = False) -> Condition:
+    found = _truth(rec, x)
+    return Condition(rec.reduce(found, _all_dims(found, dim), keepdim, "max"), True)
+
+
+@operator("all")
+def _all(rec: Recorder, x: Any, dim: Any = None, keepdim: bool = False) -> Condition:
+    found = rec.unary("eq", _truth(rec, x), "_not", 0.0)
+    return Condition(rec.reduce(found, _all_dims(found, dim), keepdim, "max"), False)
+
+
+def _all_dims(x: View, dim: Any) -> list[int]:
+    return list(range(len(x.shape))) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+
+
+def _truth(rec: Recorder, x: Any) -> View:
+    return rec.truth(x if isinstance(x, Condition) else Condition(x, True))
+
+
+def masked(rec: Recorder, x: View, keep: Condition, fill: float) -> View:
+    """``x`` where ``keep`` holds, ``fill`` elsewhere."""
+    dropped = fill == -math.inf or (fill <= _MINUS_INFINITY and rec.into_softmax)
+    if keep.stored and (fill == 0 or dropped) and rec.is_outside(keep.view.tensor):
+        if not keep.zeros:
+            rec.compress(keep.view.tensor)
+        return rec.binary("mask", x, keep.view, "", fill=0.0 if fill == 0 else -math.inf)
+    true = rec.truth(keep)
+    made = rec.binary("keep", x, true, "" if fill == 0 else "_kept")
+    if fill == 0:
+        return made
+    rest = rec.unary("pick", rec.unary("eq", true, "_not", 0.0), "_fill", fill)
+    return rec.binary("add", made, rest)
+
+
+@operator("masked_fill")
+def _masked_fill(rec: Recorder, x: View, condition: View | Condition, fill: Any) -> View:
+    if isinstance(fill, View):
+        return _where(rec, condition, fill, x)
+    return masked(rec, _number(rec, x), negated(rec, condition), float(fill))
+
+
+@operator("where")
+def _where(rec: Recorder, condition: View | Condition, x: Any = None, y: Any = None) -> View:
+    if x is None:
+        raise SparseError("where without values, whose size depends on data", "keep the mask, and multiply by it")
+    condition = condition if isinstance(condition, Condition) else Condition(condition, True)
+    x, y = _number(rec, x), _number(rec, y)
+    if isinstance(x, View) and not isinstance(y, View):
+        return masked(rec, x, condition, float(y))
+    if isinstance(y, View) and not isinstance(x, View):
+        return masked(rec, y, negated(rec, condition), float(x))
+    true = rec.truth(condition)
+    false = rec.unary("eq", true, "_not", 0.0)
+    if isinstance(x, View) and isinstance(y, View):
+        parts = rec.binary("keep", x, true, "_first"), rec.binary("keep", y, false, "_second")
+    else:
+        assert not isinstance(x, View) and not isinstance(y, View)
+        parts = rec.unary("pick", true, "_first", float(x)), rec.unary("pick", false, "_second", float(y))
+    return rec.binary("add", *parts)
+
+
+# -- masks by rank ----------------------------------------------------------------------------------------------------
+
+
+@operator("topk")
+def _topk(rec: Recorder, x: View, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Any]:
+    """The values, and the places as what ``scatter`` takes; both are found between regions, and not timed."""
+    dim %= len(x.shape)
+    tensor = rec.plain(x)
+    if 1 in (*x.shape, k) or not x.shape:
+        raise SparseError(f"topk of {k} in a tensor of shape {x.shape}", "use amax, or drop dimensions of size 1")
+    shape = tuple(k if d == dim else size for d, size in enumerate(x.shape))
+    args = (dim, k, int(largest))
+    marked = rec.spread(rec.move("topk", [tensor], x.shape, args, f"{rec.at}_marked"), x.shape)
+    values = rec.spread(rec.move("topk_values", [tensor], shape, args, f"{rec.at}_values"), shape)
+    return [values, Places(marked.tensor, marked.dims, marked.shape)]
+
+
+class Places(View):
+    """Places of the ``k`` largest, as ones where they are."""
+
+
+def scattered_places(rec: Recorder, base: float | View, places: Places, value: Any) -> View:
+    """``value``, a number, at the places, ``base`` elsewhere."""
+    if isinstance(value, View):
+        raise SparseError("a scatter of values to the places of topk", "scatter a number, and multiply by the mask")
+    mask = Condition(View(places.tensor, places.dims, places.shape), True)
+    return _where(rec, mask, value, base)
+
+
+# -- known tensors ----------------------------------------------------------------------------------------------------
+
+
+def _filled(fill: float | None, at: int = -1) -> Any:
+    def make(shape: tuple[int, ...], args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        value = fill if fill is not None else args[at]
+        return torch.full(shape, value, dtype=kwargs.get("dtype") or torch.float64)
+
+    return make
+
+
+for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty"):
+    FACTORIES[_name] = _filled(0.0)
+for _name in ("ones_like", "new_ones"):
+    FACTORIES[_name] = _filled(1.0)
+FACTORIES["full_like"], FACTORIES["new_full"] = _filled(None, 1), _filled(None, 2)
