@@ -105,7 +105,8 @@ def _inner(
         if not taken and not backward:
             raise NothingTakenError
 
-        if taken and not kwargs.get("cudagraphs") and is_direct(streamed):
+        # A backward graph is handed values that nobody else holds; Inductor's code frees each after its last use.
+        if taken and not backward and not kwargs.get("cudagraphs") and is_direct(streamed):
             return direct(streamed)
         made: list[tuple[Any, list[Any]]] = []
 

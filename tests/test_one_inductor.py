@@ -1,0 +1,340 @@
+"""One Inductor compilation with regions in it: caches, modes, what a failure costs, what is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from modules import Fn, linear
+from test_backend import check, compiled
+from torch import Tensor, nn
+
+from tilestream import fallback, regions, runtime
+from tilestream.errors import PlanError
+from tilestream.options import Options, split
+from tilestream.run import executable, whole
+from tilestream.run import inductor as one
+
+SOURCES = Path(__file__).parents[1] / "src"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(runtime, "_plans", {})
+    monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(executable, "_executables", {})
+
+
+def two_regions() -> nn.Module:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.layers[1](m.layers[0](x).relu().cumsum(0) / 37).relu()
+
+    return Fn(forward, linear(9, 13), linear(13, 7)).bfloat16()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+# -- one compilation ------------------------------------------------------------------------------------------------
+
+
+def test_inductor_compiles_once(monkeypatch: pytest.MonkeyPatch):
+    compilations: list[Any] = []
+    right = one._compiled
+    monkeypatch.setattr(one, "_compiled", lambda *a: compilations.append(a) or right(*a))
+    check(two_regions(), torch.randn(37, 9).bfloat16())
+    assert len(compilations) == 1 and len(runtime.analyses()) == 2
+
+
+def test_a_graph_without_a_region_is_inductors_from_the_start(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    right = fallback.whole
+    monkeypatch.setattr(fallback, "whole", lambda *a: asked.append(a) or right(*a))
+    module = Fn(lambda m, x: x.cumsum(0).relu() * 2)
+    check(module, torch.randn(37, 9).bfloat16())
+    ((graph, _, _),) = asked
+    assert {n.target for n in graph.graph.nodes if n.op == "call_method"} >= {"cumsum"}  # Dynamo's graph, not ATen's
+
+
+def test_a_graph_that_is_one_region_needs_no_inductor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(one, "_compiled", None)
+    check(nn.Sequential(linear(9, 13), nn.ReLU(), linear(13, 5)).bfloat16(), torch.randn(2, 37, 9).bfloat16())
+    assert len(runtime.analyses()) == 1
+
+
+def test_attention_beside_regions_stays_compiled(caplog: pytest.LogCaptureFixture):
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = linear(32, 96), linear(32, 32)
+            self.norm, self.up, self.down = nn.LayerNorm(32), linear(32, 64), linear(64, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return x + self.down(F.gelu(self.up(self.norm(x))))
+
+    with caplog.at_level(logging.WARNING, "tilestream"):
+        check(Block().bfloat16(), torch.randn(2, 10, 32).bfloat16())
+    assert runtime.analyses() and not any("eagerly" in line for line in warnings(caplog))
+
+
+@pytest.mark.parametrize("inputs", [(), (torch.tensor(2.0),)])
+def test_graphs_without_a_tensor_that_has_rows(inputs: tuple[Tensor, ...]):
+    def forward(m: nn.Module, *x: Tensor) -> Tensor:
+        return torch.arange(9.0) * (x[0] if x else 2)
+
+    torch.testing.assert_close(compiled(Fn(forward))(*inputs), torch.arange(9.0) * 2)
+
+
+def test_a_graph_after_a_break_may_have_scalars_alone():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.layers[0](x).relu().sum()
+        torch._dynamo.graph_break()
+        return h * 2 + 1
+
+    module = Fn(forward, linear(9, 13)).bfloat16()
+    x = torch.randn(37, 9).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(module)(x), module(x), rtol=0.02, atol=0.1)
+    assert len(runtime.analyses()) == 1
+
+
+# -- modes and options ----------------------------------------------------------------------------------------------
+
+
+def test_inductors_options_and_ours_side_by_side():
+    options, patches = split({"target": "reference", "max_autotune": True, "triton.cudagraphs": True})
+    assert options == Options(target="reference") and patches == {"max_autotune": True, "triton.cudagraphs": True}
+    options, patches = split({"strategy": "vertical", "mode": "max-autotune"})
+    assert options.strategy == "vertical" and patches["max_autotune"] and patches["triton.cudagraphs"]
+    assert split(None, "reduce-overhead")[1] == {"triton.cudagraphs": True}
+
+
+@pytest.mark.parametrize("given", [{"mode": "reduce-overhead"}, {"options": {"epilogue_fusion": False}}])
+def test_they_reach_what_inductor_compiles(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    from torch._inductor import config
+
+    from tilestream.backend import tilestream
+
+    seen: list[tuple[bool, bool]] = []
+    right = one._compiled
+    note = lambda *a: seen.append((config.triton.cudagraphs, config.epilogue_fusion)) or right(*a)  # noqa: E731
+    monkeypatch.setattr(one, "_compiled", note)
+    given = {**given, "options": {"target": "reference", **given["options"]}} if "options" in given else given
+    if "mode" in given:
+        given = {"options": {"target": "reference", "mode": given["mode"]}}
+    module, x = two_regions(), torch.randn(37, 9).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend=tilestream, **given)(x), module(x), rtol=0.1, atol=0.1)
+    assert seen == [(True, True)] if "mode" in given["options"] else [(False, False)]
+
+
+# -- caches ---------------------------------------------------------------------------------------------------------
+
+SECOND = """
+import json, sys, torch
+from torch import nn
+from torch._dynamo.utils import counters
+from tilestream import runtime
+from tilestream.backend import tilestream
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(9, 13), nn.Linear(13, 7)
+    def forward(self, x):
+        return self.b(self.a(x).relu().cumsum(0) / 37).relu()
+net, x = Net().bfloat16(), torch.randn(37, 9).bfloat16()
+fast = torch.compile(net, backend=tilestream, options={"target": "reference"})
+TRAIN
+with torch.no_grad():
+    got, want = fast(x), net(x)
+error = ((got - want).float().norm() / want.float().norm()).item()
+hits = counters["aot_autograd"]["autograd_cache_hit"]
+print(json.dumps({"error": error, "hits": hits, "planned": len(runtime.analyses())}))
+"""
+
+
+def process(tmp_path: Path, train: bool = False, **environment: str) -> dict[str, Any]:
+    env = {**os.environ, "PYTHONPATH": str(SOURCES), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    env |= {"TILESTREAM_CACHE_DIR": str(tmp_path / "ours"), "TILESTREAM_STRICT": "1", **environment}
+    source = SECOND.replace("TRAIN", "fast(x).sum().backward()" if train else "")
+    done = subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_second_process_finds_the_whole_graph_compiled(tmp_path: Path, train: bool):
+    first = process(tmp_path, train)
+    assert first["hits"] == 0 and first["planned"] >= 2 and first["error"] < 0.02
+    second = process(tmp_path, train)
+    assert second["hits"] == 1 + train and second["planned"] == 0 and second["error"] == first["error"]
+
+
+def test_nothing_of_ours_can_be_missing_in_it(tmp_path: Path):
+    """The graph carries its regions: our own caches may be gone, and the plan is still the one it was compiled with."""
+    first = process(tmp_path)
+    second = process(tmp_path, TILESTREAM_CACHE_DIR=str(tmp_path / "elsewhere"))
+    assert second["hits"] == 1 and second["error"] == first["error"]
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("a mistake of ours")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "tilestream.run.graphs.normalise",
+        "tilestream.run.graphs.partition",
+        "tilestream.run.graphs.place",
+        "tilestream.run.graphs.encode",
+        "tilestream.runtime.cached_plan",
+        "tilestream.runtime.executable",
+        "tilestream.run.inductor.decomposed",
+    ],
+)
+def test_a_mistake_of_ours_costs_regions_and_no_call(
+    where: str, strict: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(where, broken)
+    module, x = two_regions(), torch.randn(37, 9).bfloat16()
+    if strict:
+        with torch.no_grad(), pytest.raises(Exception, match="a mistake of ours"):
+            compiled(module)(x)
+        return
+    monkeypatch.delenv(fallback.STRICT)
+    with caplog.at_level(logging.INFO, "tilestream"):
+        check(module, x)
+    lines = [line for line in warnings(caplog) if "a mistake of ours" in line]
+    assert lines and all("goes to Inductor: ZeroDivisionError" in line and "\n" not in line for line in lines)
+    assert any(r.exc_info for r in caplog.records)
+
+
+def test_one_region_that_cannot_be_planned_costs_itself_alone(monkeypatch: pytest.MonkeyPatch):
+    right = runtime.cached_plan
+
+    def plan(program: Any, *rest: Any) -> Any:
+        if any(t.shape == (13, 9) for t in program.tensors):
+            raise PlanError("not this one", "use the other")
+        return right(program, *rest)
+
+    monkeypatch.setattr(runtime, "cached_plan", plan)
+    check(two_regions(), torch.randn(37, 9).bfloat16())
+    assert [a.problem for a in runtime.analyses()] == ["not this one. Remedy: use the other", ""]
+
+
+def test_a_pipeline_that_cannot_run_becomes_torch_operators(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.setattr(executable.Interpreted, "bind", _first_fails(executable.Interpreted.bind))
+    with caplog.at_level(logging.WARNING, "tilestream"):
+        check(two_regions(), torch.randn(37, 9).bfloat16())
+    assert any("a region runs as plain torch operators: ZeroDivisionError" in line for line in warnings(caplog))
+
+
+def _first_fails(right: Any) -> Any:
+    calls: list[int] = []
+
+    def bind(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        return broken() if len(calls) == 1 else right(self, *args)
+
+    return bind
+
+
+def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.setattr("tilestream.runtime.cached_plan", broken)
+    module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
+    with torch.no_grad(), pytest.raises(Exception, match="a mistake of ours"):
+        compiled(module, fallback=False)(torch.randn(37, 9).bfloat16())
+
+
+# -- never slower ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Graphs are timed by these numbers: the one with regions, and the one of Inductor alone."""
+    us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0}
+    monkeypatch.setattr(whole, "_wholes", [])
+    monkeypatch.setattr(whole.Whole, "_measures", lambda self: True)
+    monkeypatch.setattr(whole, "gain", lambda plan: us["gain"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**12, 10**12))
+
+    def timed(functions: list[Any]) -> list[float]:
+        for function in functions:
+            function()
+        return [us["streamed"], us["inductor"]][: len(functions)]
+
+    monkeypatch.setattr(whole, "timed_side_by_side", timed)
+    return us
+
+
+@pytest.mark.parametrize(
+    ("streamed", "inductor", "gain", "timed", "streams"),
+    [(100.0, 90.0, 5.0, 2, False), (90.0, 100.0, 5.0, 2, True), (100.0, 90.0, 50.0, 1, True)],
+)
+def test_the_faster_whole_is_kept(
+    timings: dict[str, float], streamed: float, inductor: float, gain: float, timed: int, streams: bool
+):
+    timings |= {"streamed": streamed, "inductor": inductor, "gain": gain}
+    check(two_regions(), torch.randn(37, 9).bfloat16())
+    (found,) = whole.wholes()
+    assert found.regions == 2 and found.streams == streams
+    assert found.streamed_us == streamed and found.inductor_us == (inductor if timed == 2 else None)
+
+
+def test_what_was_kept_is_remembered(timings: dict[str, float], monkeypatch: pytest.MonkeyPatch):
+    module, x = two_regions(), torch.randn(37, 9).bfloat16()
+    check(module, x)
+    torch._dynamo.reset()
+    monkeypatch.setattr(whole, "timed_side_by_side", broken)
+    check(module, x)
+    first, second = whole.wholes()
+    assert first == second and not first.streams
+
+
+def test_timing_leaves_the_users_tensors_alone(timings: dict[str, float]):
+    def forward(m: nn.Module, x: Tensor, index: Tensor) -> Tensor:
+        h = m.layers[0](x)[index].cumsum(0)
+        x.add_(1)
+        return m.layers[0](h[:, :9] / 37).relu()
+
+    module = Fn(forward, linear(9, 13)).bfloat16()
+    x, index = torch.randn(37, 9).bfloat16(), torch.randint(37, (50,))
+    mine, plain = x.clone(), x.clone()
+    with torch.no_grad():
+        got, want = compiled(module)(mine, index), module(plain, index)
+    assert torch.equal(mine, plain) and len(whole.wholes()) == 1
+    torch.testing.assert_close(got, want, rtol=0.1, atol=0.1)
+
+
+def test_training_graphs_are_timed_one_by_one(timings: dict[str, float]):
+    module = two_regions()
+    x = torch.randn(37, 9).bfloat16().requires_grad_()
+    compiled(module)(x).sum().backward()
+    got = module.layers[0].weight.grad
+    module.zero_grad()
+    module(x).sum().backward()
+    torch.testing.assert_close(got, module.layers[0].weight.grad, rtol=0.1, atol=0.1)
+    assert [w.backward for w in whole.wholes()] == [False, True]
