@@ -4,7 +4,8 @@
     python benchmarks/cost_truth.py --check     exit code 1 if docs/cost-model.md is not what the model says
 
 The constants of ``devices/device.py`` were fitted on README's results and the pipelines of ``silicon.json``;
-``held_out_models.json`` had no part in that, nor had ``candidates.json``, which is shown where ``candidates.py`` was run. README's own predictions are those of the day it was measured.
+``held_out_models.json`` had no part in that, nor had ``candidates.json``, which is shown where ``candidates.py`` was
+run. README's own predictions are those of the day it was measured.
 """
 
 from __future__ import annotations
