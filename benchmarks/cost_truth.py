@@ -4,7 +4,8 @@
     python benchmarks/cost_truth.py --check     exit code 1 if docs/cost-model.md is not what the model says
 
 The constants of ``devices/device.py`` were fitted on README's results and the pipelines of ``silicon.json``;
-``held_out_models.json`` had no part in that. README's own predictions are those of the day it was measured.
+``held_out_models.json`` had no part in that, nor had ``candidates.json``, which is shown where ``candidates.py`` was
+run. README's own predictions are those of the day it was measured.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from tilestream.serialise import pipeline_from_json
 DOC = Path(__file__).parent.parent / "docs" / "cost-model.md"
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
 README, MODELS, KERNELS, KERNELS_HELD_OUT = "README's cases", "models", "pipelines", "pipelines, held out"
+CANDIDATES = "every way to run ten models"
 INDUCTOR, INDUCTOR_MODELS = "Inductor on README's cases", "Inductor on the models"
-HELD_OUT = (MODELS, KERNELS_HELD_OUT)
+HELD_OUT = (MODELS, KERNELS_HELD_OUT, CANDIDATES)
 TITLES = {README: "README's cases", MODELS: "models that nothing was fitted on"}
 H200 = devices.get("h200")
 
@@ -131,6 +133,15 @@ def kernels() -> Iterator[Point]:
             yield _pipeline(KERNELS, f"{shape['model']} {shape['strategy']}", shape["rows"], row["us"], data)
 
 
+def candidates() -> Iterator[Point]:
+    """What ``candidates.py`` timed, where it was run."""
+    path = RESULTS / "candidates.json"
+    for row in json.loads(path.read_text())["rows"] if path.exists() else ():
+        if row["pipeline"] is not None and row["measured_us"] is not None:
+            name = f"{row['model']}: {row['candidate']}"
+            yield _pipeline(CANDIDATES, name, row["rows"], row["measured_us"], row["pipeline"])
+
+
 def _pipeline(group: str, name: str, rows: int, us: float, data: object) -> Point:
     pipeline: Pipeline = pipeline_from_json(data)
     return Point(group, name, rows, us, predict(pipeline, rows, H200).us)
@@ -138,7 +149,7 @@ def _pipeline(group: str, name: str, rows: int, us: float, data: object) -> Poin
 
 @cache
 def points() -> tuple[Point, ...]:
-    return (*held_out(), *readme(), *kernels())
+    return (*held_out(), *candidates(), *readme(), *kernels())
 
 
 def scores() -> dict[str, Score]:
@@ -158,14 +169,15 @@ def document() -> str:
     parts = [table(heads, lines, left=2)]
     for ours, theirs in ((MODELS, INDUCTOR_MODELS), (README, INDUCTOR)):
         parts += ["", f"### {TITLES[ours][0].upper()}{TITLES[ours][1:]}", "", _side_by_side(ours, theirs)]
-    for group in (KERNELS_HELD_OUT, KERNELS):
+    for group in (KERNELS_HELD_OUT, CANDIDATES, KERNELS):
         rows = [
             (p.name, f"{p.rows:,}", f"{p.measured_us:.1f}", f"{p.predicted_us:.1f}", f"{p.error:+.0%}")
             for p in points()
             if p.group == group
         ]
         heads = ("pipeline", "rows", "measured us", "predicted us", "error")
-        parts += ["", f"### {group[0].upper()}{group[1:]}", "", table(heads, rows)]
+        if rows:
+            parts += ["", f"### {group[0].upper()}{group[1:]}", "", table(heads, rows)]
     return "\n".join(parts)
 
 
