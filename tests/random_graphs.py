@@ -29,7 +29,7 @@ VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
     *(lambda x: x.t(), lambda x: x.mT, lambda x: x.transpose(0, 1), lambda x: x.transpose(-1, -2).contiguous()),
     *(
         lambda x: x.transpose(0, -1),
-        lambda x: x.permute(tuple(reversed(range(x.dim())))) if x.dim() else x,
+        lambda x: x.permute((-1, *range(x.dim() - 1))),
         lambda x: x.unsqueeze(-1),
     ),
     *(lambda x: x.unsqueeze(0), lambda x: x.unsqueeze(1), lambda x: x.unsqueeze(-2), lambda x: x.squeeze()),
