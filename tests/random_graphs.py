@@ -27,7 +27,11 @@ UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
     *(lambda x: x.t(), lambda x: x.mT, lambda x: x.transpose(0, 1), lambda x: x.transpose(-1, -2).contiguous()),
-    *(lambda x: x.transpose(0, -1), lambda x: x.permute(tuple(reversed(range(x.dim())))), lambda x: x.unsqueeze(-1)),
+    *(
+        lambda x: x.transpose(0, -1),
+        lambda x: x.permute((-1, *range(x.dim() - 1))),
+        lambda x: x.unsqueeze(-1),
+    ),
     *(lambda x: x.unsqueeze(0), lambda x: x.unsqueeze(1), lambda x: x.unsqueeze(-2), lambda x: x.squeeze()),
     *(lambda x: x.squeeze(-1), lambda x: x.squeeze(0), lambda x: x.flatten(0, 1), lambda x: x.flatten()),
     *(lambda x: x.view(-1, 1), lambda x: x.reshape(1, -1), lambda x: x.view(*x.shape[:-1], 2, -1), lambda x: x[None]),

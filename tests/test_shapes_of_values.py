@@ -199,3 +199,27 @@ def test_a_product_over_one_element_is_elementwise():
     check(lambda c, v, w: F.linear((c @ v).relu(), w), column, t["w1"], t["w"])
     alone = regions_of(lambda c, v: (c @ v).relu(), column, t["w1"])
     assert not alone.regions
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (16,), (9, 1)])
+def test_what_scales_an_rms_norm_need_not_be_a_vector(shape: tuple[int, ...]):
+    def forward(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        h = F.linear(x, w)
+        return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-3) * scale
+
+    t = tensors()
+    assert check(forward, t["x"], t["w"], torch.randn(shape).bfloat16()).taken == 7
+
+
+SCALED = {
+    "addcmul of a column and a scalar": lambda x, w, w1: torch.addcmul(F.linear(x, w), F.linear(x, w1), w1[0, 0]),
+    "clamp of a column": lambda x, w, w1: F.linear(x, w1).clamp(min=0.1).clamp(max=w1[0]) + F.linear(x, w),
+    "column as a bias": lambda x, w, w1: torch.addmm(F.linear(x, w1), x, w),
+    "column of one input": lambda x, w, w1: F.linear(F.linear(x[:, :1], w[:, :1], w[0]), w),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_columns_with_scalars_and_vectors(name: str):
+    t = tensors()
+    assert check(SCALED[name], t["x"], t["w"], t["w1"]).taken >= 2

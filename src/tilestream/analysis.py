@@ -249,14 +249,14 @@ def of_graphs(
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
         part = regions.partition(graph)
-        inside = {node for _, members, _ in part.cuts for node in members}
+        inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
         compute = [n for n in nodes if regions.computes(n)]
         outside = [n for n in compute if n not in inside]
         whole = Share(len(compute), sum(map(flops.of_node, compute)))
         graphs.append(GraphAnalysis(kind, whole, library.kernels(nodes, inside)))
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
-        for region, members, _ in part.cuts:
+        for cut in part.cuts:
             made.append(_region(region, members, index, prefix, device, options))
         for node, e in zip(outside, part.exclusions, strict=True):
             exclusions.append(Excluded(e.op, e.source, e.reason, module_path(node), flops.of_node(node), index))

@@ -89,7 +89,8 @@ def lower(
         b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype)
         for b in (*e.inputs, *e.parameters)
     }
-    program = Pipeline("region", tuple(e.tensors.values()), (Stage("all", fuse_rms_norm(tuple(e.ops))),), ())
+    stage = Stage("all", fuse_rms_norm(tuple(e.ops), e.tensors))
+    program = Pipeline("region", tuple(e.tensors.values()), (stage,), ())
     first = e.inputs[0]
     fake = value(first.node)
     assert fake is not None

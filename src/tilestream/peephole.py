@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tilestream.ir import TileOp
+from tilestream.ir import Tensor, TileOp
 
 _CHAIN = ("square", "mean", "add", "rsqrt", "mul")
 """The pieces, first to last; the last multiplies by ``x`` again."""
 
 
-def fuse_rms_norm(ops: tuple[TileOp, ...]) -> tuple[TileOp, ...]:
+def fuse_rms_norm(ops: tuple[TileOp, ...], tensors: Mapping[str, Tensor]) -> tuple[TileOp, ...]:
     """``x * rsqrt(mean(x * x) + eps)``, times a vector if one follows, becomes one ``rms_norm``.
 
     Both forms compute in fp32; the fused one spares five names and lets a kernel keep the row.
@@ -28,13 +29,11 @@ def fuse_rms_norm(ops: tuple[TileOp, ...]) -> tuple[TileOp, ...]:
         x, eps, inner = found
         last, params = op, ()
         after = users.get(op.out.name)
-        scaled = after is not None and after.kind == "mul" and bool(after.params) and uses[op.out.name] == 1
-        if scaled and after is not None and op.out.features > 1:
-            last, params = after, after.params
-            inner = [*inner, op.out.name]
+        if after is not None and after.kind == "mul" and uses[op.out.name] == 1:
+            if [tensors[name].shape for name in after.params] == [(op.out.features,)]:  # no scalar, nor a wider vector
+                last, params = after, after.params
+                inner = [*inner, op.out.name]
         assert last.out is not None
-        if params and last.out.features != op.out.features:
-            continue
         gone.update(inner)
         fused[last.out.name] = replace(last, kind="rms_norm", ins=(x,), params=params, attrs=(("eps", eps),))
     return tuple(
