@@ -34,6 +34,8 @@ PROGRAMS = {
 }
 CASES = [(program, strategy) for program in PROGRAMS for strategy in ("vertical", "spatial", "bulk")]
 CASES.remove(("elementwise", "spatial"))  # one operator: nothing to spread over stages
+# Both tests of a case run in one process, which compiles its kernels once.
+GROUPED = [pytest.param(*case, marks=pytest.mark.xdist_group("-".join(case)), id="-".join(case)) for case in CASES]
 
 
 def _planned(program: str, strategy: str) -> Pipeline:
@@ -53,7 +55,7 @@ def _kernels(program: str, strategy: str) -> list[tuple[KernelSource, KernelRepo
     return [_kernel(launch) for launch in _planned(program, strategy).launches()]
 
 
-@pytest.mark.parametrize(("program", "strategy"), CASES)
+@pytest.mark.parametrize(("program", "strategy"), GROUPED)
 def test_compiles_without_spills(program: str, strategy: str) -> None:
     for source, report in _kernels(program, strategy):
         assert report.spills == 0 and report.stack == 0, f"{source.name}: {report.spills} bytes spilled\n{report.log}"
@@ -62,7 +64,7 @@ def test_compiles_without_spills(program: str, strategy: str) -> None:
 
 
 @needs_disassembler
-@pytest.mark.parametrize(("program", "strategy"), CASES)
+@pytest.mark.parametrize(("program", "strategy"), GROUPED)
 def test_machine_code(program: str, strategy: str) -> None:
     for source, report in _kernels(program, strategy):
         assert sass.lint(report.cubin, source) == [], source.name

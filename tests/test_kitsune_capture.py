@@ -38,6 +38,8 @@ TABLE_2 = {
 }
 """Operators of each row of the paper's Table 2."""
 
+pytestmark = pytest.mark.xdist_group("kitsune_capture")  # one process makes what its tests share
+
 
 @pytest.fixture(scope="module")
 def graphs() -> dict[tuple[str, str], OperatorGraph]:

@@ -7,12 +7,13 @@ from programs import Program
 
 from tilestream import cuda
 from tilestream.cuda import sass
-from tilestream.cuda.compile import compile_source, compiler_version
+from tilestream.cuda.compile import compile_source
 from tilestream.ir import TILE_ROWS
 from tilestream.tileops import OPS
 
 pytestmark = [
-    pytest.mark.skipif(compiler_version() == "none", reason="NVRTC is not installed (pip install 'tilestream[cuda]')"),
+    pytest.mark.nvrtc,
+    pytest.mark.xdist_group("op_counts"),  # one process makes what its tests share
     pytest.mark.skipif(
         sass.disassembler() is None, reason="cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)"
     ),

@@ -11,6 +11,7 @@ import pytest
 
 from tilestream import devices
 
+pytestmark = pytest.mark.xdist_group("truth")  # one process makes what its tests share
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
