@@ -37,6 +37,46 @@ def sorts():
     return Sorts().to(torch.bfloat16), (torch.randn(100, 24, dtype=torch.bfloat16),)
 def mismatched():
     return nn.Linear(24, 40), (torch.randn(100, 23),)
+def missing():
+    raise FileNotFoundError("no weights here")
+class Takes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(24, 40).bfloat16()
+    def forward(self, batch, scale=1, kind="relu"):
+        return getattr(torch, kind)(self.linear(batch["x"])) * scale
+def nested():
+    return Takes(), ({"x": torch.randn(100, 24).bfloat16()}, 2, "tanh")
+def keywords():
+    return Takes(), {"batch": {"x": torch.randn(100, 24).bfloat16()}, "kind": "tanh", "scale": 2}
+def both():
+    return Takes(), (({"x": torch.randn(100, 24).bfloat16()},), {"kind": "tanh", "scale": 2})
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(24, 40).bfloat16()
+    def forward(self, x):
+        x = self.linear(x)
+        return x * 2 if x.sum() > 0 else x
+def branches():
+    return Branches(), torch.randn(100, 24).bfloat16()
+def images():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 8))
+    return net.bfloat16().eval(), torch.randn(2, 3, 16, 16).bfloat16()
+def drops():
+    return nn.Sequential(nn.Linear(24, 40), nn.Dropout(0.5)).bfloat16(), torch.randn(100, 24).bfloat16()
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(24, 8, batch_first=True)
+    def forward(self, x):
+        return self.lstm(x)[0]
+def recurrent():
+    return Recurrent(), torch.randn(3, 5, 24)
+def float32(rows=65536):
+    return nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 8)), torch.randn(rows, 24)
+def noise():
+    return nn.Linear(24, 40).bfloat16(), torch.randn(4, 24).bfloat16()
 """
 
 
@@ -142,6 +182,9 @@ def test_bench_on_the_reference_machine(model: str, tmp_path) -> None:
         (("bench", "nerf", "--arms", "eager,fast"), "use some of eager"),
         (("check", "nerf", "--rows", "-1"), "--rows is -1"),
         (("explain", "{file}:make", "--json", "/proc/no/such/place.json"), "error:"),
+        (("explain", "{file}:missing"), "raised FileNotFoundError: no weights here at my.py:19. Remedy: mend it"),
+        (("explain", "{file}:make", "--mode", "trainning"), "use inference or training"),
+        (("check", "{file}:drops"), "train mode, and its nn.Dropout drops at random. Remedy: return module.eval()"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(model: str, words: tuple[str, ...], says: str) -> None:
@@ -174,6 +217,117 @@ def test_help_names_every_command() -> None:
     done = run("--help")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.output)
     assert all(word in plain for word in ("demo", "explain", "simulate", "trace", "check", "bench"))
+
+
+def test_version() -> None:
+    import tilestream
+
+    assert run("--version").output.strip() == f"tilestream {tilestream.__version__}"
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, tilestream.cli; sys.exit(bool({'torch', 'numba'} & set(sys.modules)))"
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    import tilestream
+
+    source = str(Path(tilestream.__file__).parents[1])
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0
+
+
+@pytest.mark.parametrize("function", ["nested", "keywords", "both"])
+def test_inputs_may_be_nested_named_and_no_tensors(model: str, function: str, tmp_path) -> None:
+    target = model.replace(":make", f":{function}")
+    done = run("check", target, "--target", "reference", "--json", str(tmp_path / "c.json"))
+    assert done.exit_code == 0, done.output
+    made = json.loads((tmp_path / "c.json").read_text())
+    assert made["coverage"]["operators"] == {"dataflow": 3, "inductor": 0, "eager": 0} and made["rows"] == 100
+    run("explain", target, "--device", "h200", "--json", str(tmp_path / "e.json"))
+    (region,) = json.loads((tmp_path / "e.json").read_text())["regions"]
+    assert "aten.tanh.default" in region["operators"] and "aten.mul.Tensor" in region["operators"]
+
+
+def test_a_hundred_million_rows_take_no_memory(model: str) -> None:
+    done = run("explain", model, "--rows", "1000000000000", "--device", "h200")
+    assert done.exit_code == 0 and "1,000,000,000,000 rows" in done.output
+
+
+def test_no_rows_have_no_prediction() -> None:
+    done = run("explain", "nerf", "--rows", "0", "--device", "h200")
+    assert "no rows: nothing is launched, and nothing predicted" in done.output
+
+
+def test_a_model_that_branches_on_values_gets_real_ones(model: str) -> None:
+    said = " ".join(run("explain", model.replace(":make", ":branches"), "--device", "h200").output.split())
+    assert "the model was run to capture it: what it does depends on values at my.py:" in said
+    assert "graph break: a branch on a tensor's value at my.py:" in said
+
+
+def test_training_is_captured_forward_and_backward(model: str, tmp_path) -> None:
+    run("explain", model, "--mode", "training", "--device", "h200", "--json", str(tmp_path / "e.json"))
+    made = json.loads((tmp_path / "e.json").read_text())
+    assert [g["kind"] for g in made["graphs"]] == ["forward", "backward"] and made["mode"] == "train"
+    done = run("explain", "chain", "--rows", "64", "--mode", "training", "--device", "h200")
+    assert "2 graphs (forward, backward), train mode" in done.output
+
+
+def test_the_kernel_is_printed_and_written(model: str, tmp_path) -> None:
+    where = tmp_path / "kernel.cu"
+    done = run("explain", model, "--rows", "65536", "--device", "h200", "--kernel", "--kernel-file", str(where))
+    assert "TS_KERNEL" in done.output and "step 0: linear 24>40 + gelu" in done.output
+    assert where.read_text().startswith("// region0, vertical")
+
+
+def test_float32_says_what_to_write_in_explain_and_simulate(model: str) -> None:
+    for command in ("explain", "simulate"):
+        said = run(command, model.replace(":make", ":float32"), "--device", "h200").output
+        assert 'tf32: write torch.set_float32_matmul_precision("high")' in said and "model.bfloat16()" in said
+    assert "No pipeline to simulate." in said
+
+
+def test_both_predictions_have_a_name_and_an_error(model: str) -> None:
+    said = " ".join(run("simulate", model, "--rows", "65536").output.split())
+    assert "simulator, 12% mean error on an H200; cost model, 19%" in said and "simulated us" in said
+
+
+def test_check_and_explain_agree_on_rows(model: str) -> None:
+    target = model.replace(":make", ":images")
+    checked = run("check", target, "--target", "reference").output
+    assert "inputs 2x3x16x16 on the reference machine" in checked and re.search(r"region0: \w+, 2 rows", checked)
+    assert "planned for 2 rows" in run("explain", target, "--device", "h200").output
+
+
+def test_check_of_a_model_that_runs_eagerly(model: str) -> None:
+    done = run("check", model.replace(":make", ":recurrent"), "--target", "reference")
+    assert done.exit_code == 0 and "no graph: the model ran eagerly" in done.output and "Inductor: none" in done.output
+
+
+def test_check_is_seeded(model: str) -> None:
+    target = model.replace(":make", ":noise")
+    errors = []
+    for seed in ("1", "1", "2"):
+        torch._dynamo.reset()
+        said = run("check", target, "--target", "reference", "--seed", seed).output
+        errors.append(re.search(r"error (\S+),", said))
+    first, same, other = (e[1] if e else "" for e in errors)
+    assert first == same != other
+
+
+def test_a_bad_device_is_told_before_the_model_is_loaded(tmp_path) -> None:
+    path = tmp_path / "loads.py"
+    path.write_text("def make():\n    open('loaded', 'w').close()\n")
+    done = run("explain", f"{path}:make", "--device", "h2000")
+    assert done.exit_code == 2 and "unknown device" in done.stderr and "loading" not in done.stderr
+
+
+def test_a_json_file_that_cannot_be_written_is_told_before_the_work(model: str, tmp_path) -> None:
+    for path in ("/dev/full", "/proc/no/such/place.json"):
+        done = run("explain", model, "--json", path)
+        assert done.exit_code == 2 and "loading" not in done.stderr
+    where = tmp_path / "left.json"
+    assert run("explain", "nothing.py:make", "--json", str(where)).exit_code == 2 and not where.exists()
 
 
 def test_demo_writes_its_files_and_passes(tmp_path) -> None:

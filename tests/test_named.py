@@ -46,12 +46,12 @@ def test_what_is_given_as_such_needs_no_guess():
         (
             {"device": "h200"},
             None,
-            r"'device' is an option of tilestream and an argument of Scaled.forward. Remedy: .*kw",
+            "'device' is an option of tilestream and an argument of Scaled.forward. Remedy: write",
         ),
         (
             {"sclae": 2},
             None,
-            "'sclae' is neither an option nor an argument of Scaled.forward. Remedy: did you mean 'sc",
+            "'sclae' is neither an option nor an argument of Scaled.forward. Remedy: did",
         ),
         ({"stratgy": "bulk"}, None, "did you mean 'strategy'"),
         ({"nothing": 1}, None, "options are cache, "),

@@ -17,7 +17,7 @@ from modules import Fn, linear
 from test_backend import check, compiled
 from torch import Tensor, nn
 
-from tilestream import fallback, regions, runtime
+from tilestream import fallback, runtime
 from tilestream.errors import PlanError
 from tilestream.options import Options, split
 from tilestream.run import executable, whole

@@ -15,7 +15,7 @@ from random_graphs import Graph
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilestream import execution, fallback, oracle, runtime
+from tilestream import fallback, oracle, runtime
 from tilestream.oracle import Float64
 
 BY_DEFAULT = 40

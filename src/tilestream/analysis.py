@@ -257,7 +257,7 @@ def of_graphs(
         graphs.append(GraphAnalysis(kind, whole, library.kernels(nodes, inside)))
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
         for cut in part.cuts:
-            made.append(_region(region, members, index, prefix, device, options))
+            made.append(_region(cut.region, cut.nodes, index, prefix, device, options))
         for node, e in zip(outside, part.exclusions, strict=True):
             exclusions.append(Excluded(e.op, e.source, e.reason, module_path(node), flops.of_node(node), index))
     return Analysis(

@@ -75,10 +75,11 @@ def kernels(nodes: Sequence[fx.Node], elsewhere: Collection[fx.Node] = ()) -> tu
         leader[node] = node
         groups[node] = [node]
         for other in () if node in alone else _operands(node):
-            if other in leader and other not in alone and depth[other] == depth[node]:
-                old = groups.pop(leader[other], [])
-                groups[leader[node]] += [n for n in old if n is not node]
-                leader.update(dict.fromkeys(old, leader[node]))
+            fused = other in leader and other not in alone and depth[other] == depth[node]
+            if fused and leader[other] is not node:
+                old = groups.pop(leader[other])
+                groups[node] += old
+                leader.update(dict.fromkeys(old, node))
     return tuple(_kernel(group, amount) for group in groups.values())
 
 

@@ -46,7 +46,7 @@ def render(a: Analysis) -> Text:
     text = Text()
     text.append(a.model, style="bold")
     text.append(f" on {a.device}, {_captured(a)}\n")
-    text.append(coverage(a.coverage, count(len(a.regions), "region") if a.regions else "") + "\n", style="bold")
+    text.append(coverage(a.coverage, _regions(a)) + "\n", style="bold")
     text.append(times(a) + "\n")
     for hint in a.hints:
         text.append(f"note: {hint}\n", style="yellow")
@@ -54,6 +54,13 @@ def render(a: Analysis) -> Text:
         text.append(f"graph break: {reason}\n", style="yellow")
     text.append(float32(a), style="yellow")
     return text
+
+
+def _regions(a: Analysis) -> str:
+    """How many regions run as dataflow, and of how many; empty where there is none."""
+    running = [r for r in a.regions if r.runner(a.options.target) not in ("inductor", "eager")]
+    some = f"{len(running)} of " if len(running) < len(a.regions) else ""
+    return some + count(len(a.regions), "region") if a.regions else ""
 
 
 def _captured(a: Analysis) -> str:
