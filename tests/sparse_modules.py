@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tilestream.sparse import Schedule, compile
+from tilestream.sparse.cpu import CpuProgram
 
 
 class Call(nn.Module):
@@ -26,7 +27,7 @@ def rand(*shape, density=1.0, seed=0):
 
 
 def agree(module, *inputs, engine="fast", equal_nan=False, **options):
-    """Compile, run unfused and fused, and compare with the module on dense tensors."""
+    """Compile, run unfused and fused, as streams and as loops, and compare with the module on dense tensors."""
     dense = [x.to_dense() if isinstance(x, torch.Tensor) and x.layout != torch.strided else x for x in inputs]
     training = module.training
     module.eval()
@@ -40,5 +41,8 @@ def agree(module, *inputs, engine="fast", equal_nan=False, **options):
         result = program.run(*[x for x in inputs if isinstance(x, torch.Tensor)], engine=engine)
         for got, want in zip(result.outputs, wanted, strict=True):
             torch.testing.assert_close(got, want.detach().double(), rtol=1e-9, atol=1e-9, equal_nan=equal_nan)
+        loops = CpuProgram(program, compiled=False).run(*[x for x in inputs if isinstance(x, torch.Tensor)])
+        for got, want in zip(loops.outputs, wanted, strict=True):
+            torch.testing.assert_close(got, want.detach().double(), rtol=1e-9, atol=1e-9, equal_nan=True)
     assert program is not None
     return program

@@ -52,12 +52,20 @@ def run(
     block: Block = 1,
     depth: Depth = None,
     engine: Engine = "fast",
+    target_: Annotated[
+        str, typer.Option("--target", help="streams, or cpu: compiled loops, and their time.")
+    ] = "streams",
     check: Check = True,
     output: Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
     """Run a program and hold its values against dense PyTorch in float64; exit code 1 where they differ."""
+    if target_ not in ("streams", "cpu"):
+        raise OptionError(f"--target is {target_!r}", "use streams or cpu")
+    if target_ == "cpu":
+        _run_loops(target, operands, format, load_schedule(fuse, order, parallel, block), check, output, json_)
+        return
     with Progress() as progress:
         loaded, program, made = _execute(
             target, operands, format, fuse, order, parallel, block, engine, progress, depth=depth
@@ -229,13 +237,51 @@ def _execute(
         raise OptionError(f"--engine is {engine!r}", "use fast or spec")
     if settings.get("depth") is not None and settings["depth"] < 1:
         raise OptionError(f"--depth is {settings['depth']}", "use 1 or more, or leave it out")
-    schedule = load.parse_schedule(fuse, order, parallel or (), block)
+    schedule = load_schedule(fuse, order, parallel, block)
     progress(f"loading {target}")
     loaded = load.load(target, operands or (), formats or ())
     progress("compiling")
     program = loaded.make(schedule)
     progress(f"simulating {len(program.regions)} regions")
     return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
+
+
+def load_schedule(fuse: str, order: str, parallel: list[str] | None, block: int) -> Any:
+    """The schedule that options say."""
+    from tilestream.sparse import load
+
+    return load.parse_schedule(fuse, order, parallel or (), block)
+
+
+def _run_loops(
+    target: str,
+    operands: list[Path] | None,
+    formats: list[str] | None,
+    schedule: Any,
+    check: bool,
+    output: Path | None,
+    json_: Path | None,
+) -> None:
+    """A program as loops on the CPU: compiled, run three times, the fastest of which counts."""
+    from tilestream.sparse import load
+    from tilestream.sparse.cpu import CpuProgram
+
+    with Progress() as progress:
+        progress(f"loading {target}")
+        loaded = load.load(target, operands or (), formats or ())
+        progress("compiling")
+        program = loaded.make(schedule)
+        loops = CpuProgram(program)
+        loops.run(*loaded.inputs)
+        progress("running")
+        made = min((loops.run(*loaded.inputs) for _ in range(3)), key=lambda one: one.seconds)
+        found = _checked(check, loaded, made, program, progress)
+    out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms on one core")
+    for name, seconds in made.regions.items():
+        out.print(f"  {name}: {1000 * seconds:.3f} ms", markup=False)
+    _save(output, made)
+    figures = {"target": loaded.name, "schedule": str(schedule), "seconds": made.seconds, "regions": made.regions}
+    _conclude(found, json_, figures)
 
 
 def _checked(wanted: bool, loaded: Any, made: Any, program: Any, progress: Progress) -> Any:

@@ -172,7 +172,7 @@ class Program:
             if isinstance(step, Move) and fills.get(step.operands[0]):
                 fills[step.name] = fills[step.operands[0]]
         made = {name: tensor for name, tensor in have.items() if name not in self.constants}
-        outputs = tuple(_dense(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
+        outputs = tuple(dense_output(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
         return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)
 
     def bind(self, *inputs: Value) -> dict[str, SparseTensor]:
@@ -229,7 +229,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) if a.layout == torch.strided else bool((a.to_dense() == b.to_dense()).all())
 
 
-def _dense(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:
+def dense_output(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:
     """An output as the module gives it, strided."""
     if fill:
         coordinates, values = to_coo(tensor)

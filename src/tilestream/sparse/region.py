@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilestream.sparse.einsum import Statement
+from tilestream.sparse.fusion import Fused, Leaf
 from tilestream.sparse.graph import Graph
 from tilestream.sparse.storage import Format, SparseTensor
 from tilestream.sparse.table import FusionTable
@@ -27,6 +28,7 @@ class Region:
         fills: what an output does not store stands for, where that is not 0.
         notes: what the compiler decided and why (copies in another order, results sent through memory).
         source: the user's lines.
+        fused: the trees of views that were lowered, and ``views``: name and format of each of their leaves.
         scalars: of a blocked result, the dimension that each stored one is, and the format with blocks opened.
     """
 
@@ -42,6 +44,8 @@ class Region:
     notes: tuple[str, ...] = ()
     source: str = ""
     scalars: Mapping[str, tuple[tuple[int | None, ...], Format]] = field(default_factory=dict)
+    fused: Fused | None = field(default=None, repr=False)
+    views: Mapping[Leaf, tuple[str, Format]] = field(default_factory=dict, repr=False)
 
     def results(
         self, outputs: Mapping[str, SparseTensor], shapes: Mapping[str, tuple[int, ...]]

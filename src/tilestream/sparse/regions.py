@@ -263,5 +263,7 @@ def _finish(
         (*group.notes, *notes),
         source,
         scalars,
+        fused,
+        views,
     )
     return region, declared

@@ -1,0 +1,106 @@
+"""Programs as loops on one core, beside torch.sparse and scipy: GCN and GraphSAGE, unfused and a region a layer.
+
+python benchmarks/sparse_cpu.py [--cora FILE] [--nodes N] [--out FILE]: milliseconds, the best of five, in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import scipy.sparse
+import torch
+
+from tilestream.sparse import Schedule, compile, graphs
+from tilestream.sparse.cpu import CpuProgram
+from tilestream.sparse.graphs import GraphSet
+from tilestream.sparse.reproduce import models
+from tilestream.sparse.reproduce.models import Case
+
+ORDERS = {
+    "GCN": {"matmul..relu": ("i", "l", "j", "k"), "matmul_2..softmax": ("i", "l", "j", "k")},
+    "GraphSAGE": {},
+}
+"""Of the fused layers: A's row first, then an inner product with each column of the weights."""
+
+
+def best(run: Callable[[], object], times: int = 5) -> float:
+    """Milliseconds of the fastest of some runs, after one that does not count."""
+    run()
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        found.append(1000 * (time.perf_counter() - began))
+    return min(found)
+
+
+def by_scipy(name: str, case: Case) -> Callable[[], object]:
+    """The same model in NumPy and scipy."""
+    import numpy as np
+
+    a, x = case.inputs
+    matrix = scipy.sparse.csr_matrix((a.values().numpy(), a.col_indices().numpy(), a.crow_indices().numpy()), a.shape)
+    features = x.numpy()
+    p = {n: t.detach().numpy() for n, t in case.module.named_parameters()}
+
+    def gcn() -> object:
+        hidden = np.maximum(matrix @ features @ p["weight1"] + p["bias1"], 0)
+        logits = matrix @ hidden @ p["weight2"] + p["bias2"]
+        powers = np.exp(logits - logits.max(1, keepdims=True))
+        return powers / powers.sum(1, keepdims=True)
+
+    def sage() -> object:
+        hidden = features
+        for n in ("1", "2"):
+            near = matrix @ hidden @ p[f"weight_near{n}"] + p[f"bias_near{n}"]
+            hidden = np.maximum(hidden @ p[f"weight_self{n}"] + p[f"bias_self{n}"] + near, 0)
+        return hidden
+
+    return gcn if name == "GCN" else sage
+
+
+def rows(graph: GraphSet) -> list[dict[str, object]]:
+    """A row a model."""
+    made = []
+    for name, make in (("GCN", models.gcn), ("GraphSAGE", models.graphsage)):
+        case = make(graph)
+        row: dict[str, object] = {"model": name, "graph": graph.name}
+        with torch.no_grad():
+            wanted = case.module(*case.inputs)
+            row["torch.sparse"] = best(lambda case=case: case.module(*case.inputs))
+        row["scipy"] = best(by_scipy(name, case))
+        for column, fuse, order in (("unfused", "none", None), ("fused layers", case.partial(), ORDERS[name] or None)):
+            program = compile(case.module, *case.inputs, schedule=Schedule(fuse=fuse, order=order))
+            loops = CpuProgram(program)
+            loops.run(*case.inputs)
+            result = min((loops.run(*case.inputs) for _ in range(5)), key=lambda one: one.seconds)
+            error = float((result.output - wanted).abs().max() / wanted.abs().max())
+            row |= {column: 1000 * result.seconds, f"{column}, error": error}
+            row[f"{column}, cycles"] = program.run(*case.inputs, values=False).cycles
+        print(json.dumps(row), flush=True)
+        made.append(row)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cora", type=Path)
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Sparse")
+    found = rows(graphs.cora(given.cora)) if given.cora else []
+    links = graphs.uniform(given.nodes, 10 / given.nodes)
+    found += rows(GraphSet(f"random, {given.nodes:,} nodes", links, 128, 16, real=False))
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
