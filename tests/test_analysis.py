@@ -169,8 +169,20 @@ def test_train_mode_is_told_where_it_matters(layer: nn.Module):
     module = nn.Sequential(mlp(), layer.train()).bfloat16()
     made = analyse(module, (rows(ROWS),), H200)
     assert any(h == f"nn.{type(layer).__name__} in train mode: call model.eval() for inference" for h in made.hints)
-    assert not analyse(module.eval(), (rows(ROWS),), H200).hints
+    with torch.no_grad():
+        assert not analyse(module.eval(), (rows(ROWS),), H200).hints
     assert "train mode" in str(Report(made))
+
+
+def test_a_call_with_gradients_is_told_not_to_be_inference():
+    def told(made: Analysis) -> bool:
+        return any(h.startswith("inference graphs, as under torch.no_grad(): called with") for h in made.hints)
+
+    assert told(analyse(mlp(), (rows(ROWS),), H200))
+    assert not told(analyse(mlp(), (rows(ROWS),), H200, training=True))
+    assert not told(analyse(mlp().requires_grad_(False), (rows(ROWS),), H200))
+    with torch.no_grad():
+        assert not told(analyse(mlp(), (rows(ROWS),), H200))
 
 
 def test_the_fast_path_of_an_encoder_is_told():

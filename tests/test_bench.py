@@ -67,6 +67,9 @@ def test_without_a_gpu_the_result_has_error_plan_and_predictions(small: Workload
 
     console = Console(width=120, record=True, quiet=True)
     console.print(text.render(result))
+    shown = console.export_text()
+    assert "dataflow: 3 of 3 operators (100%), 100% of the FLOPs" in shown and "all on Inductor: " in shown
+    assert result["plan"]["coverage"]["operators"] == {"dataflow": 3, "inductor": 0, "eager": 0}
 
 
 def test_predictions_take_the_best_of_a_strategy_and_sum_regions(small: Workload) -> None:

@@ -157,6 +157,8 @@ def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path)
     for candidate, _ in facts.distinct(plan_of(analysis)):
         assert f">{candidate.strategy}</label>" in text
     assert "measured µs" not in text, "no column without a figure"
+    for wanted in ("dataflow: 9 of 10 operators (90%)", "predicted for the whole model", "blocks.1.order"):
+        assert wanted in text
 
 
 def test_drawing_has_every_stage_and_queue() -> None:

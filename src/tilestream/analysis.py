@@ -320,6 +320,11 @@ def _hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[
     changing = dict.fromkeys(changing_in_training(model))
     if changing and not training:
         hints.append(f"{', '.join(changing)} in train mode: call model.eval() for inference")
+    if not training and _wants_gradients(model):
+        hints.append(
+            "inference graphs, as under torch.no_grad(): called with gradients, the model makes forward and backward "
+            "graphs, which training=True shows"
+        )
     if found.ran:
         hints.append(f"the model was run to capture it: {found.ran}")
     if not found.graphs:
@@ -330,6 +335,14 @@ def _hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[
             "torch.backends.mha.set_fastpath_enabled(False) shows its layers, which can stream"
         )
     return tuple(hints)
+
+
+def _wants_gradients(model: Callable[..., Any]) -> bool:
+    """Whether a call of the model, here and now, would make a training graph."""
+    import torch
+
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
 
 
 def changing_in_training(model: Callable[..., Any]) -> list[str]:

@@ -243,16 +243,17 @@ def _backward(model: Callable[..., Any], given: Any, results: Any) -> None:
 @contextlib.contextmanager
 def _restored(model: Callable[..., Any]) -> Iterator[None]:
     """Give every module its attributes back: a fake tensor that a model keeps for later would break its next call."""
-    kept = []
-    for module in model.modules() if isinstance(model, nn.Module) else ():
-        tables = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", "_modules")}
-        kept.append((module, {**vars(module), **tables}))
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    tables = [vars(m) for m in modules]
+    inner = [t.get(name) for t in tables for name in ("_parameters", "_buffers", "_modules")]
+    tables += [t for t in inner if isinstance(t, dict)]  # a scripted module has others
+    kept = [(table, dict(table)) for table in tables]
     try:
         yield
     finally:
-        for module, attributes in kept:
-            vars(module).clear()
-            vars(module).update(attributes)
+        for table, before in kept:
+            table.clear()
+            table.update(before)
 
 
 @contextlib.contextmanager

@@ -105,8 +105,9 @@ def predictions(analysis: Analysis, names: Sequence[str]) -> dict[str, dict[str,
 
 
 def analysed(workload: Workload, options: Options, training: bool = False) -> Analysis:
-    """The analysis of a workload, by its name."""
-    made = analyse(workload.module, workload.inputs, options, keywords=workload.keywords, training=training)
+    """The analysis of a workload, by its name; without ``training``, as commands run it: under ``torch.no_grad``."""
+    with torch.set_grad_enabled(training):
+        made = analyse(workload.module, workload.inputs, options, keywords=workload.keywords, training=training)
     return replace(made, model=workload.name)
 
 

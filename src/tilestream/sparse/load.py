@@ -120,7 +120,7 @@ def _module(target: str, formats: Sequence[str]) -> Target:
             raise OptionError(f"--format {text!r} names no tensor", "write NAME=compressed,compressed")
         named[name] = parse_format(form)
     app = load_app(target)
-    module, inputs = app.module.double(), tuple(x.double() if x.is_floating_point() else x for x in app.inputs)
+    module, inputs = app.module.eval().double(), tuple(x.double() if x.is_floating_point() else x for x in app.inputs)
 
     def make(schedule: Schedule) -> Program:
         return compile(module, *inputs, formats=named or None, schedule=schedule)
