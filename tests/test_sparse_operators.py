@@ -69,6 +69,11 @@ ELEMENTWISE = {
     "fill_finite": lambda x: x.masked_fill(x < 0, -1e9),
     "in_place": lambda x: (x * 2).relu_().add_(1),
     "ones_row": lambda x: x @ torch.ones(x.shape[1], 1, dtype=x.dtype),
+    "lerp": lambda x: x.lerp(x * x, 0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x.exp(), value=2),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x.exp()),
+    "flip": lambda x: x.flip(0, 1) + x,
+    "cumsum": lambda x: x.cumsum(0) - x.cumsum(1),
     "tril": lambda x: x @ torch.ones(4, 4, dtype=x.dtype).tril(),
 }
 
@@ -170,6 +175,18 @@ def test_what_is_stored_as_zero_is_sampled_but_masks_nothing():
     wanted = (x @ y).masked_fill(a.to_dense() == 0, -torch.inf).softmax(1)
     got = compile(Call(lambda a, x, y: (x @ y).masked_fill(a == 0, -torch.inf).softmax(1)), a, x, y).run(a, x, y)
     torch.testing.assert_close(got.output, wanted)
+
+
+def test_masks_that_are_added():
+    x, mask = rand(4, 4), (rand(4, 4) > 0) | torch.eye(4).bool()
+    agree(Call(lambda x, m: (x + torch.zeros_like(x).masked_fill(~m, -torch.inf)).softmax(-1)), x, mask)
+    with pytest.raises(SparseError, match="minus infinity|-inf"):
+        compile(
+            Call(lambda x, m, n: x.masked_fill(m, -torch.inf) + x.masked_fill(n, -torch.inf)),
+            rand(4, 4),
+            mask,
+            mask.t(),
+        )
 
 
 @pytest.mark.parametrize("block", [(2, 3), (3, 1), (2, 2)])

@@ -58,7 +58,7 @@ def time_us(kernels: Iterable[Kernel], device: Device, tf32: bool | None = None)
         # A lane's FMA is two FLOPs, as in the count.
         on_lanes = kernel.dtype == "f32" and not tf32
         rate = 2 * device.simt_flops if on_lanes else device.tensor_flops[kernel.dtype]
-        seconds += (memory_s + kernel.flops / rate) / device.bulk_efficiency
+        seconds += device.load_s + device.library_share * (memory_s + kernel.flops / rate)
     return seconds * 1e6
 
 

@@ -6,8 +6,9 @@ the same indices are one view and computed once; others are views of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, fresh, subscript
 from tilestream.sparse.ops import fill_after
@@ -151,6 +152,9 @@ class _Fuser:
             bound = Access(one.tensor, tuple(binding[i] for i in one.indices))
             made[n] = self.view(bound, _Scope(scope.beside + tuple(made.values()), frozenset(loops), statement.group))
         operands = tuple(made[n] for n in range(len(made)))
+        if statement.op == "add" and [v.fill for v in operands] == [0.0, -math.inf]:  # what is masked comes first
+            operands = operands[::-1]
+            statement = replace(statement, operands=statement.operands[::-1])
         fill, complete = fill_after(statement, [v.fill for v in operands])
         return Op(statement, access.indices, tuple(binding[i] for i in statement.reduced), operands, fill, complete)
 

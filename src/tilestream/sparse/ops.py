@@ -76,7 +76,8 @@ def fill_after(statement: Statement, fills: list[float]) -> tuple[float, bool]:
             fill = -math.inf
     elif first == -math.inf:
         fill, complete = -math.inf, False
-        if op not in ("add", "sub", "div"):
+        inside = set(statement.operands[1].indices) < set(statement.operands[0].indices)
+        if op not in ("add", "sub", "div") or (fills[1] != 0 and not (op == "sub" and inside)):
             raise _unfit(statement, first)
     else:
         fill, complete = 0.0, op in _TRUE_OF_ZEROS

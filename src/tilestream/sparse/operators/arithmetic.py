@@ -105,3 +105,21 @@ OPERATORS["maximum"], OPERATORS["minimum"] = _arithmetic("max", "max"), _arithme
 @operator("rsub")
 def _rsub(rec: Recorder, x: View, y: Any, alpha: float = 1) -> View:
     return OPERATORS["sub"](rec, y, x) if alpha == 1 else OPERATORS["sub"](rec, y, x, alpha)
+
+
+@operator("lerp")
+def _lerp(rec: Recorder, x: View, y: View, weight: Any) -> View:
+    way = rec.binary("sub", y, x, "_way")
+    part = rec.binary("mul", way, weight, "_part") if isinstance(weight, View) else None
+    return rec.binary("add", x, part or rec.unary("mul", way, "_part", float(weight)))
+
+
+def _third(op: str) -> Lowering:
+    def lower(rec: Recorder, x: View, y: View, z: View, value: float = 1) -> View:
+        part = rec.binary(op, y, z, "_part")
+        return rec.binary("add", x, part if value == 1 else rec.unary("mul", part, "_value", float(value)))
+
+    return lower
+
+
+OPERATORS["addcmul"], OPERATORS["addcdiv"] = _third("mul"), _third("div")

@@ -455,3 +455,20 @@ def _embedding_bag(
     spread = bags[kept].reshape(-1, 1).expand(-1, weight.shape[1])
     reduce = ("sum", "mean", "amax")[mode]
     return [_scattered(rec, base, 0, spread, rows, reduce, False, (count, weight.shape[1])), None, None, None]
+
+
+@operator("flip")
+def _flip(rec: Recorder, x: View, dims: Sequence[int]) -> View:
+    for dim in dims:
+        x = gather(rec, x, dim, torch.arange(x.shape[dim]).flip(0))
+    return x
+
+
+@operator("cumsum")
+def _cumsum(rec: Recorder, x: View, dim: int, **_: Any) -> View:
+    """A product with a triangle of ones."""
+    dim %= len(x.shape)
+    size, rank = x.shape[dim], len(x.shape)
+    entries = np.argwhere(np.tri(size))
+    triangle = _adjacency(rec, entries, np.ones(len(entries)), (size, size))
+    return rec.contract([["e", "n"], _letters(rank, n=dim)], [triangle, x], _letters(rank, e=dim))
