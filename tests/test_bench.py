@@ -141,3 +141,25 @@ def test_the_first_call_is_timed_cold_warm_and_without_us():
         assert isinstance(parts, dict) and {"regions", "planning", "torch"} <= set(parts)
         assert sum(parts.values()) == pytest.approx(made[f"{name}_s"])
     assert isinstance(made["capture_s"], float) and made["capture_s"] > 0
+
+
+def test_the_hosts_time_by_parts():
+    from tilestream.bench import host
+    from tilestream.report.explain import as_text
+
+    workload = load("classifier", 64)
+    torch._dynamo.reset()
+    made = host.run(workload, Options(target="reference", cache=False), lambda _: None)
+    assert list(made["us"]) == ["eager", "dynamo", "aot", "inductor", "tilestream"]
+    assert all(us > 0 for us in made["us"].values()) and made["us"]["dynamo"] < made["us"]["tilestream"]
+    said = as_text(text.host(made))
+    assert "Dynamo alone: guards, no kernel" in said and "tilestream" in said
+
+
+@pytest.mark.gpu
+def test_the_hosts_time_of_a_region():
+    from tilestream.bench import host
+
+    made = host.run(load("classifier", 1024, device="cuda"), Options(cache=False))
+    assert len(made["regions"]) == 1 and made["regions"][0] < 40
+    assert made["us"]["tilestream"] < made["us"]["inductor"]

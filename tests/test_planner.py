@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from programs import Program, chain, edge_block, elementwise, nerf
 from strategies import programs
 
-from tilestream import devices
+from tilestream import devices, planner
 from tilestream.apps import APPS
 from tilestream.capture import capture
 from tilestream.cost import product_bound_us
@@ -75,7 +75,34 @@ def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
     assert all("1024 features > 512" in c.rejected for c in made.candidates if c.strategy in ("vertical", "bulk"))
 
 
-def test_the_fastest_measured_wins_whatever_was_predicted():
+@pytest.mark.parametrize(("share", "asked"), [(0.55, 0), (0.65, 1)])
+def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_comparison(share: float, asked: int):
+    (predicted,) = (
+        c.predicted_us for c in plan(chain(8), 262_144, H200, Options()).candidates if c.strategy == FALLBACK
+    )
+    assert predicted is not None
+    clock = Clock(vertical=share * predicted, spatial=5000.0, fallback=3000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.strategy == "vertical" and clock.asked.count(FALLBACK) == asked
+    (told,) = [c.rejected for c in made.candidates if c.strategy == FALLBACK]
+    assert ("far less than it is predicted" in told) == (not asked)
+
+
+def test_nothing_is_timed_where_the_fallback_is_far_ahead(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planner, "LOST", 0.1)
+    clock = Clock(vertical=1.0, spatial=1.0, fallback=1.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.strategy == FALLBACK and not clock.asked
+    assert planner.shortlist(made.candidates) == [] and planner.shortlist(made.candidates, forced=True)
+
+
+@pytest.fixture
+def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fallback is timed however clear its prediction is."""
+    monkeypatch.setattr(planner, "SURE", 0.0)
+
+
+def test_the_fastest_measured_wins_whatever_was_predicted(unsure: None):
     clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 550.0)
@@ -85,7 +112,7 @@ def test_the_fastest_measured_wins_whatever_was_predicted():
     assert "measured" in summary(made)
 
 
-def test_a_pipeline_faster_than_any_kernel_a_product_needs_no_comparison():
+def test_a_pipeline_faster_than_any_kernel_a_product_needs_no_comparison(unsure: None):
     bound_us = product_bound_us(chain(8), 262_144, H200)
     moved = 8 * 2 * 262_144 * 256 * 2 / H200.dram_bytes_per_s
     assert bound_us == pytest.approx(moved * 1e6)

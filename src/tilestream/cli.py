@@ -206,7 +206,8 @@ def check(
         if on == "cpu":
             options = options.with_(target="reference")
         compiled = len(runtime.analyses())
-        arm = arms.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
+        with arms.planned_anew():
+            arm = arms.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
         judged = oracle.check(arm.run)
         same = oracle.repeatable(arm.run)
         analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:], only=True)
@@ -251,6 +252,9 @@ def bench(
     compile_time: Annotated[
         bool, typer.Option("--compile-time", help="Also time the first call, cold and with warm caches.")
     ] = False,
+    host: Annotated[
+        bool, typer.Option("--host", help="Instead, the host's time of a call in a plain loop, by parts.")
+    ] = False,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -269,6 +273,9 @@ def bench(
         progress(f"loading {model}")
         run_rows = _rows_to_run(model, rows, on)
         workload = load(model, run_rows, dtype, on)
+        if host:
+            _bench_host(workload, options, json_, progress)
+            return
         again = _again(run_rows, dtype, strategy, target)
         result = bench_.run(
             workload,
@@ -308,11 +315,6 @@ def demo(
 app.add_typer(kitsune.reproduce, name="reproduce")
 app.add_typer(sparse, name="sparse")
 app.command("sweep")(kitsune.sweep_command)
-
-
-def main() -> None:
-    """The console script."""
-    app()
 
 
 def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool) -> Options:
@@ -435,6 +437,14 @@ def _again(rows: int | None, dtype: str | None, strategy: str, target: str) -> l
     if dtype is not None:
         given += ["--dtype", dtype]
     return given
+
+
+def _bench_host(workload: Workload, options: Options, json_: Path | None, progress: Progress) -> None:
+    from tilestream.bench import host, text
+
+    result = host.run(workload, options if workload.tensors[0].is_cuda else options.with_(target="reference"), progress)
+    out.print(text.host(result))
+    write_json(json_, result)
 
 
 def _bench_queues(json_: Path | None) -> None:

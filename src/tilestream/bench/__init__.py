@@ -21,6 +21,8 @@ from tilestream.options import Options
 from tilestream.replays import Captured
 from tilestream.report import whole
 from tilestream.report.explain import Report
+from tilestream.run.whole import measured as measured_whole
+from tilestream.run.whole import wholes
 
 SCHEMA = 1
 PREDICTED = ("h200", "a100")
@@ -64,12 +66,15 @@ def run(
     compiled = len(runtime.analyses())
     progress("running eager and float64")
     oracle = Oracle(workload.module, workload.inputs, workload.keywords)
-    if on_gpu:
-        made |= _on_gpu(workload, options, arms, oracle, progress)
-    else:
-        made |= _on_reference(workload, options, oracle, progress)
+    with arms_.planned_anew():
+        if on_gpu:
+            made |= _on_gpu(workload, options, arms, oracle, progress)
+        else:
+            made |= _on_reference(workload, options, oracle, progress)
     progress("planning")
     analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:])
+    ours, inductors = (made["arms"].get(name, {}).get("us") for name in ("tilestream", "inductor"))
+    analysis = replace(analysis, measured_us=ours, inductor_measured_us=inductors)
     if rows is not None and rows != workload.rows:
         analysis = replan(analysis, devices.get(analysis.device), rows)
     made["planned_rows"] = workload.rows if rows is None else rows
@@ -129,9 +134,12 @@ def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) 
 
 def measured(workload: Workload, options: Options) -> Analysis:
     """The analysis of a model after it has been compiled and run once, so that candidates have measured times."""
-    compiled = len(runtime.analyses())
-    arms_.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
-    return as_used(analysed(workload, options), runtime.analyses()[compiled:])
+    compiled, graphs = len(runtime.analyses()), len(wholes())
+    with arms_.planned_anew():
+        arms_.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
+    analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:])
+    ours, inductors = measured_whole(wholes()[graphs:])
+    return replace(analysis, measured_us=ours, inductor_measured_us=inductors)
 
 
 def as_used(analysis: Analysis, used: Sequence[RegionAnalysis], only: bool = False) -> Analysis:

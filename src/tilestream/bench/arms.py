@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,8 +59,25 @@ def make(
     return Arm(name, run, time.perf_counter() - start)
 
 
+@contextlib.contextmanager
+def planned_anew() -> Iterator[None]:
+    """Models compiled inside are planned, or their plans read, in this process: it knows what they run, and how fast.
+
+    A graph that AOTAutograd's cache holds would come back compiled, and tell nothing.
+    """
+    from torch._functorch import config
+
+    with config.patch(enable_autograd_cache=False):
+        yield
+
+
 def compiled(module: nn.Module, options: Options) -> Callable[..., object]:
     """``module`` through ``torch.compile`` with tilestream as its back end."""
+    return torch.compile(module, backend=backend(), options=vars(options))  # pyright: ignore[reportArgumentType]
+
+
+def backend() -> Callable[..., Any]:
+    """The back end itself: a source tree that is not installed has no entry point for its name."""
     from tilestream.backend import tilestream
 
-    return torch.compile(module, backend=tilestream, options=vars(options))  # pyright: ignore[reportArgumentType]
+    return tilestream

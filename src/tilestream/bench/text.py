@@ -14,6 +14,25 @@ from tilestream.report.whole import COST_MODEL
 from tilestream.report.words import microseconds
 
 
+def host(result: dict[str, Any]) -> RenderableType:
+    """The host's time of a call, by arm and by part."""
+    env = result["environment"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("a plain loop over", "us a call"):
+        table.add_column(heading, justify="right" if "us" in heading else "left")
+    for name, us in result["us"].items():
+        told = {"dynamo": "Dynamo alone: guards, no kernel", "aot": "with AOTAutograd, no kernel"}.get(name, name)
+        table.add_row(told, microseconds(us))
+    parts: list[RenderableType] = [
+        Text(f"{result['model']}, {result['rows']:,} rows, {env['gpu'] or 'no GPU'}", style="bold"),
+        table,
+    ]
+    if result["regions"]:
+        each = ", ".join(microseconds(us) for us in result["regions"])
+        parts.append(Text(f"of tilestream's, until a region's kernels are enqueued: {each} us"))
+    return Group(*parts)
+
+
 def render(result: dict[str, Any]) -> RenderableType:
     """Arms with times and errors, then predictions, then DRAM bytes."""
     env = result["environment"]

@@ -88,9 +88,14 @@ class Compilation:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """The compiled graph that runs: with its regions, or without, where those do not pay for the whole."""
-        return Whole(self.options, self.target, self.placed, self.inputs).choose(
-            streamed, plain, compiled, inputs, kwargs
-        )
+        return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
+
+    def keep(self) -> None:
+        """Note that the graph's regions are all there is to it."""
+        self._whole().note()
+
+    def _whole(self) -> Whole:
+        return Whole(self.options, self.target, self.placed, self.inputs)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

@@ -107,6 +107,7 @@ def _inner(
 
         # A backward graph is handed values that nobody else holds; Inductor's code frees each after its last use.
         if taken and not backward and not kwargs.get("cudagraphs") and is_direct(streamed):
+            compilation.keep()
             return direct(streamed)
         made: list[tuple[Any, list[Any]]] = []
 

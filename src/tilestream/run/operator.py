@@ -39,6 +39,18 @@ def run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], spec: str) -> list
     return call(inputs, sizes)
 
 
+def text_of(region: RegionCall) -> str:
+    """The operator's argument that stands for a region which it has called.
+
+    Raises:
+        KeyError: the operator has not called this region.
+    """
+    for (text, _), call in _calls.items():
+        if call is region:
+            return text
+    raise KeyError(region)
+
+
 def shapes(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], spec: str) -> list[torch.Tensor]:
     """The results without values: sizes, strides, dtypes and device, symbolic where the arguments are."""
     made = decode(spec)

@@ -63,6 +63,16 @@ def wholes() -> list[WholeTiming]:
     return list(_wholes)
 
 
+def measured(timings: Sequence[WholeTiming]) -> tuple[float | None, float | None]:
+    """Microseconds of one call of all these graphs, as they run and by Inductor alone; None where one is not known."""
+    kept = [t.streamed_us if t.streams else t.inductor_us for t in timings]
+    inductor = [t.inductor_us for t in timings]
+    return (
+        None if not kept or None in kept else sum(us for us in kept if us is not None),
+        None if not kept or None in inductor else sum(us for us in inductor if us is not None),
+    )
+
+
 @dataclass(frozen=True)
 class Whole:
     """The choice for one graph.
@@ -124,6 +134,14 @@ class Whole:
         if trees:
             return compiled(streamed if found.streams else plain)
         return arms[0] if found.streams else arms[1]
+
+    def note(self) -> None:
+        """Record a graph that is regions and nothing else: their own times are the graph's."""
+        plans = [runtime.plan(p.region, self.options, self.target) for p in self.placed]
+        others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in plans]
+        times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in plans], others)]
+        mine, theirs = (None if None in t else sum(us for us in t if us is not None) for t in times)
+        _wholes.append(WholeTiming(len(plans), False, sum(map(gain, plans)), mine, theirs))
 
     def _measures(self) -> bool:
         on_gpu = self.target.kind == "cuda" and self.options.measure and self.options.strategy == "auto"
