@@ -110,6 +110,18 @@ def test_what_inductor_fuses_is_one_kernel_and_a_gather_reads_what_it_takes():
     assert after == library.Kernel(0, "f32", 4 * 3 * 40 * 13 + 8 * 40)  # the table counts as rows taken from it
 
 
+def test_products_take_tensor_cores_where_torch_lets_them():
+    device = devices.get("h200")
+
+    def us(dtype: str, tf32: bool) -> float:
+        return library.time_us([library.Kernel(1e12, dtype, 0)], device, tf32) - device.launch_s * 1e6
+
+    assert us("f32", True) == pytest.approx(1e18 / device.tensor_flops["f32"] / device.bulk_efficiency)
+    assert (
+        us("f32", False) == us("float64", True) == pytest.approx(1e18 / device.simt_flops / 2 / device.bulk_efficiency)
+    )
+
+
 def test_regions_of_two_graphs_have_two_names():
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         h = m.layers[0](x)

@@ -131,6 +131,23 @@ def test_a_file_gives_module_and_inputs(file) -> None:
     assert hasattr(random, "randint")  # the library's own module is still there
 
 
+def test_a_function_gets_fake_tensors_unless_it_needs_real_ones(tmp_path) -> None:
+    path = tmp_path / "nets.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def plain(rows):\n    return nn.Linear(8, 4).bfloat16(), torch.randn(rows, 8).bfloat16()\n"
+        "def reads():\n    x = torch.randn(3, 8)\n    return nn.Linear(8, int(x.numpy().shape[0])), x\n"
+        "def saves():\n    net = nn.Linear(8, 4)\n    torch.save(net.state_dict(), __file__ + '.pt')\n"
+        "    return net, torch.randn(3, 8)\n"
+    )
+    huge = load(f"{path}:plain", rows=10**12, fake=True)
+    assert huge.rows == 10**12 and huge.dtype is torch.bfloat16
+    for name in ("reads", "saves"):
+        assert type(load(f"{path}:{name}", fake=True).inputs[0]) is torch.Tensor
+    saved, weight = torch.load(f"{path}.pt"), load(f"{path}:saves").module.weight
+    assert saved["weight"].std() > 0.01 and saved["weight"].shape == weight.shape
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -65,7 +66,7 @@ def test_without_a_gpu_the_result_has_error_plan_and_predictions(small: Workload
     json.dumps(result)
     from rich.console import Console
 
-    console = Console(width=120, record=True, quiet=True)
+    console = Console(width=120, file=io.StringIO(), record=True)
     console.print(text.render(result))
     shown = console.export_text()
     assert "dataflow: 3 of 3 operators (100%), 100% of the FLOPs" in shown and "all on Inductor: " in shown

@@ -205,6 +205,7 @@ def check(
         progress(f"running through tilestream on {ran_on}")
         if on == "cpu":
             options = options.with_(target="reference")
+        torch.compiler.reset()  # what ran is what is compiled here
         compiled = len(runtime.analyses())
         with arms.planned_anew():
             arm = arms.make("tilestream", workload.module, workload.inputs, options, workload.keywords)

@@ -29,7 +29,7 @@ _GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten._em
 
 @dataclass(frozen=True)
 class Kernel:
-    """``flops`` of products, in ``dtype`` (bf16, f16, f32), and ``bytes`` between DRAM and the chip."""
+    """``flops`` of products, in ``dtype`` (bf16, f16, f32, float64), and ``bytes`` between DRAM and the chip."""
 
     flops: float
     dtype: str
@@ -56,7 +56,7 @@ def time_us(kernels: Iterable[Kernel], device: Device, tf32: bool | None = None)
             seconds += memory_s
             continue
         # A lane's FMA is two FLOPs, as in the count.
-        on_lanes = kernel.dtype == "f32" and not tf32
+        on_lanes = kernel.dtype not in device.tensor_flops or (kernel.dtype == "f32" and not tf32)
         rate = 2 * device.simt_flops if on_lanes else device.tensor_flops[kernel.dtype]
         seconds += device.load_s + device.library_share * (memory_s + kernel.flops / rate)
     return seconds * 1e6
@@ -143,6 +143,7 @@ def bytes_of(value: object) -> float:
 
 
 def dtype_of(value: object) -> str:
-    """The dtype of the first floating-point tensor in ``value``; f32 where there is none or it is another."""
+    """The dtype of the first floating-point tensor in ``value``: f32 where there is none, torch's name of others."""
     floating = (x.dtype for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
-    return DTYPES.get(next(floating, torch.float32), "f32")
+    dtype = next(floating, torch.float32)
+    return DTYPES.get(dtype, str(dtype).removeprefix("torch."))

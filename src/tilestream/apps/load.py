@@ -114,7 +114,10 @@ class _NoFakesError(Exception):
 
 @contextlib.contextmanager
 def _fakes() -> Iterator[None]:
-    """Fake tensors, and modules that can be converted: torch swaps parameters in place, which fake ones refuse."""
+    """Fake tensors, and modules that can be converted: torch swaps parameters in place, which fake ones refuse.
+
+    Nothing can be saved: a file of fake tensors would look like one of real ones.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -132,6 +135,7 @@ def _fakes() -> Iterator[None]:
         FakeTensorMode(allow_non_fake_inputs=True),
         warnings.catch_warnings(),
         mock.patch.object(nn.Module, "_apply", convert),
+        mock.patch.object(torch, "save", side_effect=_NoFakesError("fake tensors have nothing to save")),
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own copy of a module
         yield

@@ -46,6 +46,8 @@ class Report:
         parts: list[RenderableType] = [whole.render(self.analysis)]
         for region in self.analysis.regions:
             parts += _region(region, self.analysis)
+        if any(r.runner(self.analysis.options.target) not in ("inductor", "eager") for r in self.analysis.regions):
+            parts.append(Text(REGISTERS, style="dim"))
         parts += [*_exclusions(self.analysis), *_eager(self.analysis)]
         return Group(*parts)
 
@@ -119,7 +121,6 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
         return [*parts, Text("chosen: Inductor, nothing above is faster", style="yellow")]
     described = facts.pipeline_facts(pipeline)
     parts.append(_stages(described))
-    parts.append(Text(REGISTERS, style="dim"))
     if described["dram_queues"] or any(launch["queues"] for launch in described["launches"]):
         parts.append(_queues(described))
     return parts
