@@ -1,0 +1,169 @@
+"""Time whole applications, as ``torch.compile`` runs them: eager, Inductor, tilestream; inference and a training step.
+
+    python benchmarks/whole_models.py                        all of them
+    python benchmarks/whole_models.py mgn dlrm_2048          some of them
+    python benchmarks/whole_models.py --training nerf_65536  a training step: forward, sum, backward
+    python benchmarks/whole_models.py --host                 a plain loop without CUDA graphs, by parts
+    python benchmarks/whole_models.py --max-autotune ...     that arm too, which takes minutes to compile
+
+Needs an H100 or H200. bf16, random data; the protocol is CONTRIBUTING's: CUDA graphs in every arm, rounds interleaved,
+medians. ``first_call_s`` is the call that compiles, with empty caches of Inductor's, Triton's and ours, in a process
+that has compiled the arms before it. Errors are against eager. Results go to ``benchmarks/results/whole``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tilestream import oracle, replays
+from tilestream.apps.load import load
+from tilestream.apps.models import find
+from tilestream.backend import tilestream
+from tilestream.bench import host
+from tilestream.bench.environment import environment
+from tilestream.options import Options
+from tilestream.run.whole import wholes
+from tilestream.stopwatch import spent
+
+RESULTS = Path(__file__).parent / "results" / "whole"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nerf_16384": ("nerf", {"rows": 16384}),
+    "nerf_65536": ("nerf", {"rows": 65536}),
+    "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
+    "dlrm_32768": ("dlrm", {"batch": 32768, "max_rows": 100_000}),
+    "mgn": ("mgn", {"batch": 8}),
+    "graphcast_small": ("graphcast_small", {"steps": 4}),
+    "llama_layer": ("llama_prefill+sdpa", {"layers": 1, "layers_only": True}),
+}
+HOST = (("nerf", 16384), ("nerf", 256), ("meshgraphnets", 32768), ("classifier", 1024), ("policy_value", 64))
+ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
+
+
+def compiled(arm: str, module: nn.Module) -> Callable[..., Any]:
+    """The module as an arm runs it."""
+    if arm == "eager":
+        return module
+    how: dict[str, Any] = {
+        "inductor": {},
+        "inductor_max_autotune": {"mode": "max-autotune-no-cudagraphs"},
+        "tilestream": {"backend": tilestream},
+    }[arm]
+    return torch.compile(module, dynamic=False, **how)
+
+
+def inference(function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    with torch.no_grad():
+        return pytree.tree_leaves(function(*inputs))
+
+
+def training(function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """One step without an optimizer: the gradients of the sum of all results."""
+    module.zero_grad(set_to_none=True)
+    results = [y for y in pytree.tree_leaves(function(*inputs)) if y.is_floating_point()]
+    torch.stack([y.sum() for y in results]).sum().backward()
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
+    """Times, first calls and errors of one case."""
+    model, sizes = CASES[name]
+    module, inputs = find(model).make(device="cuda", training=train, **sizes)
+    step = training if train else inference
+    made: dict[str, Any] = {
+        "schema": 1,
+        "model": model,
+        "sizes": sizes,
+        "training": train,
+        "environment": environment(),
+    }
+    calls: dict[str, Callable[[], object]] = {}
+    found: dict[str, list[Tensor]] = {}
+    made["arms"] = {}
+    graphs = len(wholes())
+    for arm in arms:
+        torch.compiler.reset()
+        function = compiled(arm, module)
+        before = spent()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        results = step(function, module, inputs)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        found[arm] = [x.detach().clone() for x in results]
+        calls[arm] = partial(step, function, module, inputs)
+        made["arms"][arm] = {"first_call_s": seconds}
+        if arm == "tilestream":
+            made["arms"][arm]["parts_s"] = {k: v - before.get(k, 0.0) for k, v in spent().items()}
+    for arm, results in found.items():
+        pairs = zip(results, found["eager"], strict=True)
+        made["arms"][arm]["difference"] = max(oracle.error(a, b.double()) for a, b in pairs)
+    del found
+    if train:
+        module.zero_grad(set_to_none=True)
+    for arm, us in zip(calls, replays.timed_side_by_side(list(calls.values())), strict=True):
+        made["arms"][arm]["us"] = us
+    others = min(v["us"] for arm, v in made["arms"].items() if arm != "tilestream")
+    made["speedup"] = others / made["arms"]["tilestream"]["us"]
+    made["graphs"] = [asdict(w) for w in wholes()[graphs:]]
+    return made
+
+
+def write(name: str, made: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
+
+
+def line(name: str, made: dict[str, Any]) -> str:
+    arms = ", ".join(f"{a} {v['us']:.1f} us ({v['first_call_s']:.1f} s)" for a, v in made["arms"].items())
+    return (
+        f"{name}{' training' if made['training'] else ''}: {arms}; {made['speedup']:.2f} times the best of the others"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(CASES)}")
+    parser.add_argument("--training", action="store_true")
+    parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if unknown := [name for name in given.cases if name not in CASES]:
+        parser.error(f"no case is called {unknown[0]!r}; the cases are {', '.join(CASES)}")
+    if not torch.cuda.is_available():
+        print("no GPU: nothing to measure", file=sys.stderr)
+        return 1
+    arms = ARMS if given.max_autotune else tuple(a for a in ARMS if a != "inductor_max_autotune")
+    with tempfile.TemporaryDirectory() as caches:
+        for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILESTREAM_CACHE_DIR", "CUDA_CACHE_PATH"):
+            os.environ[variable] = str(Path(caches) / variable.lower())
+        if given.host:
+            for model, rows in HOST:
+                made = host.run(load(model, rows, device="cuda"), Options())
+                write(f"host_{model}_{rows}", made, given.out)
+                told = {k: round(v, 1) for k, v in made["us"].items()} | {"regions": made["regions"]}
+                print(f"{model} {rows}: {told}", flush=True)
+            return 0
+        for name in given.cases or CASES:
+            made = measured(name, given.training, arms)
+            write(f"{name}_training" if given.training else name, made, given.out)
+            print(line(name, made), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
