@@ -18,11 +18,21 @@ from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    ROOT / "README.md": ("main", "others", "dram", "first-call", "machine"),
+    ROOT / "README.md": ("main", "whole", "host", "others", "dram", "first-call", "machine"),
     ROOT / "docs" / "queues.md": ("queues",),
 }
 """Each page and the marked parts that it must have, once."""
 NONE = "No results yet: `python benchmarks/run_all.py` on an H200 makes them."
+WHOLE = {
+    "nerf_65536": "NeRF, 65,536 points",
+    "nerf_16384": "NeRF, 16,384 points",
+    "mgn": "MeshGraphNets, 15 steps, 8 meshes",
+    "graphcast_small": "GraphCast, 1 degree, 4 steps",
+    "dlrm_2048": "DLRM, batch 2,048",
+    "dlrm_32768": "DLRM, batch 32,768",
+    "llama_layer": "Llama 3 8B, one layer, 1,024 tokens",
+    "nerf_65536_training": "NeRF, 65,536 points, training step",
+}
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
 
 
@@ -42,23 +52,15 @@ def us(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def predicted(result: dict[str, Any]) -> float | None:
-    """The prediction for the pipelines that ran, summed over the regions; None where Inductor was kept."""
-    chosen = [r["chosen"] for r in result["plan"]["regions"]]
-    if not chosen or any(c is None or c["predicted_us"] is None or c["strategy"] == "fallback" for c in chosen):
-        return None
-    return sum(c["predicted_us"] for c in chosen)
-
-
 def strategies(result: dict[str, Any]) -> str:
     return ", ".join(dict.fromkeys(r["chosen"]["strategy"] for r in result["plan"]["regions"] if r["chosen"]))
 
 
 def times(cases: Sequence[Case]) -> str:
-    """Microseconds of every arm, the gain over the best of the others, the goal, and the prediction's error."""
+    """Microseconds of every arm, the gain over the best of the others, and the goal."""
     goals = any(case.goal_us for case in cases)
     headings = ["case (bf16)", "rows", "eager", "Inductor", "max-autotune", "tilestream", "gain"]
-    headings += (["goal"] if goals else []) + ["strategy", "predicted", "error / eager's"]
+    headings += (["goal"] if goals else []) + ["strategy", "error / eager's"]
     rows = []
     for case in cases:
         result = load(case)
@@ -67,8 +69,6 @@ def times(cases: Sequence[Case]) -> str:
         arm = {name: result["arms"].get(name, {}).get("us") for name in ARMS}
         ours = arm["tilestream"]
         gain = "-" if result["speedup"] is None else f"{result['speedup']:.2f}"
-        guess = predicted(result)
-        off = f"{us(guess)} ({guess / ours - 1:+.0%})" if guess and ours else us(guess)
         ratio = result["error"] / result["eager_error"] if result["eager_error"] else float("nan")
         rows.append(
             [
@@ -79,11 +79,38 @@ def times(cases: Sequence[Case]) -> str:
                 gain,
                 *([us(case.goal_us)] if goals else []),
                 strategies(result),
-                off,
                 f"{ratio:.2f}",
             ]
         )
     return table(headings, rows) if rows else NONE
+
+
+def whole_models() -> str:
+    """Whole applications: microseconds a call, and seconds of the call that compiles, with empty caches."""
+    rows = []
+    for name, title in WHOLE.items():
+        path = RESULTS / "whole" / f"{name}.json"
+        if not path.exists():
+            continue
+        made = json.loads(path.read_text())
+        arm = made["arms"]
+        times = [us(arm.get(a, {}).get("us")) for a in ("eager", "inductor")]
+        first = [f"{arm[a]['first_call_s']:.1f}" for a in ("inductor", "tilestream")]
+        rows.append([title, *times, f"**{us(arm['tilestream']['us'])}**", f"{made['speedup']:.2f}", *first])
+    headings = ["whole model (bf16)", "eager", "Inductor", "tilestream", "gain"]
+    return table([*headings, "first call, Inductor (s)", "first call, tilestream (s)"], rows) if rows else NONE
+
+
+def host() -> str:
+    """A plain loop without CUDA graphs: wall microseconds a call, and of that a region's call."""
+    rows = []
+    for path in sorted((RESULTS / "whole").glob("host_*.json")):
+        made = json.loads(path.read_text())
+        arms = ("eager", "inductor", "inductor, reduce-overhead", "tilestream", "tilestream, reduce-overhead")
+        cells = [us(made["us"].get(arm)) for arm in arms]
+        rows.append([made["model"], f"{made['rows']:,}", *cells, us(sum(made["regions"]))])
+    headings = ["model", "rows", "eager", "Inductor", "its reduce-overhead", "tilestream", "its reduce-overhead"]
+    return table([*headings, "region's call"], rows) if rows else NONE
 
 
 def dram(cases: Sequence[Case]) -> str:
@@ -142,6 +169,8 @@ def tables() -> dict[str, str]:
     """Marker to what stands under it."""
     return {
         "main": times(MAIN),
+        "whole": whole_models(),
+        "host": host(),
         "others": times(OTHERS),
         "dram": dram(COUNTED),
         "first-call": first_call(MAIN),

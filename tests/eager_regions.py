@@ -26,6 +26,7 @@ from tilestream.errors import PlanError
 from tilestream.ir import Pipeline
 from tilestream.options import Options
 from tilestream.regions import partition
+from tilestream.run.place import with_sizes
 from tilestream.shapes import check_shapes
 
 STRATEGIES = ("vertical", "spatial", "bulk")
@@ -54,7 +55,7 @@ class Regions:
         self.operators: list[tuple[str, ...]] = []
         self._home: dict[fx.Node, tuple[Callable[..., Any], tuple[str, ...], tuple[fx.Node, ...]]] = {}
         for cut in partition(self.graph).cuts:
-            region = cut.region
+            region = with_sizes(cut.region, self.graph)
             check_shapes(region.program)
             pipeline, problem = pipeline_of(region.program, region.rows, strategy)
             self.unplanned += [problem] if problem else []

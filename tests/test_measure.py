@@ -228,7 +228,8 @@ def test_modules_on_the_gpu(name: str, strategy: str):
 
 
 @pytest.mark.gpu
-def test_candidates_are_timed_beside_the_fallback():
+def test_candidates_are_timed_beside_the_fallback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planner, "SURE", 0.0)  # however clear the prediction
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
     (analysis,) = runtime.analyses()
     assert analysis.plan is not None
@@ -240,6 +241,7 @@ def test_candidates_are_timed_beside_the_fallback():
 @pytest.mark.gpu
 def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(measure, "built", lambda pipeline, target, timeout_s: timeout_s is None)
+    monkeypatch.setattr(planner, "SURE", 0.0)
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
     (analysis,) = runtime.analyses()
     assert analysis.plan is not None

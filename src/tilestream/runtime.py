@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -68,7 +69,7 @@ def prepare(regions: Sequence[Region], options: Options, target: Target) -> None
     """Begin to compile, side by side, the kernels that planning these regions will want to time."""
     if not _measures(options, target):
         return
-    pipelines: dict[Pipeline, None] = {}
+    lists: list[list[Pipeline]] = []
     for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
         made = (region.program, region.rows, target.hardware, options)
         if _near(region, options, target) is not None or is_cached(*made):
@@ -78,9 +79,11 @@ def prepare(regions: Sequence[Region], options: Options, target: Target) -> None
         except Exception as failure:
             log.debug("%s: nothing to prepare; planning it will say why", region.name, exc_info=failure)
             continue
-        pipelines |= {c.pipeline: None for c in wanted if c.pipeline is not None}
+        lists.append([c.pipeline for c in wanted if c.pipeline is not None])
+    # The best of every region first: of the others, those that are not ready in time are not timed.
+    ranks = zip_longest(*lists)
     with _kernels_kept(options, target):
-        build_ahead(list(pipelines), target.kind)
+        build_ahead([p for rank in ranks for p in rank if p is not None], target.kind)
 
 
 def _measures(options: Options, target: Target) -> bool:

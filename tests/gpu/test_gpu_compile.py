@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream import fallback, runtime
+from tilestream import fallback, planner, runtime
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.backend import tilestream
@@ -117,7 +117,8 @@ def test_wide_layers():
 
 
 @pytest.mark.gpu
-def test_the_measured_choice_is_right_whatever_it_is():
+def test_the_measured_choice_is_right_whatever_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planner, "SURE", 0.0)  # Inductor is timed, however clear the prediction
     module = mlp()
     (x,) = data((16384, 48))
     fast = torch.no_grad()(torch.compile(module, backend=tilestream))
@@ -186,17 +187,19 @@ def test_dtypes_that_are_not_ours(dtype: torch.dtype):
 
 
 @pytest.mark.gpu
-def test_a_training_step_is_inductors(caplog: pytest.LogCaptureFixture):
-    module = mlp(F32)
-    (x,) = data((256, 48), dtype=F32)
-    module(x).sum().backward()
-    wanted = [p.grad.clone() for p in module.parameters()]
-    module.zero_grad()
-    with caplog.at_level(logging.WARNING, "tilestream"):
-        torch.compile(module, backend=tilestream)(x).sum().backward()
-    for p, right in zip(module.parameters(), wanted, strict=True):
-        torch.testing.assert_close(p.grad, right, rtol=1e-3, atol=1e-3)
-    assert "training graph goes to Inductor" in caplog.text
+def test_a_training_step_has_regions_both_ways():
+    module = mlp()
+    (x,) = data((3000, 48))
+    found = []
+    for function in (torch.compile(module, backend=tilestream, options={"strategy": "vertical"}), module):
+        module.zero_grad()
+        function(x).float().square().mean().backward()
+        found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) > 0
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.1, atol=0.02 * want.abs().max().item())
+    assert strategies().count("vertical") >= 2
+
 
 
 # ---- shapes

@@ -17,7 +17,6 @@ from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
-from tilestream.cuda.tables import MapSpec
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import DeviceError, InputError
@@ -95,9 +94,12 @@ class Launch:
         o = self.offsets
         raw = (ctypes.c_char * o.size)()
         for k, spec in enumerate(self.tables.maps):
-            if spec.kind in ("ring", "packed"):
-                address = (space.rings if spec.kind == "ring" else space.packed)[int(spec.name)]
-                row_bytes = self._row_elements(spec) * DTYPE_BYTES[spec.dtype]
+            if spec.kind == "ring":
+                queue = self.tables.queues[int(spec.name)]
+                address, row_bytes = space.rings[int(spec.name)], queue.features * DTYPE_BYTES[queue.dtype]
+            elif spec.kind == "packed":
+                packed = self.tables.packs[int(spec.name)]
+                address, row_bytes = space.packed[int(spec.name)], packed.columns * DTYPE_BYTES[packed.dtype]
             else:
                 address, stride = where[spec.name]
                 row_bytes = stride * DTYPE_BYTES[self.source.pipeline.tensor(spec.name).dtype]
@@ -116,10 +118,6 @@ class Launch:
         dump = self.dump.address if self.dump is not None else 0
         struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, 0)
         return raw
-
-    def _row_elements(self, spec: MapSpec) -> int:
-        index = int(spec.name)
-        return self.tables.queues[index].features if spec.kind == "ring" else self.tables.packs[index].columns
 
 
 def _where(t: torch.Tensor) -> Where:
