@@ -152,13 +152,14 @@ class _Builder:
     def squash(self) -> None:
         """Activations that take any argument."""
         x = self.some()
-        kind = self.rng.choice(("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "softplus", "neg", "abs"))
-        bounded = kind in ("sigmoid", "tanh")
+        kinds = ("relu", "gelu", "gelu_tanh", "gelu_slope", "silu", "sigmoid", "tanh", "softplus", "neg", "abs")
+        kind = self.rng.choice(kinds)
+        bounded = kind in ("sigmoid", "tanh", "gelu_slope")
         attrs = {}
         if kind == "softplus" and self.rng.random() < 0.5:
             attrs = {"beta": self.rng.choice((0.5, 1.0, 2.0)), "threshold": self.rng.choice((5.0, 20.0))}
         floor = {"relu": 0.0, "sigmoid": 0.0, "softplus": 0.0, "abs": 0.0}.get(kind)
-        top = 1.0 if bounded else min(TOP, x.top + 1.5) if kind == "softplus" else x.top
+        top = 1.2 if bounded else min(TOP, x.top + 1.5) if kind == "softplus" else x.top
         self.emit(kind, x.width, (x,), attrs=attrs, top=top, floor=floor, lively=x.lively)
 
     def wave(self) -> None:
@@ -174,7 +175,8 @@ class _Builder:
         else:
             x = self.pick(lambda v: v.top <= 4)
             if x is not None:
-                self.emit("exp", x.width, (x,), top=min(TOP, 2.72**x.top), floor=0.0, lively=x.lively)
+                kind, floor = self.rng.choice((("exp", 0.0), ("expm1", None)))
+                self.emit(kind, x.width, (x,), top=min(TOP, 2.72**x.top), floor=floor, lively=x.lively)
 
     def positive(self) -> _Value:
         """A tile above ``POSITIVE``, made if there is none."""

@@ -293,7 +293,7 @@ def test_random_pipelines_are_legal(p: Pipeline):
 def test_random_pipelines_reach_every_feature():
     made = [random_pipeline(seed) for seed in range(300)]
     kinds = {o.kind for p in made for s in p.stages for o in s.ops}
-    assert kinds == set(OPS)
+    assert kinds == set(OPS) - {"relu_backward"}  # it jumps at 0: what rounds differently between stages, flips
     assert any(len(q.consumers) > 1 for p in made for q in p.queues)
     assert {q.transport for p in made for q in p.queues} == {Transport.L2, Transport.DRAM}
     assert {len(p.by_role(Role.INPUT)) for p in made} >= {1, 2, 3}
