@@ -182,7 +182,7 @@ def test_masks_that_are_added():
     agree(Call(lambda x, m: (x + torch.zeros_like(x).masked_fill(~m, -torch.inf)).softmax(-1)), x, mask)
     with pytest.raises(SparseError, match="minus infinity|-inf"):
         compile(
-            Call(lambda x, m, n: x.masked_fill(m, -torch.inf) + x.masked_fill(n, -torch.inf)),
+            Call(lambda x, m, n: x.masked_fill(~m, -torch.inf) + x.masked_fill(~n, -torch.inf)),
             rand(4, 4),
             mask,
             mask.t(),
