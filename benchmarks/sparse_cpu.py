@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import scipy.sparse
 import torch
@@ -84,7 +85,8 @@ def rows(graph: GraphSet) -> list[dict[str, Cell]]:
             wanted = case.module(*case.inputs)
             row["torch.sparse"] = best(lambda case=case: case.module(*case.inputs))
         row["scipy"] = best(by_scipy(name, case))
-        for column, fuse, order in (("unfused", "none", None), ("fused layers", case.partial(), ORDERS[name])):
+        ways: list[tuple[str, Any, Any]] = [("unfused", "none", None), ("fused layers", case.partial(), ORDERS[name])]
+        for column, fuse, order in ways:
             program = compile(case.module, *case.inputs, schedule=Schedule(fuse=fuse, order=order))
             loops = CpuProgram(program)
             loops.run(*case.inputs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import SAGEConv  # pyright: ignore[reportMissingImports]
 
 from tilestream.sparse import Schedule, compile, graphs
 from tilestream.sparse.cpu import CpuProgram

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from sparse_modules import Call, agree, rand
 from torch import nn
 
-from tilestream.errors import SparseError
+from tilestream.errors import SparseError, TilestreamError
 from tilestream.sparse import Schedule, compile
 
 pytestmark = pytest.mark.filterwarnings(
@@ -204,6 +204,32 @@ def test_writing_in_place_what_another_name_reads():
     with pytest.raises(SparseError, match=r"mul_ \(test_sparse_operators.py:\d+\) writes into a tensor"):
         compile(Call(through_a_view), rand(4, 4))
     agree(Call(lambda x: torch.relu_(x + 0).mul_(2)), rand(4, 4))
+
+
+def filled(x):
+    out = torch.zeros(3, dtype=x.dtype)
+    out.index_add_(0, torch.tensor([0, 1, 2]), x)
+    return x * 2 if out.sum() > 0 else x - 1
+
+
+def assigned(x):
+    out = torch.zeros(3, dtype=x.dtype)
+    out[0] = x[1]
+    return out * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "message"),
+    [
+        (filled, rand(3), r"looks at a value.*test_sparse_operators.py:\d+"),
+        (assigned, rand(3), r"copy_ \(test_sparse_operators.py:\d+\) writes into a tensor"),
+        (lambda x: x * 2, rand(3).to(torch.complex128), "complex"),
+        (lambda x: x * 1j, rand(3), "complex"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(function, x, message):
+    with pytest.raises(TilestreamError, match=message):
+        compile(Call(function), x)
 
 
 def test_a_mask_that_is_returned_stays_minus_infinity():

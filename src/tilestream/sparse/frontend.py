@@ -213,6 +213,11 @@ class _Reader:
         if name in FACTORIES:
             return FACTORIES[name](_shape(node), args, kwargs)
         self.rec.into_softmax = bool(node.users) and all("softmax" in str(user.target) for user in node.users)
+        if name in ("item", "_local_scalar_dense", "is_nonzero"):
+            raise SparseError(
+                f"the module looks at a value that is not known before it runs ({self.rec.source or 'no source line'})",
+                "choose with torch.where instead",
+            )
         lowering = OPERATORS.get(name) or OPERATORS.get(name.removesuffix("_"))
         if lowering is None:
             raise SparseError(
@@ -273,7 +278,7 @@ class _Reader:
                     raise SparseError(
                         f"{name} ({self.rec.source or 'no source line'}) writes into a tensor that "
                         f"{later.name} ({source_line(later) or 'no source line'}) reads by another name",
-                        f"use {name.removesuffix('_')}, which makes a new tensor",
+                        "make a new tensor: the operator without _ at its end, torch.cat, or torch.where",
                     )
             reached = reached or later is node
 

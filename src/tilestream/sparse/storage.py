@@ -275,8 +275,10 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
     Zeros that a sparse layout stores stay; a strided tensor's zeros are left out of compressed levels.
 
     Raises:
-        SparseError: as ``default_format`` and ``from_coo``.
+        SparseError: complex numbers; otherwise as ``default_format`` and ``from_coo``.
     """
+    if tensor.is_complex():
+        raise SparseError(f"tensor {name!r} of complex numbers", "use its real and imaginary parts")
     wanted = format or default_format(tensor)
     tensor = tensor.detach().cpu()
     if tensor.layout == torch.strided:
