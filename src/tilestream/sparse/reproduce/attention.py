@@ -202,7 +202,8 @@ def parallel(options: Options) -> Study:
         )
     notes = (
         "Figure 16a is one index by factors from 1 to 64; its values are published as a picture only.",
-        "The published kernel takes about twice the cycles: it scans dense levels and intersects them.",
+        "The published cycles are those of 12 x 1,024 x 1,024 x 64 steps within 0.1 %: the scores of all pairs are "
+        "made there before the mask. Here only those that the mask keeps are, 46 % of them.",
     )
     return Study("parallel", one.name, "Figures 16a and 16b", tuple(rows), notes)
 
