@@ -21,7 +21,7 @@ from tilestream.sparse.operators import ALIASES, FACTORIES, INDEXED, OPERATORS, 
 from tilestream.sparse.program import OutputView, Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, prune, repack
+from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, plain, prune, repack
 
 
 def compile(
@@ -50,6 +50,7 @@ def compile(
         SparseError: an operator that cannot be lowered, naming it and the user's line, an index out of range, or a
             format that does not fit.
     """
+    inputs = tuple(plain(x) for x in inputs)
     tensors = owned(module)
     names = _input_names(module, inputs)
     if unknown := [name for name in formats or {} if name not in (*names, *tensors)]:

@@ -296,6 +296,13 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
     return from_coo(name, coordinates, values.ravel(), tuple(tensor.shape), wanted)
 
 
+def plain(value: Any) -> Any:
+    """A ``SparseTensor`` of torch_sparse as PyTorch's CSR, which PyTorch Geometric takes as well; anything else as it
+    is."""
+    convert = getattr(value, "to_torch_sparse_csr_tensor", None)
+    return value if convert is None or isinstance(value, torch.Tensor) else convert()
+
+
 def from_scipy(name: str, matrix: Any, format: Format | None = None) -> SparseTensor:
     """A scipy sparse matrix or array, all levels compressed unless ``format`` says otherwise."""
     entries = matrix.tocoo()
