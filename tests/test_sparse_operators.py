@@ -206,6 +206,14 @@ def test_writing_in_place_what_another_name_reads():
     agree(Call(lambda x: torch.relu_(x + 0).mul_(2)), rand(4, 4))
 
 
+@pytest.mark.parametrize("wild", [lambda y, x: y / x, lambda y, x: y * (x * x).reciprocal()])
+def test_nothing_times_what_is_not_finite(wild):
+    """Where a union finds no operand of a quotient, a factor that is 0 there does not make 0 of 0 / 0."""
+    a, x = torch.eye(5, dtype=torch.float64), rand(5).abs() + 1
+    a[3] = 0
+    agree(Call(lambda a, x: torch.minimum(wild(a @ x, x) * (x > 0), x - 5)), a.to_sparse(), x)
+
+
 def filled(x):
     out = torch.zeros(3, dtype=x.dtype)
     out.index_add_(0, torch.tensor([0, 1, 2]), x)
