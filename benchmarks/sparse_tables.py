@@ -1,6 +1,7 @@
 """Write docs/sparse-results.md from the studies in benchmarks/results/sparse: ``python benchmarks/sparse_tables.py``.
 
-The studies come from ``tilestream sparse reproduce --out benchmarks/results/sparse``.
+The studies come from ``tilestream sparse reproduce --out benchmarks/results/sparse``; the last one from
+``python benchmarks/sparse_cpu.py --out benchmarks/results/sparse/cpu.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ HEAD = ROOT / "benchmarks" / "sparse_head.md"
 
 def page() -> str:
     """The whole document: what was written by hand, then a section a study."""
-    studies = [Study.read(RESULTS / f"{name}.json") for name in STUDIES if (RESULTS / f"{name}.json").is_file()]
+    studies = [
+        Study.read(RESULTS / f"{name}.json") for name in (*STUDIES, "cpu") if (RESULTS / f"{name}.json").is_file()
+    ]
     return HEAD.read_text(encoding="utf-8") + "\n" + "\n".join(study.markdown() for study in studies)
 
 

@@ -307,6 +307,60 @@ def test_a_subtraction_has_its_operands_in_the_order_of_the_expression():
     assert np.array_equal(result.outputs["x"].to_dense(), arrays["b"] - matrix @ arrays["d"])
 
 
+@pytest.mark.parametrize("numbers", [(4, 5), (5, 4), (2, 4)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_subtraction_whatever_the_numbers_and_the_order_of_edges(numbers, first):
+    """SAM's versions number the reduction before or after the other operand, and write edges either way."""
+    left, right = numbers
+    swap = {"4": f"n{left}", "5": f"n{right}"}
+    text = re.sub(r"^( *)(4|5) \[", lambda m: f"{m[1]}{swap[m[2]]} [", RESIDUAL, flags=re.MULTILINE)
+    text = re.sub(r"\b(4|5) ->", lambda m: f"{swap[m[1]]} ->", text)
+    text = re.sub(r"-> (4|5)\b", lambda m: f"-> {swap[m[1]]}", text)
+    lines = text.splitlines()
+    into = [n for n, line in enumerate(lines) if "-> 3 " in line]
+    if first:
+        lines[into[0]], lines[into[1]] = lines[into[1]], lines[into[0]]
+    matrix = hashed(12, 6, 1)
+    arrays = {"b": np.arange(12.0), "C": matrix, "d": np.arange(1.0, 13.0)}
+    result = run_dot(from_dot("\n".join(lines)), arrays, (12,))
+    assert np.array_equal(result.outputs["x"].to_dense(), arrays["b"] - matrix @ arrays["d"])
+
+
+def scaled(constant: str) -> str:
+    return sam(
+        f"""
+        1 fiberlookup index=i tensor=b mode=0 format=dense root=true
+        2 arrayvals tensor=b
+        3 mul {constant}
+        4 fiberwrite mode=vals tensor=x
+        5 fiberwrite index=i tensor=x mode=0 format=dense
+        """,
+        """
+        1 5 crd
+        1 2 ref
+        2 3 val
+        3 4 val
+        """,
+        "x=d0,b=d0",
+    )
+
+
+@pytest.mark.parametrize("name", ["rb_const", "const0", "in2"])
+def test_constants_are_kept(name):
+    result = run_dot(from_dot(scaled(f"{name}=0.2")), {"b": np.arange(5.0)}, (5,))
+    assert np.allclose(result.outputs["x"].to_dense(), 0.2 * np.arange(5.0))
+
+
+def test_what_is_written_has_its_attributes_in_comments():
+    """SAM's own generator takes a node's attributes from its comment, and stops without ``root``."""
+    dot = parse(to_dot(matmul("kij").graph, {"B": DCSC, "C": DCSR, "X": DCSR}))
+    for name, attrs in dot.nodes.items():
+        said = dict(part.split("=", 1) for part in attrs["comment"].split(","))
+        assert said["type"] == attrs["type"], name
+        if attrs["type"] in ("fiberlookup", "repeat"):
+            assert said["root"] in ("true", "false")
+
+
 def test_index_names():
     names = index_names(matmul("ikj").graph)
     assert [names[Port(n, "crd")] for n in ("B_i", "B_k", "C_k", "meet_k", "C_j")] == ["i", "j", "j", "j", "k"]
@@ -343,6 +397,9 @@ def test_quotes_and_comments():
         ('digraph { a [type="mul"] b [type="mul"] a -> b [type="val"] b -> a [type="val"] }', "cycle"),
         ('digraph { a [type="crddrop" outer="j" inner="val" mode="0"] }', "zero"),
         ('digraph { a [type="spaccumulator" order="1" in0="j"] }', "order 1"),
+        ('digraph { a [type="crdhold" outer="i" inner="j" vals="true"] }', "crdhold on values"),
+        ('digraph { a [type="crddrop" outer="i" inner="j" vals="true"] }', "crddrop on values"),
+        ('digraph { a [type="mul" speed="9"] }', "speed='9', which is not understood"),
     ],
 )
 def test_what_cannot_be_read_is_named(text, says):

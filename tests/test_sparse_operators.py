@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from sparse_modules import Call, agree, rand
 from torch import nn
 
-from tilestream.errors import SparseError
+from tilestream.errors import SparseError, TilestreamError
 from tilestream.sparse import Schedule, compile
 
 pytestmark = pytest.mark.filterwarnings(
@@ -182,7 +182,7 @@ def test_masks_that_are_added():
     agree(Call(lambda x, m: (x + torch.zeros_like(x).masked_fill(~m, -torch.inf)).softmax(-1)), x, mask)
     with pytest.raises(SparseError, match="minus infinity|-inf"):
         compile(
-            Call(lambda x, m, n: x.masked_fill(m, -torch.inf) + x.masked_fill(n, -torch.inf)),
+            Call(lambda x, m, n: x.masked_fill(~m, -torch.inf) + x.masked_fill(~n, -torch.inf)),
             rand(4, 4),
             mask,
             mask.t(),
@@ -204,6 +204,40 @@ def test_writing_in_place_what_another_name_reads():
     with pytest.raises(SparseError, match=r"mul_ \(test_sparse_operators.py:\d+\) writes into a tensor"):
         compile(Call(through_a_view), rand(4, 4))
     agree(Call(lambda x: torch.relu_(x + 0).mul_(2)), rand(4, 4))
+
+
+@pytest.mark.parametrize("wild", [lambda y, x: y / x, lambda y, x: y * (x * x).reciprocal()])
+def test_nothing_times_what_is_not_finite(wild):
+    """Where a union finds no operand of a quotient, a factor that is 0 there does not make 0 of 0 / 0."""
+    a, x = torch.eye(5, dtype=torch.float64), rand(5).abs() + 1
+    a[3] = 0
+    agree(Call(lambda a, x: torch.minimum(wild(a @ x, x) * (x > 0), x - 5)), a.to_sparse(), x)
+
+
+def filled(x):
+    out = torch.zeros(3, dtype=x.dtype)
+    out.index_add_(0, torch.tensor([0, 1, 2]), x)
+    return x * 2 if out.sum() > 0 else x - 1
+
+
+def assigned(x):
+    out = torch.zeros(3, dtype=x.dtype)
+    out[0] = x[1]
+    return out * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "message"),
+    [
+        (filled, rand(3), r"looks at a value.*test_sparse_operators.py:\d+"),
+        (assigned, rand(3), r"copy_ \(test_sparse_operators.py:\d+\) writes into a tensor"),
+        (lambda x: x * 2, rand(3).to(torch.complex128), "complex"),
+        (lambda x: x * 1j, rand(3), "complex"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(function, x, message):
+    with pytest.raises(TilestreamError, match=message):
+        compile(Call(function), x)
 
 
 def test_a_mask_that_is_returned_stays_minus_infinity():

@@ -1,5 +1,8 @@
 """PyTorch Geometric models: 28 that lower, with edge indices or with sparse adjacencies, and what the others say."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from sparse_modules import Call
@@ -137,3 +140,23 @@ def test_what_does_not_lower_says_what_and_what_to_do(name):
     with pytest.raises(TilestreamError) as caught:
         compile(module.double(), *inputs)
     assert caught.value.remedy and caught.value.cause
+
+
+class Stored:
+    """What torch_sparse's ``SparseTensor`` offers of itself."""
+
+    def to_torch_sparse_csr_tensor(self):
+        return adjacency(torch.sparse_csr)
+
+
+def test_a_sparse_tensor_of_torch_sparse_is_its_csr():
+    module = Layers(g.GCNConv(FEATURES, 5)).double().eval()
+    program = compile(module, X, Stored())
+    with torch.no_grad():
+        wanted = module(X, adjacency(torch.sparse_csr))
+    torch.testing.assert_close(program.run(X, Stored()).output, wanted)
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "sparse_pyg.py"), run_name="__main__")
+    assert "adjacency: scatter_add__1_adjacency" in capsys.readouterr().out

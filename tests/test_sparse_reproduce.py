@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from tilestream.sparse import graphs
-from tilestream.sparse.reproduce import STUDIES, Options, Study, attention, fusion, models, paper, run, schedules
+from tilestream.sparse.reproduce import (
+    STUDIES,
+    Options,
+    Study,
+    attention,
+    fusion,
+    models,
+    paper,
+    run,
+    schedules,
+    traffic,
+)
 from tilestream.sparse.reproduce.study import markdown, off, text
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +101,33 @@ def test_channels_deadlock_stall_and_then_lose_nothing() -> None:
     ran = [row["cycles"] for row in rows if row["cycles"]]
     assert ran == sorted(ran, reverse=True)
     assert rows[-1]["cycles"] == case.compile("full").run(*case.inputs).cycles
+
+
+def test_rows_that_were_read_off_the_paper_say_so() -> None:
+    assert fusion.fits("GCN", "cora_ml") == {"full": "walks of two edges"} == fusion.fits("GraphSAGE", "dblp")
+    assert fusion.fits("GCN", "cora") == {"unfused": "order"} and fusion.fits("GCN", "collab") == {}
+    for name in ("gcn", "graphsage"):
+        study = Study.read(ROOT / "benchmarks" / "results" / "sparse" / f"{name}.json")
+        fitted = {(row["data"], row["fusion"]) for row in study.rows if row["fitted"]}
+        assert len(fitted) == 3 and {f for _, f in fitted} == {"unfused", "full"}
+
+
+def test_operations_and_words_stand_beside_figure_14() -> None:
+    rows = [
+        {"data": "x", "fusion": f, "how": "simulated", "operations": 2 * o, "bytes": 4 * w}
+        for f, (o, w) in paper.FIGURE14["dblp"].items()
+    ]
+    study = traffic.beside(dict.fromkeys(paper.FIGURE14, rows))
+    (full,) = [r for r in study.rows if r["published words"] == 13_815_099_378]
+    assert (full["off"], full["words off"]) == ("+100.00 %", "+0.00 %")
+    assert full["of unfused"] == full["published, of unfused"] and full["words of unfused"] == 10.304
+
+
+def test_orders_are_counted() -> None:
+    rows = run("counting", Options()).rows
+    (gcn,) = [r for r in rows if (r["model"], r["regions"]) == ("GCN", "fused")]
+    assert (gcn["indices"], gcn["orders"], gcn["admitted"]) == (6, 720, 90)
+    assert len(models.gcn(graphs.karate()).compile("full", max_orders=1000).regions[0].orders) == 90
 
 
 def test_decoders_add_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -68,7 +69,8 @@ def to_dot(graph: Graph, formats: Mapping[str, Format] | None = None) -> str:
         attrs |= {f"a_{name}": str(value) for name, value in node.attrs}
         for root in (by_name[stream.node] for _, stream in node.ins if stream.node in hidden):
             attrs |= {"root_node": root.name, **{f"r_{name}": str(value) for name, value in root.attrs}}
-        shown = ",".join(f"{k}={v}" for k, v in attrs.items() if k in ("type", "index", "tensor", "mode", "format"))
+        # SAM's generator reads a node's attributes from its comment, whether it has a root among them.
+        shown = ",".join(f"{k}={v}" for k, v in attrs.items() if v and not re.match(r"kind|source|root_node|[ar]_", k))
         look = f"color={_COLOURS.get(node.kind, 'brown')} shape=box style=filled"
         look = "shape=point style=invis" if node.kind == "broadcast" else look
         text = " ".join(f"{name}={quote(value)}" for name, value in attrs.items() if value)

@@ -21,7 +21,7 @@ from tilestream.sparse.operators import ALIASES, FACTORIES, INDEXED, OPERATORS, 
 from tilestream.sparse.program import OutputView, Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, prune, repack
+from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, plain, prune, repack
 
 
 def compile(
@@ -50,6 +50,7 @@ def compile(
         SparseError: an operator that cannot be lowered, naming it and the user's line, an index out of range, or a
             format that does not fit.
     """
+    inputs = tuple(plain(x) for x in inputs)
     tensors = owned(module)
     names = _input_names(module, inputs)
     if unknown := [name for name in formats or {} if name not in (*names, *tensors)]:
@@ -213,6 +214,11 @@ class _Reader:
         if name in FACTORIES:
             return FACTORIES[name](_shape(node), args, kwargs)
         self.rec.into_softmax = bool(node.users) and all("softmax" in str(user.target) for user in node.users)
+        if name in ("item", "_local_scalar_dense", "is_nonzero"):
+            raise SparseError(
+                f"the module looks at a value that is not known before it runs ({self.rec.source or 'no source line'})",
+                "choose with torch.where instead",
+            )
         lowering = OPERATORS.get(name) or OPERATORS.get(name.removesuffix("_"))
         if lowering is None:
             raise SparseError(
@@ -273,7 +279,7 @@ class _Reader:
                     raise SparseError(
                         f"{name} ({self.rec.source or 'no source line'}) writes into a tensor that "
                         f"{later.name} ({source_line(later) or 'no source line'}) reads by another name",
-                        f"use {name.removesuffix('_')}, which makes a new tensor",
+                        "make a new tensor: the operator without _ at its end, torch.cat, or torch.where",
                     )
             reached = reached or later is node
 

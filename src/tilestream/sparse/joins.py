@@ -231,13 +231,28 @@ def _vanishes(state: State, at: int, known: dict[int, bool]) -> bool:
         return False
     if len(kids) == 1:
         return vanishes(kids[0], at, known)
-    if op in ("mul", "keep"):
+    if op == "keep":
         return any(vanishes(kid, at, known) for kid in kids)
+    if op == "mul":  # 0 times what is not finite is no 0
+        return any(vanishes(kid, at, known) for kid in kids) and all(_finite(kid, at) for kid in kids)
     if op == "mask":
         return vanishes(kids[0], at, known)
     if op == "div":
         return vanishes(kids[0], at, known) and not _touched(kids[1], at)
     return all(vanishes(kid, at, known) for kid in kids)
+
+
+_POLES = ("log", "rsqrt", "reciprocal", "rdiv")
+
+
+def _finite(state: State, at: int) -> bool:
+    """Whether a view stays finite where its streams of the loop before ``at`` are N (which counts as 0)."""
+    if not isinstance(state, OpState):
+        return True
+    op, kids = state.op.statement.op, state.kids
+    pole = op in _POLES and _touched(kids[0], at)
+    pole = pole or (op == "div" and len(kids) == 2 and _touched(kids[1], at))
+    return not pole and all(_finite(kid, at) for kid in kids)
 
 
 def _touched(state: State, at: int) -> bool:

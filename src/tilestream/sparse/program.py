@@ -17,7 +17,7 @@ from tilestream.sparse.region import Region
 from tilestream.sparse.regions import plan
 from tilestream.sparse.result import Result
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, prune, repack, to_coo, to_torch
+from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack, to_coo, to_torch
 from tilestream.sparse.tiles import TileFormat, to_tiles
 
 Engine = Literal["fast", "spec"]
@@ -177,7 +177,7 @@ class Program:
 
     def bind(self, *inputs: Value) -> dict[str, SparseTensor]:
         """Inputs and constants by name, as the program stores them; no inputs: those that it was compiled with."""
-        given = self._free(inputs) or self.inputs
+        given = self._free(tuple(plain(x) for x in inputs)) or self.inputs
         if len(given) != len(self.names):
             raise SparseError(
                 f"{len(given)} inputs for {len(self.names)} ({', '.join(self.names)})", "pass them as to compile"

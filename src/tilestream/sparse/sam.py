@@ -13,6 +13,8 @@ from tilestream.sparse.storage import Format
 
 Edge = tuple[str, str, dict[str, str]]
 
+_LOOKS = ("comment", "label", "color", "shape", "style")
+_CONSTANTS = ("rb_const", "const0", "const1", "in1", "in2")
 _SUPPORTED = (
     "fiberlookup fiberwrite broadcast repsiggen repeat intersect union arrayvals reduce spaccumulator crddrop crdhold"
 ).split()
@@ -63,6 +65,8 @@ class _Reader:
         kind = attrs.get("type", "").removeprefix("fp_")
         edges = self.ins[name]
         tensor = attrs.get("tensor", "")
+        if kind in ("crddrop", "crdhold") and attrs.get("vals", "false") == "true":
+            raise self._unknown(name, f"{kind} on values")
         if kind in ("broadcast", "crdhold"):
             if kind == "crdhold":
                 self._add(name, "crd_hold", {p: self._named(name, attrs[p]) for p in ("outer", "inner")})
@@ -103,9 +107,16 @@ class _Reader:
 
     def _arithmetic(self, name: str, kind: str) -> None:
         attrs = self.dot.nodes[name]
-        # SAM numbers an expression from the left, whatever the order of its edges.
-        edges = sorted((e for e in self.ins[name] if e[2].get("type") == "val"), key=lambda e: _number(e[0]))
-        scalar = attrs.get("rb_const", attrs.get("const0"))
+        edges = sorted((e for e in self.ins[name] if e[2].get("type") == "val"), key=lambda e: self._from_left(e[0]))
+        if unknown := [a for a in attrs if a not in _LOOKS and a not in ("type", "sub", "op", *_CONSTANTS)]:
+            raise SparseError(
+                f"DOT node {name!r} has {unknown[0]}={attrs[unknown[0]]!r}, which is not understood",
+                f"leave it out, or give a constant as {_CONSTANTS[0]}",
+            )
+        constants = [attrs[a] for a in _CONSTANTS if a in attrs]
+        if len(constants) > 1 or (constants and len(edges) != 1):
+            raise SparseError(f"DOT node {name!r} has {len(edges)} streams and constants", "give one of each")
+        scalar = constants[0] if constants else None
         op = "sub" if kind == "add" and attrs.get("sub") == "1" else {"smax": "max"}.get(kind, kind)
         if len(edges) == 2 and op in ALU_BINARY:
             self._add(name, "alu", {"a": self._stream(edges[0]), "b": self._stream(edges[1])}, op=op)
@@ -114,6 +125,24 @@ class _Reader:
             self._add(name, "alu", {"a": self._stream(edges[0])}, op=op, unary=1, **extra)
         else:
             raise self._unknown(name, kind)
+
+    def _from_left(self, name: str) -> tuple[int, tuple[int, str]]:
+        """Where an operand stands in the expression: by its first tensor in the graph's comment, which names tensors
+        from the left; of one tensor, by the number of its values' node, since SAM numbers from the left as well. The
+        numbers of other nodes, and the order of edges, differ between SAM's versions."""
+        found: list[tuple[int, tuple[int, str]]] = []
+        todo, seen = [name], {name}
+        while todo:
+            one = todo.pop()
+            if self.dot.nodes[one].get("type") == "arrayvals":
+                tensor = self.dot.nodes[one].get("tensor", "")
+                order = list(self.formats)
+                found.append((order.index(tensor) if tensor in order else len(order), _number(one)))
+                continue
+            before = [e[0] for e in self.ins[one] if e[2].get("type") == "val" and e[0] not in seen]
+            seen.update(before)
+            todo += before
+        return min(found, default=(len(self.formats), _number(name)))
 
     def _accumulator(self, name: str) -> None:
         """``in0`` is the innermost coordinate, ``order`` of them are summed under, and one more comes in: the reduced

@@ -275,8 +275,10 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
     Zeros that a sparse layout stores stay; a strided tensor's zeros are left out of compressed levels.
 
     Raises:
-        SparseError: as ``default_format`` and ``from_coo``.
+        SparseError: complex numbers; otherwise as ``default_format`` and ``from_coo``.
     """
+    if tensor.is_complex():
+        raise SparseError(f"tensor {name!r} of complex numbers", "use its real and imaginary parts")
     wanted = format or default_format(tensor)
     tensor = tensor.detach().cpu()
     if tensor.layout == torch.strided:
@@ -292,6 +294,13 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
             [np.repeat(coordinates, len(tail), axis=0), np.tile(tail, (len(coordinates), 1))], axis=1
         )
     return from_coo(name, coordinates, values.ravel(), tuple(tensor.shape), wanted)
+
+
+def plain(value: Any) -> Any:
+    """A ``SparseTensor`` of torch_sparse as PyTorch's CSR, which PyTorch Geometric takes as well; anything else as it
+    is."""
+    convert = getattr(value, "to_torch_sparse_csr_tensor", None)
+    return value if convert is None or isinstance(value, torch.Tensor) else convert()
 
 
 def from_scipy(name: str, matrix: Any, format: Format | None = None) -> SparseTensor:

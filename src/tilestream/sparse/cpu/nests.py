@@ -36,11 +36,9 @@ class Scope:
     values: dict[View, str] = field(default_factory=dict)
     rows: dict[View, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     places: dict[Leaf, Place] = field(default_factory=dict)
-    before: dict[str, tuple[list[str], str]] = field(default_factory=dict)
-    """By index, the lines just before its loop, and their indentation."""
 
     def inner(self) -> Scope:
-        return Scope(dict(self.bound), dict(self.values), dict(self.rows), dict(self.places), dict(self.before))
+        return Scope(dict(self.bound), dict(self.values), dict(self.rows), dict(self.places))
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class Nests:
             raise SparseError(f"region {region.name!r} in blocks", "use block=1 for the CPU")
         self.region, self.fused, self.dense, self.free = region, region.fused, dense, free
         self.rank = {index: n for n, index in enumerate(region.order)}
-        self.lines: list[str | list[str]] = []
-        self._slices: dict[tuple[int, str, str], str] = {}
+        self.lines: list[str] = []
         self.arguments: dict[tuple[str, str], str] = {}
         self.buffers: dict[str, int] = {}
         self.depth = 1
@@ -93,8 +90,7 @@ class Nests:
             made[op] = result, op.indices
         head = [f"    {name} = np.empty({size})" for name, size in self.buffers.items()]
         arguments = (*self.arguments.values(), *results)
-        body = [line for part in self.lines for line in ([part] if isinstance(part, str) else part)]
-        return "\n".join([f"def region({', '.join(arguments)}):", *head, *body, "    return"])
+        return "\n".join([f"def region({', '.join(arguments)}):", *head, *self.lines, "    return"])
 
     # -- what drives loops --------------------------------------------------------------------------------------------
 
@@ -194,21 +190,8 @@ class Nests:
         return text or "0"
 
     def _element(self, array: str, dims: Sequence[str], scope: Scope) -> str:
-        """An element of a flat array. Where its last index is a loop inside the others', the row is taken before that
-        loop: compiled code then steps through it without looking at the sign of its place."""
-        if len(dims) < 2 or dims[-1] not in scope.before:
-            return f"{array}[{self._at(dims, scope)}]"
-        opened = list(scope.bound)
-        last = opened.index(dims[-1])
-        if any(opened.index(i) > last for i in dims[:-1]):
-            return f"{array}[{self._at(dims, scope)}]"
-        lines, margin = scope.before[dims[-1]]
-        start, size = self._at(dims[:-1], scope), self.fused.sizes[dims[-1]]
-        key = id(lines), array, start
-        if key not in self._slices:
-            self._slices[key] = self.name("slice")
-            lines.append(f"{margin}{self._slices[key]} = {array}[({start}) * {size} : ({start}) * {size} + {size}]")
-        return f"{self._slices[key]}[{scope.bound[dims[-1]]}]"
+        """An element of a flat array. Its place is never negative, and compiled code need not look whether it is."""
+        return f"{array}[np.uint64({self._at(dims, scope)})]"
 
     def _open(self, op: Op, index: str, scope: Scope) -> None:
         """Begin the loop over an index, and move every leaf that has it one level down."""
@@ -240,9 +223,6 @@ class Nests:
             self.emit(f"{variable} = {self._argument(lead, f'crd{self._levels(lead, scope)}')}[{at}]")
         else:
             lead, at = None, ""
-            lines: list[str] = []
-            self.lines.append(lines)
-            scope.before[index] = lines, "    " * self.depth
             self.emit(f"for {variable} in range({self.fused.sizes[index]}):")
             self.depth += 1
         scope.bound[index] = variable

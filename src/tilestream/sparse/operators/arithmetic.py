@@ -110,8 +110,9 @@ def _rsub(rec: Recorder, x: View, y: Any, alpha: float = 1) -> View:
 @operator("lerp")
 def _lerp(rec: Recorder, x: View, y: View, weight: Any) -> View:
     way = rec.binary("sub", y, x, "_way")
-    part = rec.binary("mul", way, weight, "_part") if isinstance(weight, View) else None
-    return rec.binary("add", x, part or rec.unary("mul", way, "_part", float(weight)))
+    if isinstance(weight, View):
+        return rec.binary("add", x, rec.binary("mul", way, weight, "_part"))
+    return rec.binary("add", x, rec.unary("mul", way, "_part", float(weight)))
 
 
 def _third(op: str) -> Lowering:
