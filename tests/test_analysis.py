@@ -117,9 +117,7 @@ def test_products_take_tensor_cores_where_torch_lets_them():
         return library.time_us([library.Kernel(1e12, dtype, 0)], device, tf32) - (device.launch_s + device.load_s) * 1e6
 
     assert us("f32", True) == pytest.approx(device.library_share * 1e18 / device.tensor_flops["f32"])
-    assert (
-        us("f32", False) == us("float64", True) == pytest.approx(device.library_share * 1e18 / device.simt_flops / 2)
-    )
+    assert us("f32", False) == us("float64", True) == pytest.approx(device.library_share * 1e18 / device.simt_flops / 2)
 
 
 def test_regions_of_two_graphs_have_two_names():

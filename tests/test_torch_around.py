@@ -1,4 +1,4 @@
-"""What stands around a compiled module in people's programs: data parallelism, export, autocast, checkpoints, shapes."""
+"""What stands around compiled modules in people's programs: data parallelism, export, autocast, checkpoints."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import TorchDynamoException
 
 from tilestream.errors import TilestreamError
 
@@ -58,7 +59,7 @@ def whole(graph: fx.GraphModule, inputs: list[Any], patches: Mapping[str, Any] |
         from torch._inductor.compile_fx import compile_fx
 
         return compile_fx(graph, inputs, config_patches=dict(patches or {}))
-    except torch._dynamo.exc.TorchDynamoException:
+    except TorchDynamoException:
         raise  # Dynamo's own: it falls back, or starts again
     except Exception as failure:
         _unavailable(failure)

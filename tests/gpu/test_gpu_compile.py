@@ -201,7 +201,6 @@ def test_a_training_step_has_regions_both_ways():
     assert strategies().count("vertical") >= 2
 
 
-
 # ---- shapes
 
 

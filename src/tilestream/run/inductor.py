@@ -11,12 +11,14 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
+from torch._dynamo.exc import TorchDynamoException
+from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream import fallback
@@ -34,7 +36,7 @@ class NothingTakenError(Exception):
 
 def compile_graph(
     graph: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation, patches: Mapping[str, Any]
-) -> Callable[..., Any]:
+) -> Any:
     """A Dynamo graph compiled once by Inductor, regions as operators; by Inductor alone where no region is taken.
 
     Args:
@@ -64,7 +66,7 @@ def compile_graph(
     except NothingTakenError:
         log.info("no region is taken")
     except Exception as failure:
-        if not compilation.options.fallback or isinstance(failure, torch._dynamo.exc.TorchDynamoException):
+        if not compilation.options.fallback or isinstance(failure, TorchDynamoException):
             raise
         fallback.announce_failure("the graph goes to Inductor", failure)
     return fallback.whole(untouched, list(inputs), patches)
@@ -137,7 +139,7 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any])
 
 def _output_strides() -> list[Any] | None:
     """Where Inductor tells AOTAutograd the strides of a graph's outputs; None outside of a compilation."""
-    context = torch._guards.TracingContext.try_get()
+    context = TracingContext.try_get()
     return None if context is None else context.output_strides
 
 
@@ -153,12 +155,13 @@ def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     from torch._guards import detect_fake_mode
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
 
     relift(gm)
     mode = detect_fake_mode(list(inputs))
 
     def run(*args: Any) -> Any:
-        with fx.traceback.preserve_node_meta():
+        with preserve_node_meta():
             return fx.Interpreter(gm).run(*args)
 
     with enable_python_dispatcher(), torch.no_grad(), contextlib.ExitStack() as stack:

@@ -68,7 +68,8 @@ def shapes(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], spec: str) -> l
 
 _library.impl("region", run, "CompositeExplicitAutograd")
 torch.library.register_fake("tilestream::region", shapes, lib=_library)
-torch.ops.tilestream.run_region = run  # a name that the code which Inductor writes can call without an import
+# A name that the code which Inductor writes can call without an import.
+torch.ops.tilestream.run_region = run  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @cache
