@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tilestream import reference
+from tilestream.capture import boxed
 from tilestream.devices import get
 from tilestream.ir import Pipeline
 from tilestream.lower import Region
@@ -57,3 +59,16 @@ class Altered:
                 self.change(tensor)
 
         return run
+
+
+def eagerly(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """In the place of ``run.inductor._compiled``: the graph with its regions as calls, operator by operator.
+
+    Inductor's C++ compiler takes most of a test's time; what it makes of the rest is not ours to test again and again.
+    """
+
+    def call(arguments: list[Any]) -> Any:
+        with torch.no_grad():
+            return graph.forward(*arguments)
+
+    return boxed(call), []

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from streamed import eagerly
 from test_backend import compiled
 from test_kitsune_apps import SMALL
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import oracle, runtime
+from tilestream import fallback, oracle, runtime
 from tilestream.apps.models import MODELS
+from tilestream.run import inductor
 
 APPS = ("nerf", "dlrm", "mgn", "graphcast_small", "llama_prefill+sdpa")
 
@@ -23,6 +25,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
     monkeypatch.setattr(runtime, "_plans", {})
     monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(inductor, "_compiled", eagerly)
+    monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
 
 
 def gradients(function: Any, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

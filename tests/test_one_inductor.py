@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from modules import Fn, linear
+from streamed import eagerly
 from test_backend import check, compiled
 from torch import Tensor, nn
 
@@ -194,6 +195,13 @@ def test_nothing_of_ours_can_be_missing_in_it(tmp_path: Path):
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Inductor's C++ compiler."""
+    monkeypatch.setattr(one, "_compiled", lambda *a: eagerly(one.decomposed(a[0], a[1]), *a[1:]))
+    monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
+
+
 def broken(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError("a mistake of ours")
 
@@ -212,7 +220,7 @@ def broken(*_: Any, **__: Any) -> Any:
     ],
 )
 def test_a_mistake_of_ours_costs_regions_and_no_call(
-    where: str, strict: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quick: None, where: str, strict: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(where, broken)
     module, x = two_regions(), torch.randn(37, 9).bfloat16()
@@ -228,7 +236,7 @@ def test_a_mistake_of_ours_costs_regions_and_no_call(
     assert any(r.exc_info for r in caplog.records)
 
 
-def test_one_region_that_cannot_be_planned_costs_itself_alone(monkeypatch: pytest.MonkeyPatch):
+def test_one_region_that_cannot_be_planned_costs_itself_alone(quick: None, monkeypatch: pytest.MonkeyPatch):
     right = runtime.cached_plan
 
     def plan(program: Any, *rest: Any) -> Any:
@@ -242,7 +250,7 @@ def test_one_region_that_cannot_be_planned_costs_itself_alone(monkeypatch: pytes
 
 
 def test_a_pipeline_that_cannot_run_becomes_torch_operators(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.delenv(fallback.STRICT)
     monkeypatch.setattr(executable.Interpreted, "bind", _first_fails(executable.Interpreted.bind))
@@ -273,7 +281,7 @@ def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def timings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Graphs are timed by these numbers: the one with regions, and the one of Inductor alone."""
     us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0}
     monkeypatch.setattr(whole, "_wholes", [])

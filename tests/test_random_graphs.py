@@ -8,18 +8,16 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from random_graphs import Graph
-from torch import Tensor, fx
+from streamed import eagerly
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilestream import fallback, oracle, runtime
 from tilestream.backend import tilestream
-from tilestream.capture import boxed
 from tilestream.oracle import Float64
 from tilestream.run import executable as execution
 from tilestream.run import inductor
@@ -74,21 +72,11 @@ def _differs(mine: Tensor, theirs: Tensor, exact: Tensor) -> str:
     return "" if own > 0.05 and error < 20 * own else f"error {error:.2e}, eager's {own:.2e}"
 
 
-def _eagerly(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """In the place of ``run.inductor._compiled``: the graph with its regions as calls, operator by operator."""
-
-    def call(arguments: list[Any]) -> Any:
-        with torch.no_grad():
-            return graph.forward(*arguments)
-
-    return boxed(call), []
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch):
     """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(inductor, "_compiled", _eagerly)
+    monkeypatch.setattr(inductor, "_compiled", eagerly)
     monkeypatch.setattr(runtime, "_plans", {})
     monkeypatch.setattr(runtime, "_analyses", [])
     monkeypatch.setattr(execution, "_executables", {})
