@@ -218,7 +218,8 @@ def check(
     out.print(
         f"{workload.name}, inputs {workload.shapes} on {ran_on}: error {judged.error:.3e}, "
         f"eager's own {judged.eager_error:.3e}, "
-        f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}"
+        f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}",
+        soft_wrap=True,
     )
     out.print(whole.ran(analysis, [f"{name}: {how}, {rows_of[name]:,} rows" for name, how in regions.items()]))
     out.print(whole.coverage(analysis.coverage))
