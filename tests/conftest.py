@@ -60,3 +60,16 @@ def _planned_anew():
 
     with config.patch(enable_autograd_cache=False):
         yield
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has compiled nothing: what was planned, built and said belongs to the test."""
+    from tilestream import fallback, runtime
+    from tilestream.run import executable
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(executable, "_executables", {})
+    monkeypatch.setattr(runtime, "_plans", {})
+    monkeypatch.setattr(runtime, "_analyses", [])

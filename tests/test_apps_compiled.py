@@ -21,10 +21,7 @@ APPS = ("nerf", "dlrm", "mgn", "graphcast_small", "llama_prefill+sdpa")
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+def _quick(fresh: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inductor, "_compiled", eagerly)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
 

@@ -23,13 +23,7 @@ from tilestream.run import executable as execution
 REFERENCE = {"target": "reference"}
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def compiled(module: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from tilestream import backend, cuda, devices, fallback, runtime
+from tilestream import backend, cuda, devices
 from tilestream.backend import tilestream
 from tilestream.cli import app
 from tilestream.cuda import compile, driver, emit
@@ -31,13 +31,7 @@ from tilestream.target import Target, resolve
 H200 = devices.get("h200")
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def model() -> nn.Module:

@@ -26,14 +26,7 @@ from tilestream.run import executable as execution
 from tilestream.run.call import RegionCall
 from tilestream.target import Target
 
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
-    monkeypatch.setattr(fallback, "_said", set())
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def chain(width: int = 64, layers: int = 3) -> nn.Module:

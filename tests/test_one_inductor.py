@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,12 @@ from tilestream.errors import PlanError
 from tilestream.options import Options, split
 from tilestream.run import executable, whole
 from tilestream.run import inductor as one
+from tilestream.run.graphs import Compilation
 
 SOURCES = Path(__file__).parents[1] / "src"
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
-    monkeypatch.setattr(executable, "_executables", {})
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def two_regions() -> nn.Module:
@@ -346,3 +343,34 @@ def test_training_graphs_are_timed_one_by_one(timings: dict[str, float]):
     module(x).sum().backward()
     torch.testing.assert_close(got, module.layers[0].weight.grad, rtol=0.1, atol=0.1)
     assert [w.backward for w in whole.wholes()] == [False, True]
+
+
+def test_a_mistake_in_the_backward_graph_costs_its_regions(
+    quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    right = Compilation.choose
+    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.setattr(
+        Compilation, "choose", lambda self, *a: broken() if a[-1].get("is_backward") else right(self, *a)
+    )
+    module, x = two_regions(), torch.randn(37, 9).bfloat16()
+    with caplog.at_level(logging.WARNING, "tilestream"):
+        compiled(module)(x).sum().backward()
+    got = module.layers[0].weight.grad
+    module.zero_grad()
+    module(x).sum().backward()
+    torch.testing.assert_close(got, module.layers[0].weight.grad, rtol=0.1, atol=0.1)
+    assert any("the backward graph goes to Inductor: ZeroDivisionError" in line for line in warnings(caplog))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_users_tensors_are_not_kept(train: bool):
+    module, x = two_regions(), torch.randn(37, 9).bfloat16()
+    gone = weakref.ref(x)
+    fast = compiled(module)
+    with torch.set_grad_enabled(train):
+        fast(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    del fast

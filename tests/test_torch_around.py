@@ -15,17 +15,12 @@ from test_backend import compiled
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tilestream import fallback, runtime
+from tilestream import runtime
 
 SOURCES = Path(__file__).parents[1] / "src"
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def mlp() -> nn.Sequential:

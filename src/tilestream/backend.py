@@ -39,7 +39,7 @@ def tilestream(graph: fx.GraphModule, inputs: list[Any], **given: Any) -> Callab
     from tilestream.run.graphs import Compilation
     from tilestream.run.inductor import compile_graph
 
-    return compile_graph(graph, inputs, Compilation(options, target, list(inputs)), patches)
+    return compile_graph(graph, inputs, Compilation(options, target, inputs, patches))
 
 
 def _target(options: Options, inputs: list[Any]) -> Target | None:

@@ -6,8 +6,9 @@ import hashlib
 import json
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
@@ -32,14 +33,22 @@ log = logging.getLogger(__name__)
 class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
+    It lives as long as the compiled function, so it holds the user's tensors by weak references only.
+
     Args:
         inputs: the values that Dynamo compiles for, in the order of the captured graph's placeholders.
+        patches: Inductor's configuration for the graph.
     """
 
     options: Options
     target: Target
-    inputs: Sequence[Any]
+    inputs: InitVar[Sequence[Any]]
+    patches: Mapping[str, Any] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
+
+    def __post_init__(self, inputs: Sequence[Any]) -> None:
+        self._sizes = [int(math.log(max(1, t.numel()), runtime.GROWTH)) for t in inputs if isinstance(t, Tensor)]
+        self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else (lambda: None) for t in inputs]
 
     @property
     def identity(self) -> str:
@@ -48,7 +57,7 @@ class Compilation:
             "options": {name: str(value) for name, value in asdict(self.options).items() if name != "cache_dir"},
             "target": [self.target.kind, asdict(self.target.hardware)],
             # A plan serves its rows and a few times as many: a graph with symbolic sizes is compiled anew for more.
-            "sizes": [int(math.log(max(1, t.numel()), runtime.GROWTH)) for t in self.inputs if isinstance(t, Tensor)],
+            "sizes": self._sizes,
             "versions": versions(),
         }
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
@@ -95,7 +104,7 @@ class Compilation:
         self._whole().note()
 
     def _whole(self) -> Whole:
-        return Whole(self.options, self.target, self.placed, self.inputs)
+        return Whole(self.options, self.target, self.patches, self.placed, [known() for known in self._inputs])
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

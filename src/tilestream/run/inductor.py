@@ -11,9 +11,8 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
@@ -34,13 +33,8 @@ class NothingTakenError(Exception):
     """No region of the graph is ours: what Dynamo captured goes to Inductor as it is. Never leaves this module."""
 
 
-def compile_graph(
-    graph: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation, patches: Mapping[str, Any]
-) -> Any:
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Compilation) -> Any:
     """A Dynamo graph compiled once by Inductor, regions as operators; by Inductor alone where no region is taken.
-
-    Args:
-        patches: Inductor's configuration for this graph, as ``torch.compile(options=...)`` would give it.
 
     Raises:
         TilestreamError: with ``fallback=False``: why a part of the graph is not streamed.
@@ -52,6 +46,7 @@ def compile_graph(
     from tilestream.run.operator import call_directly
 
     call_directly()
+    patches = dict(compilation.patches)
     untouched = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     untouched.meta = dict(graph.meta)
     joint_passes = bool(patches.get("use_joint_graph_passes", config.use_joint_graph_passes))
@@ -62,7 +57,7 @@ def compile_graph(
             functorch.patch(enable_autograd_cache=functorch.enable_autograd_cache and compilation.options.cache),
             config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=identity),
         ):
-            return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=dict(patches))
+            return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
     except NothingTakenError:
         log.info("no region is taken")
     except Exception as failure:
@@ -118,7 +113,13 @@ def _inner(
                 made.append(_compiled(graph, inputs, {**kwargs, **changes}))
             return made[-1][0]
 
-        chosen = compilation.choose(streamed, gm, compiled, inputs, kwargs) if taken else compiled(gm)
+        try:
+            chosen = compilation.choose(streamed, gm, compiled, inputs, kwargs) if taken else compiled(gm)
+        except Exception as failure:
+            if not (taken and backward and compilation.options.fallback):
+                raise  # a forward graph's goes up to ``compile_graph``, whose frame a backward graph may outlive
+            fallback.announce_failure("the backward graph goes to Inductor", failure)
+            chosen = compiled(gm)
         _set_output_strides(next(strides for code, strides in made if code is chosen))
         return chosen
 
@@ -166,7 +167,8 @@ def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
     with enable_python_dispatcher(), torch.no_grad(), contextlib.ExitStack() as stack:
         if mode is not None:
-            stack.enter_context(mock.patch.object(mode, "allow_non_fake_inputs", True))
+            stack.callback(setattr, mode, "allow_non_fake_inputs", mode.allow_non_fake_inputs)
+            mode.allow_non_fake_inputs = True
             stack.enter_context(mode)
         new = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
     for before, after in zip(

@@ -78,11 +78,13 @@ class Whole:
     """The choice for one graph.
 
     Args:
-        originals: the values that Dynamo compiles for: indices among them must be in range.
+        patches: Inductor's configuration for the graph.
+        originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
     """
 
     options: Options
     target: Target
+    patches: Mapping[str, Any]
     placed: Sequence[Placed]
     originals: Sequence[Any]
 
@@ -186,7 +188,9 @@ class Whole:
             [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
             for v in (n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder"))
         ]
-        text = json.dumps([streamed.code, shapes, versions(), self.target.hardware.name])
+        text = json.dumps(
+            [streamed.code, shapes, versions(), self.target.hardware.name, str(sorted(self.patches.items()))]
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _load(self, key: str) -> WholeTiming | None:
