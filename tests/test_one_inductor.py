@@ -20,7 +20,7 @@ from streamed import eagerly
 from test_backend import check, compiled
 from torch import Tensor, nn
 
-from tilestream import fallback, runtime
+from tilestream import fallback, regions, runtime
 from tilestream.errors import PlanError
 from tilestream.options import Options, split
 from tilestream.run import executable, whole
@@ -244,6 +244,26 @@ def test_one_region_that_cannot_be_planned_costs_itself_alone(quick: None, monke
     monkeypatch.setattr(runtime, "cached_plan", plan)
     check(two_regions(), torch.randn(37, 9).bfloat16())
     assert [a.problem for a in runtime.analyses()] == ["not this one. Remedy: use the other", ""]
+
+
+@pytest.mark.parametrize("where", ["lower", "aten.emit"])
+def test_a_mistake_in_one_region_leaves_the_other(
+    quick: None, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The first layer's region alone is lost, whether a whole region or a single operator fails."""
+    monkeypatch.delenv(fallback.STRICT)
+    if where == "lower":
+        right = regions.lower
+        fails = lambda owner, group, *a: broken() if "addmm" == group[0].name else right(owner, group, *a)  # noqa: E731
+        monkeypatch.setattr(regions, "lower", fails)
+    else:
+        emit = regions.aten.emit
+        fails = lambda e, node: broken() if "addmm" == node.name else emit(e, node)  # noqa: E731
+        monkeypatch.setattr(regions.aten, "emit", fails)
+    with caplog.at_level(logging.WARNING, "tilestream"):
+        check(two_regions(), torch.randn(37, 9).bfloat16())
+    assert len(runtime.analyses()) == 1
+    assert any("aten.addmm.default" in line and "ZeroDivisionError: a mistake" in line for line in warnings(caplog))
 
 
 def test_a_pipeline_that_cannot_run_becomes_torch_operators(

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from tilestream import aten
+from tilestream import aten, fallback
 from tilestream.aten.nodes import is_product, is_slice, is_sym, is_view, name
 from tilestream.capture import source, value
 from tilestream.emitter import Emitter, Unsupported, Value
@@ -78,13 +78,20 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     while True:
         facts = _examine(nodes, refused)
         found = [g for g in _group(nodes, facts) if _worth(g, facts)]
-        try:
-            lowered = [lower(owner, group, facts.known, f"{prefix}{i}") for i, group in enumerate(found)]
+        lowered = []
+        for group in found:
+            try:
+                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}"))
+            except Unsupported as reason:
+                assert reason.node is not None
+                log.debug("%s leaves its region: %s", reason.node, reason.reason)
+                refused[reason.node] = reason.reason
+                break
+            except Exception as failure:
+                refused |= dict.fromkeys(group, _mistake(group[0], failure))
+                break
+        else:
             break
-        except Unsupported as reason:
-            assert reason.node is not None
-            log.debug("%s leaves its region: %s", reason.node, reason.reason)
-            refused[reason.node] = reason.reason
     inside = {node for group in found for node in group}
     compute = [n for n in nodes if computes(n)]
     exclusions = tuple(
@@ -112,10 +119,19 @@ def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str]) -> _Facts:
             facts.known[node] = aten.emit(check, node)
         except Unsupported as reason:
             _exclude(facts, node, reason.reason)
+        except Exception as failure:
+            _exclude(facts, node, _mistake(node, failure))
         else:
             facts.tiles[node] = frozenset(check.tile_nodes)
             facts.parameters[node] = frozenset(check.parameter_nodes)
     return facts
+
+
+def _mistake(node: fx.Node, failure: Exception) -> str:
+    """The reason why a node stays out where an exception of ours forbids to take it, which is announced."""
+    what = f"{name(node)} ({source(node) or 'no source line'}) goes to Inductor"
+    fallback.announce_failure(what, failure)
+    return f"an exception of ours: {type(failure).__name__}: {fallback.first_line(failure)}"
 
 
 def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
