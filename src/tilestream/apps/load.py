@@ -166,7 +166,8 @@ def _function(target: str) -> Callable[..., Any]:
     assert spec is not None and spec.loader is not None  # a .py file always has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles of the file look their module up here
-    sys.path.insert(0, str(path.parent.resolve()))  # the file's neighbours, as under `python FILE.py`
+    # The file's neighbours, but behind all else: a random.py among them must not replace the library's in new processes.
+    sys.path.append(str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
