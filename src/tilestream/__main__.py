@@ -13,7 +13,7 @@ def main() -> None:
     except KeyboardInterrupt:
         interrupts.end()
     except SystemExit as done:
-        if done.code == interrupts.EXIT_CODE:
+        if done.code == interrupts.EXIT_CODE or interrupts.seen():
             interrupts.end()
         raise
 

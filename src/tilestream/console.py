@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from tilestream import interrupts
 from tilestream.errors import TilestreamError
 from tilestream.interrupts import EXIT_CODE
 from tilestream.report.words import WIDTH
@@ -29,6 +30,8 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
             check_writable(kwargs.get("json_"))
             return command(*args, **kwargs)
         except (TilestreamError, OSError, RuntimeError) as failure:
+            if interrupts.seen():  # whatever was under way when it came says so in its own words
+                interrupts.end()
             error = getattr(failure, "inner_exception", failure)  # torch.compile wraps what a back end raises
             if kwargs.get("debug") or not isinstance(error, (TilestreamError, OSError)):
                 raise

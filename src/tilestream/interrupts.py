@@ -31,6 +31,11 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
         end()
 
 
+def seen() -> bool:
+    """Whether a SIGINT has come."""
+    return _seen > 0
+
+
 def end() -> NoReturn:
     """Leave without waiting for threads, and with nobody left behind."""
     for worker in multiprocessing.active_children():

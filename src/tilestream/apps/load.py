@@ -166,7 +166,7 @@ def _function(target: str) -> Callable[..., Any]:
     assert spec is not None and spec.loader is not None  # a .py file always has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles of the file look their module up here
-    # The file's neighbours, but behind all else: a random.py among them must not replace the library's in new processes.
+    # The file's neighbours, but behind all else: a random.py among them must not replace the library's in a worker.
     sys.path.append(str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
