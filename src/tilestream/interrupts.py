@@ -20,6 +20,7 @@ _seen = 0
 def install() -> None:
     """Raise ``KeyboardInterrupt`` at the first SIGINT only, so that no clean-up is cut short by the next."""
     signal.signal(signal.SIGINT, _interrupted)
+    sys.unraisablehook = _swallowed
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -29,6 +30,13 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
     if _seen >= MOST:
         end()
+
+
+def _swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+    """A callback from C, as a compiler's, cannot raise: an interrupt that comes inside it would be lost."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        end()
+    sys.__unraisablehook__(unraisable)
 
 
 def seen() -> bool:
