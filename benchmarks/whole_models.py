@@ -122,7 +122,17 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
     return made
 
 
+def given_words() -> list[str]:
+    """What was asked for, without where the results go."""
+    words = list(sys.argv[1:])
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return words
+
+
 def write(name: str, made: dict[str, Any], folder: Path) -> None:
+    made["environment"]["command"] = "python benchmarks/whole_models.py " + " ".join(given_words())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
 
