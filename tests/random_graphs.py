@@ -183,7 +183,7 @@ def _strided(sizes: list[int], dtype: torch.dtype, g: torch.Generator, _: list[T
 
 
 def _transposed(sizes: list[int], dtype: torch.dtype, g: torch.Generator, _: list[Tensor]) -> Tensor:
-    return torch.randn(sizes[::-1], generator=g).to(dtype).permute(*reversed(range(len(sizes))))
+    return torch.randn(sizes[::-1], generator=g).to(dtype).permute(tuple(reversed(range(len(sizes)))))
 
 
 def _expanded(sizes: list[int], dtype: torch.dtype, g: torch.Generator, _: list[Tensor]) -> Tensor:
