@@ -32,8 +32,6 @@ def stages_work(p: Pipeline) -> None:
     for stage in p.stages:
         if stage.replicas < 1:
             raise VerifyError(f"{named(stage)} has {stage.replicas} replicas", "use at least 1")
-        if stage.placement.dim not in WIDEST:
-            raise VerifyError(f"{named(stage)} has placement Shard({stage.placement.dim})", "use Shard(0) or Shard(1)")
         if not any(op.kind == "store" for op in stage.ops) and not any(q.producer == stage.name for q in p.queues):
             raise VerifyError(f"{named(stage)} stores nothing and feeds no queue: it has no work", "remove it")
 
