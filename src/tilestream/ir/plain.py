@@ -157,8 +157,8 @@ class _Writer:
 
     def _slice(self, op: TileOp) -> TileOp:
         column, start = self._new(op), int(op.attr("start", 0) or 0)
-        at = At((column.name,), start) if column else At((), start)
-        return self._made(op, column, kind="copy", tiles=(View(op.ins[0], (ROW, at)),))
+        at = (ROW, At((column.name,), start) if column else At((), start))
+        return self._made(op, column, kind="copy", tiles=(View(op.ins[0], at if self._column(op.ins[0]) else at[:1]),))
 
     def _reduce(self, op: TileOp) -> TileOp:
         return self._made(op, None, tiles=(self._own(op.ins[0]),), combine="max" if op.kind == "max" else "sum")
