@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilestream.errors import PipelineDeadlock
+from tilestream import reference
+from tilestream.errors import PipelineDeadlock, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import exchanges, held
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage
+from tilestream.ir.plain import by_rows
 from tilestream.ir.read import axes, program, tensors
+from tilestream.ir.text import show_op
+from tilestream.ir.verify import verify
 from tilestream.reference.mesh_machine import Moved, run_meshes
-from tilestream.reference.ops import FLOAT64, WORKING
+from tilestream.reference.ops import FLOAT64
 
 GRID, CLUSTER, WARPS = Level.GRID, Level.CLUSTER, Level.WARPGROUP
 ROWS = 150  # nine tiles of 16 and a ragged one
@@ -46,6 +50,8 @@ def mlp(X, W1, W2):
 
 def checked(p: Pipeline, inputs, oracle) -> Moved:
     """Values in float64 and in working precision; what moved."""
+    verify(p)
+    assert not by_rows(p)
     moved = Moved()
     wide = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
     want = oracle(**wide)
@@ -53,7 +59,7 @@ def checked(p: Pipeline, inputs, oracle) -> Moved:
     assert got.keys() == want.keys()
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
-    near = run_meshes(p, inputs, WORKING)
+    near = reference.run(p, inputs)
     for name, value in want.items():
         assert (near[name].double() - value).norm() <= 0.02 * value.norm(), name
     return moved
@@ -198,8 +204,10 @@ def spatial(depth: int) -> Pipeline:
 def test_stages_side_by_side() -> None:
     p = spatial(4)
     assert checked(p, data(p, rows=ROWS), mlp).bytes["l2"] == 2 * 2 * ROWS * 48 * 2 + ROWS * 24 * 2
+    with pytest.raises(VerifyError, match="depth 1 < 2: the workers of stage 'up'"):
+        verify(spatial(1))
     with pytest.raises(PipelineDeadlock, match="room for 2 tiles.*depth 1"):
-        checked(spatial(1), data(spatial(1), rows=ROWS), mlp)
+        run_meshes(spatial(1), data(p, rows=ROWS), FLOAT64)
 
 
 def test_a_layer_by_columns_feeds_one_by_columns() -> None:
@@ -293,3 +301,68 @@ def test_a_convolution_is_a_product_over_taps() -> None:
         return {"Y": F.conv2d(X.permute(0, 3, 1, 2), W.permute(0, 3, 1, 2), padding=1).permute(0, 2, 3, 1)}
 
     checked(p, data(p), oracle)
+
+
+# -- what is refused, with the arithmetic
+
+
+@pytest.mark.parametrize(
+    ("text", "loops", "mesh", "why"),
+    [
+        (MLP, [("rows", 16), ("n", 8)], (), "loops over 'n', which none of its ops has"),
+        (MLP, [("rows", 16)], (Spread(CLUSTER, 32, ("rows",)),), "32 = 32 > 16 workers at level 'cluster'"),
+        (MLP, [], (Spread(CLUSTER, 16, ("k",)), Spread(CLUSTER, 2, ("out",))), "16 x 2 = 32 > 16"),
+        (MLP, [("hid", 16)], (Spread(GRID, 4, ("hid",)),), "hid 48 / 16 = 3 blocks < 4 workers.*1 would have none"),
+        (MLP, [("rows", 16)], (Spread(GRID, 2, ("n",)),), "none of its ops has an axis of the 2 workers that divide n"),
+        (MLP.replace("W1[hid,k]", "W1[hid,k+1]"), [("rows", 16)], (), "W1' dimension 'k': 1 \\+ 32 = 33 > 32"),
+        (MLP.replace("W1[hid,k]", "W1[hid]"), [("rows", 16)], (), "1 coordinates of 'W1', and it has 2 dimensions"),
+        (MLP.replace("X[rows,k]", "X[who[rows],k]"), [("rows", 16)], (), "gathers by 'who', which is no tensor"),
+        (MLP.replace("X[rows,k]", "X[W1[rows],k]"), [("rows", 16)], (), "gathers by 'W1' of dtype bf16 with 2 dim"),
+        (
+            MLP.replace("-> Y[rows,out]", "-> Y[order[rows],out]"),
+            [("rows", 16)],
+            (),
+            "can have one order: the last",
+        ),
+        (MLP.replace("y -> Y[rows,out]", "y -> Y[rows,0]"), [("rows", 16)], (), "a store cannot sum over out"),
+        (MLP.replace("y -> Y", "y -> X"), [("rows", 16)], (), "writes input or parameter 'X'"),
+        (
+            MLP.replace("product h W2[out,hid]", "product h W2[out,hid] combine=max").replace("->", "+>"),
+            [("hid", 16)],
+            (Spread(GRID, 2, ("hid",)),),
+            "adds in memory what is to be combined by max",
+        ),
+    ],
+)
+def test_wrong_pipelines_are_told_the_numbers(text, loops, mesh, why) -> None:
+    names = {**NAMES, **axes("n=4")}
+    kinds = (*MLP_TENSORS, *tensors("order[rows]:i64", names))
+    with pytest.raises(VerifyError, match=why):
+        verify(one(program(text, names), loops, *mesh, kinds=kinds))
+
+
+def test_a_ring_around_a_sum_would_deadlock_at_any_depth_below_the_whole() -> None:
+    names = axes("rows=160 k=8")
+    rows = (Loop("rows", 16),)
+    first = program("x[rows,k] = load X[rows,k]", names)
+    total = program("s[k]:f32 = sum x combine=sum", names, x="rows,k")
+    last = program("y[rows,k] = mul x s\n y -> Y[rows,k]", names, x="rows,k", s="k")
+    stages = (Stage("a", first, rows), Stage("b", total, rows), Stage("c", last, rows))
+    kinds = tensors("X[rows,k] >Y[rows,k]", names)
+
+    def made(depth: int) -> Pipeline:
+        queues = (Queue("x", "a", ("b", "c"), depth=depth), Queue("s", "b", ("c",), depth=1))
+        return Pipeline("sum", kinds, stages, queues)
+
+    with pytest.raises(VerifyError, match="depth 4.*'c' takes none before stage 'b' has summed.*160 / 16 = 10 tiles"):
+        verify(made(4))
+    with pytest.raises(PipelineDeadlock):
+        run_meshes(made(4), data(made(4)), FLOAT64)
+    checked(made(10), data(made(10)), lambda X: {"Y": X * X.sum(0)})
+
+
+def test_text_of_ops_can_be_read_back() -> None:
+    for text in (MLP, GATED):
+        ops = program(text, NAMES)
+        again = program("\n".join(map(show_op, ops)), NAMES)
+        assert again == ops

@@ -23,6 +23,12 @@ def is_plain(op: TileOp) -> bool:
     return all(v.at is not None for v in op.views)
 
 
+def by_rows(p: Pipeline) -> bool:
+    """Whether ``p`` is written in ops of rows, streamed by every stage, which kernels can be made of."""
+    rows = all(len(s.loops) == 1 and s.loops[0].axis == ROWS.name for s in p.stages)
+    return rows and not any(v.at is not None for s in p.stages for op in s.ops for v in op.views)
+
+
 def plain(p: Pipeline) -> Pipeline:
     """The same pipeline with ops of rows written out. Ops that have coordinates already stay as they are."""
     writer = _Writer({t.name: t for t in p.tensors})

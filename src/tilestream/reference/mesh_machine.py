@@ -303,7 +303,9 @@ class _Running:
         for number, ring in enumerate(rings):
             name, which = ring.tile.name, (("ring", number),)
             if stage.name in ring.queue.consumers:
-                first = next(i for i, op in enumerate(ops) if name in op.ins)
+                # What no loop runs over is waited for before the loops begin.
+                looped = any(loop.axis == a.name for loop in stage.loops for a in ring.tile.axes)
+                first = next(i for i, op in enumerate(ops) if name in op.ins) if looped else 0
                 ops.insert(first, TileOp("take", ring.tile, attrs=which))
             if stage.name == ring.queue.producer:
                 at = next(i for i, op in enumerate(ops) if op.out is not None and op.out.name == name)
