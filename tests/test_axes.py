@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilestream import reference
+from tilestream import cuda, reference
 from tilestream.errors import PipelineDeadlock, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import exchanges, held
@@ -19,6 +19,7 @@ from tilestream.ir.text import show_op
 from tilestream.ir.verify import verify
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
+from tilestream.schedule.shape import KernelShape, kernel_shape
 
 GRID, CLUSTER, WARPS = Level.GRID, Level.CLUSTER, Level.WARPGROUP
 ROWS = 150  # nine tiles of 16 and a ragged one
@@ -366,3 +367,25 @@ def test_text_of_ops_can_be_read_back() -> None:
         ops = program(text, NAMES)
         again = program("\n".join(map(show_op, ops)), NAMES)
         assert again == ops
+
+
+# -- kernels
+
+
+@pytest.mark.parametrize(
+    ("loops", "mesh", "shape"),
+    [
+        ([("rows", 16)], (Spread(GRID, 2, ("rows",)),), KernelShape.ROW_STREAM),
+        ([("rows", 16)], (Spread(WARPS, 2, ("out", "hid")),), KernelShape.ROW_STREAM),
+        ([("rows", 16), ("hid", 8)], (Spread(GRID, 2, ("rows",)),), KernelShape.CHUNKED_CONTRACTION),
+        ([("hid", 8)], (Spread(CLUSTER, 4, ("hid", "out")),), KernelShape.SHARED_TILE),
+        ([("hid", 8)], (Spread(CLUSTER, 4, ("out", "hid")),), KernelShape.SHARED_TILE),
+        ([("hid", 8)], (), KernelShape.ONE_CTA),
+        ([("hid", 8)], (Spread(GRID, 3, ("hid",)),), KernelShape.STATIONARY_SUM),
+    ],
+)
+def test_the_kernel_shape_follows_from_what_is_summed_and_exchanged(loops, mesh, shape) -> None:
+    p = one(program(MLP, NAMES), loops, *mesh)
+    assert kernel_shape(p.stages[0]) is shape
+    with pytest.raises(VerifyError, match="no kernel can be made of pipeline 'case'"):
+        cuda.sources(p)

@@ -40,6 +40,9 @@ def _reduce(doc: str) -> OpSpec:
     return OpSpec("reduce", (1, 1), (0, 0), (), 1, 0, doc)
 
 
+PLAIN = {"product", "copy", "store_add"}
+"""Kinds that ops of rows are not made of: they stand where every operand has coordinates."""
+
 OPS: dict[str, OpSpec] = {
     "load": OpSpec("memory", (0, 0), (1, 1), flops=0, doc="rows of an input tensor"),
     "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
