@@ -17,11 +17,13 @@ from tilestream.ir.plain import by_rows
 from tilestream.ir.read import axes, program, tensors
 from tilestream.ir.text import show_op
 from tilestream.ir.verify import verify
+from tilestream.plan.mesh_traffic import mesh_traffic
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.schedule.shape import KernelShape, kernel_shape
 
 GRID, CLUSTER, WARPS = Level.GRID, Level.CLUSTER, Level.WARPGROUP
+LEVELS = ("shared", "dsm", "l2")
 ROWS = 150  # nine tiles of 16 and a ragged one
 
 NAMES = axes("rows k=32 hid=48 out=24")
@@ -60,6 +62,10 @@ def checked(p: Pipeline, inputs, oracle) -> Moved:
     assert got.keys() == want.keys()
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
+    size = {a.name: n for t in p.tensors if t.name in wide for a, n in zip(t.axes, wide[t.name].shape, strict=True)}
+    size |= {a.name: a.size for tile in p.tiles().values() for a in tile.axes if a.size is not None}
+    counted = mesh_traffic(p, size)
+    assert {level: counted.get(level, 0) for level in LEVELS} == {level: moved.bytes[level] for level in LEVELS}
     near = reference.run(p, inputs)
     for name, value in want.items():
         assert (near[name].double() - value).norm() <= 0.02 * value.norm(), name
@@ -204,7 +210,9 @@ def spatial(depth: int) -> Pipeline:
 
 def test_stages_side_by_side() -> None:
     p = spatial(4)
-    assert checked(p, data(p, rows=ROWS), mlp).bytes["l2"] == 2 * 2 * ROWS * 48 * 2 + ROWS * 24 * 2
+    queues = 2 * 2 * ROWS * 48 * 2  # written once and read once
+    weights = (2 * 48 * 32 + 3 * 24 * 48) * 2  # once a CTA
+    assert checked(p, data(p, rows=ROWS), mlp).bytes["l2"] == queues + weights + ROWS * (32 + 24) * 2
     with pytest.raises(VerifyError, match="depth 1 < 2: the workers of stage 'up'"):
         verify(spatial(1))
     with pytest.raises(PipelineDeadlock, match="room for 2 tiles.*depth 1"):
