@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from math import ceil
 
 import pytest
@@ -310,6 +312,30 @@ def test_a_convolution_is_a_product_over_taps() -> None:
         return {"Y": F.conv2d(X.permute(0, 3, 1, 2), W.permute(0, 3, 1, 2), padding=1).permute(0, 2, 3, 1)}
 
     checked(p, data(p), oracle)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_loops_and_meshes_of_a_block(seed: int) -> None:
+    """What the verifier accepts is right, whatever loops over and divides which axis."""
+    rng = random.Random(seed)
+    tiles = {"rows": 8, "k": 8, "hid": 12, "out": 6}
+    loops = [(a, tiles[a]) for a in rng.sample(sorted(tiles), rng.randint(0, 3))]
+    mesh = tuple(
+        Spread(
+            level, rng.choice((2, 3) if level is GRID else (2,)), tuple(rng.sample(sorted(tiles), rng.randint(1, 3)))
+        )
+        for level in rng.sample((GRID, CLUSTER, WARPS), rng.randint(1, 3))
+    )
+    kinds = (*MLP_TENSORS, *tensors("W3[hid,k]", NAMES))
+    p = one(program(GATED, NAMES), loops, *mesh, kinds=kinds)
+    try:
+        verify(p)
+    except VerifyError as refused:
+        assert re.search(r"workers that divide it|on other axes", str(refused)), refused
+        return
+    inputs = {n: x.double() for n, x in data(p, rows=50).items()}
+    want = (F.silu(inputs["X"] @ inputs["W1"].T) * (inputs["X"] @ inputs["W3"].T)) @ inputs["W2"].T
+    torch.testing.assert_close(run_meshes(p, inputs, FLOAT64)["Y"], want, rtol=1e-12, atol=1e-12)
 
 
 # -- what is refused, with the arithmetic
