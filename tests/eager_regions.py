@@ -132,22 +132,28 @@ def compiled(function: Callable[..., Any], strategy: str = "vertical") -> tuple[
     return torch.compile(function, backend=backend), made
 
 
-def train(function: Callable[..., Any], inputs: Sequence[Tensor], strategy: str) -> tuple[list[Any], list[Regions]]:
-    """Results and gradients of ``inputs``, by the forward and the backward graph of AOTAutograd.
+class Trained:
+    """``function`` with gradients, by AOTAutograd's forward and backward graph: traced once, run many times."""
 
-    With an empty ``strategy`` both run eagerly.
-    """
-    from functorch.compile import aot_function
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        from functorch.compile import aot_function
 
-    made: list[Regions] = []
+        self._function, self._inputs = aot_function(function, self._compiled, self._compiled), inputs
+        self._strategy, self._made = "", []
 
-    def compiler(graph: fx.GraphModule, _: Any) -> Any:
-        if not strategy:
-            return boxed(lambda values: graph(*values))
-        made.append(Regions(graph, strategy))
-        return boxed(made[-1])
+    def run(self, strategy: str = "") -> tuple[list[Any], list[Regions]]:
+        """Results and gradients of the inputs; without a ``strategy`` both graphs run eagerly."""
+        self._strategy, self._made = strategy, []
+        return gradients(self._function, self._inputs), self._made
 
-    return gradients(aot_function(function, compiler, compiler), inputs), made
+    def _compiled(self, graph: fx.GraphModule, _: Any) -> Any:
+        def call(values: list[Any]) -> Any:
+            if not self._strategy:
+                return graph(*values)
+            self._made.append(Regions(graph, self._strategy))
+            return self._made[-1](values)
+
+        return boxed(call)
 
 
 def gradients(function: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Any]:
