@@ -22,6 +22,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream import fallback
 from tilestream.aten.nodes import is_constant
+from tilestream.run import epilogues
 from tilestream.run.direct import direct, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.stopwatch import timed
@@ -106,6 +107,8 @@ def _inner(
         if taken and not backward and not kwargs.get("cudagraphs") and is_direct(streamed):
             compilation.keep()
             return direct(streamed)
+        if taken and compilation.target.kind == "cuda":
+            epilogues.fuse(streamed, compilation.patches)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
