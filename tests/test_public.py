@@ -23,6 +23,19 @@ def test_parts_are_loaded_when_they_are_used():
         "import sys, tilestream; assert 'tilestream.sparse' not in sys.modules; tilestream.sparse.compile; "
         "tilestream.devices.get('a100+kitsune'); tilestream.kitsune.design; tilestream.simulator.run"
     )
+    _runs(code)
+
+
+def test_dynamo_and_inductor_are_loaded_with_the_back_end():
+    """Both take seconds: not for ``tilestream --help``, and not in the first call of a compiled model."""
+    _runs(
+        "import sys, tilestream, tilestream.cli, tilestream.runtime, tilestream.bench; "
+        "assert not {'torch._dynamo', 'torch._inductor'} & set(sys.modules); "
+        "import tilestream.backend; assert 'torch._inductor.compile_fx' in sys.modules"
+    )
+
+
+def _runs(code: str) -> None:
     # Not this process's own path: loading a user's model puts the model's folder there.
     source = str(Path(tilestream.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
