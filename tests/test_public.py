@@ -29,7 +29,7 @@ def test_parts_are_loaded_when_they_are_used():
 def test_dynamo_and_inductor_are_loaded_with_the_back_end():
     """Both take seconds: not for ``tilestream --help``, and not in the first call of a compiled model."""
     _runs(
-        "import sys, tilestream, tilestream.cli, tilestream.runtime, tilestream.bench; "
+        "import sys, tilestream, tilestream.cli, tilestream.run.prepare, tilestream.bench; "
         "assert not {'torch._dynamo', 'torch._inductor'} & set(sys.modules); "
         "import tilestream.backend; assert 'torch._inductor.compile_fx' in sys.modules"
     )
