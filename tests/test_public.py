@@ -31,7 +31,7 @@ def test_dynamo_and_inductor_are_loaded_with_the_back_end():
     _runs(
         "import sys, tilestream, tilestream.cli, tilestream.run.prepare, tilestream.bench; "
         "assert not {'torch._dynamo', 'torch._inductor'} & set(sys.modules); "
-        "import tilestream.backend; assert 'torch._inductor.compile_fx' in sys.modules"
+        "import tilestream.run.backend; assert 'torch._inductor.compile_fx' in sys.modules"
     )
 
 
