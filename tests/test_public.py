@@ -21,7 +21,8 @@ def test_every_public_name_is_there():
 def test_parts_are_loaded_when_they_are_used():
     code = (
         "import sys, tilestream; assert 'tilestream.sparse' not in sys.modules; tilestream.sparse.compile; "
-        "tilestream.devices.get('a100+kitsune'); tilestream.kitsune.design; tilestream.simulator.run"
+        "tilestream.devices.get('a100+kitsune'); import tilestream.studies.kitsune; tilestream.studies.kitsune.design; "
+        "tilestream.simulator.run"
     )
     _runs(code)
 
