@@ -23,8 +23,11 @@ class ConsumerEmitter:
     code, and runs of equal steps become loops.
     """
 
-    def __init__(self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables) -> None:
+    def __init__(
+        self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables, stamped: bool = False
+    ) -> None:
         self.s, self.layout, self.pipeline, self.tables = schedule, layout, pipeline, tables
+        self.stamped = stamped
         self.split = schedule.stage.placement.dim == 1
         self.lag = schedule.stage.in_flight - 1  # products younger than the one whose page is given back
         self.pointers = 0
@@ -128,6 +131,8 @@ class ConsumerEmitter:
         width = self.s.width(step)
         blocks = ceil_to(width, 8) // 8
         out.append("{")
+        if self.stamped:
+            out.append(f"  sync.stamps.mark({'PRODUCT' if step.gemm else 'EPILOGUE'}, tile);")
         out.append(f"  Fragment<{blocks}> acc;")
         if self.split:
             out.append(f"  const int col0 = g * {self.s.stride(step)};")
@@ -135,6 +140,8 @@ class ConsumerEmitter:
             out.append("  constexpr int col0 = 0;")
         if step.gemm is not None:
             out += self._gemm(step, step.gemm, blocks, width)
+            if self.stamped and step.phases:
+                out.append("  sync.stamps.mark(EPILOGUE, tile);")
         for k, phase in enumerate(step.phases):
             out += ["  {", *self._phase(step, k, phase, blocks, width), "  }"]
         out.append("}")

@@ -13,6 +13,7 @@ from importlib.resources import files
 
 import jinja2
 
+from tilestream.cuda import stamps
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
@@ -60,6 +61,7 @@ class KernelSource:
     shared_bytes: int
     pipeline: Pipeline
     register_splits: tuple[tuple[int, int], ...]  # (consumer, loader) to try: the first without spills is taken
+    stamped: bool = False
 
     @property
     def cooperative(self) -> bool:
@@ -67,15 +69,16 @@ class KernelSource:
         return len(self.stages) > 1
 
 
-def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
+def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> KernelSource:
     """Generate the kernel of a pipeline without DRAM queues.
 
     Args:
         annotate: add comments for people. Text to be compiled has none.
+        stamped: the kernel writes down what its warps do when (``cuda.stamps``). Otherwise nothing of that is in it.
 
     Raises:
         VerifyError: from the schedule, naming the user's line.
-        CompileError: a tile op has no CUDA snippet.
+        CompileError: a tile op has no CUDA snippet, or shared memory has no room for the stamps' counters.
     """
     tables = Tables()
     add_queues(tables, pipeline)
@@ -90,7 +93,7 @@ def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
         shared, registers = max(shared, layout.total), max(registers, schedule.registers)
         at = add_stage(tables, schedule, layout, pipeline)
         at.pointers, at.credits = len(tables.stage_pointers), len(tables.credits)
-        emitter = ConsumerEmitter(schedule, layout, pipeline, tables)
+        emitter = ConsumerEmitter(schedule, layout, pipeline, tables, stamped)
         body = emitter.body()
         kind = StageKind(
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
@@ -105,6 +108,7 @@ def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
         uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
         products |= _products(schedule, layout)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    counters = stamps.place_counters(shared) if stamped else None
     text = _template().render(
         name=name,
         pipeline=pipeline,
@@ -115,10 +119,12 @@ def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
         threads=THREADS,
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
+        counters=counters,
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
-    return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits)
+    shared = shared if counters is None else counters + stamps.COUNTER_BYTES
+    return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits, stamped)
 
 
 def _same(a: StageKind, b: StageKind) -> bool:
