@@ -19,6 +19,7 @@ from samples import bulk, spatial
 from stamped import check_complete, check_order
 
 from tilestream import devices
+from tilestream.analysis import Analysis
 from tilestream.cuda import sass, stamps
 from tilestream.cuda.compile import compile_source
 from tilestream.cuda.emit import emit, headers
@@ -27,9 +28,11 @@ from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, of_log
 from tilestream.cuda.stamps import Event
 from tilestream.errors import CompileError, DeviceError, InputError, VerifyError
 from tilestream.ir import Pipeline, Residency, Shard
+from tilestream.options import Options
 from tilestream.report import timeline
 from tilestream.report.accounts import KINDS, compare, of_recording, of_simulation
-from tilestream.report.measured import device_here
+from tilestream.report.measured import Measured, Measurements, device_here
+from tilestream.report.simulation import Run, Simulation
 from tilestream.simulator import simulate
 from tilestream.verify import verify
 
@@ -158,6 +161,8 @@ def test_accounts_add_up(name: str, folder: Path) -> None:
         for (launch, _), account in accounts.items():
             assert account.total_us == pytest.approx(launches_us[launch])
             assert min(account.us.values()) > -1e-6, account.us
+            assert sum(account.parts_us.values()) <= account.us["work"] + 1e-6
+    assert all(set(a.parts_us) == {"product", "epilogue"} for a in of_recording(run).values())
     compared = compare(simulated, run)
     assert [c.measured.stage for c in compared] == [s.name for s in pipeline.stages]
     for c in compared:
@@ -216,6 +221,34 @@ def test_without_the_request_there_is_nothing_of_it_in_the_text() -> None:
 def test_a_full_shared_memory_is_refused() -> None:
     with pytest.raises(CompileError, match="stamps need 96 of 232448"):
         stamps.place_counters(232440)
+
+
+@needs_compiler
+def test_the_report_tells_errors_by_stage_and_kind(folder: Path, monkeypatch) -> None:
+    pipeline, run = recorded("queues", folder)
+    run = replace(run, time_us=run.stamped_us / 1.1)
+    outcome = simulate(pipeline, ROWS, devices.get("h200"))
+    told = Measured(Run("region0", "spatial", True, None, outcome), run, compare(outcome, run))
+    made = Measurements((told,), ("region0, bulk: not recorded",))
+    text = str(made)
+    assert "region0 spatial: simulated" in text and "(+10.0%)" in text and "region0, bulk: not recorded" in text
+    assert all(word in text for word in ("layer0", "layer2", "queue", "work", "product", "launch in all"))
+    (facts,) = json.loads(json.dumps(made.json()))
+    assert facts["overhead"] == pytest.approx(0.1) and facts["error"] < 0
+    assert [s["stage"] for s in facts["stages"]] == ["layer0", "layer1", "layer2"]
+    kinds = facts["stages"][2]["kinds"]
+    assert kinds["queue"]["error_us"] == pytest.approx(kinds["queue"]["simulated_us"] - kinds["queue"]["measured_us"])
+    assert made.recordings() == {"region0 spatial": run}
+
+
+def test_a_library_kernel_is_not_recorded() -> None:
+    outcome = simulate(PIPELINES["launches"](), ROWS, devices.get("h200"))
+    found = Measurements.of(Simulation(_no_regions(), (Run("region0", "bulk", False, None, outcome),)))
+    assert found.runs == () and "library kernels" in found.problems[0]
+
+
+def _no_regions() -> Analysis:
+    return Analysis("net", "h200", Options(), (), (), ())
 
 
 @pytest.mark.nvrtc

@@ -7,10 +7,10 @@ differences between two accounts of a stage add up to the difference of the two 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tilestream.cuda.recording import CONSUMERS, STEP, WAIT, Recording, Slice
+from tilestream.cuda.recording import CONSUMERS, DETAIL, STEP, WAIT, Recording, Slice
 from tilestream.errors import InputError
 from tilestream.simulator import Simulation, Span
 
@@ -25,13 +25,17 @@ _SIMULATED = {"dram": "memory", "l2": "memory"}
 
 @dataclass(frozen=True)
 class Account:
-    """One stage in one launch: mean microseconds of its CTAs that have steps, by kind. ``steps`` are a CTA's mean."""
+    """One stage in one launch: mean microseconds of its CTAs that have steps, by kind. ``steps`` are a CTA's mean.
+
+    ``parts_us`` are what ``work`` consists of, where that is known: products and epilogues, each without its waits.
+    """
 
     launch: int
     stage: str
     ctas: int
     steps: float
     us: dict[str, float]
+    parts_us: dict[str, float] = field(default_factory=dict)
 
     @property
     def total_us(self) -> float:
@@ -107,8 +111,23 @@ def of_recording(run: Recording) -> dict[tuple[int, str], Account]:
         us["end"] = sum(end_us - own[-1].end_us for own in steps.values()) / len(steps)
         us["work"] = end_us - start_us - sum(us.values())
         mean = sum(len(own) for own in steps.values()) / len(steps)
-        made[number, stage] = Account(number, stage, len({worker for worker, _ in steps}), mean, us)
+        parts = {name: part / len(steps) for name, part in _parts(slices).items()}
+        made[number, stage] = Account(number, stage, len({worker for worker, _ in steps}), mean, us, parts)
     return made
+
+
+def _parts(slices: Iterable[Slice]) -> dict[str, float]:
+    """Microseconds of all details by name, less the waits inside of them. Slices are in order of their start."""
+    found: dict[str, float] = {}
+    inside: dict[tuple[int, int], str] = {}
+    for s in slices:
+        own = (s.worker, s.role)
+        if s.kind == DETAIL:
+            inside[own] = s.name
+            found[s.name] = found.get(s.name, 0.0) + s.end_us - s.start_us
+        elif s.kind == WAIT and own in inside:
+            found[inside[own]] -= s.end_us - s.start_us
+    return found
 
 
 def _interval(launches_us: tuple[float, ...], number: int) -> tuple[float, float]:

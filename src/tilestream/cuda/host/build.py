@@ -192,7 +192,7 @@ def _ctas(source: KernelSource, rows: int) -> int:
     wanted = sum(s.replicas for s in source.stages)
     if len(stages) > 1:
         return wanted
-    stage = stages[0]
+    stage = source.pipeline.stages[0]
     wanted = min(wanted, MOST_CTAS, -(-rows // (64 * stage.tiles_per_step)))
     return max(stage.group, -(-wanted // stage.group) * stage.group)
 
