@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from tilestream import cuda, devices
-from tilestream.analysis import analyse
 from tilestream.cuda.host.build import stamped_on_host
-from tilestream.cuda.recording import CONSUMERS, STEP, WAIT, of_logs, random_tensors, record
+from tilestream.cuda.recording import CONSUMERS, STEP, WAIT, of_logs
 from tilestream.options import Options
+from tilestream.plan.analyse import analyse
 from tilestream.report import timeline
 from tilestream.report.accounts import compare
+from tilestream.run.record import random_tensors, record
 from tilestream.simulator import simulate
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import pairwise
 
 from tilestream.cuda.recording import CONSUMERS, DETAIL, STEP, WAIT, Recording, Slice
-from tilestream.ir import Pipeline
-from tilestream.work import tiles_of
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.sizes import tiles_of
 
 
 def check_complete(pipeline: Pipeline, run: Recording, rows: int) -> None:

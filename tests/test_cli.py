@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from tilestream import devices
-from tilestream.cli import app
+from tilestream.cli.main import app
 from tilestream.cuda.compile import compiler_version
 
 runner = CliRunner()

@@ -19,22 +19,23 @@ from samples import bulk, spatial
 from stamped import check_complete, check_order
 
 from tilestream import devices
-from tilestream.analysis import Analysis
 from tilestream.cuda import sass, stamps
 from tilestream.cuda.compile import compile_source
-from tilestream.cuda.emit import emit, headers
+from tilestream.cuda.emit import COUNTER_BYTES, emit, headers, place_counters
 from tilestream.cuda.host.build import HostRun, run_on_host, stamped_on_host
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, of_logs
 from tilestream.cuda.stamps import Event
 from tilestream.errors import CompileError, DeviceError, InputError, VerifyError
-from tilestream.ir import Pipeline, Residency, Shard
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.options import Options
+from tilestream.plan.analysis import Analysis
 from tilestream.report import timeline
 from tilestream.report.accounts import KINDS, compare, of_recording, of_simulation
 from tilestream.report.measured import Measured, Measurements, device_here
 from tilestream.report.simulation import Run, Simulation
+from tilestream.schedule.fits import verify_on
 from tilestream.simulator import simulate
-from tilestream.verify import verify
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 ROWS = 450
@@ -87,7 +88,7 @@ def test_every_tile_of_every_stage_once_and_in_order(name: str, folder: Path) ->
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=256, f32=seed % 4 == 3))
     try:
-        verify(pipeline, devices.get("h200"))
+        verify_on(pipeline, devices.get("h200"))
     except VerifyError as e:
         pytest.skip(f"does not fit: {e}")
     _, logs = stamped_on_host(pipeline, tensors_for(pipeline, 260, seed), HostRun(folder=folder, seed=seed))
@@ -215,12 +216,12 @@ def test_without_the_request_there_is_nothing_of_it_in_the_text() -> None:
     assert "stamp" not in emit(launch).text.lower()
     stamped = emit(launch, stamped=True)
     assert stamped.text.count("sync.stamps.mark(PRODUCT, tile);") >= 1
-    assert stamped.shared_bytes == emit(launch).shared_bytes + stamps.COUNTER_BYTES
+    assert stamped.shared_bytes == emit(launch).shared_bytes + COUNTER_BYTES
 
 
 def test_a_full_shared_memory_is_refused() -> None:
     with pytest.raises(CompileError, match="stamps need 96 of 232448"):
-        stamps.place_counters(232440)
+        place_counters(232440)
 
 
 @needs_compiler
@@ -255,7 +256,7 @@ def _no_regions() -> Analysis:
 @pytest.mark.skipif(sass.disassembler() is None, reason="cuobjdump is not installed")
 @pytest.mark.parametrize("name", PIPELINES)
 def test_kernels_with_stamps_compile_and_keep_the_rules(name: str) -> None:
-    for launch in PIPELINES[name]().launches():
+    for launch in cut_at_dram(PIPELINES[name]()):
         source = emit(launch, stamped=True)
         assert sass.lint(compile_source(source).cubin, source) == []
 

@@ -9,8 +9,8 @@ from random_pipelines import tensors_for
 from stamped import check_complete, check_order
 
 from tilestream import cuda, devices
-from tilestream.cuda.recording import record
 from tilestream.report.accounts import compare
+from tilestream.run.record import record
 from tilestream.simulator import simulate
 
 ROWS = 16384

@@ -13,17 +13,23 @@ from importlib.resources import files
 
 import jinja2
 
-from tilestream.cuda import stamps
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
-from tilestream.ir import Pipeline, Residency
+from tilestream.errors import CompileError
+from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.schedule import build
-from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule, ceil_to
 from tilestream.schedule.places import REGISTER_SPLITS
 
 THREADS = 384
+
+ROLES = ("warpgroup 0", "warpgroup 1", "loader 0", "loader 1", "loader 2", "loader 3")
+"""Who writes stamps: a CTA's consumer warpgroups and the warps of its loader group, in the order of the kernel."""
+
+COUNTER_BYTES = 16 * len(ROLES)
+"""Of shared memory: where each role's next stamp goes."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
         products |= _products(schedule, layout)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
-    counters = stamps.place_counters(shared) if stamped else None
+    counters = place_counters(shared) if stamped else None
     text = _template().render(
         name=name,
         pipeline=pipeline,
@@ -123,8 +129,23 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
-    shared = shared if counters is None else counters + stamps.COUNTER_BYTES
+    shared = shared if counters is None else counters + COUNTER_BYTES
     return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits, stamped)
+
+
+def place_counters(shared_bytes: int) -> int:
+    """Where in shared memory the roles' counters go, behind all that a kernel has there.
+
+    Raises:
+        CompileError: there is no room.
+    """
+    at = ceil_to(shared_bytes, 16)
+    if at + COUNTER_BYTES > SHARED_LIMIT:
+        raise CompileError(
+            f"the kernel has {shared_bytes} bytes of shared memory, and stamps need {COUNTER_BYTES} of {SHARED_LIMIT}",
+            "measure another strategy",
+        )
+    return at
 
 
 def _same(a: StageKind, b: StageKind) -> bool:

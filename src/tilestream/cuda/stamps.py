@@ -11,25 +11,17 @@ import weakref
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilestream.cuda import driver
-from tilestream.errors import CompileError, DeviceError
-from tilestream.schedule.layout import SHARED_LIMIT
+from tilestream.cuda.emit import ROLES, KernelSource
+from tilestream.errors import DeviceError
+from tilestream.ir.sizes import tiles_of
 from tilestream.schedule.model import ceil_to
-from tilestream.work import tiles_of
-
-if TYPE_CHECKING:
-    from tilestream.cuda.emit import KernelSource
 
 log = logging.getLogger(__name__)
 
-ROLES = ("warpgroup 0", "warpgroup 1", "loader 0", "loader 1", "loader 2", "loader 3")
-"""Who writes stamps: a CTA's consumer warpgroups and the warps of its loader group, in the order of the kernel."""
-
-COUNTER_BYTES = 16 * len(ROLES)
 MOST_BYTES = 256 * 2**20
 """Of device memory for the stamps of one launch; what finds no room is counted."""
 
@@ -115,21 +107,6 @@ class LaunchLog:
     @property
     def dropped(self) -> int:
         return sum(r.dropped for r in self.roles)
-
-
-def place_counters(shared_bytes: int) -> int:
-    """Where in shared memory the roles' counters go, behind all that a kernel has there.
-
-    Raises:
-        CompileError: there is no room.
-    """
-    at = ceil_to(shared_bytes, 16)
-    if at + COUNTER_BYTES > SHARED_LIMIT:
-        raise CompileError(
-            f"the kernel has {shared_bytes} bytes of shared memory, and stamps need {COUNTER_BYTES} of {SHARED_LIMIT}",
-            "measure another strategy",
-        )
-    return at
 
 
 def capacity(source: KernelSource, rows: int, ctas: int) -> int:

@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream import cuda, devices
-from tilestream.cuda.recording import Recording, record
+from tilestream.cuda.recording import Recording
 from tilestream.errors import DeviceError, OptionError, TilestreamError
 from tilestream.report import facts
 from tilestream.report.accounts import KINDS, Comparison, compare
 from tilestream.report.explain import as_text
 from tilestream.report.simulation import Run, Simulation
 from tilestream.report.words import microseconds
+from tilestream.run.record import record
 
 NOTE = (
     "Microseconds of a mean SM of the stage, launch overhead included; they add up to the time of its launch. Measured "

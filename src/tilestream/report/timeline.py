@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilestream.cuda.emit import ROLES
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
-from tilestream.cuda.stamps import ROLES
 from tilestream.simulator import Simulation, Span
 
 PROCESSES = 3
