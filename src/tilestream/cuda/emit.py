@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -175,6 +176,17 @@ def headers_digest() -> str:
     return hashlib.sha256("".join(f"{k}{v}" for k, v in sorted(headers().items())).encode()).hexdigest()
 
 
+def _entries(rows: Sequence[Sequence[int]], last: Sequence[int]) -> str:
+    """The rows of a table as C++ initialisers, as many a line as fit."""
+    lines = [""]
+    for row in (*rows, last):
+        entry = "{" + ", ".join(map(str, row)) + "}, "
+        if len(lines[-1]) + len(entry) > 116:
+            lines.append("")
+        lines[-1] += entry
+    return "\n".join("    " + line.rstrip() for line in lines)
+
+
 @lru_cache(maxsize=1)
 def _template() -> jinja2.Template:
     # PTX operands look like Jinja's default delimiters ({%0).
@@ -183,4 +195,5 @@ def _template() -> jinja2.Template:
         comment_start_string="<#", comment_end_string="#>", trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined, autoescape=False,
     )  # fmt: skip
+    env.filters["entries"] = _entries
     return env.from_string((files("tilestream.cuda") / "templates" / "kernel.cu.j2").read_text())
