@@ -34,6 +34,7 @@ from tilestream.report import timeline
 from tilestream.report.accounts import KINDS, compare, of_recording, of_simulation
 from tilestream.report.measured import Measured, Measurements, device_here
 from tilestream.report.simulation import Run, Simulation
+from tilestream.run.record import record
 from tilestream.schedule.fits import verify_on
 from tilestream.simulator import simulate
 
@@ -202,6 +203,47 @@ def test_both_timelines_in_one_file(folder: Path, tmp_path: Path) -> None:
                 nested = (a[0] - 1e-3 <= b[0] and b[1] <= a[1] + 1e-3) or (b[0] - 1e-3 <= a[0] and a[1] <= b[1] + 1e-3)
                 assert apart or nested
     assert made["otherData"]["measured"]["net spatial"]["dropped_stamps"] == 0
+
+
+@needs_compiler
+def test_record_times_both_kernels_and_reads_the_last_run(folder: Path, monkeypatch) -> None:
+    """Without a GPU: the two builds are the host's, and the times are made up."""
+    pipeline = PIPELINES["queues"]()
+    device = torch.device("cpu")
+    calls: list[bool] = []
+
+    class OnHost:
+        def __init__(self, stamped: bool) -> None:
+            self.stamped, self.device, self.found = stamped, device, []
+
+        def __call__(self, tensors, rows: int) -> None:
+            assert {t.shape[0] for n, t in tensors.items() if n == "x"} == {rows}
+            calls.append(self.stamped)
+            if self.stamped:
+                self.found = stamped_on_host(pipeline, tensors, HostRun(folder=folder))[1]
+
+        def logs(self):
+            return self.found
+
+    def timed(functions) -> list[float]:
+        for function in functions:
+            function()
+        return [3e6, 4e6]
+
+    monkeypatch.setattr("tilestream.cuda.build", lambda p, d, stamped: OnHost(stamped))
+    monkeypatch.setattr("tilestream.run.record.timed_side_by_side", timed)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda d: "a GPU")
+    run = record(pipeline, ROWS, device)
+    assert calls == [False, True] and (run.time_us, run.stamped_us, run.device) == (3e6, 4e6, "a GPU")
+    assert run.overhead == pytest.approx(1 / 3)
+    check_complete(pipeline, run, ROWS)
+    check_order(run)
+    first_us = min(s.start_us for s in run.slices)
+    assert first_us > 0 and sum(run.launches_us) == pytest.approx(
+        4e6
+    )  # what the stamps leave of the call is its launch
+    with pytest.raises(InputError, match="at least one row"):
+        record(pipeline, 0, device)
 
 
 def test_events_are_those_of_the_header() -> None:
