@@ -43,11 +43,11 @@ ROWS = 450
 
 
 def with_stage(p: Pipeline, **changes) -> Pipeline:
-    return p.with_stages((replace(p.stages[0], **changes),))
+    return p.with_stages((p.stages[0].with_(**changes),))
 
 
 def few(p: Pipeline, replicas: int = 2) -> Pipeline:
-    return p.with_stages(tuple(replace(s, replicas=replicas) for s in p.stages))
+    return p.with_stages(tuple(s.with_(replicas=replicas) for s in p.stages))
 
 
 PIPELINES = {
@@ -126,10 +126,10 @@ def test_a_full_queue_is_told_from_slow_stores(folder: Path) -> None:
     source = slow[-1].out
     assert source is not None
     for k in range(40):
-        more.append(replace(slow[1], out=replace(source, name=f"more{k}"), ins=(more[-1].out.name if more else "r",)))
+        more.append(replace(slow[1], out=replace(source, name=f"more{k}"), tiles=(more[-1].out.name if more else "r",)))
     stages = (
-        replace(p.stages[0], replicas=1),
-        replace(p.stages[1], replicas=1, ops=(*slow, *more, replace(ops[-1], ins=(more[-1].out.name,)))),
+        p.stages[0].with_(replicas=1),
+        replace(p.stages[1].with_(replicas=1), ops=(*slow, *more, replace(ops[-1], tiles=(more[-1].out.name,)))),
     )
     tight = p.with_stages(stages, tuple(replace(q, depth=2) for q in p.queues))
     tensors = tensors_for(tight, 1500)
