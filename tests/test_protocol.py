@@ -116,7 +116,7 @@ PIPELINES = {
     "one layer": lambda: one_stage(1, 128),
     "streamed weights": lambda: one_stage(3, 128),
     "split columns": lambda: one_stage(3, 128, placement=1),
-    "split norm": lambda: edge_block(128).with_stages((replace(edge_block(128).stages[0], placement=Shard(1)),)),
+    "split norm": lambda: edge_block(128).with_stages((edge_block(128).stages[0].with_(placement=Shard(1)),)),
     "split mean": lambda: split_mean(),
     "odd rows": lambda: chain(2, 63),
     "one in flight": lambda: one_stage(3, 128, in_flight=1),
