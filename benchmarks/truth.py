@@ -23,9 +23,10 @@ from scipy.stats import rankdata
 
 from tilestream import devices
 from tilestream.devices import Device
-from tilestream.kitsune import aten_table, kernels
+from tilestream.kitsune import aten_table
 from tilestream.serialise import pipeline_from_json
 from tilestream.simulator import run, simulate
+from tilestream.simulator.library import EAGER, Beside, Product, Rows, eager, gemm, launch, stream
 from tilestream.simulator.workload import SimStage, Workload
 
 HERE = Path(__file__).parent
@@ -91,19 +92,22 @@ def predict_us(row: dict[str, Any], device: Device) -> float:
         return sum(simulate(p, row["shape"]["rows"], device).time_us for p in pipelines)
     cached = held_in_l2(row["bytes"], device) if row["state"] == "warm" else 0.0
     stage = stage_of(row, cached, device)
-    return run(Workload(row["name"], (kernels.launch(row["name"], stage),)), device).time_s * 1e6
+    return run(Workload(row["name"], (launch(row["name"], stage, device),)), device).time_s * 1e6
 
 
 def stage_of(row: dict[str, Any], cached: float, device: Device) -> SimStage:
     shape, kind = row["shape"], row["kind"]
-    if kind in ("linear", "matmul", "bmm"):
-        return kernels.gemm(kind, shape.get("b", 1), shape["m"], shape["n"], shape["k"], "bf16", device, cached=cached)
+    if kind in GEMMS:
+        return gemm(row["name"], product_of(row), device, Beside(cached=cached))
+    found = rows_of(row)
+    if found is not None:
+        return eager(*found, device, cached=cached)
     import torch
 
     name = str(shape.get("op", kind)).replace("relu_backward", "threshold_backward")
     counts = aten_table.row(getattr(torch.ops.aten, name, None))
     elements, read, written = _amounts(row)
-    return kernels.stream(
+    return stream(
         kind,
         elements,
         read,
@@ -115,27 +119,52 @@ def stage_of(row: dict[str, Any], cached: float, device: Device) -> SimStage:
     )
 
 
+def product_of(row: dict[str, Any]) -> Product:
+    """The product of a GEMM's row; linears have a weight of [n, k]."""
+    shape = row["shape"]
+    layout = "nt" if row["kind"] == "linear" else shape.get("layout", "nn")
+    return Product(shape.get("b", 1), shape["m"], shape["n"], shape["k"], "bf16", layout)
+
+
+def rows_of(row: dict[str, Any]) -> tuple[str, Rows] | None:
+    """Which of PyTorch's own kernels a row is, and what it goes over; None of one that streams."""
+    shape, kind = row["shape"], row["kind"]
+    features = float(shape.get("features", 0))
+    if kind == "reduction" and shape["op"] in EAGER:
+        size = 2.0 * shape["rows"] * features
+        result = {"sum_rows": 2 * features, "sum_features": 2.0 * shape["rows"]}.get(shape["op"], size)
+        reads = 2 if shape["op"].endswith("backward") else 1
+        return shape["op"], Rows(shape["rows"], features, size * reads, result)
+    if kind == "gather":
+        size, edges = 2.0 * features, shape["edges"]
+        how = "bag" if shape.get("op") == "bag" else "lookup"
+        return how, Rows(edges, features, min(shape["nodes"], edges) * size + 8 * edges, edges * size, edges * size)
+    if kind == "scatter" and "op" not in shape:
+        size, edges = (4.0 if shape.get("dtype") == "f32" else 2.0) * features, shape["edges"]
+        return "scatter_add", Rows(edges, features, edges * (size + 8) + shape["nodes"] * size, shape["nodes"] * size)
+    if kind == "cat":
+        widths = [int(w) for w in str(shape.get("parts") or f"{shape['a']},{shape['b']}").split(",")]
+        size = 2.0 * shape["rows"] * sum(widths)
+        return "cat odd" if any(w % 8 for w in widths) else "cat", Rows(shape["rows"], sum(widths), size, size)
+    return None
+
+
 def _amounts(row: dict[str, Any]) -> tuple[float, float, float]:
     """Elements worked on, and bytes read and written."""
     shape, kind = row["shape"], row["kind"]
     if kind == "elementwise":
         n = shape["elements"]
         return n, 2.0 * n * shape["inputs"], 2.0 * n
-    if kind == "reduction":
+    if kind in ("reduction", "compiled"):
         n = shape["rows"] * shape["features"]
-        results = {"sum_rows": shape["features"], "sum_features": shape["rows"]}.get(shape["op"], n)
-        return n, 2.0 * n, 2.0 * results
-    if kind == "gather":
-        n = shape["edges"] * shape["features"]
-        return n, 2.0 * shape["nodes"] * shape["features"] + 8 * shape["edges"], 2.0 * n
-    if kind == "cat":
-        n = shape["rows"] * (shape["a"] + shape["b"])
-        return n, 2.0 * n, 2.0 * n
+        written = 2.0 * {"sum_rows compiled": shape["features"], "mean_features f32": 0}.get(shape["op"], n)
+        return n, row["bytes"] - written, written
     n = row["bytes"] / 4
     return n, row["bytes"] / 2, row["bytes"] / 2
 
 
-SKIPPED = {"launch", "sdpa", "scatter", "transpose"}
+GEMMS = ("linear", "matmul", "bmm")
+SKIPPED = {"launch", "sdpa", "transpose"}
 """Kinds that the model has no kernel for: their time is set by latency, atomics or access patterns."""
 
 
@@ -149,6 +178,12 @@ def split(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[di
             names.append(row["name"])
         parts[names.index(row["name"]) % 2].append(row)
     return parts
+
+
+def split_widths(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Odd widths to fit on, and those held out: all with 10,240 rows."""
+    kept = [r for r in rows if 10_240 in (r["shape"]["m"], r["shape"]["k"])]
+    return [r for r in rows if r not in kept], kept
 
 
 def points(rows: Sequence[dict[str, Any]], held_out: bool, device: Device) -> list[Point]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
-from tilestream.kitsune import kernels
 from tilestream.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.kitsune.pipeline import PRODUCTS, Spatial
 from tilestream.kitsune.regions import reads, writes
 from tilestream.kitsune.tiling import Tile, elements, ring_bytes, works
+from tilestream.simulator.library import Beside, Product, attached, gemm, launch, merge, stream
+from tilestream.simulator.library.stages import start_s
+from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
 
 TENSOR_REGISTERS = 32_768
@@ -25,15 +27,15 @@ def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) ->
     """Operators as a library runs them: one kernel, or one a table where a counted operator stands for many tables."""
     op = graph[ops[0]]
     tables = len(op.outputs)
-    launch = one_kernel(ops, graph, device)
+    made = one_kernel(ops, graph, device)
     if len(ops) > 1 or tables == 1 or op.kind not in (Kind.GATHER, Kind.SCATTER):
-        return (launch,)
-    (stage,) = launch.stages
+        return (made,)
+    (stage,) = made.stages
     tiles = ceil(stage.tiles / tables)
     share = replace(
         stage, tiles=tiles, ctas=min(stage.ctas, tiles), work=stage.work.scaled(stage.tiles / tables / tiles)
     )
-    return tuple(replace(launch, name=f"{launch.name}.{i}", stages=(share,)) for i in range(tables))
+    return tuple(replace(made, name=f"{made.name}.{i}", stages=(share,)) for i in range(tables))
 
 
 def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimLaunch:
@@ -48,31 +50,17 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
     head = next((op for op in members if op.kind in PRODUCTS), members[0])
     common = {"ops": tuple(ops), "source": head.source}
     if head.gemm is not None:
-        batch, m, n, k = head.gemm
-        stage = kernels.gemm(
-            head.name,
-            batch,
-            m,
-            n,
-            k,
-            head.dtype,
-            device,
-            dram_read=read,
-            dram_write=written,
-            simt_ops=simt,
-            sfu_ops=sfu,
-            transposed=head.over_rows,
-            **common,
-        )
+        beside = Beside(simt, sfu, read, written)
+        stage = gemm(head.name, product_of(head), device, beside, **common)
         more = sum(op.flops for op in members) - head.flops
         if more:
             products = sum(op.kind in PRODUCTS for op in members)
-            stage = kernels.with_flops(stage, more, products - 1)
+            stage = attached(stage, more, products - 1)
     elif head.kind in PRODUCTS:
         stage = _attention(head, read, written, device, common["ops"])
     else:
         touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
-        stage = kernels.stream(
+        stage = stream(
             head.name,
             max(elements(op, graph) for op in members),
             read,
@@ -83,14 +71,22 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
             sfu_ops=sfu,
             **common,
         )
-    return kernels.launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage)
+    return launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage, device)
+
+
+def product_of(op: Operator) -> Product:
+    """The product of an operator, with the layout that its kind of operand has."""
+    assert op.gemm is not None
+    batch, m, n, k = op.gemm
+    layout = "tn" if op.over_rows else "nt" if op.label == "linear" else "nn"
+    return Product(batch, m, n, k, op.dtype, layout)
 
 
 def _attention(op: Operator, read: float, written: float, device: Device, ops: tuple[str, ...]) -> SimStage:
     """Fused attention: tiles of queries, which read the keys and values of their head through the L2."""
     tiles = max(1, op.tiles)
-    ctas = min(tiles, kernels.CTAS_PER_SM * device.sms)
-    merged = kernels.merge(tiles, ctas)
+    ctas = min(tiles, CTAS_PER_SM * device.sms)
+    merged = merge(tiles, ctas)
     whole = TileWork(
         tensor_flops=op.flops,
         dtype=op.dtype if op.dtype in device.tensor_flops else "bf16",
@@ -107,7 +103,7 @@ def _attention(op: Operator, read: float, written: float, device: Device, ops: t
         merged,
         ctas,
         whole.scaled(1 / merged),
-        registers=kernels.REGISTERS,
+        registers=REGISTERS,
         ops=ops,
         source=op.source,
     )
@@ -151,9 +147,7 @@ def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
         )
         depth = max(DEPTH * (1 + slack), ceil(DEPTH * taken / p.ctas[ring.producer]))
         queues.append(SimQueue(ring.producer, ring.consumers, size / tiles[ring.producer], depth))
-    return SimLaunch(
-        p.node.name, tuple(stages), tuple(queues), kernels.GAP_S + kernels.L2_LATENCY_S + kernels.DRAM_LATENCY_S
-    )
+    return SimLaunch(p.node.name, tuple(stages), tuple(queues), start_s(device))
 
 
 def levels(p: Spatial) -> dict[str, int]:

@@ -67,7 +67,7 @@ class Bytes(NamedTuple):
 
 def compute_s(work: TileWork, device: Device) -> tuple[float, float]:
     """Seconds of one tile on the tensor pipe and on the SIMT pipes of one SM."""
-    tensor = work.tensor_flops / (device.tensor_flops[work.dtype] / device.sms)
+    tensor = work.full_rate_flops / (device.tensor_flops[work.dtype] / device.sms)
     simt = max(work.simt_ops / (device.simt_flops / device.sms), work.sfu_ops / (device.sfu_ops_per_s / device.sms))
     return tensor, simt
 
