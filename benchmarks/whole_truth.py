@@ -1,0 +1,105 @@
+"""Whole models: what the simulator says they take as PyTorch runs them, against ``whole_models.py --library``.
+
+    python benchmarks/whole_truth.py            print the table; write results/whole_truth.json
+    python benchmarks/whole_truth.py mgn        only cases whose names begin so
+
+Nothing was fitted on these. Eager is a kernel an operator, Inductor's arm fuses what lies between products
+(``kitsune/pytorch.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from truth import RESULTS, table
+
+from tilestream import devices
+from tilestream.kitsune.graphs import graph_of
+from tilestream.kitsune.pytorch import workload
+from tilestream.simulator import run
+
+OUT = RESULTS / "whole_truth.json"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One model in one arm; microseconds."""
+
+    case: str
+    training: bool
+    arm: str
+    measured_us: float
+    predicted_us: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_us / self.measured_us - 1
+
+
+def wholes(prefix: str = "") -> list[Whole]:
+    """Every measured case, predicted."""
+    device = devices.get("h200")
+    made = []
+    for path in sorted((RESULTS / "whole").glob(f"{prefix}*_library.json")):
+        data = json.loads(path.read_text())
+        graph = graph_of(data["model"], "training" if data["training"] else "inference", data["sizes"])
+        for arm in ("eager", "inductor"):
+            us = run(workload(graph, device, arm == "inductor"), device).time_s * 1e6
+            name = path.stem.removesuffix("_library").removesuffix("_training")
+            made.append(Whole(name, data["training"], arm, data["arms"][arm]["us"], us))
+    return made
+
+
+def summary(found: list[Whole]) -> dict[str, float]:
+    errors = np.array([w.error for w in found])
+    return {
+        "count": len(found),
+        "mape": 100 * float(np.abs(errors).mean()),
+        "bias": 100 * float(errors.mean()),
+        "worst": 100 * float(np.abs(errors).max()),
+    }
+
+
+def tables(found: list[Whole]) -> str:
+    """Scores by arm and mode, then every case."""
+    groups = [("all", found)]
+    groups += [(arm, [w for w in found if w.arm == arm]) for arm in ("eager", "inductor")]
+    groups += [(mode, [w for w in found if w.training == (mode == "training")]) for mode in ("inference", "training")]
+    scores = []
+    for name, part in groups:
+        s = summary(part)
+        scores.append((name, f"{s['count']:.0f}", f"{s['mape']:.1f} %", f"{s['bias']:+.1f} %", f"{s['worst']:.0f} %"))
+    rows = [
+        (
+            w.case,
+            "training" if w.training else "inference",
+            w.arm,
+            f"{w.measured_us:,.0f}",
+            f"{w.predicted_us:,.0f}",
+            f"{w.error:+.0%}",
+        )
+        for w in found
+    ]
+    return "\n\n".join(
+        (
+            table(("", "runs", "mean absolute error", "mean error", "worst"), scores),
+            table(("model", "", "", "measured us", "predicted us", "error"), rows, left=3),
+        )
+    )
+
+
+def main() -> int:
+    found = wholes(*sys.argv[1:2])
+    print(tables(found))
+    if len(sys.argv) == 1:
+        data = {"device": "h200", "summary": summary(found), "rows": [asdict(w) for w in found]}
+        Path(OUT).write_text(json.dumps(data, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
