@@ -4,6 +4,7 @@
     python benchmarks/silicon.py --set held_out  other sizes and other models, which nothing was fitted on
     python benchmarks/silicon.py --set widths    GEMMs whose rows are no multiple of 16 bytes, and their neighbours
     python benchmarks/silicon.py --set others    reductions, gathers, scatters, concatenations, copies
+    python benchmarks/silicon.py --set backward  gradients of tables, of indices, of LayerNorm
     python benchmarks/silicon.py --kernels       which kernel cuBLAS takes for each GEMM of all sets, by name
     python benchmarks/silicon.py --quick         every third case
     python benchmarks/silicon.py --out FILE      instead of benchmarks/results/silicon.json (silicon_SET.json)

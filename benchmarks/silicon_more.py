@@ -3,6 +3,7 @@
 ``widths``: the layers of NeRF and DLRM whose rows are no multiple of 16 bytes (63, 283, 319, 351, 479 features), their
 aligned neighbours, and 282 and 284, whose rows are multiples of 4 and of 8 bytes; forward, dX and dW. ``others``: sizes
 of MeshGraphNets, GraphCast, DLRM and Llama, and others; names that end in ``compiled`` are kernels of Inductor's.
+``backward``: what training alone runs.
 """
 
 from __future__ import annotations
@@ -65,18 +66,10 @@ def norms() -> Iterator[Case]:
     def norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), w, b)
 
-    def backward(r: int, f: int) -> tuple[Call, int]:
-        dy, x, w, b = randn(r, f), randn(r, f), randn(f), randn(f)
-        _, mean, inverse = aten.native_layer_norm(x, [f], w, b, 1e-5)
-        return (
-            lambda: aten.native_layer_norm_backward(dy, x, [f], mean, inverse, w, b, [True] * 3),
-            3 * size(x) + size(mean, inverse, w, w, b),
-        )
-
     for r, f in ((32768, 256), (131072, 256), (16384, 1024), (81900, 512), (2048, 4096), (15200, 128), (88000, 128)):
         yield rowwise("layer_norm", r, f, lambda r=r, f=f: call(norm, randn(r, f), randn(f), randn(f)))
     for r, f in ((65536, 256), (15200, 128), (88000, 128), (81900, 512), (16384, 1024)):
-        yield rowwise("layer_norm_backward", r, f, lambda r=r, f=f: backward(r, f))
+        yield rowwise("layer_norm_backward", r, f, lambda r=r, f=f: norm_backward(r, f))
     for r, f in ((131072, 256), (16384, 2048), (32768, 1024), (4096, 1024), (65536, 256)):
         yield rowwise("softmax", r, f, lambda r=r, f=f: call(torch.softmax, randn(r, f), dim=-1))
     for r, f in ((131072, 256), (32768, 1024)):
@@ -87,6 +80,15 @@ def norms() -> Iterator[Case]:
         )
     for r, f in ((131072, 256), (32768, 1024)):
         yield rowwise("softmax compiled", r, f, lambda r=r, f=f: call(compiled(lambda x: x.softmax(-1)), randn(r, f)))
+
+
+def norm_backward(r: int, f: int) -> tuple[Call, int]:
+    dy, x, w, b = randn(r, f), randn(r, f), randn(f), randn(f)
+    _, mean, inverse = aten.native_layer_norm(x, [f], w, b, 1e-5)
+    return (
+        lambda: aten.native_layer_norm_backward(dy, x, [f], mean, inverse, w, b, [True] * 3),
+        3 * size(x) + size(mean, inverse, w, w, b),
+    )
 
 
 def softmax_backward(r: int, f: int) -> tuple[Call, int]:
@@ -159,10 +161,6 @@ def scatters() -> Iterator[Case]:
         out = torch.zeros(nodes, f, device="cuda", dtype=dtype)
         return lambda: out.index_add_(0, index, values), size(values, index, out)
 
-    def dense(nodes: int, edges: int, f: int) -> tuple[Call, int]:
-        dy, index = randn(edges, f), torch.randint(nodes, (edges,), device="cuda")
-        return lambda: aten.embedding_dense_backward(dy, index, nodes, -1, False), size(dy, index) + nodes * f * 2
-
     for nodes, edges, f in ((15200, 88000, 128), (10242, 81900, 512), (40962, 327660, 256), (2000, 65536, 64)):
         for dtype, name in ((BF16, "bf16"), (torch.float32, "f32")):
             shape: dict[str, int | str] = {"nodes": nodes, "edges": edges, "features": f, "dtype": name}
@@ -173,12 +171,18 @@ def scatters() -> Iterator[Case]:
                 lambda n=nodes, e=edges, f=f, d=dtype: added(n, e, f, d),
             )
     for nodes, edges, f in ((100000, 2048, 128), (100000, 32768, 128)):
-        yield Case(
-            f"embedding backward {edges}x{f} to {nodes}",
-            "scatter",
-            {"nodes": nodes, "edges": edges, "features": f, "op": "embedding_backward"},
-            lambda n=nodes, e=edges, f=f: dense(n, e, f),
-        )
+        yield from embedding_backward(nodes, edges, f)
+
+
+def embedding_backward(nodes: int, edges: int, f: int) -> Iterator[Case]:
+    """The dense gradient of a table of ``nodes`` rows of ``f``, of which ``edges`` were looked up."""
+
+    def make() -> tuple[Call, int]:
+        dy, index = randn(edges, f), torch.randint(nodes, (edges,), device="cuda")
+        return lambda: aten.embedding_dense_backward(dy, index, nodes, -1, False), size(dy, index) + nodes * f * 2
+
+    shape: dict[str, int | str] = {"nodes": nodes, "edges": edges, "features": f, "op": "embedding_backward"}
+    yield Case(f"embedding backward {edges}x{f} to {nodes}", "scatter", shape, make)
 
 
 def concatenations() -> Iterator[Case]:
@@ -234,4 +238,51 @@ def copies() -> Iterator[Case]:
     )
 
 
-SETS = {"widths": widths, "others": others}
+def backward() -> list[Case]:
+    """Kernels of training alone: gradients of tables, of what an index read, and of LayerNorm."""
+    return [*table_gradients(), *index_gradients(), *norm_gradients()]
+
+
+def table_gradients() -> Iterator[Case]:
+    for nodes, edges, f in (
+        (10_000, 512, 128),
+        (100_000, 1024, 128),
+        (100_000, 3000, 128),
+        (10_000, 2048, 256),
+        (100_000, 4096, 128),
+        (10_000, 16_384, 128),
+        (100_000, 65_536, 128),
+        (10_000, 65_536, 64),
+    ):
+        yield from embedding_backward(nodes, edges, f)
+
+
+def index_gradients() -> Iterator[Case]:
+    """Of ``x[:, rows, columns]``, as DLRM's interaction reads the lower half of its products."""
+
+    def make(batch: int, width: int) -> tuple[Call, int]:
+        rows, columns = torch.tril_indices(width, width, -1, device="cuda")
+        dy = randn(batch, rows.numel())
+
+        def run() -> Tensor:
+            return torch.zeros(batch, width, width, device="cuda", dtype=BF16).index_put_(
+                (torch.arange(batch, device="cuda")[:, None], rows, columns), dy, accumulate=True
+            )
+
+        return run, 2 * size(dy) + batch * width * width * 2
+
+    for batch, width in ((1024, 27), (4096, 27), (16_384, 27), (4096, 16)):
+        yield Case(
+            f"index gradient {batch}x{width}x{width}",
+            "scatter",
+            {"nodes": batch, "edges": batch, "features": width * (width - 1) // 2, "op": "index_backward"},
+            lambda b=batch, w=width: make(b, w),
+        )
+
+
+def norm_gradients() -> Iterator[Case]:
+    for r, f in ((4096, 128), (32768, 128), (16384, 256), (131072, 256), (8192, 512), (32768, 512), (4096, 1024)):
+        yield rowwise("layer_norm_backward", r, f, lambda r=r, f=f: norm_backward(r, f))
+
+
+SETS = {"widths": widths, "others": others, "backward": backward}
