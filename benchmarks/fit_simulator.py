@@ -104,8 +104,8 @@ def elementwise(rows: Sequence[dict[str, Any]]) -> None:
 
 def eager_rows(rows: Sequence[dict[str, Any]]) -> None:
     """Each kind of eager's kernels by itself: the fields that it has."""
-    more, _ = split(measured("silicon_others.json"))
-    found = [(of[0], r) for r in (*rows, *more) if r["kind"] not in (*GEMMS, *SKIPPED) and (of := rows_of(r))]
+    more, _ = split([*measured("silicon_others.json"), *measured("silicon_backward.json")])
+    found = [(kind, r) for r in (*rows, *more) for kind in [kind_of(r)] if kind in row_kernels.EAGER]
     for kind in dict.fromkeys(kind for kind, _ in found):
         cost = row_kernels.EAGER[kind]
         fields = [f for f in ("row", "element", "wide", "serial", "start_s") if getattr(cost, f)]
@@ -115,6 +115,19 @@ def eager_rows(rows: Sequence[dict[str, Any]]) -> None:
 
         start = [getattr(cost, f) for f in fields]
         fit([f"{kind}.{f}" for f in fields], start, put, [r for of, r in found if of == kind], 80)
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """The entry of ``EAGER`` that decides a row's time; empty where none does."""
+    if row["kind"] in (*GEMMS, *SKIPPED):
+        return ""
+    op = row["shape"].get("op")
+    if op == "layer_norm_backward":
+        return "norm_sums"
+    if op == "embedding_backward":
+        return "table_gradient" if row["shape"]["edges"] <= row_kernels.SORTED else "table_gradient sorted"
+    found = rows_of(row)
+    return found[0] if found else ""
 
 
 def main() -> int:

@@ -26,7 +26,18 @@ from tilestream.devices import Device
 from tilestream.kitsune import aten_table
 from tilestream.serialise import pipeline_from_json
 from tilestream.simulator import run, simulate
-from tilestream.simulator.library import EAGER, Beside, Product, Rows, eager, gemm, launch, stream
+from tilestream.simulator.library import (
+    EAGER,
+    Beside,
+    Product,
+    Rows,
+    eager,
+    gemm,
+    launch,
+    norm_gradient,
+    stream,
+    table_gradient,
+)
 from tilestream.simulator.workload import SimStage, Workload
 
 HERE = Path(__file__).parent
@@ -91,17 +102,28 @@ def predict_us(row: dict[str, Any], device: Device) -> float:
         pipelines = [pipeline_from_json(p) for p in row["extra"]["pipelines"]]
         return sum(simulate(p, row["shape"]["rows"], device).time_us for p in pipelines)
     cached = held_in_l2(row["bytes"], device) if row["state"] == "warm" else 0.0
-    stage = stage_of(row, cached, device)
-    return run(Workload(row["name"], (launch(row["name"], stage, device),)), device).time_s * 1e6
+    launches = tuple(launch(row["name"], stage, device) for stage in stages_of(row, cached, device))
+    return run(Workload(row["name"], launches), device).time_s * 1e6
 
 
-def stage_of(row: dict[str, Any], cached: float, device: Device) -> SimStage:
-    shape, kind = row["shape"], row["kind"]
+def stages_of(row: dict[str, Any], cached: float, device: Device) -> list[SimStage]:
+    """The kernels of a row, one after another."""
+    shape, kind, name = row["shape"], row["kind"], row["name"]
     if kind in GEMMS:
-        return gemm(row["name"], product_of(row), device, Beside(cached=cached))
+        return [gemm(name, product_of(row), device, Beside(cached=cached))]
+    if shape.get("op") == "embedding_backward":
+        nodes, edges, features = shape["nodes"], shape["edges"], shape["features"]
+        return table_gradient(nodes, edges, features, 2, device, name, cached=cached)
+    if shape.get("op") == "layer_norm_backward":
+        size = 2.0 * shape["rows"] * shape["features"]
+        return norm_gradient(Rows(shape["rows"], shape["features"], 2 * size, size), device, name, cached=cached)
     found = rows_of(row)
-    if found is not None:
-        return eager(*found, device, cached=cached)
+    return [eager(*found, device, cached=cached) if found else streamed(row, cached, device)]
+
+
+def streamed(row: dict[str, Any], cached: float, device: Device) -> SimStage:
+    """A kernel that streams: elementwise, a copy, one of Inductor's."""
+    shape, kind = row["shape"], row["kind"]
     import torch
 
     name = str(shape.get("op", kind)).replace("relu_backward", "threshold_backward")
@@ -139,6 +161,9 @@ def rows_of(row: dict[str, Any]) -> tuple[str, Rows] | None:
         size, edges = 2.0 * features, shape["edges"]
         how = "bag" if shape.get("op") == "bag" else "lookup"
         return how, Rows(edges, features, min(shape["nodes"], edges) * size + 8 * edges, edges * size, edges * size)
+    if kind == "scatter" and shape.get("op") == "index_backward":
+        elements = float(shape["edges"] * features)
+        return "index_gradient", Rows(elements, 1.0, 10 * elements, 2 * elements)
     if kind == "scatter" and "op" not in shape:
         size, edges = (4.0 if shape.get("dtype") == "f32" else 2.0) * features, shape["edges"]
         return "scatter_add", Rows(edges, features, edges * (size + 8) + shape["nodes"] * size, shape["nodes"] * size)

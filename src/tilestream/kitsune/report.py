@@ -43,7 +43,7 @@ def text(made: Reproduction) -> RenderableType:
     for heading in ("figure", "paper", "ours", ""):
         figures.add_column(heading)
     for f in data["figures"]:
-        figures.add_row(f["what"], f["paper"], _ours(f), "" if f["agrees"] or f["paper"] == "bars only" else "differs")
+        figures.add_row(f["what"], f["paper"], _ours(f), "differs" if f["agrees"] is False else "")
     whys = _whys(data)
     return Group(
         Text(f"Kitsune on {made.device}: Table 2. Ours, and in brackets the paper's.", style="bold"),

@@ -8,12 +8,13 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.kitsune.operators import Kind, Operator, OperatorGraph
-from tilestream.kitsune.pipeline import PRODUCTS, Spatial
+from tilestream.kitsune.pipeline import PRODUCTS, Ring, Spatial
 from tilestream.kitsune.regions import reads, writes
 from tilestream.kitsune.tiling import Tile, elements, ring_bytes, works
 from tilestream.simulator.library import Beside, Product, attached, gemm, launch, merge, stream
 from tilestream.simulator.library.stages import start_s
 from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
+from tilestream.simulator.tables import spilled
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
 
 TENSOR_REGISTERS = 32_768
@@ -114,6 +115,7 @@ def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
 
     Each pair of a producing and a consuming CTA has a ring of its own, of ``DEPTH`` entries. It holds besides what its
     consumer takes at once, and what passes by on a longer way while it waits (skip connections).
+    Queues are to stay in the L2, as the paper's do: where double buffers do not fit into it, they are single ones.
     """
     shape = Tile(p.rows, p.columns)
     work = works(p, graph, device, shape)
@@ -136,18 +138,25 @@ def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
                 overlap=w.overlap,
             )
         )
-    tiles = {s.name: s.tiles for s in stages}
+    made = SimLaunch(p.node.name, tuple(stages), launch_s=start_s(device))
+    sizes = {ring: ring_bytes(ring, p, graph, shape) for ring in p.rings}
+    double, single = (replace(made, queues=_queues(p, made, sizes, depth)) for depth in (DEPTH, 1))
+    return double if not spilled(double, device) or spilled(single, device) else single
+
+
+def _queues(p: Spatial, launch: SimLaunch, sizes: dict[Ring, float], depth: int) -> tuple[SimQueue, ...]:
+    """A ring for each queue, ``depth`` deep for a pair of CTAs; ``sizes`` are bytes that pass through each."""
+    tiles = {s.name: s.tiles for s in launch.stages}
     level = levels(p)
     queues = []
     for ring in p.rings:
-        size = ring_bytes(ring, p, graph, shape)
         slack = max(level[c] - level[ring.producer] for c in ring.consumers) - 1
         taken = max(
             max(p.ctas[c] for c in ring.consumers), *(ceil(tiles[ring.producer] / tiles[c]) for c in ring.consumers)
         )
-        depth = max(DEPTH * (1 + slack), ceil(DEPTH * taken / p.ctas[ring.producer]))
-        queues.append(SimQueue(ring.producer, ring.consumers, size / tiles[ring.producer], depth))
-    return SimLaunch(p.node.name, tuple(stages), tuple(queues), start_s(device))
+        entries = max(depth * (1 + slack), ceil(depth * taken / p.ctas[ring.producer]))
+        queues.append(SimQueue(ring.producer, ring.consumers, sizes[ring] / tiles[ring.producer], entries))
+    return tuple(queues)
 
 
 def levels(p: Spatial) -> dict[str, int]:

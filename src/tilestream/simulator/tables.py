@@ -86,6 +86,17 @@ def spilled(launch: SimLaunch, device: Device) -> float:
     return max(0.0, 1.0 - device.l2_bytes / footprint) if footprint > 0 else 0.0
 
 
+def spilled_bytes(launch: SimLaunch, device: Device) -> float:
+    """Bytes that rings send through DRAM since they do not fit into the L2, written and read."""
+    return ring_bytes(launch) * spilled(launch, device)
+
+
+def ring_bytes(launch: SimLaunch) -> float:
+    """Bytes that pass through all rings: a write, and a read a consumer."""
+    tiles = {s.name: s.tiles for s in launch.stages}
+    return sum(q.payload * tiles[q.producer] * (1 + sum(tiles[c] > 0 for c in q.consumers)) for q in launch.queues)
+
+
 def room_of(queue: SimQueue, ctas: int) -> int:
     """Entries of the ring in all, for a producer of ``ctas`` CTAs."""
     return queue.depth * ctas if queue.room is None else queue.room
@@ -112,12 +123,7 @@ def moved(launch: SimLaunch, device: Device) -> Bytes:
             dram += times * (work.dram_read + work.dram_write)
             l2 += times * (_l2_read(work) + work.l2_shared_read + max(work.l2_write, work.dram_write))
             flops += times * work.tensor_flops
-    by_name = {s.name: s for s in launch.stages}
-    rings = 0.0
-    for q in launch.queues:
-        once = q.payload * by_name[q.producer].tiles
-        rings += once + sum(once for c in q.consumers if by_name[c].tiles)
-    return Bytes(dram + rings * spilled(launch, device), l2 + rings, flops)
+    return Bytes(dram + spilled_bytes(launch, device), l2 + ring_bytes(launch), flops)
 
 
 def _l2_read(work: TileWork) -> float:

@@ -5,6 +5,7 @@ reductions, lookups, scatters and concatenations, which are far from the memory'
 launch of its own. Constants were fitted on kernels of one H200: docs/truth.md says on which, and how far off they are.
 """
 
+from tilestream.simulator.library.gradients import norm_gradient, table_gradient
 from tilestream.simulator.library.products import Beside, Product, Tiling, attached, gemm, tiling
 from tilestream.simulator.library.rows import EAGER, Rows, eager
 from tilestream.simulator.library.stages import launch, merge
@@ -22,6 +23,8 @@ __all__ = [
     "lane_ops",
     "launch",
     "merge",
+    "norm_gradient",
     "stream",
+    "table_gradient",
     "tiling",
 ]
