@@ -65,9 +65,9 @@ def gemm(rows: Sequence[dict[str, Any]]) -> None:
 
     names = ("LINES.latency_s", "SMALL", "REDUCE_S", "APART")
     start = (library.LINES.latency_s, library.SMALL, library.REDUCE_S, library.APART)
-    fit(names, start, put, [r for r in rows if r["kind"] in GEMMS and aligned(r) >= 16], 120)
     odd, _ = split_widths(measured("silicon_widths.json"))
     odd += [r for r in rows if r["kind"] in GEMMS]
+    fit(names, start, put, [r for r in odd if aligned(r) >= 16], 120)
     for name, low, high in (("WORDS", 4, 16), ("SINGLES", 2, 4)):
         fields = ("latency_s", "store", "copies", "odd_store")[: 4 if name == "SINGLES" else 3]
 

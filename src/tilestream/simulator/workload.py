@@ -29,8 +29,8 @@ class TileWork:
     tensor pipe busy for as long; ``simt_ops`` are issued fp32 lane operations and ``sfu_ops`` those of the special
     function unit; bytes are read and written at each level. ``latency_s`` is what nothing can hide.
     ``l2_read`` and ``l2_write`` are all bytes between the SM and the L2, those that go on to DRAM included;
-    ``l2_shared_read`` are further reads of lines that all SMs take at about the same time (weights). Payloads of
-    queues are not counted here: the simulator adds them.
+    ``l2_shared_read`` are further reads of lines that all SMs take at about the same time (weights); the L2 serves them
+    once for ``multicast`` CTAs of a cluster. Payloads of queues are not counted here: the simulator adds them.
     """
 
     tensor_flops: float = 0.0
@@ -44,6 +44,12 @@ class TileWork:
     latency_s: float = 0.0
     l2_shared_read: float = 0.0
     tensor_share: float = 1.0
+    multicast: float = 1.0
+
+    @property
+    def shared_served(self) -> float:
+        """Bytes of ``l2_shared_read`` that the L2 sends."""
+        return self.l2_shared_read / self.multicast
 
     @property
     def full_rate_flops(self) -> float:
@@ -54,13 +60,16 @@ class TileWork:
         both = {name: getattr(self, name) + getattr(other, name) for name in AMOUNTS}
         full = self.full_rate_flops + other.full_rate_flops
         share = both["tensor_flops"] / full if full else 1.0
-        return TileWork(dtype=self.dtype if self.tensor_flops else other.dtype, tensor_share=share, **both)
+        served = self.shared_served + other.shared_served
+        multicast = both["l2_shared_read"] / served if served else 1.0
+        dtype = self.dtype if self.tensor_flops else other.dtype
+        return TileWork(dtype=dtype, tensor_share=share, multicast=multicast, **both)
 
     def scaled(self, factor: float) -> TileWork:
         return replace(self, **{name: getattr(self, name) * factor for name in AMOUNTS})
 
 
-AMOUNTS = tuple(f.name for f in fields(TileWork) if f.name not in ("dtype", "tensor_share"))
+AMOUNTS = tuple(f.name for f in fields(TileWork) if f.name not in ("dtype", "tensor_share", "multicast"))
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,10 @@ class SimStage:
 
 @dataclass(frozen=True)
 class SimQueue:
-    """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
+    """A ring from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
+
+    It lies in the L2. With ``cluster`` the CTAs at its ends are one cluster of so many, and payloads go from shared
+    memory to shared memory: no level of memory moves a byte for them.
 
     ``room``, where given, is the number of entries in all. An entry may consist of ``parts``, of
     which ``abreast`` cross side by side (warpgroups), those of several entries too; by default all of one entry's.
@@ -105,6 +117,7 @@ class SimQueue:
     ratios: tuple[tuple[int, int], ...] | None = None
     parts: int = 1
     abreast: int | None = None
+    cluster: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +171,8 @@ def check(launch: SimLaunch) -> None:
                     raise WorkloadError(
                         f"stage {stage.name!r} has {name} = {value}", "use a finite number that is not negative"
                     )
+            if part.multicast < 1:
+                raise WorkloadError(f"stage {stage.name!r} has multicast = {part.multicast}", "use at least 1")
             if not 0 < part.tensor_share <= 1:
                 raise WorkloadError(
                     f"stage {stage.name!r} has tensor_share = {part.tensor_share}", "use a share above 0, at most 1"

@@ -97,26 +97,28 @@ LINES = Family(
         *((320, 128), (256, 160), (192, 192), (256, 128), (256, 96), (192, 128), (192, 96), (128, 160), (128, 128)),
         *((128, 96), (128, 64), (64, 96), (64, 64), (64, 48), (64, 32), (64, 16)),
     ),
-    latency_s=1.6e-6,
+    latency_s=1.4e-6,
 )
 """Hopper's kernels, on TMA and wgmma; their store is the device's ``handoff_ops``."""
-WORDS = Family(4, ((256, 128, 1), (128, 256, 1), (128, 64, 2)), 0.94e-6, store=36.0, copies=7.9)
+WORDS = Family(4, ((256, 128, 1), (128, 256, 1), (128, 64, 2)), 0.97e-6, store=37.0, copies=8.1)
 """cp.async of four or eight bytes."""
-SINGLES = Family(2, ((128, 128, 2), (64, 64, 4), (32, 32, 4)), 3.9e-6, store=33.0, odd_store=44.0, copies=4.5)
+SINGLES = Family(2, ((128, 128, 2), (64, 64, 4), (32, 32, 4)), 4.4e-6, store=27.0, odd_store=49.0, copies=4.2)
 """Element by element, through registers. Both are kernels from before Hopper, so that cycles hold on an A100 too."""
 FAMILIES = (LINES, WORDS, SINGLES)
 
-SMALL = 1.2
+SMALL = 0.9
 """A tile reaches ``1 / (1 + SMALL (1 / rows + 1 / columns))`` of the tensor rate: small ones reread operands."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 SPLIT_K = 256
 """Least depth that a CTA keeps when its sum is split among CTAs."""
-REDUCE_S = 4.2e-6
+REDUCE_S = 4.6e-6
 """Of the kernel that adds split sums up, with the gap before it."""
-APART = 0.04
+APART = 0.025
 """Share of the shorter of compute and memory time that does not run beside the longer."""
 MULTICAST = 2
 """CTAs of a cluster that share what they load, where the device has clusters."""
+SLICES = 4
+"""Of the depth of a product whose tiles are one wave: its first slice is there long before its last."""
 DEPTH = 32
 PANEL = 0.5
 """Share of the L2 that holds a panel of one operand while the other streams past."""
@@ -140,6 +142,7 @@ class Tiling:
     compute_s: float
     memory_s: float
     shared_read: float
+    multicast: int
     dram_read: float
     seconds: float
 
@@ -171,20 +174,22 @@ def gemm(
         sfu_ops=beside.sfu_ops,
         l2_read=partial / 2,
         l2_shared_read=t.shared_read,
+        multicast=t.multicast,
         l2_write=product.result_bytes + partial / 2,
         dram_read=read * kept + t.dram_read - _distinct(product, beside),
         dram_write=written * kept,
     )
     slots = t.ctas_per_sm * device.sms
     late = APART * min(t.compute_s, t.memory_s) / ceil(t.tiles / slots)
+    slices = SLICES if t.tiles <= slots else 1
     return one_stage(
         name,
         Engine.TENSOR,
-        t.tiles,
+        t.tiles * slices,
         min(t.tiles, slots),
         device.registers_per_sm // t.ctas_per_sm,
         work,
-        latency_s=family.latency_s + late,
+        latency_s=(family.latency_s + late) / slices,
         once=TileWork(latency_s=REDUCE_S if t.splits > 1 else 0.0),
         overlap=family.copies > 0,
         ops=ops,
@@ -280,7 +285,8 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
         copied = (min(rows, product.m) + product.n / across) * product.k / splits
         lane_s += copied / (family.copies * rates.clock_hz)
     alone_s = (max if family.copies else sum)((tensor_s, lane_s)) + family.latency_s
-    taken = product.batch * splits * down * across * (rows + columns) * depth * product.itemsize / rates.multicast
+    taken = float(tiles * (rows + columns) * depth * product.itemsize)
+    multicast = rates.multicast if down * across > 1 else 1
     port_s = (taken / tiles + rows * columns * product.itemsize) / rates.port
 
     def together(ctas: int) -> float:
@@ -292,7 +298,7 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
     read, written = _dram(product, beside)
     dram_s = ((read + written) * (1 - beside.cached) + again) / rates.dram
     partial = _partial(product, splits)
-    l2_s = taken / rates.shared + (product.result_bytes + partial) / rates.l2
+    l2_s = taken / multicast / rates.shared + (product.result_bytes + partial) / rates.l2
     memory_s = max(dram_s, l2_s)
     seconds = max(compute_s, memory_s) + APART * min(compute_s, memory_s) + (REDUCE_S if splits > 1 else 0.0)
     return Tiling(
@@ -306,6 +312,7 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
         compute_s,
         memory_s,
         taken,
+        multicast,
         _distinct(product, beside) + again,
         seconds,
     )
