@@ -3,9 +3,9 @@
     python benchmarks/truth.py             print the tables; write results/truth.json, docs/truth.png, docs/truth.md
     python benchmarks/truth.py --check     exit code 1 if docs/truth.md is not what the measurements say
 
-PyTorch's kernels are predicted as the bulk baseline of the evaluation is (``tilestream.kitsune.kernels``), pipelines as
-``tilestream.simulate`` does, from the IR that ran. Every second kernel of ``silicon.json`` is held out: the constants
-were fitted (``fit_simulator.py``) on the others. All of ``silicon_held_out.json`` is, where that has been measured.
+PyTorch's kernels are predicted by ``tilestream.simulator.library``, pipelines as ``tilestream.simulate`` does, from the
+IR that ran. Every second kernel of most sets is held out, and all of ``silicon_held_out.json``: constants were fitted
+(``fit_simulator.py``) on the others. Whole models are ``whole_truth.py``'s.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ GROUPS = {
     "elementwise": "elementwise",
     "pipeline": "pipelines of ours",
 }
-OTHERS = "other kernels"
+WIDTHS = "GEMM, odd widths and neighbours"
+OTHERS = "reductions, lookups, scatters, concatenations, copies"
 RESIDENT, LOST = 0.6, 1.0
 """Shares of the L2 up to which operands all stay in it from call to call, and from which none does."""
 
@@ -213,24 +214,36 @@ def split_widths(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
 
 def points(rows: Sequence[dict[str, Any]], held_out: bool, device: Device) -> list[Point]:
     return [
-        Point(row["name"], GROUPS.get(row["kind"], OTHERS), row["state"], held_out, row["us"], predict_us(row, device))
+        Point(row["name"], group_of(row), row["state"], held_out, row["us"], predict_us(row, device))
         for row in rows
         if row["kind"] not in SKIPPED
     ]
 
 
+def group_of(row: dict[str, Any]) -> str:
+    return WIDTHS if row.get("set") == "silicon_widths.json" else GROUPS.get(row["kind"], OTHERS)
+
+
 def measured(name: str) -> list[dict[str, Any]]:
-    """Rows of a result file; none if it is not there."""
+    """Rows of a result file, each with the file's name; none if it is not there."""
     path = RESULTS / name
-    return json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row | {"set": name} for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
+def halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All rows that constants were fitted on, and all that were held out."""
+    others = [*measured("silicon_others.json"), *measured("silicon_backward.json")]
+    parts = (split(measured("silicon.json")), split_widths(measured("silicon_widths.json")), split(others))
+    fitted = [row for part, _ in parts for row in part]
+    kept, *more = (part for _, part in parts)
+    return fitted, [*kept, *measured("silicon_held_out.json"), *(row for part in more for row in part)]
 
 
 def scores(found: Iterable[Point]) -> list[Score]:
     """Of all claimed kernels, of each group, of the others."""
     found = list(found)
-    claimed = [p for p in found if p.group != OTHERS]
-    made = [Score.of("all of these", claimed)] if claimed else []
-    for group in dict.fromkeys((*GROUPS.values(), OTHERS)):
+    made = [Score.of("all of these", found)] if found else []
+    for group in dict.fromkeys((*GROUPS.values(), WIDTHS, OTHERS)):
         members = [p for p in found if p.group == group]
         if len(members) > 2:
             made.append(Score.of(group, members))
@@ -255,10 +268,17 @@ def point_table(found: Sequence[Point]) -> str:
 def document(fitted: Sequence[Point], held_out: Sequence[Point]) -> str:
     """What stands between the markers of docs/truth.md."""
     parts = ["### Held out", "", score_table(scores(held_out)), "", "### Fitted on", "", score_table(scores(fitted))]
+    parts += ["", "### Whole models", "", whole_tables()]
     parts += ["", "### Every held-out kernel", "", point_table(held_out)]
-    worst = sorted((p for p in fitted if p.group != OTHERS), key=lambda p: -abs(p.error))[:12]
+    worst = sorted(fitted, key=lambda p: -abs(p.error))[:12]
     parts += ["", "### The twelve worst of the fitted ones", "", point_table(worst)]
     return "\n".join(parts)
+
+
+def whole_tables() -> str:
+    """What ``whole_truth.py`` found, where it has been run."""
+    path = RESULTS / "whole_truth.json"
+    return json.loads(path.read_text())["tables"] if path.exists() else "Run `python benchmarks/whole_truth.py`."
 
 
 def draw(found: Sequence[Point], path: Path) -> None:
@@ -269,10 +289,9 @@ def draw(found: Sequence[Point], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 6.0))
-    claimed = [p for p in found if p.group != OTHERS]
-    for index, group in enumerate(dict.fromkeys(GROUPS.values())):
+    for index, group in enumerate(dict.fromkeys((*GROUPS.values(), WIDTHS, OTHERS))):
         for held_out in (False, True):
-            part = [p for p in claimed if p.group == group and p.held_out == held_out]
+            part = [p for p in found if p.group == group and p.held_out == held_out]
             axes.scatter(
                 [p.measured_us for p in part],
                 [p.predicted_us for p in part],
@@ -282,8 +301,8 @@ def draw(found: Sequence[Point], path: Path) -> None:
                 linewidths=0,
                 label=f"{group}, {'held out' if held_out else 'fitted'}",
             )
-    low = min(min(p.measured_us, p.predicted_us) for p in claimed) / 1.3
-    high = max(max(p.measured_us, p.predicted_us) for p in claimed) * 1.3
+    low = min(min(p.measured_us, p.predicted_us) for p in found) / 1.3
+    high = max(max(p.measured_us, p.predicted_us) for p in found) * 1.3
     axes.plot([low, high], [low, high], color="0.3", linewidth=1)
     for factor in (0.85, 1.15):
         axes.plot([low, high], [low * factor, high * factor], color="0.6", linewidth=0.7, linestyle="--")
@@ -300,9 +319,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     device = devices.get("h200")
-    to_fit, kept = split(measured("silicon.json"))
-    fitted = points(to_fit, False, device)
-    held_out = points([*kept, *measured("silicon_held_out.json")], True, device)
+    to_fit, kept = halves()
+    fitted, held_out = points(to_fit, False, device), points(kept, True, device)
     text = DOC.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]

@@ -96,7 +96,12 @@ def main() -> int:
     found = wholes(*sys.argv[1:2])
     print(tables(found))
     if len(sys.argv) == 1:
-        data = {"device": "h200", "summary": summary(found), "rows": [asdict(w) for w in found]}
+        data = {
+            "device": "h200",
+            "summary": summary(found),
+            "rows": [asdict(w) for w in found],
+            "tables": tables(found),
+        }
         Path(OUT).write_text(json.dumps(data, indent=1) + "\n")
     return 0
 

@@ -78,7 +78,7 @@ class Reproduction:
             "runs": [{"variant": v, **run.json()} for r in self.rows for (v, _), run in r.runs.items()],
             "regions": [
                 {"app": r.app, "mode": r.mode, "region": x.name, "ops": list(x.ops), "phase": x.phase}
-                | {"bulk_us": x.bulk_s * 1e6, "kitsune_us": x.seconds * 1e6, "speedup": x.speedup}
+                | {"bulk_us": x.bulk_s * 1e6, "kitsune_us": x.seconds * 1e6, "speedup": x.speedup, "limit": x.limit}
                 for r in self.rows
                 for x in r.regions()
             ],

@@ -11,7 +11,7 @@ from tilestream.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.kitsune.pipeline import PRODUCTS, Ring, Spatial
 from tilestream.kitsune.regions import reads, writes
 from tilestream.kitsune.tiling import Tile, elements, ring_bytes, works
-from tilestream.simulator.library import Beside, Product, attached, gemm, launch, merge, stream
+from tilestream.simulator.library import Beside, Product, gemm, launch, merge, stream
 from tilestream.simulator.library.stages import start_s
 from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
 from tilestream.simulator.tables import spilled
@@ -51,12 +51,10 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
     head = next((op for op in members if op.kind in PRODUCTS), members[0])
     common = {"ops": tuple(ops), "source": head.source}
     if head.gemm is not None:
-        beside = Beside(simt, sfu, read, written)
-        stage = gemm(head.name, product_of(head), device, beside, **common)
         more = sum(op.flops for op in members) - head.flops
-        if more:
-            products = sum(op.kind in PRODUCTS for op in members)
-            stage = attached(stage, more, products - 1)
+        after = sum(op.kind in PRODUCTS for op in members) - 1 if more else 0
+        beside = Beside(simt, sfu, read, written, more_flops=more, more_products=after)
+        stage = gemm(head.name, product_of(head), device, beside, **common)
     elif head.kind in PRODUCTS:
         stage = _attention(head, read, written, device, common["ops"])
     else:

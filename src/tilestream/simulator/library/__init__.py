@@ -5,8 +5,9 @@ reductions, lookups, scatters and concatenations, which are far from the memory'
 launch of its own. Constants were fitted on kernels of one H200: docs/truth.md says on which, and how far off they are.
 """
 
+from tilestream.simulator.library.gemms import gemm
 from tilestream.simulator.library.gradients import norm_gradient, table_gradient
-from tilestream.simulator.library.products import Beside, Product, Tiling, attached, gemm, tiling
+from tilestream.simulator.library.products import Beside, Product, Tiling, tiling
 from tilestream.simulator.library.rows import EAGER, Rows, eager
 from tilestream.simulator.library.stages import launch, merge
 from tilestream.simulator.library.streams import lane_ops, stream
@@ -17,7 +18,6 @@ __all__ = [
     "Product",
     "Rows",
     "Tiling",
-    "attached",
     "eager",
     "gemm",
     "lane_ops",

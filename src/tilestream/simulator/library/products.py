@@ -1,4 +1,4 @@
-"""A library's GEMM as a stage: its family of kernels by alignment, its tiles by time, its traffic by the L2.
+"""A library's GEMM: its family of kernels by alignment, its tiles by time, its traffic by the L2. Numbers alone.
 
 Whatever the library's heuristics are, the tiles here are those that take the least time of all, memory included: so
 more SMs or more bandwidth never slow a product down, and more rows never speed it up.
@@ -6,14 +6,12 @@ more SMs or more bandwidth never slow a product down, and more rows never speed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import ceil, gcd
 
 from tilestream.devices import Device
 from tilestream.ir import DTYPE_BYTES
-from tilestream.simulator.library.stages import one_stage, start_s
-from tilestream.simulator.workload import Engine, SimStage, TileWork
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,7 @@ class Beside:
 
     ``simt_ops`` and ``sfu_ops`` are its epilogue's. ``dram_read`` and ``dram_write`` are distinct bytes of the whole
     kernel, by default each operand and the result once; of those, the L2 holds the share ``cached`` from before.
+    ``more_products`` of ``more_flops`` run in the same tiles, one after another: those of a vertically fused group.
     """
 
     simt_ops: float = 0.0
@@ -67,6 +66,8 @@ class Beside:
     dram_read: float | None = None
     dram_write: float | None = None
     cached: float = 0.0
+    more_flops: float = 0.0
+    more_products: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,6 @@ APART = 0.025
 """Share of the shorter of compute and memory time that does not run beside the longer."""
 MULTICAST = 2
 """CTAs of a cluster that share what they load, where the device has clusters."""
-SLICES = 4
-"""Of the depth of a product whose tiles are one wave: its first slice is there long before its last."""
 DEPTH = 32
 PANEL = 0.5
 """Share of the L2 that holds a panel of one operand while the other streams past."""
@@ -150,59 +149,6 @@ class Tiling:
 PLAIN = Beside()
 
 
-def gemm(
-    name: str,
-    product: Product,
-    device: Device,
-    beside: Beside = PLAIN,
-    *,
-    ops: tuple[str, ...] = (),
-    source: str = "",
-) -> SimStage:
-    """A library's kernel for ``product``, with an epilogue."""
-    t = tiling(product, device, beside)
-    family = family_of(product)
-    dtype = rate_dtype(product, device)
-    read, written = _dram(product, beside)
-    partial = _partial(product, t.splits)
-    kept = 1 - beside.cached
-    work = TileWork(
-        tensor_flops=product.flops,
-        dtype=dtype,
-        tensor_share=product.flops / t.tiles / (device.tensor_flops[dtype] / device.sms) / t.tensor_s,
-        simt_ops=t.lane_s * t.tiles * device.simt_flops / device.sms + beside.simt_ops,
-        sfu_ops=beside.sfu_ops,
-        l2_read=partial / 2,
-        l2_shared_read=t.shared_read,
-        multicast=t.multicast,
-        l2_write=product.result_bytes + partial / 2,
-        dram_read=read * kept + t.dram_read - _distinct(product, beside),
-        dram_write=written * kept,
-    )
-    slots = t.ctas_per_sm * device.sms
-    late = APART * min(t.compute_s, t.memory_s) / ceil(t.tiles / slots)
-    slices = SLICES if t.tiles <= slots else 1
-    return one_stage(
-        name,
-        Engine.TENSOR,
-        t.tiles * slices,
-        min(t.tiles, slots),
-        device.registers_per_sm // t.ctas_per_sm,
-        work,
-        latency_s=(family.latency_s + late) / slices,
-        once=TileWork(latency_s=REDUCE_S if t.splits > 1 else 0.0),
-        overlap=family.copies > 0,
-        ops=ops,
-        source=source,
-    )
-
-
-def attached(stage: SimStage, flops: float, products: int) -> SimStage:
-    """``stage`` with ``products`` more in the same tiles: those of a vertically fused group, one after another."""
-    more = TileWork(tensor_flops=flops / stage.tiles, dtype=stage.work.dtype, latency_s=products * LINES.latency_s)
-    return replace(stage, work=stage.work + more)
-
-
 def family_of(product: Product) -> Family:
     return next(f for f in FAMILIES if product.aligned >= f.least)
 
@@ -232,7 +178,6 @@ class _Rates:
     dram: float
     multicast: int
     handoff: float
-    start_s: float
     accumulators: int
 
     @classmethod
@@ -249,7 +194,6 @@ class _Rates:
             device.dram_bytes_per_s,
             min(MULTICAST, device.largest_cluster),
             device.handoff_ops,
-            start_s(device),
             device.registers_per_sm * 5 // 8,
         )
 
@@ -295,9 +239,9 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
     full, rest = divmod(tiles, rates.sms * per_sm)
     compute_s = full * together(per_sm) + (together(ceil(rest / rates.sms)) if rest else 0.0)
     again = _again(product, rates, rows * columns * rates.sms * per_sm)
-    read, written = _dram(product, beside)
+    read, written = distinct(product, beside)
     dram_s = ((read + written) * (1 - beside.cached) + again) / rates.dram
-    partial = _partial(product, splits)
+    partial = partial_bytes(product, splits)
     l2_s = taken / multicast / rates.shared + (product.result_bytes + partial) / rates.l2
     memory_s = max(dram_s, l2_s)
     seconds = max(compute_s, memory_s) + APART * min(compute_s, memory_s) + (REDUCE_S if splits > 1 else 0.0)
@@ -313,22 +257,18 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
         memory_s,
         taken,
         multicast,
-        _distinct(product, beside) + again,
+        distinct(product, beside)[0] + again,
         seconds,
     )
 
 
-def _distinct(product: Product, beside: Beside) -> float:
-    return _dram(product, beside)[0]
-
-
-def _dram(product: Product, beside: Beside) -> tuple[float, float]:
+def distinct(product: Product, beside: Beside) -> tuple[float, float]:
     """Distinct bytes read and written."""
     read = product.operand_bytes if beside.dram_read is None else beside.dram_read
     return read, product.result_bytes if beside.dram_write is None else beside.dram_write
 
 
-def _partial(product: Product, splits: int) -> float:
+def partial_bytes(product: Product, splits: int) -> float:
     """Bytes of split sums, written as fp32 and read again."""
     return 8.0 * product.batch * product.m * product.n * splits if splits > 1 else 0.0
 
