@@ -23,8 +23,7 @@ from scipy.stats import rankdata
 
 from tilestream import devices
 from tilestream.devices import Device
-from tilestream.kitsune import aten_table
-from tilestream.serialise import pipeline_from_json
+from tilestream.ir.serialise import pipeline_from_json
 from tilestream.simulator import run, simulate
 from tilestream.simulator.library import (
     EAGER,
@@ -39,6 +38,7 @@ from tilestream.simulator.library import (
     table_gradient,
 )
 from tilestream.simulator.workload import SimStage, Workload
+from tilestream.studies.kitsune import aten_table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -4,7 +4,7 @@
     python benchmarks/whole_truth.py mgn        only cases whose names begin so
 
 Nothing was fitted on these. Eager is a kernel an operator, Inductor's arm fuses what lies between products
-(``kitsune/pytorch.py``).
+(``studies/kitsune/pytorch.py``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from truth import RESULTS, table
 
 from tilestream import devices
-from tilestream.kitsune.graphs import graph_of
-from tilestream.kitsune.pytorch import workload
 from tilestream.simulator import run
+from tilestream.studies.kitsune.graphs import graph_of
+from tilestream.studies.kitsune.pytorch import workload
 
 OUT = RESULTS / "whole_truth.json"
 

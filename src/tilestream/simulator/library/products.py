@@ -11,7 +11,7 @@ from functools import cache
 from math import ceil, gcd
 
 from tilestream.devices import Device
-from tilestream.ir import DTYPE_BYTES
+from tilestream.ir.pipeline import DTYPE_BYTES
 
 
 @dataclass(frozen=True)
