@@ -169,7 +169,7 @@ def kernels_of(chosen: Sequence[Case]) -> dict[str, list[str]]:
         torch.cuda.synchronize()
     found: dict[str, list[str]] = {}
     for event in seen.events() or ():
-        if event.name.startswith("case ") and event.device_type == torch.autograd.DeviceType.CPU:
+        if event.name.startswith("case ") and event.device_type.name == "CPU":
             found[event.name.removeprefix("case ")] = launched(event)
     return found
 

@@ -186,7 +186,7 @@ def embedding_backward(nodes: int, edges: int, f: int) -> Iterator[Case]:
 
 
 def concatenations() -> Iterator[Case]:
-    for rows, parts in (
+    shapes: tuple[tuple[int, tuple[int, ...]], ...] = (
         (65536, (128, 128, 128)),
         (15200, (128, 128)),
         (88000, (128, 128, 128)),
@@ -197,7 +197,8 @@ def concatenations() -> Iterator[Case]:
         (32768, (128, 351)),
         (2048, (128,) * 27),
         (40962, (256, 256)),
-    ):
+    )
+    for rows, parts in shapes:
         joined = "+".join(map(str, parts)) if len(parts) < 4 else f"{len(parts)}*{parts[0]}"
         yield Case(
             f"cat {rows}x{joined}",

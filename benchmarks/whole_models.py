@@ -138,7 +138,7 @@ def kernels_of(call: Callable[[], object]) -> list[dict[str, Any]]:
         torch.cuda.synchronize()
     found: dict[str, dict[str, Any]] = {}
     for event in seen.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             entry = found.setdefault(event.name, {"name": event.name, "calls": 0, "us": 0.0})
             entry["calls"], entry["us"] = entry["calls"] + 1, entry["us"] + event.device_time
     return sorted(found.values(), key=lambda k: -k["us"])

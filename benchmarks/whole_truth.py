@@ -4,7 +4,8 @@
     python benchmarks/whole_truth.py mgn        only cases whose names begin so
 
 Nothing was fitted on these. Eager is a kernel an operator, Inductor's arm fuses what lies between products
-(``studies/kitsune/pytorch.py``).
+(``studies/kitsune/pytorch.py``). Ours, of ``whole_models.py`` without ``--library``, are the pipelines of the regions
+that are planned, simulated, and Inductor's kernels for operators that stand in other lines of the user's.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from truth import RESULTS, table
 
 from tilestream import devices
-from tilestream.simulator import run
+from tilestream.apps.models import find
+from tilestream.devices import Device
+from tilestream.options import parse
+from tilestream.plan.analyse import analyse
+from tilestream.simulator import run, simulate
 from tilestream.studies.kitsune.graphs import graph_of
 from tilestream.studies.kitsune.pytorch import workload
 
@@ -51,7 +57,28 @@ def wholes(prefix: str = "") -> list[Whole]:
             us = run(workload(graph, device, arm == "inductor"), device).time_s * 1e6
             name = path.stem.removesuffix("_library").removesuffix("_training")
             made.append(Whole(name, data["training"], arm, data["arms"][arm]["us"], us))
+    for path in sorted((RESULTS / "whole").glob(f"{prefix}*.json")):
+        data = json.loads(path.read_text())
+        if "tilestream" in data.get("arms", ()) and not data["training"]:
+            us = ours_us(data["model"], data["sizes"], device)
+            made.append(Whole(path.stem, False, "tilestream", data["arms"]["tilestream"]["us"], us))
     return made
+
+
+def ours_us(model: str, sizes: dict[str, Any], device: Device) -> float:
+    """Inference: the pipelines of all regions that run as such, and what Inductor makes of the rest."""
+    module, inputs = find(model).make(device="meta", **sizes)
+    regions = analyse(module, inputs, parse({"device": device.name})).regions
+    chosen = [(region, c.pipeline) for region in regions if (c := region.runs()) is not None and c.pipeline is not None]
+    streamed = sum(simulate(pipeline, region.rows, device).time_us for region, pipeline in chosen)
+    lines = {line for region, _ in chosen for line in region.sources}
+    graph = graph_of(model, "inference", sizes)
+    left = workload(graph, device, compiled=True)
+    rest = 0.0
+    for launch, timed in zip(left.launches, run(left, device).launches, strict=True):
+        ops = [graph[name] for stage in launch.stages for name in stage.ops]
+        rest += timed.seconds * 1e6 * sum(op.source not in lines for op in ops) / len(ops)
+    return streamed + rest
 
 
 def summary(found: list[Whole]) -> dict[str, float]:
@@ -67,7 +94,7 @@ def summary(found: list[Whole]) -> dict[str, float]:
 def tables(found: list[Whole]) -> str:
     """Scores by arm and mode, then every case."""
     groups = [("all", found)]
-    groups += [(arm, [w for w in found if w.arm == arm]) for arm in ("eager", "inductor")]
+    groups += [(arm, [w for w in found if w.arm == arm]) for arm in ("eager", "inductor", "tilestream")]
     groups += [(mode, [w for w in found if w.training == (mode == "training")]) for mode in ("inference", "training")]
     scores = []
     for name, part in groups:
