@@ -199,11 +199,11 @@ def concatenations() -> Iterator[Case]:
         (40962, (256, 256)),
     )
     for rows, parts in shapes:
-        joined = "+".join(map(str, parts)) if len(parts) < 4 else f"{len(parts)}*{parts[0]}"
+        joined = "+".join(map(str, parts)) if len(parts) < 4 else f"{len(parts)}*{max(parts)}"
         yield Case(
             f"cat {rows}x{joined}",
             "cat",
-            {"rows": rows, "parts": ",".join(map(str, parts)), "a": parts[0], "b": sum(parts) - parts[0]},
+            {"rows": rows, "parts": ",".join(map(str, parts)), "a": sum(parts[:1]), "b": sum(parts[1:])},
             lambda r=rows, p=parts: call(lambda *x: torch.cat(x, -1), *(randn(r, w) for w in p)),
         )
 
