@@ -1,9 +1,13 @@
 """Time single kernels on the GPU that is there: what the simulator's predictions are held against (``truth.py``).
 
     python benchmarks/silicon.py                 everything, about a minute and a half on an H200
-    python benchmarks/silicon.py --held-out      other sizes and other models, which nothing was fitted on
+    python benchmarks/silicon.py --set held_out  other sizes and other models, which nothing was fitted on
+    python benchmarks/silicon.py --set widths    GEMMs whose rows are no multiple of 16 bytes, and their neighbours
+    python benchmarks/silicon.py --set others    reductions, gathers, scatters, concatenations, copies
+    python benchmarks/silicon.py --set backward  gradients of tables, of indices, of LayerNorm
+    python benchmarks/silicon.py --kernels       which kernel cuBLAS takes for each GEMM of all sets, by name
     python benchmarks/silicon.py --quick         every third case
-    python benchmarks/silicon.py --out FILE      instead of benchmarks/results/silicon.json (silicon_held_out.json)
+    python benchmarks/silicon.py --out FILE      instead of benchmarks/results/silicon.json (silicon_SET.json)
 
 PyTorch's own kernels (cuBLAS, elementwise, reductions, gathers) one at a time, and tilestream's vertical and spatial
 pipelines. bf16, random data. A time is the median over rounds of one CUDA graph replay of several calls, between two
@@ -20,13 +24,16 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from silicon_cases import OURS, OURS_HELD_OUT, Call, Case, cases, model_of, size
+from silicon_more import SETS
+
+from tilestream.bench.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
@@ -150,24 +157,37 @@ def report(row: Row) -> None:
     print(f"{row.name:34s} {row.state:5s} {row.us:10.2f} us  {row.bytes / row.us / 1e6:7.2f} TB/s", flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--held-out", action="store_true", help="other sizes and models")
-    parser.add_argument("--quick", action="store_true", help="every third case")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds; what is left over is not measured")
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no GPU: nothing to measure", file=sys.stderr)
-        return 1
+def kernels_of(chosen: Sequence[Case]) -> dict[str, list[str]]:
+    """The kernels that each case launches, by the names that the profiler gives them."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for case in chosen:
+            run, _ = case.make()
+            with record_function(f"case {case.name}"):
+                run()
+        torch.cuda.synchronize()
+    found: dict[str, list[str]] = {}
+    for event in seen.events() or ():
+        if event.name.startswith("case ") and event.device_type.name == "CPU":
+            found[event.name.removeprefix("case ")] = launched(event)
+    return found
+
+
+def launched(event: Any) -> list[str]:
+    """Names of the kernels of a profiler's event and of those inside of it."""
+    return [k.name for k in event.kernels] + [name for child in event.cpu_children for name in launched(child)]
+
+
+def measured(chosen: Sequence[Case], ours_too: Sequence[tuple[str, int, str]], budget_s: float) -> dict[str, Any]:
+    """All cases: rows, and what failed or was left out."""
     started = time.perf_counter()
-    torch.manual_seed(0)
     properties = torch.cuda.get_device_properties(0)
     rows: list[Row] = []
     failed: dict[str, str] = {}
 
-    def attempt(name: str, work: Callable[[], list[Row]]) -> None:
-        if time.perf_counter() - started > given.budget:
+    def attempt(name: str, work: Callable[[], list[Row]], until_s: float) -> None:
+        if time.perf_counter() - started > until_s:
             failed[name] = "not measured: out of time"
             return
         try:
@@ -180,21 +200,17 @@ def main() -> int:
         for row in found:
             report(row)
 
-    every = 3 if given.quick else 1
-    out = given.out or RESULTS / ("silicon_held_out.json" if given.held_out else "silicon.json")
-    share = given.budget * 0.5  # the rest is for tilestream's own
     with torch.no_grad():
-        for case in cases(given.held_out)[::every]:
-            if time.perf_counter() - started > share:
-                failed[case.name] = "not measured: out of time"
-                continue
-            attempt(case.name, lambda case=case: measure(case, properties.L2_cache_size))
+        share = budget_s * (0.5 if ours_too else 1.0)  # the rest is for tilestream's own
+        for case in chosen:
+            attempt(case.name, lambda case=case: measure(case, properties.L2_cache_size), share)
             torch.cuda.empty_cache()
         print(f"PyTorch's kernels: {time.perf_counter() - started:.0f} s", flush=True)
-        for model, count, strategy in (OURS_HELD_OUT if given.held_out else OURS)[::every]:
-            attempt(f"{model} {strategy} {count}", lambda m=model, c=count, s=strategy: [ours(m, c, s)])
-    data = {
-        "schema": 1,
+        for model, count, strategy in ours_too:
+            attempt(f"{model} {strategy} {count}", lambda m=model, c=count, s=strategy: [ours(m, c, s)], budget_s)
+    return {
+        "schema": 2,
+        "environment": environment() | {"command": command()},
         "gpu": properties.name,
         "sms": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
@@ -209,10 +225,47 @@ def main() -> int:
         "rows": [asdict(row) for row in rows],
         "failed": failed,
     }
+
+
+def command() -> str:
+    """What was asked for, without where the results go."""
+    words = list(sys.argv[1:])
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return " ".join(("python benchmarks/silicon.py", *words))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--set", choices=("held_out", *SETS), help="another set of cases")
+    parser.add_argument("--kernels", action="store_true", help="names of the kernels of all GEMMs; nothing is timed")
+    parser.add_argument("--quick", action="store_true", help="every third case")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds; what is left over is not measured")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU: nothing to measure", file=sys.stderr)
+        return 1
+    torch.manual_seed(0)
+    if given.kernels:
+        every = [*cases(False), *cases(True), *SETS["widths"]()]
+        with torch.no_grad():
+            names = kernels_of([c for c in every if c.kind in ("linear", "matmul", "bmm")])
+        data = {"schema": 1, "environment": environment() | {"command": command()}, "kernels": names}
+        out = given.out or RESULTS / "silicon_kernels.json"
+        told = f"{len(names)} GEMMs"
+    else:
+        step = 3 if given.quick else 1
+        chosen = SETS[given.set]() if given.set in SETS else cases(given.set == "held_out")
+        ours_too = () if given.set in SETS else OURS_HELD_OUT if given.set else OURS
+        data = measured(chosen[::step], ours_too[::step], given.budget)
+        out = given.out or RESULTS / (f"silicon_{given.set}.json" if given.set else "silicon.json")
+        told = f"{len(data['rows'])} rows, {len(data['failed'])} failed, {data['seconds']:.0f} s"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(data, indent=1) + "\n")
-    print(f"{len(rows)} rows, {len(failed)} failed, {data['seconds']:.0f} s: {out}")
-    return 0 if rows else 1
+    print(f"{told}: {out}")
+    return 0
 
 
 if __name__ == "__main__":

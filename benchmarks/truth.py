@@ -3,10 +3,9 @@
     python benchmarks/truth.py             print the tables; write results/truth.json, docs/truth.png, docs/truth.md
     python benchmarks/truth.py --check     exit code 1 if docs/truth.md is not what the measurements say
 
-PyTorch's kernels are predicted as the bulk baseline of the evaluation is (``tilestream.studies.kitsune.kernels``),
-pipelines as ``tilestream.simulate`` does, from the IR that ran. Every second kernel of ``silicon.json`` is held out:
-the constants were fitted (``fit_simulator.py``) on the others. All of ``silicon_held_out.json`` is, where that has
-been measured.
+PyTorch's kernels are predicted by ``tilestream.simulator.library``, pipelines as ``tilestream.simulate`` does, from the
+IR that ran. Every second kernel of most sets is held out, and all of ``silicon_held_out.json``: constants were fitted
+(``fit_simulator.py``) on the others. Whole models are ``whole_truth.py``'s.
 """
 
 from __future__ import annotations
@@ -26,8 +25,20 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.ir.serialise import pipeline_from_json
 from tilestream.simulator import run, simulate
+from tilestream.simulator.library import (
+    EAGER,
+    Beside,
+    Product,
+    Rows,
+    eager,
+    gemm,
+    launch,
+    norm_gradient,
+    stream,
+    table_gradient,
+)
 from tilestream.simulator.workload import SimStage, Workload
-from tilestream.studies.kitsune import aten_table, kernels
+from tilestream.studies.kitsune import aten_table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -41,7 +52,8 @@ GROUPS = {
     "elementwise": "elementwise",
     "pipeline": "pipelines of ours",
 }
-OTHERS = "other kernels"
+WIDTHS = "GEMM, odd widths and neighbours"
+OTHERS = "reductions, lookups, scatters, concatenations, copies"
 RESIDENT, LOST = 0.6, 1.0
 """Shares of the L2 up to which operands all stay in it from call to call, and from which none does."""
 
@@ -91,20 +103,34 @@ def predict_us(row: dict[str, Any], device: Device) -> float:
         pipelines = [pipeline_from_json(p) for p in row["extra"]["pipelines"]]
         return sum(simulate(p, row["shape"]["rows"], device).time_us for p in pipelines)
     cached = held_in_l2(row["bytes"], device) if row["state"] == "warm" else 0.0
-    stage = stage_of(row, cached, device)
-    return run(Workload(row["name"], (kernels.launch(row["name"], stage),)), device).time_s * 1e6
+    launches = tuple(launch(row["name"], stage, device) for stage in stages_of(row, cached, device))
+    return run(Workload(row["name"], launches), device).time_s * 1e6
 
 
-def stage_of(row: dict[str, Any], cached: float, device: Device) -> SimStage:
+def stages_of(row: dict[str, Any], cached: float, device: Device) -> list[SimStage]:
+    """The kernels of a row, one after another."""
+    shape, kind, name = row["shape"], row["kind"], row["name"]
+    if kind in GEMMS:
+        return [gemm(name, product_of(row), device, Beside(cached=cached))]
+    if shape.get("op") == "embedding_backward":
+        nodes, edges, features = shape["nodes"], shape["edges"], shape["features"]
+        return table_gradient(nodes, edges, features, 2, device, name, cached=cached)
+    if shape.get("op") == "layer_norm_backward":
+        size = 2.0 * shape["rows"] * shape["features"]
+        return norm_gradient(Rows(shape["rows"], shape["features"], 2 * size, size), device, name, cached=cached)
+    found = rows_of(row)
+    return [eager(*found, device, cached=cached) if found else streamed(row, cached, device)]
+
+
+def streamed(row: dict[str, Any], cached: float, device: Device) -> SimStage:
+    """A kernel that streams: elementwise, a copy, one of Inductor's."""
     shape, kind = row["shape"], row["kind"]
-    if kind in ("linear", "matmul", "bmm"):
-        return kernels.gemm(kind, shape.get("b", 1), shape["m"], shape["n"], shape["k"], "bf16", device, cached=cached)
     import torch
 
     name = str(shape.get("op", kind)).replace("relu_backward", "threshold_backward")
     counts = aten_table.row(getattr(torch.ops.aten, name, None))
     elements, read, written = _amounts(row)
-    return kernels.stream(
+    return stream(
         kind,
         elements,
         read,
@@ -116,27 +142,55 @@ def stage_of(row: dict[str, Any], cached: float, device: Device) -> SimStage:
     )
 
 
+def product_of(row: dict[str, Any]) -> Product:
+    """The product of a GEMM's row; linears have a weight of [n, k]."""
+    shape = row["shape"]
+    layout = "nt" if row["kind"] == "linear" else shape.get("layout", "nn")
+    return Product(shape.get("b", 1), shape["m"], shape["n"], shape["k"], "bf16", layout)
+
+
+def rows_of(row: dict[str, Any]) -> tuple[str, Rows] | None:
+    """Which of PyTorch's own kernels a row is, and what it goes over; None of one that streams."""
+    shape, kind = row["shape"], row["kind"]
+    features = float(shape.get("features", 0))
+    if kind == "reduction" and shape["op"] in EAGER:
+        size = 2.0 * shape["rows"] * features
+        result = {"sum_rows": 2 * features, "sum_features": 2.0 * shape["rows"]}.get(shape["op"], size)
+        reads = 2 if shape["op"].endswith("backward") else 1
+        return shape["op"], Rows(shape["rows"], features, size * reads, result)
+    if kind == "gather":
+        size, edges = 2.0 * features, shape["edges"]
+        how = "bag" if shape.get("op") == "bag" else "lookup"
+        return how, Rows(edges, features, min(shape["nodes"], edges) * size + 8 * edges, edges * size, edges * size)
+    if kind == "scatter" and shape.get("op") == "index_backward":
+        elements = float(shape["edges"] * features)
+        return "index_gradient", Rows(elements, 1.0, 10 * elements, 2 * elements)
+    if kind == "scatter" and "op" not in shape:
+        size, edges = (4.0 if shape.get("dtype") == "f32" else 2.0) * features, shape["edges"]
+        return "scatter_add", Rows(edges, features, edges * (size + 8) + shape["nodes"] * size, shape["nodes"] * size)
+    if kind == "cat":
+        widths = [int(w) for w in str(shape.get("parts") or f"{shape['a']},{shape['b']}").split(",")]
+        size = 2.0 * shape["rows"] * sum(widths)
+        return "cat odd" if any(w % 8 for w in widths) else "cat", Rows(shape["rows"], sum(widths), size, size)
+    return None
+
+
 def _amounts(row: dict[str, Any]) -> tuple[float, float, float]:
     """Elements worked on, and bytes read and written."""
     shape, kind = row["shape"], row["kind"]
     if kind == "elementwise":
         n = shape["elements"]
         return n, 2.0 * n * shape["inputs"], 2.0 * n
-    if kind == "reduction":
+    if kind in ("reduction", "compiled"):
         n = shape["rows"] * shape["features"]
-        results = {"sum_rows": shape["features"], "sum_features": shape["rows"]}.get(shape["op"], n)
-        return n, 2.0 * n, 2.0 * results
-    if kind == "gather":
-        n = shape["edges"] * shape["features"]
-        return n, 2.0 * shape["nodes"] * shape["features"] + 8 * shape["edges"], 2.0 * n
-    if kind == "cat":
-        n = shape["rows"] * (shape["a"] + shape["b"])
-        return n, 2.0 * n, 2.0 * n
+        written = 2.0 * {"sum_rows compiled": shape["features"], "mean_features f32": 0}.get(shape["op"], n)
+        return n, row["bytes"] - written, written
     n = row["bytes"] / 4
     return n, row["bytes"] / 2, row["bytes"] / 2
 
 
-SKIPPED = {"launch", "sdpa", "scatter", "transpose"}
+GEMMS = ("linear", "matmul", "bmm")
+SKIPPED = {"launch", "sdpa", "transpose"}
 """Kinds that the model has no kernel for: their time is set by latency, atomics or access patterns."""
 
 
@@ -152,26 +206,44 @@ def split(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[di
     return parts
 
 
+def split_widths(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Odd widths to fit on, and those held out: all with 10,240 rows."""
+    kept = [r for r in rows if 10_240 in (r["shape"]["m"], r["shape"]["k"])]
+    return [r for r in rows if r not in kept], kept
+
+
 def points(rows: Sequence[dict[str, Any]], held_out: bool, device: Device) -> list[Point]:
     return [
-        Point(row["name"], GROUPS.get(row["kind"], OTHERS), row["state"], held_out, row["us"], predict_us(row, device))
+        Point(row["name"], group_of(row), row["state"], held_out, row["us"], predict_us(row, device))
         for row in rows
         if row["kind"] not in SKIPPED
     ]
 
 
+def group_of(row: dict[str, Any]) -> str:
+    return WIDTHS if row.get("set") == "silicon_widths.json" else GROUPS.get(row["kind"], OTHERS)
+
+
 def measured(name: str) -> list[dict[str, Any]]:
-    """Rows of a result file; none if it is not there."""
+    """Rows of a result file, each with the file's name; none if it is not there."""
     path = RESULTS / name
-    return json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row | {"set": name} for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
+def halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All rows that constants were fitted on, and all that were held out."""
+    others = [*measured("silicon_others.json"), *measured("silicon_backward.json")]
+    parts = (split(measured("silicon.json")), split_widths(measured("silicon_widths.json")), split(others))
+    fitted = [row for part, _ in parts for row in part]
+    kept, *more = (part for _, part in parts)
+    return fitted, [*kept, *measured("silicon_held_out.json"), *(row for part in more for row in part)]
 
 
 def scores(found: Iterable[Point]) -> list[Score]:
     """Of all claimed kernels, of each group, of the others."""
     found = list(found)
-    claimed = [p for p in found if p.group != OTHERS]
-    made = [Score.of("all of these", claimed)] if claimed else []
-    for group in dict.fromkeys((*GROUPS.values(), OTHERS)):
+    made = [Score.of("all of these", found)] if found else []
+    for group in dict.fromkeys((*GROUPS.values(), WIDTHS, OTHERS)):
         members = [p for p in found if p.group == group]
         if len(members) > 2:
             made.append(Score.of(group, members))
@@ -196,10 +268,17 @@ def point_table(found: Sequence[Point]) -> str:
 def document(fitted: Sequence[Point], held_out: Sequence[Point]) -> str:
     """What stands between the markers of docs/truth.md."""
     parts = ["### Held out", "", score_table(scores(held_out)), "", "### Fitted on", "", score_table(scores(fitted))]
+    parts += ["", "### Whole models", "", whole_tables()]
     parts += ["", "### Every held-out kernel", "", point_table(held_out)]
-    worst = sorted((p for p in fitted if p.group != OTHERS), key=lambda p: -abs(p.error))[:12]
+    worst = sorted(fitted, key=lambda p: -abs(p.error))[:12]
     parts += ["", "### The twelve worst of the fitted ones", "", point_table(worst)]
     return "\n".join(parts)
+
+
+def whole_tables() -> str:
+    """What ``whole_truth.py`` found, where it has been run."""
+    path = RESULTS / "whole_truth.json"
+    return json.loads(path.read_text())["tables"] if path.exists() else "Run `python benchmarks/whole_truth.py`."
 
 
 def draw(found: Sequence[Point], path: Path) -> None:
@@ -210,10 +289,9 @@ def draw(found: Sequence[Point], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 6.0))
-    claimed = [p for p in found if p.group != OTHERS]
-    for index, group in enumerate(dict.fromkeys(GROUPS.values())):
+    for index, group in enumerate(dict.fromkeys((*GROUPS.values(), WIDTHS, OTHERS))):
         for held_out in (False, True):
-            part = [p for p in claimed if p.group == group and p.held_out == held_out]
+            part = [p for p in found if p.group == group and p.held_out == held_out]
             axes.scatter(
                 [p.measured_us for p in part],
                 [p.predicted_us for p in part],
@@ -223,8 +301,8 @@ def draw(found: Sequence[Point], path: Path) -> None:
                 linewidths=0,
                 label=f"{group}, {'held out' if held_out else 'fitted'}",
             )
-    low = min(min(p.measured_us, p.predicted_us) for p in claimed) / 1.3
-    high = max(max(p.measured_us, p.predicted_us) for p in claimed) * 1.3
+    low = min(min(p.measured_us, p.predicted_us) for p in found) / 1.3
+    high = max(max(p.measured_us, p.predicted_us) for p in found) * 1.3
     axes.plot([low, high], [low, high], color="0.3", linewidth=1)
     for factor in (0.85, 1.15):
         axes.plot([low, high], [low * factor, high * factor], color="0.6", linewidth=0.7, linestyle="--")
@@ -241,9 +319,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     device = devices.get("h200")
-    to_fit, kept = split(measured("silicon.json"))
-    fitted = points(to_fit, False, device)
-    held_out = points([*kept, *measured("silicon_held_out.json")], True, device)
+    to_fit, kept = halves()
+    fitted, held_out = points(to_fit, False, device), points(kept, True, device)
     text = DOC.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]

@@ -5,6 +5,7 @@
     python benchmarks/whole_models.py --training nerf_65536  a training step: forward, sum, backward
     python benchmarks/whole_models.py --host                 a plain loop without CUDA graphs, by parts
     python benchmarks/whole_models.py --max-autotune ...     that arm too, which takes minutes to compile
+    python benchmarks/whole_models.py --library ...          eager and Inductor alone, with the kernels that each runs
     python benchmarks/whole_models.py --first-calls mgn      the first call in a process of its own, and in a second one
 
 Needs an H100 or H200. bf16, random data; the protocol is CONTRIBUTING's: CUDA graphs in every arm, rounds interleaved,
@@ -118,10 +119,31 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
         module.zero_grad(set_to_none=True)
     for arm, us in zip(calls, timing.timed_side_by_side(list(calls.values())), strict=True):
         made["arms"][arm]["us"] = us
-    others = min(v["us"] for arm, v in made["arms"].items() if arm != "tilestream")
-    made["speedup"] = others / made["arms"]["tilestream"]["us"]
-    made["graphs"] = [asdict(w) for w in wholes()[graphs:]]
+    if "tilestream" in made["arms"]:
+        others = min(v["us"] for arm, v in made["arms"].items() if arm != "tilestream")
+        made["speedup"] = others / made["arms"]["tilestream"]["us"]
+        made["graphs"] = [asdict(w) for w in wholes()[graphs:]]
+    else:
+        for arm, call in calls.items():
+            made["arms"][arm]["kernels"] = kernels_of(call)
     return made
+
+
+def kernels_of(call: Callable[[], object]) -> list[dict[str, Any]]:
+    """The kernels of one call by name, with how often each ran and its microseconds in all, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    found: dict[str, dict[str, Any]] = {}
+    for event in seen.events() or ():
+        if event.device_type.name == "CUDA":
+            entry = found.setdefault(event.name, {"name": event.name, "calls": 0, "us": 0.0})
+            entry["calls"], entry["us"] = entry["calls"] + 1, entry["us"] + event.device_time
+    return sorted(found.values(), key=lambda k: -k["us"])
 
 
 def first_calls(name: str) -> dict[str, Any]:
@@ -173,9 +195,8 @@ def write(name: str, made: dict[str, Any], folder: Path) -> None:
 
 def line(name: str, made: dict[str, Any]) -> str:
     arms = ", ".join(f"{a} {v['us']:.1f} us ({v['first_call_s']:.1f} s)" for a, v in made["arms"].items())
-    return (
-        f"{name}{' training' if made['training'] else ''}: {arms}; {made['speedup']:.2f} times the best of the others"
-    )
+    gain = f"; {made['speedup']:.2f} times the best of the others" if "speedup" in made else ""
+    return f"{name}{' training' if made['training'] else ''}: {arms}{gain}"
 
 
 def main() -> int:
@@ -183,6 +204,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--training", action="store_true")
     parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--library", action="store_true", help="eager and Inductor alone, and their kernels")
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--first-calls", action="store_true")
     parser.add_argument("--first-call-of", choices=("inductor", "tilestream"), help=argparse.SUPPRESS)
@@ -203,6 +225,8 @@ def main() -> int:
             print(f"{name}: {made['arms']}", flush=True)
         return 0
     arms = ARMS if given.max_autotune else tuple(a for a in ARMS if a != "inductor_max_autotune")
+    if given.library:
+        arms = ("eager", "inductor")
     with tempfile.TemporaryDirectory() as caches:
         os.environ.update(cache_folders(caches))
         if given.host:
@@ -214,7 +238,8 @@ def main() -> int:
             return 0
         for name in given.cases or CASES:
             made = measured(name, given.training, arms)
-            write(f"{name}_training" if given.training else name, made, given.out)
+            written = "_".join(filter(None, (name, "training" * given.training, "library" * given.library)))
+            write(written, made, given.out)
             print(line(name, made), flush=True)
     return 0
 

@@ -92,11 +92,14 @@ def test_variants_by_name():
             devices.get(variant)
 
 
-@pytest.mark.parametrize("what", ["sms", "tensor_flops", "dram_bytes_per_s", "l2_bytes", "launch_s"])
+@pytest.mark.parametrize("what", ["sms", "clock_hz", "tensor_flops", "dram_bytes_per_s", "l2_bytes", "launch_s"])
 def test_scaling_changes_one_number_and_what_hangs_on_it(what):
     scaled = H200.scale(what, 1.25)
     changed = {f.name for f in fields(H200) if getattr(scaled, f.name) != getattr(H200, f.name)} - {"name"}
-    along = {"sms": {"tensor_flops", "simt_flops", "sfu_ops_per_s"}}
+    along = {
+        "sms": {"tensor_flops", "simt_flops", "sfu_ops_per_s", "clusters", "dsm_bytes_per_s"},
+        "clock_hz": {"tensor_flops", "simt_flops", "sfu_ops_per_s"},
+    }
     assert changed == {what} | along.get(what, set())
 
 
@@ -207,3 +210,16 @@ def test_detect_without_a_gpu(monkeypatch):
 def test_no_smaller_than_one_sm():
     with pytest.raises(DeviceError, match="sms is 0"):
         H200.with_sms(0)
+
+
+def test_clusters_and_what_passes_inside_of_them():
+    assert [H200.resident_clusters(size) for size in (1, 2, 3, 4, 8, 16)] == [132, 66, 30, 30, 15, 7]
+    assert H200.dsm_s(16_384) == 0.54e-6 < H200.queue_s(16_384)
+    assert H200.dsm_s(131_072) == pytest.approx(2 * 1.74e-6)
+    for size in (0, 17):
+        with pytest.raises(DeviceError, match=f"no clusters of {size} CTAs"):
+            H200.resident_clusters(size)
+    with pytest.raises(DeviceError, match="has no clusters"):
+        devices.get("a100").dsm_s(1024)
+    with pytest.raises(DeviceError, match="dsm_curve"):
+        replace(H200, dsm_curve=())

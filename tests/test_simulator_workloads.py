@@ -357,3 +357,29 @@ def test_events_grow_with_tiles():
 def test_no_launches_take_no_time():
     made = run(Workload("empty", ()), A100)
     assert (made.time_s, made.launches, made.utilisation) == (0.0, (), ())
+
+
+def clustered(size: int, ctas: int = 4) -> Workload:
+    work = TileWork(simt_ops=1e4)
+    stages = tuple(SimStage(n, Engine.SIMT, 64, ctas, work, registers=65_536) for n in "ab")
+    return Workload("pair", (SimLaunch("pair", stages, (SimQueue("a", ("b",), 16_384, cluster=size),)),))
+
+
+def test_queues_of_a_cluster_move_nothing_through_the_l2_and_arrive_sooner():
+    h200 = devices.get("h200")
+    far, near = (run(clustered(size), h200) for size in (0, 8))
+    assert near.bytes["l2"] == 0 < far.bytes["l2"]
+    assert near.time_s < far.time_s
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "ctas", "match"),
+    [
+        ("a100", 2, 4, "a100' has no clusters of 2 CTAs"),
+        ("h200", 32, 4, "no clusters of 32 CTAs"),
+        ("h200", 4, 62, r"124 CTAs .* are 31 clusters of 4; h200 holds 30"),
+    ],
+)
+def test_clusters_that_a_device_cannot_hold(device: str, size: int, ctas: int, match: str):
+    with pytest.raises(WorkloadError, match=match):
+        run(clustered(size, ctas), devices.get(device))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from tilestream.errors import DeviceError
 
-NOT_NUMBERS = ("name", "compute_capability", "tensor_flops", "queue_curve")
+NOT_NUMBERS = ("name", "compute_capability", "tensor_flops", "queue_curve", "clusters", "dsm_curve")
 SCALABLE = (
     "sms",
     "clock_hz",
@@ -23,6 +24,8 @@ SCALABLE = (
     "shared_bytes_per_sm",
     "launch_s",
 )
+ALONG = {"l2_bytes_per_s": ("l2_shared_bytes_per_s",), "clock_hz": ("simt_flops", "sfu_ops_per_s")}
+"""What is scaled along with a number."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ class Device:
     """What one SM takes from the L2 and gives to it, together."""
     shared_bytes_per_clock: float = 128.0
     """What an SM's shared memory reads and writes, together."""
+    clusters: tuple[tuple[int, int], ...] = ()
+    """CTAs of a cluster, and how many such clusters are resident where a CTA takes an SM. None before Hopper."""
+    dsm_curve: tuple[tuple[int, float], ...] = ()
+    """Payload bytes of a tile and seconds from one SM to the next of its cluster, through distributed shared memory."""
+    dsm_bytes_per_s: float = 1e12
+    """What all SMs together send each other so. Counts only where there are ``clusters``."""
     arbiters: int = 1
     """Of the grid scheduler: 1 as GPUs are; 2 as Kitsune proposes, which pair a SIMT and a tensor CTA on an SM."""
 
@@ -100,15 +109,39 @@ class Device:
 
     def queue_s(self, payload: float) -> float:
         """Seconds for a tile of ``payload`` bytes to pass from SM to SM: the measured curve, linear between points."""
-        curve = self.queue_curve
-        sizes = [size for size, _ in curve]
-        if payload <= sizes[0]:
-            return curve[0][1]
-        if payload > sizes[-1]:
-            return curve[-1][1] * payload / sizes[-1]
-        i = bisect_left(sizes, payload)
-        (x0, y0), (x1, y1) = curve[i - 1], curve[i]
-        return y0 + (y1 - y0) * (payload - x0) / (x1 - x0)
+        return _along(self.queue_curve, payload)
+
+    def dsm_s(self, payload: float) -> float:
+        """The same inside a cluster, through distributed shared memory.
+
+        Raises:
+            DeviceError: the device has no clusters.
+        """
+        if not self.dsm_curve:
+            raise DeviceError(
+                f"device {self.name!r} has no clusters, so no distributed shared memory", "use queues through the L2"
+            )
+        return _along(self.dsm_curve, payload)
+
+    @property
+    def largest_cluster(self) -> int:
+        """CTAs of the largest cluster; 1 without clusters."""
+        return max((size for size, _ in self.clusters), default=1)
+
+    def resident_clusters(self, size: int) -> int:
+        """How many clusters of ``size`` CTAs, one an SM, run at once; of a size in between, as of the next larger one.
+
+        Raises:
+            DeviceError: clusters of this size do not exist; says which do.
+        """
+        fitting = [count for ctas, count in self.clusters if ctas >= size]
+        if size == 1:
+            return self.sms
+        if size < 1 or not fitting:
+            raise DeviceError(
+                f"device {self.name!r} has no clusters of {size} CTAs", f"use at most {self.largest_cluster}"
+            )
+        return min(self.sms // size, max(fitting))
 
     @property
     def sm_bytes_per_s(self) -> float:
@@ -122,7 +155,8 @@ class Device:
     def scale(self, what: str, factor: float) -> Device:
         """The same machine with ``factor`` times as much of one number: ``scale("sms", 2)``.
 
-        More SMs bring their pipes along; a faster L2 is faster for shared lines too. All else stays.
+        More SMs bring their pipes along, and a faster clock is one of the SMs: pipes, ports and shared memory, not the
+        L2 and the DRAM. A faster L2 is faster for shared lines too. All else stays.
 
         Raises:
             DeviceError: no such number, or a result that no machine can have.
@@ -136,11 +170,13 @@ class Device:
             return replace(self.with_sms(round(self.sms * factor)), name=name)
         if what == "tensor_flops":
             return replace(self, name=name, tensor_flops={k: v * factor for k, v in self.tensor_flops.items()})
-        changes: dict[str, float] = {}
-        for entry in (what, "l2_shared_bytes_per_s") if what == "l2_bytes_per_s" else (what,):
+        changes: dict[str, Any] = {}
+        for entry in (what, *ALONG.get(what, ())):
             value = getattr(self, entry) * factor
             changes[entry] = round(value) if isinstance(getattr(self, entry), int) else value
-        return replace(self, name=name, **changes)  # pyright: ignore[reportArgumentType]
+        if what == "clock_hz":
+            changes["tensor_flops"] = {k: v * factor for k, v in self.tensor_flops.items()}
+        return replace(self, name=name, **changes)
 
     def with_sms(self, sms: int) -> Device:
         """The same machine with another number of SMs: rates that live in the SMs scale, memory does not."""
@@ -153,7 +189,21 @@ class Device:
             tensor_flops={dtype: rate * scale for dtype, rate in self.tensor_flops.items()},
             simt_flops=self.simt_flops * scale,
             sfu_ops_per_s=self.sfu_ops_per_s * scale,
+            clusters=tuple((size, max(1, int(count * scale))) for size, count in self.clusters),
+            dsm_bytes_per_s=self.dsm_bytes_per_s * scale,
         )
+
+
+def _along(curve: tuple[tuple[int, float], ...], payload: float) -> float:
+    """Seconds of ``payload`` bytes on a curve of (bytes, seconds): linear between points, in proportion beyond."""
+    sizes = [size for size, _ in curve]
+    if payload <= sizes[0]:
+        return curve[0][1]
+    if payload > sizes[-1]:
+        return curve[-1][1] * payload / sizes[-1]
+    i = bisect_left(sizes, payload)
+    (x0, y0), (x1, y1) = curve[i - 1], curve[i]
+    return y0 + (y1 - y0) * (payload - x0) / (x1 - x0)
 
 
 def check(device: Device) -> None:
@@ -193,8 +243,15 @@ def check(device: Device) -> None:
         raise wrong("arbiters", device.arbiters, "use 1 (as GPUs are) or 2 (SIMT and tensor CTAs apart)")
     if device.shared_bytes_per_sm < device.shared_bytes_per_cta:
         raise wrong("shared_bytes_per_sm", device.shared_bytes_per_sm, "make it at least shared_bytes_per_cta")
-    points = device.queue_curve
-    if not points or any(size <= 0 or not (math.isfinite(s) and s > 0) for size, s in points):
-        raise wrong("queue_curve", points, "give (payload bytes, seconds) pairs above 0")
-    if any(a[0] >= b[0] or a[1] > b[1] for a, b in zip(points, points[1:], strict=False)):
-        raise wrong("queue_curve", points, "sort it: larger payloads take at least as long")
+    if not device.queue_curve:
+        raise wrong("queue_curve", device.queue_curve, "give (payload bytes, seconds) pairs above 0")
+    for name in ("queue_curve", "dsm_curve"):
+        points = getattr(device, name)
+        if any(size <= 0 or not (math.isfinite(s) and s > 0) for size, s in points):
+            raise wrong(name, points, "give (payload bytes, seconds) pairs above 0")
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in zip(points, points[1:], strict=False)):
+            raise wrong(name, points, "sort it: larger payloads take at least as long")
+    if any(size < 2 or count < 1 or size != int(size) or count != int(count) for size, count in device.clusters):
+        raise wrong("clusters", device.clusters, "give (CTAs of a cluster, resident clusters) pairs, at least (2, 1)")
+    if bool(device.clusters) != bool(device.dsm_curve):
+        raise wrong("dsm_curve", device.dsm_curve, "give it where there are clusters, and only there")

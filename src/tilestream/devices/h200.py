@@ -23,5 +23,11 @@ H200 = Device(
     # The 8 x 256 chain in 16 pipelines of 8 stages: 609 us, of which 3.3 us a step is tensor work and 1.5 us hand-over.
     queue_exposed=0.65,
     turnaround_s=0.25e-6,  # about 400 cycles; estimated from the bubbles of the same chain, not timed alone
+    # Resident at about 200 KB of shared memory a CTA. Hopper's largest portable cluster has 8 CTAs, 16 on request.
+    clusters=((2, 66), (4, 30), (6, 17), (8, 15), (16, 7)),
+    # Bulk copies from shared memory to the next CTA's along a cluster of 8, two slots and an mbarrier each: 3.0 TB/s
+    # for all SMs with 16 KB, 3.7 with 64 KB. In a cluster of 2 16 KB take 0.42 us.
+    dsm_curve=((16_384, 0.54e-6), (65_536, 1.74e-6)),
+    dsm_bytes_per_s=3.7e12,
     handoff_ops=4.0,  # counted in the SASS: convert and pack (1), bias (1), swizzled address and store (2)
 )

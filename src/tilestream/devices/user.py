@@ -20,6 +20,12 @@ from typing import Any
 from tilestream.devices.device import Device
 from tilestream.errors import DeviceError
 
+PAIRS = {
+    "queue_curve": "payload bytes, seconds",
+    "dsm_curve": "payload bytes, seconds",
+    "clusters": "CTAs of a cluster, resident clusters",
+}
+
 
 def load(path: str | Path, known: Mapping[str, Device]) -> Device:
     """The device that a file describes. With ``base``, what it leaves out is the base's; ``sms`` alone then brings
@@ -80,12 +86,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _value(key: str, value: Any, path: str | Path) -> Any:
     """Lists become the tuples that a device holds."""
-    if key == "queue_curve":
+    if key in PAIRS:
         if not (isinstance(value, list) and all(_pair(point) for point in value)):
-            raise DeviceError(
-                f"device file {path}: queue_curve is {value!r}", "write [[payload bytes, seconds], ...] with numbers"
-            )
-        return tuple((size, seconds) for size, seconds in value)
+            raise DeviceError(f"device file {path}: {key} is {value!r}", f"write [[{PAIRS[key]}], ...] with numbers")
+        return tuple((first, second) for first, second in value)
     if key == "compute_capability":
         if not _pair(value):
             raise DeviceError(f"device file {path}: compute_capability is {value!r}", "write it as [9, 0]")

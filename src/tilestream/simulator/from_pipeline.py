@@ -1,8 +1,9 @@
 """A pipeline of the IR as launches of a workload: its stages' steps, on the simulator's memories and queues.
 
 A replica is one CTA alone on its SM, and its tile is a step: one tile for each of two warpgroups, which share the
-pipes side by side, or one tile for both. What of a step neither pipe explains (reductions, epilogues that nothing
-covers, loads that come late) is its latency: ``steps`` says how much.
+pipes side by side, or one tile for both. How long a step takes with everything at hand is the cost model's
+(``stage_cost``). What of it neither pipe explains (epilogues that nothing covers, waits for chunks and pages) is its
+latency.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from tilestream.errors import PipelineDeadlock
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.sizes import bytes_of, phases, tiles_of, weight_bytes
-from tilestream.simulator.steps import H200_STEPS
-from tilestream.simulator.steps import compute_s as step_s
+from tilestream.plan.stage_cost import first_input_s, overlapped, stage_cost
 from tilestream.simulator.tables import compute_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
@@ -49,10 +49,11 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     work = _work(stage, launch, loaded)
     work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
     sharing = sum(s.replicas for s in launch.stages)
-    compute = step_s(stage, launch, device)
-    memory = sharing * (work.l2_read + work.l2_write) / device.dram_bytes_per_s
-    extra = max(0.0, compute - max(compute_s(work, device)))
-    work = replace(work, latency_s=extra + H200_STEPS.late * min(memory, compute))
+    cost = stage_cost(stage, launch, device)
+    compute = cost.step_s - cost.queue_s  # queues are simulated
+    memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
+    late = overlapped(compute, memory) - max(compute, memory)
+    work = replace(work, latency_s=max(0.0, compute - max(compute_s(work, device))) + late)
     steps = ceil(tiles_of(rows) / per_step)
     ctas = max(1, min(stage.replicas, steps))
     return SimStage(
@@ -61,7 +62,11 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
         steps,
         ctas,
         work,
-        once=TileWork(dram_read=weights / ctas, l2_shared_read=0 if streamed else weights),
+        once=TileWork(
+            dram_read=weights / ctas,
+            l2_shared_read=0 if streamed else weights,
+            latency_s=first_input_s(stage, launch, device),
+        ),
         registers=device.registers_per_sm,
         ops=tuple(op.kind for op in stage.ops),
         overlap=True,

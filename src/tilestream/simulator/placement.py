@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.devices import Device
-from tilestream.errors import WorkloadError
+from tilestream.errors import DeviceError, WorkloadError
 from tilestream.simulator.workload import SimLaunch, SimStage
 
 
@@ -53,6 +53,7 @@ def place(launch: SimLaunch, device: Device, arbiters: int) -> Placement:
     Raises:
         WorkloadError: stages that run together do not all fit on the device at once.
     """
+    _check_clusters(launch, device)
     fits = [per_sm(stage, device) for stage in launch.stages]
     if len(launch.stages) == 1:
         stage = launch.stages[0]
@@ -78,6 +79,23 @@ def place(launch: SimLaunch, device: Device, arbiters: int) -> Placement:
             sms.append(sm)
         placed.append(tuple(sms))
     return Placement(tuple(placed))
+
+
+def _check_clusters(launch: SimLaunch, device: Device) -> None:
+    """Raise if the clusters that queues ask for do not exist, or are more than are resident at once."""
+    ctas = {s.name: s.ctas for s in launch.stages}
+    for q in (q for q in launch.queues if q.cluster):
+        wanted = sum(ctas[name] for name in {q.producer, *q.consumers})
+        try:
+            resident = device.resident_clusters(q.cluster)
+        except DeviceError as failure:
+            raise WorkloadError(f"launch {launch.name!r}: {failure.cause}", failure.remedy) from failure
+        if wanted > resident * q.cluster:
+            raise WorkloadError(
+                f"launch {launch.name!r}: {wanted} CTAs at the queue from {q.producer!r} are "
+                f"{wanted / q.cluster:g} clusters of {q.cluster}; {device.name} holds {resident} of that size at once",
+                f"use at most {resident * q.cluster} CTAs, or smaller clusters",
+            )
 
 
 class _Room:

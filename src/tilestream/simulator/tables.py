@@ -67,7 +67,7 @@ class Bytes(NamedTuple):
 
 def compute_s(work: TileWork, device: Device) -> tuple[float, float]:
     """Seconds of one tile on the tensor pipe and on the SIMT pipes of one SM."""
-    tensor = work.tensor_flops / (device.tensor_flops[work.dtype] / device.sms)
+    tensor = work.full_rate_flops / (device.tensor_flops[work.dtype] / device.sms)
     simt = max(work.simt_ops / (device.simt_flops / device.sms), work.sfu_ops / (device.sfu_ops_per_s / device.sms))
     return tensor, simt
 
@@ -76,14 +76,34 @@ def handover_s(queue: SimQueue, part: float, device: Device) -> float:
     """Seconds in which ``part`` entries cross, ``abreast`` of their parts at a time; a part of a part is smaller."""
     parts, abreast = part * queue.parts, queue.abreast or queue.parts
     one = queue.payload / queue.parts
-    return device.queue_s(min(1.0, parts) * one) * max(1.0, parts / abreast)
+    return hop_s(queue, min(1.0, parts) * one, device) * max(1.0, parts / abreast)
+
+
+def hop_s(queue: SimQueue, payload: float, device: Device) -> float:
+    """Seconds for ``payload`` bytes from SM to SM by the way that the queue goes."""
+    return device.dsm_s(payload) if queue.cluster else device.queue_s(payload)
 
 
 def spilled(launch: SimLaunch, device: Device) -> float:
     """Share of what passes through the rings that does not fit into the L2 and goes by DRAM."""
     ctas = {s.name: s.ctas for s in launch.stages}
-    footprint = sum(room_of(q, ctas[q.producer]) * q.payload for q in launch.queues)
+    footprint = sum(room_of(q, ctas[q.producer]) * q.payload for q in launch.queues if not q.cluster)
     return max(0.0, 1.0 - device.l2_bytes / footprint) if footprint > 0 else 0.0
+
+
+def spilled_bytes(launch: SimLaunch, device: Device) -> float:
+    """Bytes that rings send through DRAM since they do not fit into the L2, written and read."""
+    return ring_bytes(launch) * spilled(launch, device)
+
+
+def ring_bytes(launch: SimLaunch) -> float:
+    """Bytes that pass through all rings in the L2: a write, and a read a consumer."""
+    tiles = {s.name: s.tiles for s in launch.stages}
+    return sum(
+        q.payload * tiles[q.producer] * (1 + sum(tiles[c] > 0 for c in q.consumers))
+        for q in launch.queues
+        if not q.cluster
+    )
 
 
 def room_of(queue: SimQueue, ctas: int) -> int:
@@ -110,14 +130,9 @@ def moved(launch: SimLaunch, device: Device) -> Bytes:
     for stage in launch.stages:
         for work, times in ((stage.work, stage.tiles), (stage.once, stage.ctas)):
             dram += times * (work.dram_read + work.dram_write)
-            l2 += times * (_l2_read(work) + work.l2_shared_read + max(work.l2_write, work.dram_write))
+            l2 += times * (_l2_read(work) + work.shared_served + max(work.l2_write, work.dram_write))
             flops += times * work.tensor_flops
-    by_name = {s.name: s for s in launch.stages}
-    rings = 0.0
-    for q in launch.queues:
-        once = q.payload * by_name[q.producer].tiles
-        rings += once + sum(once for c in q.consumers if by_name[c].tiles)
-    return Bytes(dram + rings * spilled(launch, device), l2 + rings, flops)
+    return Bytes(dram + spilled_bytes(launch, device), l2 + ring_bytes(launch), flops)
 
 
 def _l2_read(work: TileWork) -> float:
@@ -148,11 +163,11 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
     exposed = np.zeros(count)
     for q in launch.queues:
         p = index[q.producer]
-        stages["store"][p] += grown[p] * _queue(q.payload, spill, device)
+        stages["store"][p] += grown[p] * _queue(q, q.payload, spill, device)
         for name in q.consumers:
             i = index[name]
             part = entries(q, whole.stages[p], whole.stages[i])
-            stages["load"][i] += grown[i] * _queue(q.payload * part, spill, device)
+            stages["load"][i] += grown[i] * _queue(q, q.payload * part, spill, device)
             exposed[i] = max(exposed[i], grown[i] * device.queue_exposed * handover_s(q, part, device))
     stages["latency"] += exposed
     rings, edges = _queues(launch, index, stages, device)
@@ -165,17 +180,18 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
 def _memory(work: TileWork, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of DRAM, L2 and port that the loads and the stores of a tile take."""
     read, write = _l2_read(work), max(work.l2_write, work.dram_write)
-    shared = work.l2_shared_read
     load = (
         work.dram_read / device.dram_bytes_per_s,
-        read / device.l2_bytes_per_s + shared / device.l2_shared_bytes_per_s,
-        (read + shared) / device.sm_bytes_per_s,
+        read / device.l2_bytes_per_s + work.shared_served / device.l2_shared_bytes_per_s,
+        (read + work.l2_shared_read) / device.sm_bytes_per_s,
     )
     store = (work.dram_write / device.dram_bytes_per_s, write / device.l2_bytes_per_s, write / device.sm_bytes_per_s)
     return np.array(load), np.array(store)
 
 
-def _queue(payload: float, spill: float, device: Device) -> np.ndarray:
+def _queue(queue: SimQueue, payload: float, spill: float, device: Device) -> np.ndarray:
+    if queue.cluster:
+        return np.array((0.0, 0.0, payload * device.sms / device.dsm_bytes_per_s))
     return np.array(
         (
             spill * payload / device.dram_bytes_per_s,
@@ -194,10 +210,10 @@ def _queues(
     for r, q in enumerate(launch.queues):
         p = index[q.producer]
         rings[r]["producer"], rings[r]["room"] = p, room_of(q, int(stages["ctas"][p]))
-        rings[r]["credit"] = hidden * device.queue_s(1)
+        rings[r]["credit"] = hidden * hop_s(q, 1, device)
         for name in q.consumers:
             gives, takes = ratio_of(q, launch.stages[p], launch.stages[index[name]])
-            flight = hidden * device.queue_s(q.payload / q.parts)
+            flight = hidden * hop_s(q, q.payload / q.parts, device)
             made.append((r, p, index[name], gives, takes, gives > takes, flight))
     rings["first"] = _starts(stages["tiles"][rings["producer"]])[:-1]
     return rings, np.array(made, dtype=EDGE)

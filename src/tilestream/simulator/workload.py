@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from tilestream.errors import WorkloadError
@@ -25,11 +25,12 @@ class Engine(StrEnum):
 class TileWork:
     """What one tile asks of its SM and of the memories. All are amounts, none is a time.
 
-    ``tensor_flops`` run at the rate of ``dtype``; ``simt_ops`` are issued fp32 lane operations and ``sfu_ops`` those of
-    the special function unit; bytes are read and written at each level. ``latency_s`` is what nothing can hide.
+    ``tensor_flops`` run at the share ``tensor_share`` of the rate of ``dtype`` (small tiles, padded ones) and keep the
+    tensor pipe busy for as long; ``simt_ops`` are issued fp32 lane operations and ``sfu_ops`` those of the special
+    function unit; bytes are read and written at each level. ``latency_s`` is what nothing can hide.
     ``l2_read`` and ``l2_write`` are all bytes between the SM and the L2, those that go on to DRAM included;
-    ``l2_shared_read`` are further reads of lines that all SMs take at about the same time (weights). Payloads of
-    queues are not counted here: the simulator adds them.
+    ``l2_shared_read`` are further reads of lines that all SMs take at about the same time (weights); the L2 serves them
+    once for ``multicast`` CTAs of a cluster. Payloads of queues are not counted here: the simulator adds them.
     """
 
     tensor_flops: float = 0.0
@@ -42,15 +43,33 @@ class TileWork:
     dram_write: float = 0.0
     latency_s: float = 0.0
     l2_shared_read: float = 0.0
+    tensor_share: float = 1.0
+    multicast: float = 1.0
+
+    @property
+    def shared_served(self) -> float:
+        """Bytes of ``l2_shared_read`` that the L2 sends."""
+        return self.l2_shared_read / self.multicast
+
+    @property
+    def full_rate_flops(self) -> float:
+        """FLOPs that the tensor pipe could have done meanwhile."""
+        return self.tensor_flops / self.tensor_share
 
     def __add__(self, other: TileWork) -> TileWork:
-        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "dtype"}
-        return TileWork(dtype=self.dtype if self.tensor_flops else other.dtype, **both)
+        both = {name: getattr(self, name) + getattr(other, name) for name in AMOUNTS}
+        full = self.full_rate_flops + other.full_rate_flops
+        share = both["tensor_flops"] / full if full else 1.0
+        served = self.shared_served + other.shared_served
+        multicast = both["l2_shared_read"] / served if served else 1.0
+        dtype = self.dtype if self.tensor_flops else other.dtype
+        return TileWork(dtype=dtype, tensor_share=share, multicast=multicast, **both)
 
     def scaled(self, factor: float) -> TileWork:
-        return TileWork(
-            dtype=self.dtype, **{f.name: getattr(self, f.name) * factor for f in fields(self) if f.name != "dtype"}
-        )
+        return replace(self, **{name: getattr(self, name) * factor for name in AMOUNTS})
+
+
+AMOUNTS = tuple(f.name for f in fields(TileWork) if f.name not in ("dtype", "tensor_share", "multicast"))
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,10 @@ class SimStage:
 
 @dataclass(frozen=True)
 class SimQueue:
-    """A ring in L2 from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
+    """A ring from ``producer`` to ``consumers``: ``depth`` entries of ``payload`` bytes a producing CTA.
+
+    It lies in the L2. With ``cluster`` the CTAs at its ends are one cluster of so many, and payloads go from shared
+    memory to shared memory: no level of memory moves a byte for them.
 
     ``room``, where given, is the number of entries in all. An entry may consist of ``parts``, of
     which ``abreast`` cross side by side (warpgroups), those of several entries too; by default all of one entry's.
@@ -95,6 +117,7 @@ class SimQueue:
     ratios: tuple[tuple[int, int], ...] | None = None
     parts: int = 1
     abreast: int | None = None
+    cluster: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,12 +165,18 @@ def check(launch: SimLaunch) -> None:
             if value < least:
                 raise WorkloadError(f"stage {stage.name!r} has {value} {what}", f"use at least {least}")
         for part in (stage.work, stage.once):
-            for f in fields(part):
-                value = getattr(part, f.name)
-                if f.name != "dtype" and not (math.isfinite(value) and value >= 0):
+            for name in AMOUNTS:
+                value = getattr(part, name)
+                if not (math.isfinite(value) and value >= 0):
                     raise WorkloadError(
-                        f"stage {stage.name!r} has {f.name} = {value}", "use a finite number that is not negative"
+                        f"stage {stage.name!r} has {name} = {value}", "use a finite number that is not negative"
                     )
+            if part.multicast < 1:
+                raise WorkloadError(f"stage {stage.name!r} has multicast = {part.multicast}", "use at least 1")
+            if not 0 < part.tensor_share <= 1:
+                raise WorkloadError(
+                    f"stage {stage.name!r} has tensor_share = {part.tensor_share}", "use a share above 0, at most 1"
+                )
     after: dict[str, set[str]] = {n: set() for n in names}
     for q in launch.queues:
         for end in (q.producer, *q.consumers):

@@ -20,14 +20,14 @@ SIMULATED = 6
 REMEMBERED = 1024
 """Choices that are kept: layers of one shape come many times in a model, and models on many devices."""
 _chosen: dict[Hashable, Spatial] = {}
-LONG = 50_000
-"""Tiles of a pipeline that is not simulated to choose: filling it does not matter, and the prediction is close."""
+MOST_TILES = 12_000
+"""Tiles of a pipeline that are simulated one by one to choose; those of longer ones are joined in groups."""
 REFINED = 3
 """Times that the best one is balanced again, while that helps."""
 
 
 def choose_tiles(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
-    """The tiles and the balance that take least time: the best few by prediction, then by simulation if not ``LONG``.
+    """The tiles and the balance that take least time: the best few by prediction, then by simulation.
 
     Small tiles fill a pipeline sooner and leave less to the last step; large ones hide the queue's synchronisation.
     """
@@ -57,14 +57,14 @@ def _renamed(made: Spatial, p: Spatial) -> Spatial:
 
 
 def _choose(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
-    ranked: list[tuple[float, int, int, Spatial]] = []
+    ranked: list[tuple[float, int, Spatial]] = []
     for i, shape in enumerate(TILES):
         made, work = balanced(p, graph, device, shape)
-        ranked.append((predict(made, work, graph, device), i, sum(w.tiles for w in work.values()), made))
-    ranked.sort()
-    if len(p.stages) == 1 or ranked[0][2] > LONG:
-        return ranked[0][3]
-    tried = [_simulated(made, graph, device) for _, _, tiles, made in ranked[:SIMULATED] if tiles <= LONG]
+        ranked.append((predict(made, work, graph, device), i, made))
+    ranked.sort(key=lambda found: found[:2])
+    if len(p.stages) == 1:
+        return ranked[0][2]
+    tried = [_simulated(made, graph, device) for _, _, made in ranked[:SIMULATED]]
     tried.sort(key=lambda found: found[0])
     for _ in range(REFINED):
         again = rebalanced(tried[0][1], tried[0][2], graph, device)
@@ -76,7 +76,7 @@ def _choose(p: Spatial, graph: OperatorGraph, device: Device) -> Spatial:
 
 
 def _simulated(p: Spatial, graph: OperatorGraph, device: Device) -> tuple[float, Spatial, LaunchResult]:
-    result = simulate(spatial(p, graph, device), device, device.arbiters)
+    result = simulate(spatial(p, graph, device), device, device.arbiters, MOST_TILES)
     return result.seconds, p, result
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilestream.devices import Device
-from tilestream.errors import OptionError
+from tilestream.errors import OptionError, PlanError
 from tilestream.simulator.launch import simulate
-from tilestream.simulator.workload import SimLaunch, Workload
+from tilestream.simulator.tables import spilled_bytes
+from tilestream.simulator.workload import Engine, SimLaunch, Workload
 from tilestream.studies.kitsune.choose import choose_tiles
 from tilestream.studies.kitsune.epilogues import fuse_epilogues
 from tilestream.studies.kitsune.operators import OperatorGraph
@@ -34,7 +35,8 @@ class Design:
         selection: subgraphs, and why other operators are in none.
         groups: the pipelines of spatial subgraphs, with CTAs and tiles.
         workload: one launch a subgraph, or an operator outside of them.
-        traffic_bytes: off the chip, over all launches, nothing being kept in the L2 between them.
+        traffic_bytes: off the chip, over all launches, nothing being kept in the L2 between them; what the rings of a
+            pipeline spill counts.
         reuse: whether the workload is credited for what the L2 keeps between launches.
     """
 
@@ -56,7 +58,7 @@ class Design:
 
     @cached_property
     def traffic_bytes(self) -> float:
-        return traffic(self.graph, self.units)
+        return traffic(self.graph, self.units) + sum(spilled_bytes(x, self.device) for x in self.workload.launches)
 
     @cached_property
     def units(self) -> list[tuple[str, ...]]:
@@ -78,7 +80,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
 
     Raises:
         OptionError: no such execution.
-        PlanError: a pipeline has more stages of one class than the device has SMs.
+        PlanError: a pipeline does not fit on the device even when it is cut into its operators.
     """
     if execution not in EXECUTIONS:
         raise OptionError(f"execution is {execution!r}", f"use one of {', '.join(EXECUTIONS)}")
@@ -118,6 +120,37 @@ def select_groups(d: Design) -> Design:
 def make_stages(d: Design) -> Design:
     """Every operator of a subgraph a stage."""
     return replace(d, groups=tuple(one_stage_an_operator(n, d.graph) for n in d.selection.nodes))
+
+
+def cut_to_fit(d: Design) -> Design:
+    """Cut pipelines with more stages of one engine than the device has SMs into shorter ones, one after another.
+
+    Raises:
+        PlanError: the halves of a single operator do not fit.
+    """
+    kept = [part for p in d.groups for part in _fitting(p, d)]
+    if len(kept) == len(d.groups):
+        return d
+    nodes = tuple(p.node for p in kept)
+    return replace(d, groups=tuple(kept), selection=Selection(nodes, d.selection.exclusions))
+
+
+def _fitting(p: Spatial, d: Design) -> list[Spatial]:
+    """``p``, or the parts of it, of consecutive stages in the graph's order, that fit."""
+    crowded = [e for e in Engine if sum(s.engine is e for s in p.stages) > d.device.sms]
+    if not crowded:
+        return [p]
+    ops = p.node.ops
+    if len(ops) == 1:
+        raise PlanError(
+            f"the two halves of {ops[0]!r} do not fit on the {d.device.sms} SMs of {d.device.name}",
+            "use a device with more SMs, or strategy vertical",
+        )
+    middle = len(ops) // 2
+    halves = (ops[:middle], ops[middle:])
+    nodes = [replace(p.node, name=f"{p.node.name}.{part}", ops=half) for part, half in zip("ab", halves, strict=True)]
+    made = (fuse_epilogues(split_reductions(one_stage_an_operator(n, d.graph), d.graph), d.graph) for n in nodes)
+    return [part for half in made for part in _fitting(half, d)]
 
 
 def split_losers(d: Design) -> Design:
@@ -186,6 +219,7 @@ PIPELINE: tuple[Pass, ...] = (
     make_stages,
     _each(lambda p, g, _: split_reductions(p, g), "split_reductions", split_reductions.__doc__),
     _each(lambda p, g, _: fuse_epilogues(p, g), "fuse_epilogues", fuse_epilogues.__doc__),
+    cut_to_fit,
     _each(lambda p, g, _: create_queues(p, g), "create_queues", create_queues.__doc__),
     _each(choose_tiles, "choose_tiles", choose_tiles.__doc__),
 )

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+BOUND = 2 / 3
+"""From this share of its peak on a resource is what limits a launch."""
 LOW = 1 / 3
 """Below this share of its peak a resource counts as low (Kitsune, section 1)."""
 
@@ -62,6 +64,21 @@ class LaunchTime:
         """The busiest pipe of the SMs."""
         return max(self.busy.get("tensor", 0.0), self.busy.get("simt", 0.0))
 
+    @property
+    def limit(self) -> str:
+        """What keeps the launch from being faster: a resource that is busy most of the time, or what its CTAs wait for.
+
+        ``tensor``, ``simt``, ``l2``, ``dram``; a reason of ``StageTime.waits``; ``steps`` where CTAs work on tiles most
+        of the time with no pipe busy: the parts of a step that nothing covers.
+        """
+        what = max(self.busy, key=lambda name: self.busy[name], default="")
+        if what and self.busy[what] >= BOUND:
+            return what
+        waits = self.waits
+        why = max(waits, key=lambda name: waits[name], default="")
+        working = math.fsum(s.busy_s * s.ctas for s in self.stages)
+        return why if why and waits[why] > working else "steps"
+
 
 @dataclass(frozen=True)
 class Quadrants:
@@ -82,6 +99,7 @@ class Region:
     phase: str
     bulk_s: float
     seconds: float
+    limit: str = ""
 
     @property
     def speedup(self) -> float:
@@ -157,7 +175,7 @@ def regions(bulk: Outcome, kitsune: Outcome) -> tuple[Region, ...]:
         ops = tuple(dict.fromkeys(launch.ops))
         if len(ops) > 1:
             bulk_s = math.fsum(alone.get(op, 0.0) for op in ops)
-            found.append(Region(launch.name, ops, launch.phase, bulk_s, launch.seconds))
+            found.append(Region(launch.name, ops, launch.phase, bulk_s, launch.seconds, launch.limit))
     return tuple(found)
 
 

@@ -62,9 +62,14 @@ class Figure:
     unit: str
     source: str
 
+    @property
+    def stated(self) -> bool:
+        """Whether the paper gives a number; else it only draws a bar, which nothing can agree with."""
+        return not math.isnan(self.low)
+
     def text(self) -> str:
         """As the paper has it; ``bars only`` where no number could be read."""
-        if math.isnan(self.low):
+        if not self.stated:
             return "bars only"
         return span_text(self.low, self.high, self.unit)
 

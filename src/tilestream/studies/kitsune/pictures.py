@@ -160,15 +160,15 @@ def _variants(made: Reproduction) -> list[str]:
 
 def _sensitivity(made: Reproduction) -> Figure:
     variants = _variants(made)
-    figure, axes = _axes(1, len(variants), width=4.6 * len(variants) + 1.2)
+    figure, axes = _axes(len(variants), 1, height=2.4 * len(variants) + 0.6)
     for axis, variant in zip(axes, variants, strict=True):
         for shift, execution in ((-0.27, BULK), (0.0, VERTICAL), (0.27, KITSUNE)):
             gains = [r.gain(execution, variant) for r in made.rows]
             at = [i + shift for i in range(len(gains))]
             axis.bar(at, gains, 0.26, color=COLOURS[execution], label=execution)
         _ticks(axis, _labels(made))
-        axis.set_title(variant, fontsize=10)
-    axes[0].set_ylabel("gain, %")
+        axis.set_title(variant, fontsize=11, loc="left")
+        axis.set_ylabel("gain, %")
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper center")
     return figure
 

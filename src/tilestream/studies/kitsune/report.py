@@ -43,7 +43,7 @@ def text(made: Reproduction) -> RenderableType:
     for heading in ("figure", "paper", "ours", ""):
         figures.add_column(heading)
     for f in data["figures"]:
-        figures.add_row(f["what"], f["paper"], _ours(f), "" if f["agrees"] or f["paper"] == "bars only" else "differs")
+        figures.add_row(f["what"], f["paper"], _ours(f), "differs" if f["agrees"] is False else "")
     whys = _whys(data)
     return Group(
         Text(f"Kitsune on {made.device}: Table 2. Ours, and in brackets the paper's.", style="bold"),
@@ -67,13 +67,17 @@ def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
 
     figures = [[f["what"], f["source"], f["paper"], _ours(f), f["why"]] for f in data["figures"]]
     sections = [
-        Section(
-            "Table 2",
-            ("Operators, how many are fused, and the off-chip traffic that fusion saves. Ours (the paper's).",),
-            shown("traffic"),
-            (PageTable(HEADINGS, _table2(data), NUMBERS), PageTable(("what", "why it differs"), _whys(data))),
-        ),
         Section("Speed", ("Simulated time over that of one kernel an operator.",), shown("speedup", "regions")),
+        Section(
+            "What limits the pipelines",
+            (
+                "Share of the time in Kitsune's pipelines by what keeps them from being faster: a resource that is "
+                "busy at least two thirds of the time, or what CTAs stand still for; steps are parts of a tile's work "
+                "that nothing covers.",
+            ),
+            (),
+            (_limit_table(made.rows),),
+        ),
         Section(
             "Utilisation",
             ("A resource is low in a launch if it is below a third of its peak there, averaged over the launch.",),
@@ -82,12 +86,19 @@ def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
         ),
         Section("Sensitivity", (), shown("sensitivity")),
         Section(
+            "Table 2",
+            ("Operators, how many are fused, and the off-chip traffic that fusion saves. Ours (the paper's).",),
+            shown("traffic"),
+            (PageTable(HEADINGS, _table2(data), NUMBERS),),
+        ),
+        Section("Regions", (), (), (_region_table(data),)),
+        Section(
             "Every figure of the text",
             (),
             (),
             (PageTable(("figure", "section", "paper", "ours", "why they differ"), figures, ("paper", "ours")),),
         ),
-        Section("Regions", (), (), (_region_table(data),)),
+        Section("Why rows differ", (), (), (PageTable(("row", "why it differs"), _row_whys(data)),)),
     ]
     subtitle = f"Simulated on {made.device}, against the published figures (arXiv 2502.18403v1 and ACM TACO 22(4))"
     return Page("Kitsune's evaluation, reproduced", subtitle, cards, sections, "Made by tilestream reproduce kitsune.")
@@ -120,8 +131,24 @@ def _ours(f: dict[str, Any]) -> str:
 
 
 def _whys(data: dict[str, Any]) -> list[tuple[str, str]]:
-    named = [(row["label"], row["why"]) for row in data["rows"]]
-    return [(what, why) for what, why in (*named, *((f["what"], f["why"]) for f in data["figures"])) if why]
+    return [*_row_whys(data), *((f["what"], f["why"]) for f in data["figures"] if f["why"])]
+
+
+def _row_whys(data: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(row["label"], row["why"]) for row in data["rows"] if row["why"]]
+
+
+def _limit_table(rows: Iterable[RowRuns]) -> PageTable:
+    """Share of the time in regions by what limits each; the columns are what limits any."""
+    labels = {r.key: r.label for r in paper.TABLE2}
+    parts = {labels[row.key]: row.regions() for row in rows}
+    limits = list(dict.fromkeys(x.limit for found in parts.values() for x in found))
+    lines = []
+    for label, found in parts.items():
+        total = sum(x.seconds for x in found)
+        shares = (sum(x.seconds for x in found if x.limit == limit) / total if total else 0.0 for limit in limits)
+        lines.append([label, str(len(found)), *(f"{share:.0%}" if share else "" for share in shares)])
+    return PageTable(("row", "regions", *limits), lines, ("regions", *limits))
 
 
 RUN_COLUMNS = ("row", "execution", "µs", "launches", "tensor %", "SIMT %", "L2 %", "DRAM %", "both low %", "DRAM MB")
@@ -145,17 +172,18 @@ def _runs(rows: Iterable[RowRuns]) -> Iterable[list[str]]:
 
 
 def _region_table(data: dict[str, Any]) -> PageTable:
-    columns = ("app", "mode", "phase", "operators", "bulk µs", "Kitsune µs", "speedup")
+    columns = ("app", "mode", "phase", "operators", "limited by", "bulk µs", "Kitsune µs", "speedup")
     rows = [
         [
             r["app"],
             r["mode"],
             r["phase"],
             ", ".join(r["ops"]),
+            r["limit"],
             f"{r['bulk_us']:,.1f}",
             f"{r['kitsune_us']:,.1f}",
             f"{r['speedup']:.2f}",
         ]
         for r in data["regions"]
     ]
-    return PageTable(columns, rows, columns[4:])
+    return PageTable(columns, rows, columns[5:])

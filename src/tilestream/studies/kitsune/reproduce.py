@@ -68,7 +68,7 @@ class Reproduction:
                     "source": f.source,
                     "ours": list(self.figures[f.key]),
                     "unit": f.unit,
-                    "agrees": f.holds(*self.figures[f.key]),
+                    "agrees": f.holds(*self.figures[f.key]) if f.stated else None,
                     # the texts are about the paper's device; its counts and traffic hold on every other
                     "why": reasons.figure(f, self.figures[f.key]) if self.device == PAPERS_DEVICE else "",
                 }
@@ -78,7 +78,7 @@ class Reproduction:
             "runs": [{"variant": v, **run.json()} for r in self.rows for (v, _), run in r.runs.items()],
             "regions": [
                 {"app": r.app, "mode": r.mode, "region": x.name, "ops": list(x.ops), "phase": x.phase}
-                | {"bulk_us": x.bulk_s * 1e6, "kitsune_us": x.seconds * 1e6, "speedup": x.speedup}
+                | {"bulk_us": x.bulk_s * 1e6, "kitsune_us": x.seconds * 1e6, "speedup": x.speedup, "limit": x.limit}
                 for r in self.rows
                 for x in r.regions()
             ],

@@ -26,10 +26,11 @@ def cached_shares(graph: OperatorGraph, units: Sequence[Sequence[str]], device: 
     for ops in units:
         read = reads(graph, ops)
         room = KEPT * device.l2_bytes
-        hits = sum(b for v, b in read.items() if v in last and moved - last[v] + b <= room)
-        shares.append(hits / sum(read.values()) if hits else 0.0)
         touched = {**read, **writes(graph, ops)}
-        moved += sum(touched.values())
+        own = sum(touched.values())  # the last byte of an operand is read after the launch has moved all before it
+        hits = sum(b for v, b in read.items() if v in last and moved - last[v] + own <= room)
+        shares.append(hits / sum(read.values()) if hits else 0.0)
+        moved += own
         last |= dict.fromkeys(touched, moved)
     return shares
 

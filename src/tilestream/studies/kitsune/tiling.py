@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilestream.devices import Device
+from tilestream.simulator.library import lane_ops, merge
 from tilestream.simulator.workload import Engine, TileWork
-from tilestream.studies.kitsune.kernels import GEMM_SHARE, lane_ops, merge
 from tilestream.studies.kitsune.operators import Kind, Operand, Operator, OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Ring, Spatial, Stage
 from tilestream.studies.kitsune.reductions import SUM_COLUMNS, SUM_ROWS
@@ -73,7 +73,7 @@ class Work:
     def tile_s(self, device: Device) -> float:
         """A tile on one CTA: the products and then the epilogue, or the bytes that pass the SM's port."""
         t = self.tile
-        tensor = t.tensor_flops / (device.tensor_flops[t.dtype] / device.sms)
+        tensor = t.full_rate_flops / (device.tensor_flops[t.dtype] / device.sms)
         lanes = max(t.simt_ops / (device.simt_flops / device.sms), t.sfu_ops / (device.sfu_ops_per_s / device.sms))
         port = (t.l2_read + t.l2_shared_read + t.l2_write + self.ring_bytes) / device.sm_bytes_per_s
         return max((max if self.overlap else sum)((tensor, lanes)) + t.latency_s, port)
@@ -157,11 +157,9 @@ def _work(
         l2_write=dram_write,
         dram_read=dram_read,
         dram_write=dram_write,
+        tensor_share=tensor_share(head, shape, device, stage.half) if flops else 1.0,
     )
-    latency_s = 0.0
-    if flops:
-        lost = 1 / tensor_share(head, shape, device, stage.half) - 1
-        latency_s = device.turnaround_s + lost * flops / tiles / (device.tensor_flops[whole.dtype] / device.sms)
+    latency_s = device.turnaround_s if flops else 0.0
     shared = int(resident) + STAGING if stage.engine is Engine.TENSOR else SIMT_SHARED
     tile = whole.scaled(1 / tiles) + TileWork(latency_s=latency_s)
     return Work(tiles, tile, TileWork(l2_shared_read=resident), shared, overlap=shape.overlaps)
@@ -173,12 +171,12 @@ def tensor_share(op: Operator, shape: Tile, device: Device, half: Half = Half.WH
     Hopper's products have 64 rows; before it, warps need blocks of 32 x 32 to read each operand seldom enough.
     """
     if op.gemm is None:
-        return GEMM_SHARE
+        return 1.0
     _, m, n, _ = op.gemm
     rows, columns = (SUM_ROWS, SUM_COLUMNS) if half is Half.PARTIAL else (shape.rows, shape.columns)
     least = 64 if device.compute_capability >= (9, 0) else 32
     small = 0.95 if min(rows, m) * min(columns, n) < 128 * 128 else 1.0
-    return GEMM_SHARE * small * min(1.0, rows / least) * max(1 / 8, min(1.0, min(columns, n) / 32))
+    return small * min(1.0, rows / least) * max(1 / 8, min(1.0, min(columns, n) / 32))
 
 
 def sum_steps(tiles: int) -> int:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.simulator.library import Beside, Product, gemm, launch, merge, stream
+from tilestream.simulator.library.stages import start_s
+from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
+from tilestream.simulator.tables import spilled
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
-from tilestream.studies.kitsune import kernels
 from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
-from tilestream.studies.kitsune.pipeline import PRODUCTS, Spatial
+from tilestream.studies.kitsune.pipeline import PRODUCTS, Ring, Spatial
 from tilestream.studies.kitsune.regions import reads, writes
 from tilestream.studies.kitsune.tiling import Tile, elements, ring_bytes, works
 
@@ -25,15 +28,15 @@ def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) ->
     """Operators as a library runs them: one kernel, or one a table where a counted operator stands for many tables."""
     op = graph[ops[0]]
     tables = len(op.outputs)
-    launch = one_kernel(ops, graph, device)
+    made = one_kernel(ops, graph, device)
     if len(ops) > 1 or tables == 1 or op.kind not in (Kind.GATHER, Kind.SCATTER):
-        return (launch,)
-    (stage,) = launch.stages
+        return (made,)
+    (stage,) = made.stages
     tiles = ceil(stage.tiles / tables)
     share = replace(
         stage, tiles=tiles, ctas=min(stage.ctas, tiles), work=stage.work.scaled(stage.tiles / tables / tiles)
     )
-    return tuple(replace(launch, name=f"{launch.name}.{i}", stages=(share,)) for i in range(tables))
+    return tuple(replace(made, name=f"{made.name}.{i}", stages=(share,)) for i in range(tables))
 
 
 def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimLaunch:
@@ -48,31 +51,15 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
     head = next((op for op in members if op.kind in PRODUCTS), members[0])
     common = {"ops": tuple(ops), "source": head.source}
     if head.gemm is not None:
-        batch, m, n, k = head.gemm
-        stage = kernels.gemm(
-            head.name,
-            batch,
-            m,
-            n,
-            k,
-            head.dtype,
-            device,
-            dram_read=read,
-            dram_write=written,
-            simt_ops=simt,
-            sfu_ops=sfu,
-            transposed=head.over_rows,
-            **common,
-        )
         more = sum(op.flops for op in members) - head.flops
-        if more:
-            products = sum(op.kind in PRODUCTS for op in members)
-            stage = kernels.with_flops(stage, more, products - 1)
+        after = sum(op.kind in PRODUCTS for op in members) - 1 if more else 0
+        beside = Beside(simt, sfu, read, written, more_flops=more, more_products=after)
+        stage = gemm(head.name, product_of(head), device, beside, **common)
     elif head.kind in PRODUCTS:
         stage = _attention(head, read, written, device, common["ops"])
     else:
         touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
-        stage = kernels.stream(
+        stage = stream(
             head.name,
             max(elements(op, graph) for op in members),
             read,
@@ -83,14 +70,22 @@ def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimL
             sfu_ops=sfu,
             **common,
         )
-    return kernels.launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage)
+    return launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage, device)
+
+
+def product_of(op: Operator) -> Product:
+    """The product of an operator, with the layout that its kind of operand has."""
+    assert op.gemm is not None
+    batch, m, n, k = op.gemm
+    layout = "tn" if op.over_rows else "nt" if op.label == "linear" else "nn"
+    return Product(batch, m, n, k, op.dtype, layout)
 
 
 def _attention(op: Operator, read: float, written: float, device: Device, ops: tuple[str, ...]) -> SimStage:
     """Fused attention: tiles of queries, which read the keys and values of their head through the L2."""
     tiles = max(1, op.tiles)
-    ctas = min(tiles, kernels.CTAS_PER_SM * device.sms)
-    merged = kernels.merge(tiles, ctas)
+    ctas = min(tiles, CTAS_PER_SM * device.sms)
+    merged = merge(tiles, ctas)
     whole = TileWork(
         tensor_flops=op.flops,
         dtype=op.dtype if op.dtype in device.tensor_flops else "bf16",
@@ -107,7 +102,7 @@ def _attention(op: Operator, read: float, written: float, device: Device, ops: t
         merged,
         ctas,
         whole.scaled(1 / merged),
-        registers=kernels.REGISTERS,
+        registers=REGISTERS,
         ops=ops,
         source=op.source,
     )
@@ -118,6 +113,7 @@ def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
 
     Each pair of a producing and a consuming CTA has a ring of its own, of ``DEPTH`` entries. It holds besides what its
     consumer takes at once, and what passes by on a longer way while it waits (skip connections).
+    Queues are to stay in the L2, as the paper's do: where double buffers do not fit into it, they are single ones.
     """
     shape = Tile(p.rows, p.columns)
     work = works(p, graph, device, shape)
@@ -140,20 +136,25 @@ def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
                 overlap=w.overlap,
             )
         )
-    tiles = {s.name: s.tiles for s in stages}
+    made = SimLaunch(p.node.name, tuple(stages), launch_s=start_s(device))
+    sizes = {ring: ring_bytes(ring, p, graph, shape) for ring in p.rings}
+    double, single = (replace(made, queues=_queues(p, made, sizes, depth)) for depth in (DEPTH, 1))
+    return double if not spilled(double, device) or spilled(single, device) else single
+
+
+def _queues(p: Spatial, launch: SimLaunch, sizes: dict[Ring, float], depth: int) -> tuple[SimQueue, ...]:
+    """A ring for each queue, ``depth`` deep for a pair of CTAs; ``sizes`` are bytes that pass through each."""
+    tiles = {s.name: s.tiles for s in launch.stages}
     level = levels(p)
     queues = []
     for ring in p.rings:
-        size = ring_bytes(ring, p, graph, shape)
         slack = max(level[c] - level[ring.producer] for c in ring.consumers) - 1
         taken = max(
             max(p.ctas[c] for c in ring.consumers), *(ceil(tiles[ring.producer] / tiles[c]) for c in ring.consumers)
         )
-        depth = max(DEPTH * (1 + slack), ceil(DEPTH * taken / p.ctas[ring.producer]))
-        queues.append(SimQueue(ring.producer, ring.consumers, size / tiles[ring.producer], depth))
-    return SimLaunch(
-        p.node.name, tuple(stages), tuple(queues), kernels.GAP_S + kernels.L2_LATENCY_S + kernels.DRAM_LATENCY_S
-    )
+        entries = max(depth * (1 + slack), ceil(depth * taken / p.ctas[ring.producer]))
+        queues.append(SimQueue(ring.producer, ring.consumers, sizes[ring] / tiles[ring.producer], entries))
+    return tuple(queues)
 
 
 def levels(p: Spatial) -> dict[str, int]:

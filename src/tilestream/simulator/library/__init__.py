@@ -1,0 +1,30 @@
+"""Kernels of libraries as stages of the simulator, from plain numbers: shapes, dtypes and a device.
+
+``gemm`` (cuBLAS), ``stream`` (elementwise kernels, and reductions as good as Inductor's) and ``eager`` (PyTorch's own
+reductions, lookups, scatters and concatenations, which are far from the memory's rate). ``launch`` makes one of them a
+launch of its own. Constants were fitted on kernels of one H200: docs/truth.md says on which, and how far off they are.
+"""
+
+from tilestream.simulator.library.gemms import gemm
+from tilestream.simulator.library.gradients import norm_gradient, table_gradient
+from tilestream.simulator.library.products import Beside, Product, Tiling, tiling
+from tilestream.simulator.library.rows import EAGER, Rows, eager
+from tilestream.simulator.library.stages import launch, merge
+from tilestream.simulator.library.streams import lane_ops, stream
+
+__all__ = [
+    "EAGER",
+    "Beside",
+    "Product",
+    "Rows",
+    "Tiling",
+    "eager",
+    "gemm",
+    "lane_ops",
+    "launch",
+    "merge",
+    "norm_gradient",
+    "stream",
+    "table_gradient",
+    "tiling",
+]
