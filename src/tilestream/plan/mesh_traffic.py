@@ -29,17 +29,22 @@ def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
         each = (DTYPE_BYTES | INDEX_BYTES)[t.dtype]
         moved["dram"] += prod(size[a.name] for a in t.axes) * each
     for stage in p.stages:
-        s = _Counts(stage, size)
-        for op in stage.ops:
-            for view in op.views[len(op.tiles) :]:
-                dtype = p.tensor(view.of).dtype
-                each = (DTYPE_BYTES | INDEX_BYTES)[dtype]
-                moved["l2"] += each * (s.stored(op, view) if op.kind in WRITES else s.loaded(op, view))
-        for op in stage.ops:
-            moved.update(s.exchanged(op))
+        moved += stage_traffic(p, stage, size)
     for q in p.queues:
         moved[q.transport.value] += _through(p, q, size)
     return dict(moved)
+
+
+def stage_traffic(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Counter[str]:
+    """Bytes of one stage's loads and stores (``l2``) and of its collectives, by level; queues are not among them."""
+    moved: Counter[str] = Counter()
+    s = _Counts(stage, size)
+    for op in stage.ops:
+        for view in op.views[len(op.tiles) :]:
+            each = (DTYPE_BYTES | INDEX_BYTES)[p.tensor(view.of).dtype]
+            moved["l2"] += each * (s.stored(op, view) if op.kind in WRITES else s.loaded(op, view))
+        moved += s.exchanged(op)
+    return moved
 
 
 class _Counts:

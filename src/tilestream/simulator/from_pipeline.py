@@ -13,10 +13,13 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock
+from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
+from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import bytes_of, phases, tiles_of, weight_bytes
 from tilestream.plan.stage_cost import first_input_s, overlapped, stage_cost
+from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.tables import compute_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
@@ -27,9 +30,13 @@ WARPGROUPS = 2
 def workload(pipeline: Pipeline, rows: int, device: Device) -> Workload:
     """``pipeline`` over ``rows`` rows, as ``device`` would run it.
 
+    Pipelines with other axes than rows are counted by ``from_axes``.
+
     Raises:
         PipelineDeadlock: a queue holds less than a step of its stages.
     """
+    if not by_rows(pipeline):
+        return mesh_workload(pipeline, {ROWS.name: rows}, device)
     return Workload(pipeline.name, tuple(launch_of(p, rows, device) for p in cut_at_dram(pipeline)))
 
 

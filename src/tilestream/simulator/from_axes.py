@@ -1,0 +1,178 @@
+"""A pipeline of any axes as a workload: what its stages compute, move and exchange, dealt to the steps of their CTAs.
+
+For pipelines that no kernel is made of yet, so nothing here is fitted: products at the tensor cores' rate, other ops at
+the lanes', bytes by ``plan.mesh_traffic``, exchanges at the latency of where they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, prod
+
+from tilestream.devices import Device
+from tilestream.errors import DeviceError
+from tilestream.ir.axes import Level
+from tilestream.ir.derive import divided, exchanges, mentions, sums
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Stage, TileOp, Transport
+from tilestream.ir.plain import plain
+from tilestream.ir.tileops import OPS
+from tilestream.plan.mesh_traffic import stage_traffic
+from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
+
+
+def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Workload:
+    """``pipeline`` on ``device``; stages behind a DRAM queue are a launch of their own.
+
+    Args:
+        size: of every axis, those that are read at the call too.
+
+    Raises:
+        DeviceError: a cluster is larger than the device's, or the device has none.
+    """
+    p = plain(pipeline)
+    size = {**_known(p), **size}
+    seen: set[str] = set()
+    launches = []
+    for number, stages in enumerate(_launches(p)):
+        names = {s.name for s in stages}
+        made = tuple(_stage(p, s, size, device, seen) for s in stages)
+        rings = (q for q in p.queues if q.transport is not Transport.DRAM and q.producer in names)
+        queues = tuple(_queue(p, q, size, {s.name: s for s in made}) for q in rings)
+        launches.append(SimLaunch(f"{p.name}.{number}", made, queues))
+    return Workload(p.name, tuple(launches))
+
+
+def _known(p: Pipeline) -> dict[str, int]:
+    """Sizes that the pipeline declares."""
+    axes = (a for t in (*p.tensors, *p.tiles().values()) for a in t.axes)
+    return {a.name: a.size for a in axes if a.size is not None}
+
+
+def _launches(p: Pipeline) -> list[list[Stage]]:
+    """Stages by the number of DRAM queues before them; those joined on chip are together."""
+    level = dict.fromkeys((s.name for s in p.stages), 0)
+    for _ in p.stages:
+        for q in p.queues:
+            for consumer in q.consumers:
+                later = level[q.producer] + (q.transport is Transport.DRAM)
+                level[consumer] = max(level[consumer], later)
+                if q.transport is not Transport.DRAM:
+                    level[q.producer] = max(level[q.producer], level[consumer])
+    return [[s for s in p.stages if level[s.name] == n] for n in sorted(set(level.values()))]
+
+
+def _stage(p: Pipeline, stage: Stage, size: Mapping[str, int], device: Device, seen: set[str]) -> SimStage:
+    cluster = stage.workers(Level.CLUSTER)
+    if cluster > device.largest_cluster:
+        raise DeviceError(
+            f"stage {stage.name!r} is a cluster of {cluster} CTAs, and {device.name} has none of more than"
+            f" {device.largest_cluster}",
+            "spread it over fewer, or over the grid",
+        )
+    moved = stage_traffic(p, stage, size)
+    steps, ctas = _steps(stage, size), stage.workers(Level.GRID) * cluster
+    tiles = max(1, min(steps * ctas, _blocks(stage, size) * cluster))
+    read, written = _dram(p, stage, size, seen)
+    stored = sum(_bytes(p, op.params[-1], size) for op in stage.ops if op.kind in ("store", "store_add"))
+    loaded = sum(
+        _bytes(p, n, size) for n in dict.fromkeys(n for op in stage.ops if op.out is not None for n in op.params)
+    )
+    products = [op for op in stage.ops if op.kind == "product" and sums(op)]
+    flops = sum(2.0 * _elements(op, stage, size) for op in products)
+    others = [op for op in stage.ops if op not in products]
+    whole = TileWork(
+        tensor_flops=flops,
+        dtype=_operand_dtype(p, products[0]) if products else "bf16",
+        simt_ops=sum(max(1.0, OPS[op.kind].flops) * _elements(op, stage, size) for op in others),
+        sfu_ops=sum(OPS[op.kind].transcendental * _elements(op, stage, size) for op in others),
+        l2_read=loaded,
+        l2_write=stored,
+        l2_shared_read=max(0.0, moved["l2"] - stored - loaded),  # parts that all SMs take again at about the same time
+        dram_read=read,
+        dram_write=written,
+        latency_s=_exchange_s(stage, moved, steps, device) * tiles,
+    )
+    return SimStage(
+        stage.name,
+        Engine.TENSOR if flops else Engine.SIMT,
+        tiles,
+        min(ctas, tiles),
+        whole.scaled(1 / tiles),
+        ops=tuple(op.kind for op in stage.ops),
+        source=stage.source,
+        overlap=True,
+    )
+
+
+def _operand_dtype(p: Pipeline, product: TileOp) -> str:
+    """The type that tensor cores multiply in."""
+    known = {t.name: t.dtype for t in (*p.tensors, *p.tiles().values())}
+    return known[product.views[-1].of]
+
+
+def _steps(stage: Stage, size: Mapping[str, int]) -> int:
+    """Rounds of the outermost loop."""
+    if not stage.loops:
+        return 1
+    loop = stage.loops[0]
+    return ceil(size[loop.axis] / (loop.tile * prod(d.size for d in stage.mesh if loop.axis in d.axes)))
+
+
+def _blocks(stage: Stage, size: Mapping[str, int]) -> int:
+    """Steps of all CTAs of the grid, those that have nothing in the last round left out."""
+    grid = [d for d in stage.mesh if d.level is Level.GRID]
+    if not stage.loops:
+        return prod(d.size for d in grid)
+    loop = stage.loops[0]
+    inside = prod(d.size for d in stage.mesh if d.level is not Level.GRID and loop.axis in d.axes)
+    others = prod(d.size for d in grid if loop.axis not in d.axes)
+    return ceil(size[loop.axis] / (loop.tile * inside)) * others
+
+
+def _elements(op: TileOp, stage: Stage, size: Mapping[str, int]) -> float:
+    """Elements that all workers compute; those that an op is not divided over do the same."""
+    alike = prod(d.size for d in stage.mesh if not divided(op, d))
+    return float(prod(size[a] for a in mentions(op)) * alike)
+
+
+def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str]) -> tuple[float, float]:
+    """Compulsory bytes: each tensor is read by the first stage that wants it, and written once."""
+    read = written = 0.0
+    for op in stage.ops:
+        for name in dict.fromkeys(op.params):
+            if op.kind in ("store", "store_add"):
+                written += _bytes(p, name, size)
+            elif name not in seen:
+                seen.add(name)
+                read += _bytes(p, name, size)
+    tiles = p.tiles()
+    for q in p.queues:
+        whole = prod(size[a.name] for a in tiles[q.tile].axes) * DTYPE_BYTES[tiles[q.tile].dtype]
+        if q.transport is Transport.DRAM:
+            written += whole * (stage.name == q.producer)
+            read += whole * (stage.name in q.consumers)
+    return read, written
+
+
+def _bytes(p: Pipeline, name: str, size: Mapping[str, int]) -> float:
+    t = p.tensor(name)
+    return float(prod(size[a.name] for a in t.axes) * (DTYPE_BYTES | INDEX_BYTES)[t.dtype])
+
+
+def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Device) -> float:
+    """Exposed seconds of a step's exchanges: nothing can be done with a part before its peers' have come."""
+    levels = {e.level for e in exchanges(stage)}
+    ctas = stage.workers(Level.GRID) * stage.workers(Level.CLUSTER)
+    seconds = 0.0
+    if Level.CLUSTER in levels:
+        seconds += device.dsm_s(moved["dsm"] / (steps * ctas)) + moved["dsm"] / (steps * device.dsm_bytes_per_s)
+    if Level.GRID in levels:
+        seconds += device.queue_s(moved["l2"] / (steps * ctas))
+    return seconds
+
+
+def _queue(p: Pipeline, q: Queue, size: Mapping[str, int], stages: Mapping[str, SimStage]) -> SimQueue:
+    """A producing CTA's share of a tile is the payload; a step of either end is equally much as the whole is."""
+    tile, producer = p.tiles()[q.tile], stages[q.producer]
+    whole = prod(size[a.name] for a in tile.axes) * DTYPE_BYTES[tile.dtype]
+    return SimQueue(q.producer, q.consumers, whole / producer.tiles, depth=max(2, q.depth))
