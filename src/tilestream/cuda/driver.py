@@ -209,6 +209,14 @@ def _outside_captures() -> Iterator[None]:
         d.cuThreadExchangeStreamCaptureMode(before)
 
 
+def read(address: int, size: int) -> bytearray:
+    """``size`` bytes of device memory, once all work that was enqueued before has ended."""
+    d = _driver()
+    made = bytearray(size)
+    check(d.cuMemcpyDtoH(made, address, size), f"reading {size} bytes")
+    return made
+
+
 def free(address: int) -> None:
     """Give memory of ``allocate_zeros`` back; also during a capture."""
     with _outside_captures():

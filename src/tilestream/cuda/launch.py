@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilestream.cuda import driver, pack
+from tilestream.cuda import driver, pack, stamps
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
@@ -63,8 +63,10 @@ class Launch:
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
-        self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48) // 64) * 64)
+        self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48 + 8 * source.stamped) // 64) * 64)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if self.tables.queues else None
+
+        self._written: stamps.Buffer | None = None
 
     def check(self) -> None:
         """Raise ``QueueTimeout`` if an earlier launch expired."""
@@ -79,6 +81,16 @@ class Launch:
         params = self._params(where, space, rows)
         kernel = self.function.prepare((self._grid(rows), 1), THREADS, stream, params, self.source.cooperative)
         return [*packing, kernel]
+
+    def log(self) -> stamps.LaunchLog | None:
+        """The stamps of the last launch, which has ended; None where there was none, or the kernel has no stamps."""
+        return self._written.read() if self._written is not None else None
+
+    def _stamps(self, rows: int) -> stamps.Buffer:
+        """Where a launch with stamps writes them. All launches of one number of rows share it: one runs at a time."""
+        if self._written is None or self._written.rows != rows:
+            self._written = stamps.Buffer(self.source, rows, self._grid(rows))
+        return self._written
 
     def _grid(self, rows: int) -> int:
         if len(self.source.stages) > 1:
@@ -116,7 +128,11 @@ class Launch:
             struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
             struct.pack_into("<q", raw, o.strides + 8 * k, stride)
         dump = self.dump.address if self.dump is not None else 0
-        struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, 0)
+        written = self._stamps(rows) if self.source.stamped else None
+        room = written.room if written is not None else 0
+        struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, room)
+        if written is not None:
+            struct.pack_into("<Q", raw, o.tail + 48, written.address)
         return raw
 
 
@@ -154,6 +170,15 @@ class CompiledPipeline:
     @property
     def reports(self) -> list[KernelReport]:
         return [launch.report for launch in self.launches]
+
+    def logs(self) -> list[stamps.LaunchLog]:
+        """What the kernels of a pipeline that was built with stamps wrote in the last call, launch by launch.
+
+        Waits for the device. Empty for kernels without stamps, and before the first call.
+        """
+        torch.cuda.synchronize(self.device)
+        found = [launch.log() for launch in self.launches]
+        return [log for log in found if log is not None]
 
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], rows: int, out: Mapping[str, torch.Tensor] | None = None
