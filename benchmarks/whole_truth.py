@@ -59,7 +59,7 @@ def wholes(prefix: str = "") -> list[Whole]:
             made.append(Whole(name, data["training"], arm, data["arms"][arm]["us"], us))
     for path in sorted((RESULTS / "whole").glob(f"{prefix}*.json")):
         data = json.loads(path.read_text())
-        if "tilestream" in data.get("arms", ()) and not data["training"]:
+        if "tilestream" in data.get("arms", ()) and data.get("training") is False:
             us = ours_us(data["model"], data["sizes"], device)
             made.append(Whole(path.stem, False, "tilestream", data["arms"]["tilestream"]["us"], us))
     return made

@@ -15,8 +15,8 @@ from tilestream.simulator.library import EAGER, Beside, Product, Rows, eager, ge
 from tilestream.simulator.workload import SimStage, Workload
 
 A100, H200 = devices.get("a100"), devices.get("h200")
-SLACK = 1.02
-"""The event loop joins tiles and serves loads in parts: a product may come this much off its closed form."""
+SLACK = 1.07
+"""Tiles of more than 16 waves are joined, which may cost a part of a wave, and loads are served in parts."""
 
 sizes = st.sampled_from((1, 16, 63, 64, 200, 256, 283, 384, 512, 1000, 1024, 2048, 4096, 5000))
 depths = st.sampled_from((27, 64, 128, 256, 319, 512, 1024, 4096, 14336))
@@ -60,9 +60,9 @@ def test_more_rows_never_take_less_time(product: Product, device: Device, more: 
 @settings(deadline=None, max_examples=60)
 @given(products, machines)
 def test_tiles_are_chosen_by_the_time_that_they_take(product: Product, device: Device) -> None:
-    """The closed form that chooses and the event loop that tells agree, but for loads that nothing hides at first."""
+    """The closed form that chooses and the event loop agree, but for first loads, and the start of a split sum."""
     found, told = tiling(product, device), gemm_us(product, device) * 1e-6 - 0.73 * device.launch_s
-    assert 0.85 * found.seconds <= told <= 1.45 * found.seconds + 1e-6
+    assert 0.7 * found.seconds <= told <= 1.45 * found.seconds + 1e-6
 
 
 @settings(deadline=None, max_examples=40)
