@@ -49,6 +49,8 @@ _SCALAR = {
     "le": "(1.0 if {a} <= {b} else 0.0)",
     "pick": "({b} if {a} != 0.0 else 0.0)",
 }
+COSTLY = ("exp", "log", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "sin", "cos")
+"""Operations that are better done once and kept."""
 
 
 def number(x: float) -> str:

@@ -13,6 +13,7 @@ import torch
 from numba import njit
 
 from tilestream.errors import SparseError
+from tilestream.sparse.cpu.kernels import product, sum_rows
 from tilestream.sparse.cpu.nests import Nests
 from tilestream.sparse.einsum import Move
 from tilestream.sparse.moves import perform
@@ -82,7 +83,7 @@ class CpuProgram:
         seconds: dict[str, float] = {}
         shapes = self.program.einsums.shapes
         for step in self.program.steps:
-            began = time.perf_counter()
+            began = time.thread_time()
             if isinstance(step, Move):
                 have[step.name] = self._moved(step, have)
             else:
@@ -90,10 +91,10 @@ class CpuProgram:
                 results = {name: np.empty(max(1, math.prod(shapes[name]))) for name in step.outputs}
                 known = ready[step.name]
                 given = [known[x] if x in known else self._array(step, x, have) for x in compiled.arguments]
-                began = time.perf_counter()
+                began = time.thread_time()
                 compiled.function(*given, *results.values())
                 have |= results
-            seconds[step.name] = time.perf_counter() - began
+            seconds[step.name] = time.thread_time() - began
         outputs = tuple(self._output(view, have) for view in self.program.outputs)
         return CpuResult(outputs, sum(seconds.values()), seconds)
 
@@ -105,7 +106,7 @@ class CpuProgram:
             )
         nests = Nests(region, self._arrays, self.program.einsums.inputs)
         text = nests.source()
-        space: dict[str, Any] = {"np": np, "math": math, "find": _find}
+        space: dict[str, Any] = {"np": np, "math": math, "find": _find, "product": product, "sum_rows": sum_rows}
         exec(compile(text, f"<{region.name}>", "exec"), space)
         function = space["region"]
         if self.compiled:
