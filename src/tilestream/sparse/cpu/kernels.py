@@ -12,8 +12,12 @@ from tilestream.sparse.cpu.registers import LANES, ROWS, add_product, prefetch, 
 
 WIDE = 8
 """Vectors of a row that a sum of rows keeps in registers."""
-BATCH = 256
-"""Rows that are listed for a sum at a time."""
+LISTED = 1024
+"""Rows that are listed for sums at a time."""
+SUMS = 64
+"""Sums that they are for, at most."""
+AHEAD = 12
+"""How many rows before it is added a row is asked for."""
 
 
 @njit(error_model="numpy", nogil=True)
@@ -32,7 +36,7 @@ def product(
     inner: int,
     columns: int,
 ) -> None:
-    """``c[i, j] = sum_k a[i, k] * b[k, j]``: matrices at ``*_at``, whose elements are ``*_row`` and ``*_step`` apart."""
+    """``c[i, j] = sum_k a[i, k] * b[k, j]``: matrices at ``*_at``, with elements ``*_row`` and ``*_step`` apart."""
     m = 0
     while m < rows:
         high = m + ROWS <= rows
@@ -62,24 +66,50 @@ def product(
 
 @njit(error_model="numpy", nogil=True)
 def sum_rows(
-    c: np.ndarray, at: int, x: np.ndarray, rows: np.ndarray, factors: np.ndarray, count: int, width: int, more: bool
+    c: np.ndarray,
+    at: int,
+    row: int,
+    x: np.ndarray,
+    starts: np.ndarray,
+    factors: np.ndarray,
+    ends: np.ndarray,
+    rows: int,
+    width: int,
+    more: bool,
 ) -> None:
-    """``c[at:at + width] = sum_p factors[p] * x[rows[p]:rows[p] + width]`` over ``count`` rows; ``more``: add to it."""
-    n = 0
-    while n + WIDE * LANES <= width:
-        wide = zeros(1, WIDE)
-        if more:
-            wide = read(wide, c, at + n, 0, None)
-        for p in range(count):
-            wide = add_product(wide, factors, p, 0, x, rows[p] + n, None)
-        write(wide, c, at + n, 0, None)
-        n += WIDE * LANES
-    while n < width:
-        left = min(width - n, 2 * LANES)
-        narrow = zeros(1, 2)
-        if more:
-            narrow = read(narrow, c, at + n, 0, left)
-        for p in range(count):
-            narrow = add_product(narrow, factors, p, 0, x, rows[p] + n, left)
-        write(narrow, c, at + n, 0, left)
-        n += left
+    """``c[at + i * row:][:width] = sum_p factors[p] * x[starts[p]:][:width]`` for ``rows`` rows.
+
+    Row ``i`` has what is listed before ``ends[i]`` and not before ``ends[i - 1]``; ``more``: add to the first row.
+    """
+    first, listed = 0, ends[rows - 1]
+    for i in range(rows):
+        to, last, n = at + i * row, ends[i], 0
+        again = more and i == 0
+        while n + WIDE * LANES <= width:
+            wide = zeros(1, WIDE)
+            if again:
+                wide = read(wide, c, to + n, 0, None)
+            for p in range(first, last):
+                for v in range(WIDE):
+                    prefetch(x, starts[min(p + AHEAD, listed - 1)] + n + v * LANES)
+                wide = add_product(wide, factors, p, 0, x, starts[p] + n, None)
+            write(wide, c, to + n, 0, None)
+            n += WIDE * LANES
+        while n + 2 * LANES <= width:
+            two = zeros(1, 2)
+            if again:
+                two = read(two, c, to + n, 0, None)
+            for p in range(first, last):
+                two = add_product(two, factors, p, 0, x, starts[p] + n, None)
+            write(two, c, to + n, 0, None)
+            n += 2 * LANES
+        while n < width:
+            left = min(width - n, LANES)
+            one = zeros(1, 1)
+            if again:
+                one = read(one, c, to + n, 0, left)
+            for p in range(first, last):
+                one = add_product(one, factors, p, 0, x, starts[p] + n, left)
+            write(one, c, to + n, 0, left)
+            n += left
+        first = last

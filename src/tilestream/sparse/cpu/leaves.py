@@ -19,7 +19,8 @@ class Leaves:
 
     ``dense``: leaves that are plain arrays in the order of their tensor's dimensions; those that are ``free`` in the
     order that suits the loops instead. ``arguments``: what the code takes, by tensor (or its view) and array: ``seg``
-    and ``crd`` of a level, ``values``, or ``values`` and the order of a plain array's dimensions.
+    and ``crd`` of a level, ``values``, or ``values`` and the order of a plain array's dimensions. ``sizes``: indices
+    whose sizes it takes as well.
     """
 
     def __init__(self, region: Region, dense: Collection[str], free: Collection[str]) -> None:
@@ -30,6 +31,7 @@ class Leaves:
         self.layout = Layout(self.fused.sizes)
         self.lines: list[str] = []
         self.arguments: dict[tuple[str, str], str] = {}
+        self.sizes: dict[str, str] = {}
         self.depth = 1
         self._names: dict[str, int] = {}
         self._drivers: dict[View, frozenset[Leaf]] = {}
@@ -111,7 +113,14 @@ class Leaves:
 
     def range(self, index: str, scope: Scope) -> str:
         tile = scope.tiles.get(index)
-        return f"range({tile.first}, {tile.last})" if tile else f"range({self.fused.sizes[index]})"
+        return f"range({tile.first}, {tile.last})" if tile else f"range({self.size(index)})"
+
+    def size(self, index: str) -> str:
+        """The size of an index, as an argument: LLVM unrolls a short loop of known length before it looks for vectors,
+        and then finds none."""
+        if index not in self.sizes:
+            self.sizes[index] = self.name(f"size_{index}")
+        return self.sizes[index]
 
     def open(self, op: Op, index: str, scope: Scope) -> None:
         """Begin the loop over an index, and move every leaf that has it one level down."""

@@ -38,14 +38,14 @@ class Nests(Leaves):
         self._users = Counter(kid for view in self.fused.views if isinstance(view, Op) for kid in {*view.operands})
 
     def source(self) -> str:
-        """Code of a function ``region``, which takes the arrays of ``arguments`` and then those of the results."""
+        """Code of a function ``region`` of the arrays of ``arguments``, those of the results, and ``sizes``."""
         made: dict[View, Array] = {}
         for name, op in self.fused.roots.items():
             result = Array(self.name(f"out_{name}"), op.indices)
             self.nest(op, result, Scope(rows=dict(made)))
             made[op] = result
         head = [f"    {name} = np.empty({size}, {dtype})" for name, (size, dtype) in self.buffers.items()]
-        arguments = (*self.arguments.values(), *(array.name for array in made.values()))
+        arguments = (*self.arguments.values(), *(array.name for array in made.values()), *self.sizes.values())
         return "\n".join([f"def region({', '.join(arguments)}):", *head, *self.lines, "    return"])
 
     def buffer(self, base: str, size: int, dtype: str = "np.float64") -> str:
@@ -68,7 +68,7 @@ class Nests(Leaves):
         if size := self._tiled(op, loops, inner):
             for kid in op.operands:
                 self.settle(kid, inner)  # what no tile changes
-            first, last, whole = self.name("first"), self.name("last"), self.fused.sizes[loops[0]]
+            first, last, whole = self.name("first"), self.name("last"), self.size(loops[0])
             self.emit(f"for {first} in range(0, {whole}, {size}):")
             self.depth += 1
             self.emit(f"{last} = min({first} + {size}, {whole})")

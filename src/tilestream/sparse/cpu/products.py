@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilestream.sparse.cpu.kernels import BATCH
+from tilestream.sparse.cpu.kernels import LISTED, SUMS
 from tilestream.sparse.cpu.scope import Array, Scope
 from tilestream.sparse.fusion import Leaf, Op, View
 
@@ -56,7 +56,13 @@ def multiply(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope
         return False
     column = target.dims[-1]
     rows = [i for i in loops if i != column and i not in op.reduced]
-    if column not in loops or column in scope.tiles or nests.fused.sizes[column] < NARROW or len(rows) > 1 or not is_product(nests, op):
+    if (
+        column not in loops
+        or column in scope.tiles
+        or nests.fused.sizes[column] < NARROW
+        or len(rows) > 1
+        or not is_product(nests, op)
+    ):
         return False
     inner = op.reduced[0]
     left, right = op.operands if column in op.operands[1].indices else op.operands[::-1]
@@ -92,14 +98,14 @@ def _array(nests: Nests, view: View, last: str, scope: Scope) -> Array | None:
 
 
 def sum_rows(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope, fresh: bool) -> bool:
-    """Make a row as the sum of rows of a dense view, each times a number, if that is what is left of a view.
+    """Make rows as sums of rows of a dense view, each times a number, if that is what is left of a view.
 
-    The loops put the numbers and where the rows lie into lists; a kernel adds the rows up with its sums in registers.
+    The loops list the numbers and where the rows lie; a kernel adds up the rows of many sums, each in registers.
     """
-    *around, column = loops
-    if not around or not set(around) <= set(op.reduced) or column in op.reduced or not _sums_products(op):
+    kept, around, column = _parts(op, loops)
+    if not around or not _sums_products(op) or target.dims[-1:] != (column,) or nests.fused.sizes[column] < NARROW:
         return False
-    if target.dims[-1:] != (column,) or nests.fused.sizes[column] < NARROW:
+    if len(kept) > 1 or (kept and (not fresh or nests.leading(op, kept[0], scope))):
         return False
     factor, rows = op.operands if column in op.operands[1].indices else op.operands[::-1]
     if column in factor.indices:
@@ -110,21 +116,43 @@ def sum_rows(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope
         x = scope.rows.get(rows)
     if x is None or x.dims[-1] != column:
         return False
-    starts, factors = nests.buffer("starts", BATCH, "np.int64"), nests.buffer("factors", BATCH)
-    count, more = nests.variable("0", "count"), nests.variable(str(not fresh), "more")
-    add = f"sum_rows({target.name}, {nests.layout.at(target, scope)}, {x.name}, {starts}, {factors}, {count}, "
-    add += f"{nests.fused.sizes[column]}, {more})"
+    starts, factors = nests.buffer("starts", LISTED, "np.int64"), nests.buffer("factors", LISTED)
+    ends = nests.buffer("ends", SUMS, "np.int64")
+    at, count = nests.variable(nests.layout.at(target, scope), "at"), nests.variable("0", "count")
+    row, more = nests.variable("0", "row"), nests.variable(str(not fresh), "more")
+    step = nests.layout.stride(target, kept[0], scope) if kept else 0
+    lists = f"{starts}, {factors}, {ends}"
+    call = f"sum_rows({target.name}, {at}, {step}, {x.name}, {lists}, {{}}, {nests.fused.sizes[column]}, {more})"
     depth, inner = nests.depth, scope.inner()
-    for index in around:
+    for index in (*kept, *around):
         nests.enter(op, index, inner)
         for kid in op.operands:
             nests.settle(kid, inner)
     nests.emit(f"{starts}[{count}] = {nests.layout.at(x, inner)}")
     nests.emit(f"{factors}[{count}] = {inner.values[factor]}")
     nests.emit(f"{count} += 1")
-    nests.emit(f"if {count} == {BATCH}:")
-    nests.emit(f"    {add}")
-    nests.emit(f"    {count}, {more} = 0, True")
+    nests.emit(f"if {count} == {LISTED}:")
+    nests.emit(f"    {ends}[{row}] = {count}")
+    nests.emit("    " + call.format(f"{row} + 1"))
+    nests.emit(f"    {at}, {count}, {row}, {more} = {at} + {row} * {step}, 0, 0, True")
+    nests.depth = depth + len(kept)
+    nests.emit(f"{ends}[{row}] = {count}")
+    nests.emit(f"{row} += 1")
+    if kept:
+        nests.emit(f"if {row} == {SUMS}:")
+        nests.emit("    " + call.format(row))
+        nests.emit(f"    {at}, {count}, {row}, {more} = {at} + {row} * {step}, 0, 0, False")
+        nests.depth = depth
+        nests.emit(f"if {row}:")
+        nests.depth += 1
+    nests.emit(call.format(row))
     nests.depth = depth
-    nests.emit(add)
     return True
+
+
+def _parts(op: Op, loops: list[str]) -> tuple[list[str], list[str], str]:
+    """Loops that a view keeps, then those that it reduces, then one that it keeps; none reduced if it is otherwise."""
+    *outer, column = loops
+    kept = [i for i in outer if i not in op.reduced]
+    around = outer[len(kept) :]
+    return (kept, around, column) if outer[: len(kept)] == kept and column not in op.reduced else ([], [], column)

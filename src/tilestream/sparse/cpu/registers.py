@@ -123,7 +123,9 @@ def add_product(typing: Any, block: Any, a: Any, at: Any, row: Any, b: Any, wher
             factor = _spread(builder, factor, _VECTOR)
             for v, vector in enumerate(vectors):
                 at = n * block.vectors + v
-                one = _call(builder, f"llvm.fma.v{LANES}f64", _VECTOR, [factor, vector, builder.extract_value(made, at)])
+                one = _call(
+                    builder, f"llvm.fma.v{LANES}f64", _VECTOR, [factor, vector, builder.extract_value(made, at)]
+                )
                 made = builder.insert_value(made, one, at)
         return made
 
