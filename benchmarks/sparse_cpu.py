@@ -32,10 +32,10 @@ NOTES = (
     "Milliseconds of processor time of the one thread that runs, in float64, the least of all rounds; each round runs "
     "every way once. Other work shared the machine's memory: differences below 5 % mean little. Cycles are the "
     "simulator's for the same program, or estimated where there would be more than 7e8.",
-    "What fusing a layer gains: what lies between its operators (A X, 102 MB on the large graph) is neither written nor "
-    "read again. `A X read` is the time to read the features of every neighbour once, at the rate at which the core "
-    "reads features that lie one after the other: the largest part of both ways, and no schedule changes it. So fusion "
-    "cannot gain the simulator's factors here, where operators run side by side.",
+    "What fusing a layer gains: what lies between its operators (A X, 102 MB on the large graph) is neither written "
+    "nor read again. `A X read` is the time to read the features of every neighbour once, as fast as the core reads "
+    "features that lie one after the other: the largest part of both ways, which no schedule changes. So fusion cannot "
+    "gain the simulator's factors here, where operators run side by side.",
 )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+
+from tilestream.sparse.cpu.registers import instruction
 
 _LOW, _HIGH = -746.0, 710.0
 """Beyond these an exponential is 0 or infinity."""
@@ -16,7 +17,7 @@ _LN2, _LN2_REST = 0.6931471803691238, 1.9082149292705877e-10
 """The logarithm of 2 in two parts, of which the first has so few bits that whole multiples of it are exact."""
 
 
-@intrinsic
+@instruction
 def _from_bits(typing: Any, bits: Any) -> Any:
     """The float64 with the bits of an int64."""
     return types.float64(types.int64), lambda _, builder, __, args: builder.bitcast(args[0], ir.DoubleType())

@@ -56,13 +56,9 @@ def multiply(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope
         return False
     column = target.dims[-1]
     rows = [i for i in loops if i != column and i not in op.reduced]
-    if (
-        column not in loops
-        or column in scope.tiles
-        or nests.fused.sizes[column] < NARROW
-        or len(rows) > 1
-        or not is_product(nests, op)
-    ):
+    if column not in loops or column in scope.tiles or nests.fused.sizes[column] < NARROW:
+        return False
+    if len(rows) > 1 or not is_product(nests, op):
         return False
     inner = op.reduced[0]
     left, right = op.operands if column in op.operands[1].indices else op.operands[::-1]

@@ -7,6 +7,7 @@ registers where there are enough of them. Addresses are elements of flat contigu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
@@ -39,6 +40,11 @@ class Registers(types.Type):
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Registers) -> None:
         super().__init__(manager, kind, ir.ArrayType(_VECTOR, kind.rows * kind.vectors))
+
+
+def instruction(code: Callable[..., Any]) -> Any:
+    """A function of compiled code that is given as LLVM code; constants keep their values."""
+    return intrinsic(prefer_literal=True)(code)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any, vector: bool = True) -> Any:
@@ -79,7 +85,7 @@ def _count(signature: Any, args: Any) -> Any:
     return None if isinstance(signature.args[-1], types.NoneType) else args[-1]
 
 
-@intrinsic(prefer_literal=True)
+@instruction
 def zeros(typing: Any, rows: Any, vectors: Any) -> Any:
     """A block of zeros."""
     kind = Registers(rows.literal_value, vectors.literal_value)
@@ -90,7 +96,7 @@ def zeros(typing: Any, rows: Any, vectors: Any) -> Any:
     return kind(rows, vectors), code
 
 
-@intrinsic
+@instruction
 def read(typing: Any, block: Any, c: Any, at: Any, row: Any, count: Any) -> Any:
     """A block like ``block`` of what is at ``c[at + n * row:]``: ``count`` columns of it; all if that is None."""
 
@@ -108,7 +114,7 @@ def read(typing: Any, block: Any, c: Any, at: Any, row: Any, count: Any) -> Any:
     return block(block, c, at, row, count), code
 
 
-@intrinsic
+@instruction
 def add_product(typing: Any, block: Any, a: Any, at: Any, row: Any, b: Any, where: Any, count: Any) -> Any:
     """``block[n, :] + a[at + n * row] * b[where:]``; ``count`` columns of it; all if that is None."""
 
@@ -123,16 +129,15 @@ def add_product(typing: Any, block: Any, a: Any, at: Any, row: Any, b: Any, wher
             factor = _spread(builder, factor, _VECTOR)
             for v, vector in enumerate(vectors):
                 at = n * block.vectors + v
-                one = _call(
-                    builder, f"llvm.fma.v{LANES}f64", _VECTOR, [factor, vector, builder.extract_value(made, at)]
-                )
+                given = [factor, vector, builder.extract_value(made, at)]
+                one = _call(builder, f"llvm.fma.v{LANES}f64", _VECTOR, given)
                 made = builder.insert_value(made, one, at)
         return made
 
     return block(block, a, at, row, b, where, count), code
 
 
-@intrinsic
+@instruction
 def write(typing: Any, block: Any, c: Any, at: Any, row: Any, count: Any) -> Any:
     """Put a block at ``c[at + n * row:]``: ``count`` columns of it; all if that is None."""
 
@@ -154,7 +159,7 @@ def write(typing: Any, block: Any, c: Any, at: Any, row: Any, count: Any) -> Any
     return types.void(block, c, at, row, count), code
 
 
-@intrinsic
+@instruction
 def prefetch(typing: Any, a: Any, at: Any) -> Any:
     """Ask for what is at ``a[at]``, which may lie outside, to be brought near."""
 
