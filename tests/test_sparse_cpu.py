@@ -1,5 +1,6 @@
 """Programs as loops: one nest a region, factored as the fusion table is, compiled, and from the command line."""
 
+import itertools
 import json
 import math
 import re
@@ -69,6 +70,15 @@ def test_a_product_of_dense_matrices_is_one_call_in_any_order():
         loops = CpuProgram(compile(module, *given, schedule=Schedule(order=order)), compiled=False)
         assert "for " not in loops.source and loops.source.count("product(") == 1
         torch.testing.assert_close(loops.run().output, given[0] @ given[1])
+
+
+def test_a_batch_of_products_in_an_order_that_reduces_first():
+    module, given = Call(lambda x, y: torch.bmm(x, y)), (rand(3, 9, 6), rand(3, 6, 5))
+    (region,) = compile(module, *given).regions
+    for order in itertools.permutations(region.order):
+        loops = CpuProgram(compile(module, *given, schedule=Schedule(order=order)), compiled=False)
+        assert loops.source.count("for ") == loops.source.count("product(") == 1
+        torch.testing.assert_close(loops.run().output, torch.bmm(*given))
 
 
 def test_what_is_costly_is_computed_once():

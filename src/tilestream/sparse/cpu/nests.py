@@ -62,6 +62,7 @@ class Nests(Leaves):
             raise SparseError(f"{op} reduces an index whose loop is open", "choose another order, or fuse less")
         if isinstance(target, str):
             self.emit(f"{target} = {number(self._start(op))}")
+        loops = products.arranged(self, op, loops)
         inner, depth = scope.inner(), self.depth
         inner.places = {}
         self.catch_up(op, inner)

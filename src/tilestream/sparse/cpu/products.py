@@ -47,6 +47,14 @@ def _sums_products(op: Op) -> bool:
     return found and bool(op.reduced) and statement.reduction == "add"
 
 
+def arranged(nests: Nests, op: Op, loops: list[str]) -> list[str]:
+    """Loops of a view; a product of dense matrices has first what both matrices have, so that each is one product."""
+    if not is_product(nests, op):
+        return loops
+    both = [i for i in loops if all(i in one.indices for one in op.operands) and i not in op.reduced]
+    return both + [i for i in loops if i not in both]
+
+
 def multiply(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope) -> bool:
     """Make what is left of a view as a product of two matrices, if it is one; the order of its loops is the kernel's.
 
@@ -58,7 +66,7 @@ def multiply(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope
     rows = [i for i in loops if i != column and i not in op.reduced]
     if column not in loops or column in scope.tiles or nests.fused.sizes[column] < NARROW:
         return False
-    if len(rows) > 1 or not is_product(nests, op):
+    if len(rows) > 1 or not set(op.reduced) <= set(loops) or not is_product(nests, op):
         return False
     inner = op.reduced[0]
     left, right = op.operands if column in op.operands[1].indices else op.operands[::-1]
