@@ -29,13 +29,14 @@ from tilestream import (
     devices,
     reference,
 )
-from tilestream.verify import verify
+from tilestream.ir.verify import verify
+from tilestream.schedule.fits import verify_on
 
 POINT, WIDTH, COLOUR = 63, 128, 3
 
 
 def tile(name: str, features: int) -> Tile:
-    return Tile(name, features, "bf16")
+    return Tile.of(name, features, "bf16")
 
 
 def layer(name: str, x: str, features: int, activation: str) -> tuple[TileOp, TileOp]:
@@ -48,19 +49,19 @@ def layer(name: str, x: str, features: int, activation: str) -> tuple[TileOp, Ti
 
 def parameters(name: str, ins: int, outs: int) -> tuple[Tensor, Tensor]:
     return (
-        Tensor(f"{name}.weight", Role.PARAMETER, (outs, ins), "bf16"),
-        Tensor(f"{name}.bias", Role.PARAMETER, (outs,), "bf16"),
+        Tensor.of(f"{name}.weight", Role.PARAMETER, (outs, ins), "bf16"),
+        Tensor.of(f"{name}.bias", Role.PARAMETER, (outs,), "bf16"),
     )
 
 
 def make(depth: int = 4) -> Pipeline:
-    encode = Stage(
+    encode = Stage.of(
         "encode",
         (TileOp("load", tile("p", POINT), (), ("points",)), *layer("code", "p", WIDTH, "relu")),
         residency=Residency.RESIDENT,
     )
-    hidden = Stage("hidden", layer("features", "code", WIDTH, "gelu"), residency=Residency.RESIDENT)
-    head = Stage(
+    hidden = Stage.of("hidden", layer("features", "code", WIDTH, "gelu"), residency=Residency.RESIDENT)
+    head = Stage.of(
         "head",
         (
             TileOp("cat", tile("both", 2 * WIDTH), ("code", "features")),
@@ -70,8 +71,8 @@ def make(depth: int = 4) -> Pipeline:
         residency=Residency.RESIDENT,
     )
     tensors = (
-        Tensor("points", Role.INPUT, (POINT,), "bf16"),
-        Tensor("colour", Role.OUTPUT, (COLOUR,), "bf16"),
+        Tensor.of("points", Role.INPUT, (POINT,), "bf16"),
+        Tensor.of("colour", Role.OUTPUT, (COLOUR,), "bf16"),
         *parameters("code", POINT, WIDTH),
         *parameters("features", WIDTH, WIDTH),
         *parameters("rgb", 2 * WIDTH, COLOUR),
@@ -106,7 +107,7 @@ def error(got: torch.Tensor, exact: torch.Tensor) -> float:
 def main(rows: int = 10_000) -> None:
     torch.manual_seed(0)
     pipeline = make()
-    verify(pipeline, devices.get("h200"))
+    verify_on(pipeline, devices.get("h200"))
     print(f"{pipeline.name}: {len(pipeline.stages)} stages, legal on an H200")
 
     tensors = random_tensors(pipeline, rows)
@@ -124,7 +125,7 @@ def main(rows: int = 10_000) -> None:
         except (VerifyError, PipelineDeadlock) as refusal:
             print(f"  {type(refusal).__name__}: {refusal}")
 
-    wider = replace(pipeline, stages=tuple(replace(s, replicas=2) for s in pipeline.stages))
+    wider = replace(pipeline, stages=tuple(s.with_(replicas=2) for s in pipeline.stages))
     assert torch.equal(reference.run(wider, tensors)["colour"], got)
     print("two replicas of each stage: the same bits")
 

@@ -29,8 +29,9 @@ from tilestream.cuda.host.build import (
 )
 from tilestream.devices import get
 from tilestream.errors import CompileError, QueueTimeout, VerifyError
-from tilestream.ir import Pipeline, Queue, Residency, Shard, Transport
-from tilestream.verify import verify
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Transport
+from tilestream.schedule.fits import verify_on
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 FUZZ = int(os.environ.get("TILESTREAM_HOST_FUZZ", "48"))
@@ -96,7 +97,7 @@ def row_value_times_vector() -> Pipeline:
 
 
 def _parameter():
-    from tilestream.ir import Role
+    from tilestream.ir.pipeline import Role
 
     return Role.PARAMETER
 
@@ -130,8 +131,8 @@ def slices() -> Pipeline:
 
 def ring(depth: int = 2, middle: int = 0, replicas: int = 1) -> Pipeline:
     p = spatial(3)
-    stages = tuple(replace(s, replicas=replicas) for s in p.stages)
-    stages = (stages[0], replace(stages[1], placement=Shard(middle)), stages[2])
+    stages = tuple(s.with_(replicas=replicas) for s in p.stages)
+    stages = (stages[0], stages[1].with_(placement=Shard(middle)), stages[2])
     return p.with_stages(stages, tuple(replace(q, depth=depth) for q in p.queues))
 
 
@@ -197,10 +198,12 @@ def test_multicast_and_skip(folder: Path) -> None:
     p = spatial(4)
     first, *others = p.stages
     last = others[-1]
-    late = replace(last, ops=tuple(replace(op, ins=tuple("h1" if i == "h0" else i for i in op.ins)) for op in last.ops))
+    late = replace(
+        last, ops=tuple(replace(op, tiles=tuple("h1" if i == "h0" else i for i in op.ins)) for op in last.ops)
+    )
     queues = [q for q in p.queues if q.tile not in ("h0", "h1")]
     queues.append(Queue("h1", "layer0", ("layer1", "layer3"), depth=8))
-    stages = tuple(replace(s, replicas=2) for s in (first, *others[:-1], late))
+    stages = tuple(s.with_(replicas=2) for s in (first, *others[:-1], late))
     check(p.with_stages(stages, tuple(queues)), 500, folder)
 
 
@@ -259,7 +262,7 @@ def test_expm1_is_as_exact_as_eager(folder: Path) -> None:
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=seed % 4 == 3))
     try:
-        verify(pipeline, get("h200"))
+        verify_on(pipeline, get("h200"))
     except VerifyError as e:
         pytest.skip(f"does not fit: {e}")
     check(pipeline, random.Random(seed).choice((1, 63, 64, 65, 130, 257)), folder, seed)
@@ -301,5 +304,5 @@ def test_missing_compiler_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_dram_queue_becomes_two_launches() -> None:
-    assert len(list(bulk(2).launches())) == 2
+    assert len(cut_at_dram(bulk(2))) == 2
     assert all(q.transport is Transport.DRAM for q in bulk(2).queues)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -14,9 +13,10 @@ from tilestream.cuda.cache import compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
 from tilestream.devices import get
-from tilestream.ir import Pipeline, Shard
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Shard
 from tilestream.options import Options
-from tilestream.planner import plan
+from tilestream.plan.planner import plan
 
 pytestmark = pytest.mark.nvrtc
 needs_disassembler = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def _kernel(launch: Pipeline) -> tuple[KernelSource, KernelReport]:
 
 
 def _kernels(program: str, strategy: str) -> list[tuple[KernelSource, KernelReport]]:
-    return [_kernel(launch) for launch in _planned(program, strategy).launches()]
+    return [_kernel(launch) for launch in cut_at_dram(_planned(program, strategy))]
 
 
 @pytest.mark.parametrize(("program", "strategy"), GROUPED)
@@ -74,7 +74,7 @@ def test_machine_code(program: str, strategy: str) -> None:
 @needs_disassembler
 def test_weights_multicast_to_pairs() -> None:
     p = chain(3, 128)
-    source, report = _kernel(p.with_stages((replace(p.stages[0], group=2, replicas=4),)))
+    source, report = _kernel(p.with_stages((p.stages[0].with_(group=2, replicas=4),)))
     code = sass.disassemble(report.cubin)
     assert code.having("UTMALDG.2D.MULTICAST") and code.having("UCGABAR")
     assert sass.lint(report.cubin, source) == []
@@ -154,5 +154,5 @@ def test_rules_accept_what_is_right() -> None:
 def test_split_columns_have_no_narrow_leftover() -> None:
     """A tile that one warpgroup holds alone is still one product: the other warpgroup has no columns."""
     p = chain(1, 64)
-    source = emit(p.with_stages((replace(p.stages[0], placement=Shard(1)),)))
+    source = emit(p.with_stages((p.stages[0].with_(placement=Shard(1)),)))
     assert "if (g == 0)" in source.text

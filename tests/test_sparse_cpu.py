@@ -16,9 +16,9 @@ from sparse_modules import Call, rand
 from sparse_programs import random_case
 from typer.testing import CliRunner
 
+from tilestream.cli.sparse import app
 from tilestream.errors import SparseError
 from tilestream.sparse import Format, Schedule, compile, compressed
-from tilestream.sparse.cli import app
 from tilestream.sparse.cpu import CpuProgram
 from tilestream.sparse.cpu.functions import exp
 from tilestream.sparse.cpu.kernels import LISTED, SUMS, product, sum_rows

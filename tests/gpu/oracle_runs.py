@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tilestream import reference
 from tilestream.cuda.launch import CompiledPipeline
-from tilestream.dtypes import TORCH_DTYPES
-from tilestream.ir import Pipeline, Queue, Role, Stage
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage
 
 GUARD = 64  # rows around a tensor that no kernel may touch
 NAN = float("nan")
@@ -71,7 +71,7 @@ def eager_run(pipeline: Pipeline, tensors: Mapping[str, Tensor]) -> dict[str, Te
     queues = tuple(
         Queue(tile, f"op{home[tile]}", tuple(f"op{k}" for k in takers), depth=10_000) for tile, takers in users.items()
     )
-    stages = tuple(Stage(f"op{k}", (op,)) for k, op in enumerate(ops))
+    stages = tuple(Stage.of(f"op{k}", (op,)) for k, op in enumerate(ops))
     return reference.run(pipeline.with_stages(stages, queues), tensors)
 
 

@@ -9,11 +9,15 @@ import torch
 from torch.nn import functional
 
 from tilestream.errors import PipelineDeadlock
-from tilestream.ir import TILE_ROWS, Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.plain import by_rows
+from tilestream.ir.shapes import check_shapes
+from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
+from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate
 from tilestream.reference.ring import Ring
-from tilestream.shapes import check_shapes
 
 Observe = Callable[[str, int, torch.Tensor], None]
 
@@ -26,6 +30,8 @@ def run(
     observe: Observe | None = None,
 ) -> dict[str, torch.Tensor]:
     """Execute ``pipeline`` on the CPU, launch after launch, and return every output.
+
+    Pipelines with other axes than rows run on a machine with a private memory a worker (``mesh_machine``).
 
     In ``working`` precision ops compute in fp32, and a value is rounded to its tile's dtype as the operand of a
     linear, on crossing a queue and at a cast, and to its tensor's dtype at a store. In ``float64`` nothing is
@@ -50,10 +56,13 @@ def run(
         PipelineDeadlock: no worker can go on; says which, at which tile and queue.
     """
     arithmetic = ARITHMETIC[precision]
+    if not by_rows(pipeline):
+        verify(pipeline)
+        return run_meshes(pipeline, tensors, arithmetic)
     check_shapes(pipeline)
     rows = check_inputs(pipeline, tensors, arithmetic)
     memory = dict(tensors)
-    for launch in pipeline.launches():
+    for launch in cut_at_dram(pipeline):
         watch = observe and _skip_reloads(observe, {t.name for t in pipeline.tensors}, launch)
         memory |= _Launch(launch, memory, rows, arithmetic, watch).run()
     return {t.name: memory[t.name] for t in pipeline.by_role(Role.OUTPUT)}
@@ -158,7 +167,7 @@ class _Launch:
         return PipelineDeadlock(
             f"no stage of pipeline {self.pipeline.name!r} can go on after {fired} steps: {reasons}",
             "make each full queue hold at least one step of every stage at its ends, and remove cycles; "
-            "tilestream.verify names the rule",
+            "tilestream.ir.verify names the rule",
         )
 
 
