@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tilestream.errors import TilestreamError
 from tilestream.sparse import Schedule, compile, compressed
+from tilestream.sparse.cpu import CpuProgram
 
 UNARY = [
     torch.relu,
@@ -167,7 +168,8 @@ def inputs(module: Random, seed: int) -> tuple[Tensor, ...]:
 
 
 def verdict(seed: int, engine: str = "fast") -> str:
-    """``right``, or the refusal of the module of this seed; fails on a wrong value or another exception."""
+    """``right``, as streams and as loops, or the refusal of the module of this seed; fails on a wrong value or another
+    exception."""
     module = Random(seed)
     given = inputs(module, seed)
     with torch.no_grad():
@@ -182,8 +184,18 @@ def verdict(seed: int, engine: str = "fast") -> str:
     except TilestreamError as error:
         assert error.remedy, f"seed {seed}: no remedy for {error.cause}"
         return error.cause
-    torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-9, equal_nan=True, msg=lambda m: f"seed {seed}: {m}")
+    _same(got, wanted, f"seed {seed}")
+    try:
+        loops = CpuProgram(program, compiled=False)
+    except TilestreamError as error:
+        assert error.remedy, f"seed {seed}: no remedy for {error.cause}"
+        return "right"
+    _same(loops.run(*given).output, wanted, f"seed {seed}, as loops")
     return "right"
+
+
+def _same(got: Tensor, wanted: Tensor, what: str) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-9, equal_nan=True, msg=lambda m: f"{what}: {m}")
 
 
 __all__ = ["Random", "verdict"]

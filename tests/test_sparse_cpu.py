@@ -1,6 +1,9 @@
 """Programs as loops: one nest a region, factored as the fusion table is, compiled, and from the command line."""
 
+import itertools
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +20,10 @@ from tilestream.cli.sparse import app
 from tilestream.errors import SparseError
 from tilestream.sparse import Format, Schedule, compile, compressed
 from tilestream.sparse.cpu import CpuProgram
+from tilestream.sparse.cpu.functions import exp
+from tilestream.sparse.cpu.kernels import LISTED, SUMS, product, sum_rows
+from tilestream.sparse.cpu.nests import TILE
+from tilestream.sparse.cpu.registers import LANES, ROWS
 from tilestream.sparse.program import Program
 
 
@@ -40,13 +47,85 @@ def test_compiled_loops_and_other_values(fuse):
     assert result.seconds > 0 and result.regions.keys() == loops.regions.keys()
 
 
-def test_fused_iteration_is_one_nest_with_a_row_between():
-    """A X is made row by row inside the loop over the result's rows, and only its row is kept."""
-    program = compile(Call(layer), *GIVEN, schedule=Schedule(fuse="all"))
+def code(function, *inputs, fuse="all", **options):
+    """The only region's code, and the largest array that it works in."""
+    program = compile(Call(function), *inputs, schedule=Schedule(fuse=fuse), **options)
     (region,) = CpuProgram(program, compiled=False).regions.values()
-    assert "np.empty(8)" in region.source and "np.empty(240)" not in region.source
-    outer = [line for line in region.source.splitlines() if line.startswith("    for ") and "z" not in line]
-    assert len(outer) == 1 and "range(30)" in outer[0]
+    return region.source, max([0, *map(int, re.findall(r"np.empty\((\d+), np.float64", region.source))])
+
+
+def test_fused_iteration_is_one_nest_with_a_panel_between():
+    """A X is made for a tile of the result's rows at a time, and only they are kept for the product with W."""
+    a = rand(3000, 3000, density=0.002).to_sparse_csr()
+    source, largest = code(layer, a, rand(3000, 40), rand(40, 16))
+    assert largest == max(TILE * 40, LISTED)
+    outer = [line for line in source.splitlines() if line.startswith("    for ")]
+    assert len(outer) == 1 and f"range(0, size_i_1, {TILE})" in outer[0]
+    assert source.count(" product(") == 1 and source.index(" sum_rows(") < source.index(" product(")
+
+
+def test_a_product_of_dense_matrices_is_one_call_in_any_order():
+    for order in (("i", "k", "j"), ("k", "j", "i"), ("j", "i", "k")):
+        module, given = Call(lambda x, w: x @ w), (rand(9, 5), rand(5, 7))
+        loops = CpuProgram(compile(module, *given, schedule=Schedule(order=order)), compiled=False)
+        assert "for " not in loops.source and loops.source.count("product(") == 1
+        torch.testing.assert_close(loops.run().output, given[0] @ given[1])
+
+
+def test_a_batch_of_products_in_an_order_that_reduces_first():
+    module, given = Call(lambda x, y: torch.bmm(x, y)), (rand(3, 9, 6), rand(3, 6, 5))
+    (region,) = compile(module, *given).regions
+    for order in itertools.permutations(region.order):
+        loops = CpuProgram(compile(module, *given, schedule=Schedule(order=order)), compiled=False)
+        assert loops.source.count("for ") == loops.source.count("product(") == 1
+        torch.testing.assert_close(loops.run().output, torch.bmm(*given))
+
+
+def test_what_is_costly_is_computed_once():
+    source, _ = code(lambda x: x.softmax(1), rand(9, 5))
+    assert source.count("exp(v_") == 1
+
+
+def test_sums_of_rows_longer_than_a_list():
+    """A row with more neighbours than are listed at a time, empty rows, and more rows than one call sums."""
+    n = LISTED + 500
+    dense = rand(SUMS + 30, n, density=0.05)
+    dense[3], dense[5:40] = rand(n, seed=1), 0
+    given = (dense.to_sparse_csr(), rand(n, 21))
+    for fuse in ("none", "all"):
+        for function in (lambda a, x: a @ x, lambda a, x: torch.relu(a @ x) @ x.t()):
+            loops = CpuProgram(compile(Call(function), *given, schedule=Schedule(fuse=fuse)), compiled=False)
+            assert "sum_rows(" in loops.source
+            torch.testing.assert_close(loops.run().output, function(dense, given[1]))
+
+
+@pytest.mark.parametrize("columns", [1, LANES - 1, LANES, 2 * LANES, 2 * LANES + 3, 8 * LANES + 1])
+@pytest.mark.parametrize("rows", [1, ROWS - 1, 2 * ROWS + 1])
+def test_kernels(rows, columns):
+    """Both kernels against NumPy, with what lies behind their results left alone."""
+    random = np.random.default_rng(rows * columns)
+    a, b = random.random((rows, 6)), random.random((6, columns))
+    made = np.full(rows * columns + 1, 7.0)
+    product(a.reshape(-1), 0, 6, 1, b.reshape(-1), 0, columns, made, 0, columns, rows, 6, columns)
+    np.testing.assert_allclose(made[:-1].reshape(rows, columns), a @ b)
+    assert made[-1] == 7
+    x, ends = random.random((20, columns)), np.cumsum(random.integers(0, 4, rows))
+    chosen, factors = random.integers(0, 20, ends[-1] + 1), random.random(ends[-1] + 1)
+    lists = chosen * columns, factors, ends
+    wanted = [factors[f:e] @ x[chosen[f:e]] for f, e in zip((0, *ends), ends, strict=False)]
+    for more in (False, True):
+        sum_rows(made, 0, columns, x.reshape(-1), *lists, rows, columns, more)
+        wanted[0] = wanted[0] * (1 + more)
+        np.testing.assert_allclose(made[:-1].reshape(rows, columns), wanted)
+        assert made[-1] == 7
+
+
+def test_exponential_is_the_c_librarys_within_a_unit_in_the_last_place():
+    numbers = np.concatenate([np.linspace(-746, 711, 4001), [0.0, -0.0, 1e308, -1e308, math.inf, -math.inf, math.nan]])
+    with np.errstate(over="ignore"):
+        wanted = np.exp(numbers)
+    np.testing.assert_array_max_ulp(np.array([exp(x) for x in numbers[:-1]]), wanted[:-1], maxulp=2)
+    assert math.isnan(exp(math.nan))
 
 
 def test_a_compressed_level_drives_its_loop():
@@ -54,7 +133,7 @@ def test_a_compressed_level_drives_its_loop():
         Call(lambda a, b: a * b), rand(9, 9, density=0.2).to_sparse(), rand(9, 9, density=0.3).to_sparse()
     )
     (region,) = CpuProgram(program, compiled=False).regions.values()
-    assert region.source.count("continue") == 2 and "range(9)" not in region.source
+    assert region.source.count("continue") == 2 and "range(size" not in region.source
 
 
 @settings(max_examples=80, deadline=None)

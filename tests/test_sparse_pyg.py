@@ -10,6 +10,7 @@ from torch import nn
 
 from tilestream.errors import TilestreamError
 from tilestream.sparse import Schedule, compile
+from tilestream.sparse.cpu import CpuProgram
 
 g = pytest.importorskip("torch_geometric.nn", reason="needs torch_geometric")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,6 +117,8 @@ def test_models(name):
     for fuse in ("none", "all"):
         program = compile(module, *inputs, schedule=Schedule(fuse=fuse))
         torch.testing.assert_close(program.run(*inputs).output, wanted, rtol=1e-9, atol=1e-9)
+        loops = CpuProgram(program, compiled=False)
+        torch.testing.assert_close(loops.run(*inputs).output, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_layers_of_sums_are_products_with_the_adjacency():

@@ -21,17 +21,17 @@ _BINARY = {
 }
 _UNARY = {
     "relu": "({a} if {a} > 0.0 or {a} != {a} else 0.0)",
-    "exp": "math.exp({a})",
+    "exp": "exp({a})",
     "log": "(math.log({a}) if {a} > 0.0 else (-math.inf if {a} == 0.0 else math.nan))",
     "rsqrt": "(1.0 / math.sqrt({a}) if {a} >= 0.0 else math.nan)",
     "sqrt": "(math.sqrt({a}) if {a} >= 0.0 else math.nan)",
     "neg": "(-{a})",
     "abs": "abs({a})",
-    "sigmoid": "(1.0 / (1.0 + math.exp(-{a})))",
+    "sigmoid": "(1.0 / (1.0 + exp(-{a})))",
     "tanh": "math.tanh({a})",
     "gelu": "(0.5 * {a} * (1.0 + math.erf({a} * 0.7071067811865476)))",
     "gelu_tanh": "(0.5 * {a} * (1.0 + math.tanh(0.7978845608028654 * ({a} + 0.044715 * {a} * {a} * {a}))))",
-    "silu": "({a} / (1.0 + math.exp(-{a})))",
+    "silu": "({a} / (1.0 + exp(-{a})))",
     "sin": "math.sin({a})",
     "cos": "math.cos({a})",
     "square": "({a} * {a})",
@@ -49,6 +49,8 @@ _SCALAR = {
     "le": "(1.0 if {a} <= {b} else 0.0)",
     "pick": "({b} if {a} != 0.0 else 0.0)",
 }
+COSTLY = ("exp", "log", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "sin", "cos")
+"""Operations that are better done once and kept."""
 
 
 def number(x: float) -> str:

@@ -3,325 +3,182 @@
 A view that reduces is made where the loops of its own indices outside the reduction are open, into a number or, over
 the indices inside, a row of its own (what a sparse accumulator holds). Everything else is computed where its indices
 are known. A compressed level without whose coordinate a value would be what is not stored anyway drives its loop.
+
+Where a product with a dense matrix is made row after row, the outermost loop is cut into tiles: the rows of a tile are
+made together, view after view, so that the matrix is read once a tile, and what lies between them stays in cache.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection
 
 from tilestream.errors import SparseError
-from tilestream.sparse.cpu.expressions import expression, number
+from tilestream.sparse.cpu import products
+from tilestream.sparse.cpu.expressions import COSTLY, expression, number
+from tilestream.sparse.cpu.leaves import Leaves
+from tilestream.sparse.cpu.registers import ROWS
+from tilestream.sparse.cpu.scope import Array, Scope, Tile
 from tilestream.sparse.fusion import Leaf, Op, View
 from tilestream.sparse.region import Region
-from tilestream.sparse.storage import Format
+
+TILE = 64
+"""Rows of a tile at most."""
+PANEL = 1 << 16
+"""Elements of a view's rows in a tile, about: half of what a core's second-level cache holds, or less."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a leaf stands: the variable of its position under ``depth`` levels; ``missing``: it may be -1."""
-
-    depth: int = 0
-    position: str = "0"
-    missing: bool = False
-
-
-@dataclass
-class Scope:
-    """What is known at a point of the code: open loops, values in variables, rows in arrays, leaves on their way."""
-
-    bound: dict[str, str] = field(default_factory=dict)
-    values: dict[View, str] = field(default_factory=dict)
-    rows: dict[View, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    places: dict[Leaf, Place] = field(default_factory=dict)
-
-    def inner(self) -> Scope:
-        return Scope(dict(self.bound), dict(self.values), dict(self.rows), dict(self.places))
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a nest writes: a variable, or an array with its dimensions."""
-
-    name: str
-    dims: tuple[str, ...] | None = None
-
-
-class Nests:
-    """The code of one region.
-
-    ``dense``: leaves that are plain arrays in the order of their tensor's dimensions; those that are ``free`` in the
-    order of the loops instead. ``arguments``: what its function takes, by tensor (or its view) and array: ``seg`` and
-    ``crd`` of a level, ``values``, or ``values`` and the order of a plain array's dimensions.
-    """
+class Nests(Leaves):
+    """The code of one region. ``buffers``: size and dtype of the arrays that it works in."""
 
     def __init__(self, region: Region, dense: Collection[str], free: Collection[str]) -> None:
-        if region.fused is None or region.graph.block > 1:
-            raise SparseError(f"region {region.name!r} in blocks", "use block=1 for the CPU")
-        self.region, self.fused, self.dense, self.free = region, region.fused, dense, free
-        self.rank = {index: n for n, index in enumerate(region.order)}
-        self.lines: list[str] = []
-        self.arguments: dict[tuple[str, str], str] = {}
-        self.buffers: dict[str, int] = {}
-        self.depth = 1
-        self._names: dict[str, int] = {}
-        self._drivers: dict[View, frozenset[Leaf]] = {}
-
-    # -- text ---------------------------------------------------------------------------------------------------------
-
-    def emit(self, line: str) -> None:
-        self.lines.append("    " * self.depth + line)
-
-    def name(self, base: str) -> str:
-        base = re.sub(r"\W", "_", base)
-        self._names[base] = self._names.get(base, 0) + 1
-        return f"{base}_{self._names[base]}"
+        super().__init__(region, dense, free)
+        self.buffers: dict[str, tuple[int, str]] = {}
+        self._users = Counter(kid for view in self.fused.views if isinstance(view, Op) for kid in {*view.operands})
 
     def source(self) -> str:
-        """Code of a function ``region``, which takes the arrays of ``arguments`` and then those of the results."""
-        made: dict[View, tuple[str, tuple[str, ...]]] = {}
-        results = []
+        """Code of a function ``region`` of the arrays of ``arguments``, those of the results, and ``sizes``."""
+        made: dict[View, Array] = {}
         for name, op in self.fused.roots.items():
-            result = self.name(f"out_{name}")
-            results.append(result)
-            self.nest(op, Target(result, op.indices), Scope(rows=dict(made)))
-            made[op] = result, op.indices
-        head = [f"    {name} = np.empty({size})" for name, size in self.buffers.items()]
-        arguments = (*self.arguments.values(), *results)
+            result = Array(self.name(f"out_{name}"), op.indices)
+            self.nest(op, result, Scope(rows=dict(made)))
+            made[op] = result
+        head = [f"    {name} = np.empty({size}, {dtype})" for name, (size, dtype) in self.buffers.items()]
+        arguments = (*self.arguments.values(), *(array.name for array in made.values()), *self.sizes.values())
         return "\n".join([f"def region({', '.join(arguments)}):", *head, *self.lines, "    return"])
 
-    # -- what drives loops --------------------------------------------------------------------------------------------
-
-    def drivers(self, view: View) -> frozenset[Leaf]:
-        """Leaves without whose entry a view is what it stands for where nothing is stored."""
-        if view not in self._drivers:
-            self._drivers[view] = self._found(view)
-        return self._drivers[view]
-
-    def _found(self, view: View) -> frozenset[Leaf]:
-        if isinstance(view, Leaf):
-            return frozenset() if view.tensor in self.dense else frozenset([view])
-        return frozenset() if view.reduced else self.before(view)
-
-    def before(self, op: Op) -> frozenset[Leaf]:
-        """The same of a statement before its reduction."""
-        if op.complete:
-            return frozenset()
-        kids = [self.drivers(v) for v in op.operands]
-        kind = op.statement.op if len(kids) > 1 else "copy"
-        if kind in ("mul", "keep") or (kind == "mask" and op.fill == op.operands[0].fill):
-            return kids[0] | kids[1]
-        if kind == "mask":
-            return kids[1]
-        if kind == "div":
-            return kids[0]
-        found = kids[0]
-        for one in kids[1:]:
-            found &= one
-        return found
+    def buffer(self, base: str, size: int, dtype: str = "np.float64") -> str:
+        made = self.name(base)
+        self.buffers[made] = max(1, size), dtype
+        return made
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
-    def nest(self, op: Op, target: Target, scope: Scope) -> None:
-        """Code that makes all of a view that is left under the open loops."""
+    def nest(self, op: Op, target: Array | str, scope: Scope) -> None:
+        """Code that makes all of a view that is left under the open loops, in an array or a variable."""
         loops = sorted({*op.indices, *op.reduced} - scope.bound.keys(), key=self.rank.__getitem__)
-        if set(op.reduced) & scope.bound.keys():
+        if set(op.reduced) & (scope.bound.keys() | scope.tiles.keys()):
             raise SparseError(f"{op} reduces an index whose loop is open", "choose another order, or fuse less")
-        start = number(self._start(op))
-        if target.dims is None:
-            self.emit(f"{target.name} = {start}")
-        else:
-            size = math.prod(self.fused.sizes[i] for i in target.dims)
-            self.emit(f"for z in range({size}):")
-            self.emit(f"    {target.name}[z] = {start}")
-        inner = scope.inner()
+        if isinstance(target, str):
+            self.emit(f"{target} = {number(self._start(op))}")
+        loops = products.arranged(self, op, loops)
+        inner, depth = scope.inner(), self.depth
         inner.places = {}
-        self._catch_up(op, inner)
-        self._inside(op, loops, target, inner)
+        self.catch_up(op, inner)
+        if size := self._tiled(op, loops, inner):
+            for kid in op.operands:
+                self.settle(kid, inner)  # what no tile changes
+            first, last, whole = self.name("first"), self.name("last"), self.size(loops[0])
+            self.emit(f"for {first} in range(0, {whole}, {size}):")
+            self.depth += 1
+            self.emit(f"{last} = min({first} + {size}, {whole})")
+            inner.tiles[loops[0]] = Tile(first, last, size)
+        self._inside(op, loops, target, inner, isinstance(target, Array))
+        self.depth = depth
 
     def _start(self, op: Op) -> float:
         if not op.reduced:
             return op.fill
         return 0.0 if op.statement.reduction == "add" else -math.inf
 
-    def _inside(self, op: Op, loops: list[str], target: Target, scope: Scope) -> None:
+    def _tiled(self, op: Op, loops: list[str], scope: Scope) -> int:
+        """How many coordinates of the outermost loop make a tile; 0 if there is nothing to gain by tiles."""
+        if not loops or loops[0] in op.reduced or scope.tiles:
+            return 0
+        index, rows, useful = loops[0], 1, False
+        for view in products.below(op):
+            if isinstance(view, Leaf):
+                if view.tensor not in self.dense and index in view.indices:
+                    form = self.format(view)
+                    if form.levels[form.order.index(view.indices.index(index))] == "compressed":
+                        return 0  # its coordinates would drive the loop
+            elif index in view.indices and view.reduced:
+                inside = [i for i in view.indices if i != index and i not in scope.bound]
+                rows = max(rows, math.prod(self.fused.sizes[i] for i in inside)) if view is not op else rows
+                made = any(isinstance(one, Op) for one in view.operands)
+                useful |= products.is_product(self, view) and (view is not op or made)
+        if not useful or rows * ROWS > 4 * PANEL:
+            return 0
+        size = max(ROWS, min(TILE, PANEL // rows) // ROWS * ROWS)
+        return min(size, max(1, self.fused.sizes[index]))
+
+    def _inside(self, op: Op, loops: list[str], target: Array | str, scope: Scope, fresh: bool) -> None:
+        """The loops that are left; ``fresh``: nothing is in the target yet, not even what it starts with."""
         for kid in op.operands:
             self.settle(kid, scope)
         if not loops:
             fills = [v.fill for v in op.operands]
             value = expression(op.statement, [scope.values.get(v, "") for v in op.operands], fills)
-            self._put(op, target, value, scope)
+            self._put(op, target, value, scope, fresh)
             return
+        if isinstance(target, Array):
+            if products.multiply(self, op, loops, target, scope):
+                return
+            if products.sum_rows(self, op, loops, target, scope, fresh):
+                return
         local = target
-        if target.dims is not None and op.reduced and set(loops) <= set(op.reduced):
-            local = Target(self.name("sum"))
-            self.emit(f"{local.name} = {number(self._start(op))}")
-        depth = self.depth
-        inner = scope.inner()
-        self._open(op, loops[0], inner)
-        self._catch_up(op, inner)
-        self._inside(op, loops[1:], local, inner)
+        if isinstance(target, Array) and op.reduced and set(loops) <= set(op.reduced):
+            local = self.variable(number(self._start(op)), "sum")
+        elif isinstance(target, Array) and fresh and (loops[0] in op.reduced or self.leading(op, loops[0], scope)):
+            self._fill(op, target, scope)
+            fresh = False
+        depth, inner = self.depth, scope.inner()
+        self.enter(op, loops[0], inner)
+        self._inside(op, loops[1:], local, inner, fresh and local is target)
         self.depth = depth
         if local is not target:
-            self._put(op, target, local.name, scope)
+            assert isinstance(local, str)
+            self._put(op, target, local, scope, fresh)
 
-    def _put(self, op: Op, target: Target, value: str, scope: Scope) -> None:
-        where = target.name
-        if target.dims is not None:
-            where = self._element(target.name, target.dims, scope)
-        if not op.reduced:
+    def enter(self, op: Op, index: str, scope: Scope) -> None:
+        """Begin a loop, and move on what can be moved on in it."""
+        self.open(op, index, scope)
+        self.catch_up(op, scope)
+
+    def _fill(self, op: Op, target: Array, scope: Scope) -> None:
+        """Put into the target what it starts with, as far as its loops are not open."""
+        depth, inner, left = self.depth, scope.inner(), list(target.dims)
+        size = 1
+        while left and left[-1] not in scope.bound and (left[-1] not in scope.tiles or left[-1] == target.local):
+            size *= self.layout.extent(target, left.pop(), scope)  # these lie together
+        for index in left:
+            if index not in scope.bound:
+                inner.bound[index] = self.name("z")
+                self.emit(f"for {inner.bound[index]} in {self.range(index, scope)}:")
+                self.depth += 1
+        at = self.layout.at(target, inner)
+        self.emit(f"for z in range({size}):")
+        self.emit(f"    {target.name}[np.uint64({at} + z)] = {number(self._start(op))}")
+        self.depth = depth
+
+    def _put(self, op: Op, target: Array | str, value: str, scope: Scope, fresh: bool) -> None:
+        where = target if isinstance(target, str) else self.layout.element(target, scope)
+        if not op.reduced or fresh:
             self.emit(f"{where} = {value}")
         elif op.statement.reduction == "add":
             self.emit(f"{where} += {value}")
         else:
-            one = self.name("one")
-            self.emit(f"{one} = {value}")
+            one = self.variable(value, "one")
             self.emit(f"if {one} > {where} or {one} != {one}:")
             self.emit(f"    {where} = {one}")
-
-    def _at(self, dims: Sequence[str], scope: Scope) -> str:
-        """The place of the open loops' coordinates in a flat array."""
-        text = ""
-        for index in dims:
-            here = scope.bound[index]
-            text = f"({text}) * {self.fused.sizes[index]} + {here}" if text else here
-        return text or "0"
-
-    def _element(self, array: str, dims: Sequence[str], scope: Scope) -> str:
-        """An element of a flat array. Its place is never negative, and compiled code need not look whether it is."""
-        return f"{array}[np.uint64({self._at(dims, scope)})]"
-
-    def _open(self, op: Op, index: str, scope: Scope) -> None:
-        """Begin the loop over an index, and move every leaf that has it one level down."""
-        moving = [leaf for leaf in self._reached(op) if self._next(leaf, scope) == index]
-        packed = [leaf for leaf in moving if self._kind(leaf, scope) == "compressed"]
-        useful = self.before(op)
-        if op.reduced and op.statement.reduction == "max" and self._pre_fill(op) != -math.inf:
-            useful = frozenset()  # what is not stored counts as 0
-        leading = [leaf for leaf in packed if leaf in useful]
-        variable = self.name(index)
-        ends: dict[Leaf, tuple[str, str]] = {}
-        for leaf in packed:
-            place, level = scope.places.get(leaf, Place()), self._levels(leaf, scope)
-            first, last = self.name("at"), self.name("end")
-            seg = self._argument(leaf, f"seg{level}")
-            if place.missing:
-                self.emit(f"{first} = {seg}[{place.position}] if {place.position} >= 0 else 0")
-                self.emit(f"{last} = {seg}[{place.position} + 1] if {place.position} >= 0 else 0")
-            else:
-                self.emit(f"{first} = {seg}[{place.position}]")
-                self.emit(f"{last} = {seg}[{place.position} + 1]")
-            ends[leaf] = first, last
-        if leading:
-            lead = leading[0]
-            at = self.name("p")
-            first, last = ends[lead]
-            self.emit(f"for {at} in range({first}, {last}):")
-            self.depth += 1
-            self.emit(f"{variable} = {self._argument(lead, f'crd{self._levels(lead, scope)}')}[{at}]")
-        else:
-            lead, at = None, ""
-            self.emit(f"for {variable} in range({self.fused.sizes[index]}):")
-            self.depth += 1
-        scope.bound[index] = variable
-        for leaf in moving:
-            place, level = scope.places.get(leaf, Place()), self._levels(leaf, scope)
-            if leaf is lead:
-                scope.places[leaf] = Place(place.depth + 1, at)
-            elif leaf in ends:
-                here, end = ends[leaf]
-                crd = self._argument(leaf, f"crd{level}")
-                self.emit(f"while {here} < {end} and {crd}[{here}] < {variable}:")
-                self.emit(f"    {here} += 1")
-                if leaf in leading:
-                    self.emit(f"if {here} == {end} or {crd}[{here}] != {variable}:")
-                    self.emit("    continue")
-                    scope.places[leaf] = Place(place.depth + 1, here)
-                else:
-                    found = self.name("found")
-                    self.emit(f"{found} = {here} if {here} < {end} and {crd}[{here}] == {variable} else -1")
-                    scope.places[leaf] = Place(place.depth + 1, found, True)
-            else:
-                position = self.name("pos")
-                step = f"{place.position} * {self.fused.sizes[index]} + {variable}"
-                self.emit(f"{position} = {step}" + (f" if {place.position} >= 0 else -1" if place.missing else ""))
-                scope.places[leaf] = Place(place.depth + 1, position, place.missing)
-
-    def _catch_up(self, op: Op, scope: Scope) -> None:
-        """Move leaves down the levels whose loops are open around this nest: look their coordinates up."""
-        for leaf in self._reached(op):
-            while (index := self._next(leaf, scope)) in scope.bound:
-                place, level = scope.places.get(leaf, Place()), self._levels(leaf, scope)
-                position, here = self.name("pos"), scope.bound[index]
-                guard = f" if {place.position} >= 0 else -1" if place.missing else ""
-                packed = self._kind(leaf, scope) == "compressed"
-                if packed:
-                    seg, crd = self._argument(leaf, f"seg{level}"), self._argument(leaf, f"crd{level}")
-                    found = f"find({crd}, {seg}[{place.position}], {seg}[{place.position} + 1], {here})"
-                else:
-                    found = f"{place.position} * {self.fused.sizes[index]} + {here}"
-                self.emit(f"{position} = {found}{guard}")
-                scope.places[leaf] = Place(place.depth + 1, position, place.missing or packed)
-
-    def _pre_fill(self, op: Op) -> float:
-        return op.fill if op.statement.op != "copy" else op.operands[0].fill
-
-    def _reached(self, op: Op) -> list[Leaf]:
-        """Stored leaves that a statement reads along its loops: its own, and those of what it computes on the way."""
-        found: dict[Leaf, None] = {}
-        stack: list[View] = list(reversed(op.operands))
-        while stack:
-            view = stack.pop()
-            if isinstance(view, Leaf):
-                if view.tensor not in self.dense:
-                    found[view] = None
-            elif not view.reduced:
-                stack.extend(reversed(view.operands))
-        return list(found)
-
-    def _format(self, leaf: Leaf) -> Format:
-        return self.region.views[leaf][1]
-
-    def _next(self, leaf: Leaf, scope: Scope) -> str:
-        format, depth = self._format(leaf), scope.places.get(leaf, Place()).depth
-        return leaf.indices[format.order[depth]] if depth < len(format.order) else ""
-
-    def _levels(self, leaf: Leaf, scope: Scope) -> int:
-        return scope.places.get(leaf, Place()).depth
-
-    def _kind(self, leaf: Leaf, scope: Scope) -> str:
-        return self._format(leaf).levels[self._levels(leaf, scope)]
-
-    def _argument(self, leaf: Leaf, array: str) -> str:
-        """The variable of one of a leaf's arrays: ``values``, or ``seg`` and ``crd`` of a level."""
-        tensor = leaf.tensor if leaf.tensor in self.dense else self.region.views[leaf][0]
-        if (tensor, array) not in self.arguments:
-            self.arguments[tensor, array] = self.name(f"in_{tensor}_{array}")
-        return self.arguments[tensor, array]
 
     # -- values -------------------------------------------------------------------------------------------------------
 
     def settle(self, view: View, scope: Scope) -> None:
-        """Make what can be made of a view with the loops that are open."""
+        """Make what can be made of a view with the loops and tiles that are open."""
         if view in scope.values:
             return
         known = set(view.indices) <= scope.bound.keys()
         if isinstance(view, Leaf):
             if known:
-                self._load(view, scope)
+                self.load(view, scope)
             return
         if view.reduced and view not in scope.rows:
-            first = min(self.rank[r] for r in view.reduced)
-            outside = [i for i in view.indices if self.rank[i] < first]
-            if set(outside) <= scope.bound.keys():
-                self._row(view, tuple(i for i in view.indices if i not in scope.bound), scope)
+            if self._outside(view) <= scope.bound.keys() | scope.tiles.keys():
+                self.row(view, self._left(view, scope), scope)
             else:
                 self._settle_inside(view, scope)
-        if view in scope.rows and known:
-            array, dims = scope.rows[view]
-            scope.values[view] = self._variable(self._element(array, dims, scope), view)
         elif not view.reduced and view not in scope.rows:
             for kid in view.operands:
                 self.settle(kid, scope)
@@ -330,13 +187,34 @@ class Nests:
                 made = expression(view.statement, [scope.values[v] for v in view.operands], fills)
                 if view.statement.op == "mask":
                     made = self._masked(view, made, scope)
-                scope.values[view] = self._variable(made, view)
+                scope.values[view] = self.variable(made, f"v_{view.name}")
+            elif self._worth_keeping(view, scope):
+                self.row(view, self._left(view, scope), scope)
+        if view in scope.rows and known:
+            scope.values[view] = self.variable(self.layout.element(scope.rows[view], scope), f"v_{view.name}")
+
+    def _outside(self, op: Op) -> set[str]:
+        """Indices whose loops a view that reduces is made in: those outside its reduction, but for the innermost one
+        of a product of matrices."""
+        first = min(self.rank[r] for r in op.reduced)
+        found = sorted((i for i in op.indices if self.rank[i] < first), key=self.rank.__getitem__)
+        return set(found[:-1] if len(found) > 1 and products.is_product(self, op) else found)
+
+    def _left(self, op: Op, scope: Scope) -> tuple[str, ...]:
+        """Indices of a view whose loops are not open, outermost first."""
+        return tuple(sorted({*op.indices} - scope.bound.keys(), key=self.rank.__getitem__))
 
     def _settle_inside(self, op: Op, scope: Scope) -> None:
         """Make rows that a reduction reads before its own loops open, so that they are made once."""
         for kid in op.operands:
             if isinstance(kid, Op):
                 self.settle(kid, scope) if kid.reduced else self._settle_inside(kid, scope)
+
+    def _worth_keeping(self, op: Op, scope: Scope) -> bool:
+        """Whether a row of something costly, an exponential, is read again, and can be made where only one is open."""
+        if op.statement.op not in COSTLY or self._users[op] < 2 or not products.is_dense(self, op):
+            return False
+        return len([i for i in op.indices if i not in scope.bound and i not in scope.tiles]) == 1
 
     def _masked(self, op: Op, value: str, scope: Scope) -> str:
         """A mask whose entry may be missing here decides between the value and its fill."""
@@ -346,36 +224,15 @@ class Nests:
         place = scope.places[mask]
         return f"({value} if {place.position} >= 0 else {number(op.fill)})" if place.missing else value
 
-    def _variable(self, value: str, view: View) -> str:
-        made = self.name(f"v_{view.tensor if isinstance(view, Leaf) else view.name}")
-        self.emit(f"{made} = {value}")
-        return made
-
-    def _load(self, leaf: Leaf, scope: Scope) -> None:
-        if leaf.tensor in self.dense:
-            order = sorted(range(len(leaf.indices)), key=lambda d: self.rank[leaf.indices[d]])
-            order = order if leaf.tensor in self.free else range(len(leaf.indices))
-            values = self._argument(leaf, f"values{','.join(map(str, order))}")
-            element = self._element(values, [leaf.indices[d] for d in order], scope)
-            scope.values[leaf] = self._variable(element, leaf)
-            return
-        values = self._argument(leaf, "values")
-        place = scope.places.get(leaf, Place())
-        if place.depth < len(leaf.indices):
-            raise SparseError(f"{leaf} is read before its levels are open", "report the program")
-        got = f"{values}[{place.position}]"
-        if place.missing:
-            got = f"({got} if {place.position} >= 0 else {number(leaf.fill)})"
-        scope.values[leaf] = self._variable(got, leaf)
-
-    def _row(self, op: Op, dims: tuple[str, ...], scope: Scope) -> None:
-        """Make a view that reduces: a number, or a row over the indices inside its reduction."""
+    def row(self, op: Op, dims: tuple[str, ...], scope: Scope) -> None:
+        """Make a view where it is: a number, or an array over the indices whose loops are not open."""
         if not dims:
             made = self.name(f"t_{op.name}")
-            self.nest(op, Target(made), scope)
+            self.nest(op, made, scope)
             scope.values[op] = made
             return
-        made = self.name(f"row_{op.name}")
-        self.buffers[made] = math.prod(self.fused.sizes[i] for i in dims)
-        self.nest(op, Target(made, dims), scope)
-        scope.rows[op] = made, dims
+        local = next((i for i in dims if i in scope.tiles), "")
+        sizes = [scope.tiles[i].size if i == local else self.fused.sizes[i] for i in dims]
+        array = Array(self.buffer(f"row_{op.name}", math.prod(sizes)), dims, local)
+        self.nest(op, array, scope)
+        scope.rows[op] = array

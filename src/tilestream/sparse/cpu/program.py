@@ -13,6 +13,8 @@ import torch
 from numba import njit
 
 from tilestream.errors import SparseError
+from tilestream.sparse.cpu.functions import exp
+from tilestream.sparse.cpu.kernels import product, sum_rows
 from tilestream.sparse.cpu.nests import Nests
 from tilestream.sparse.einsum import Move
 from tilestream.sparse.moves import perform
@@ -28,7 +30,8 @@ Held = SparseTensor | np.ndarray
 
 @dataclass(frozen=True)
 class CpuResult:
-    """``outputs``: float64 tensors. ``seconds`` of all, and by region and move, without what compiling took."""
+    """``outputs``: float64 tensors. ``seconds`` of the calling thread's processor time, of all and by region and move,
+    without what compiling and putting the inputs into their formats took."""
 
     outputs: tuple[torch.Tensor, ...]
     seconds: float
@@ -42,10 +45,11 @@ class CpuResult:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """``function`` of the arrays ``arguments`` (tensor, array) and the results."""
+    """``function`` of the arrays ``arguments`` (tensor, array), the results, and ``sizes``."""
 
     function: Callable[..., None]
     arguments: tuple[tuple[str, str], ...]
+    sizes: tuple[int, ...]
     source: str
 
 
@@ -53,7 +57,8 @@ class CpuProgram:
     """The regions of a program as loops. Compiled once; ``run`` may be called with other values of the same shapes.
 
     Results between regions are dense arrays; a result that would have more than ``MOST`` elements is refused. Lanes of
-    a schedule mean nothing here: everything runs on one core. ``compiled`` False leaves the loops to Python.
+    a schedule mean nothing here: everything runs on one core, in the calling thread. ``compiled`` False leaves the
+    loops to Python.
 
     Raises:
         SparseError: a schedule in blocks, a result that is too large, or an order that loops cannot have.
@@ -82,7 +87,7 @@ class CpuProgram:
         seconds: dict[str, float] = {}
         shapes = self.program.einsums.shapes
         for step in self.program.steps:
-            began = time.perf_counter()
+            began = time.thread_time()
             if isinstance(step, Move):
                 have[step.name] = self._moved(step, have)
             else:
@@ -90,10 +95,9 @@ class CpuProgram:
                 results = {name: np.empty(max(1, math.prod(shapes[name]))) for name in step.outputs}
                 known = ready[step.name]
                 given = [known[x] if x in known else self._array(step, x, have) for x in compiled.arguments]
-                began = time.perf_counter()
-                compiled.function(*given, *results.values())
+                compiled.function(*given, *results.values(), *compiled.sizes)
                 have |= results
-            seconds[step.name] = time.perf_counter() - began
+            seconds[step.name] = time.thread_time() - began
         outputs = tuple(self._output(view, have) for view in self.program.outputs)
         return CpuResult(outputs, sum(seconds.values()), seconds)
 
@@ -105,12 +109,14 @@ class CpuProgram:
             )
         nests = Nests(region, self._arrays, self.program.einsums.inputs)
         text = nests.source()
-        space: dict[str, Any] = {"np": np, "math": math, "find": _find}
+        space: dict[str, Any] = {"np": np, "math": math, "exp": exp, "find": _find}
+        space |= {"product": product, "sum_rows": sum_rows}
         exec(compile(text, f"<{region.name}>", "exec"), space)
         function = space["region"]
         if self.compiled:
             function = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)(function)
-        return _Compiled(function, tuple(nests.arguments), text)
+        sizes = tuple(nests.fused.sizes[index] for index in nests.sizes)
+        return _Compiled(function, tuple(nests.arguments), sizes, text)
 
     def _bound(self, region: Region, have: Mapping[str, Held]) -> dict[tuple[str, str], np.ndarray]:
         """The arrays of what is there before anything runs, stored as the region reads them."""
