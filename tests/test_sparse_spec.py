@@ -270,7 +270,7 @@ def test_every_kind_of_node_has_a_meaning_and_a_cost():
 
 
 def test_impossible_timings():
-    for wrong in ({"mode": "fast"}, {"block": 0}, {"channel_latency": -1}):
+    for wrong in ({"mode": "fast"}, {"block": 0}, {"channel_latency": -1}, {"style": "dam"}):
         with pytest.raises(SparseError):
             Timing(**wrong)
     with pytest.raises(SparseError, match="no timing"):

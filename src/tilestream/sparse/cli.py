@@ -32,6 +32,7 @@ Parallel = Annotated[list[str] | None, typer.Option(help="INDEX=FACTOR; may be g
 Block = Annotated[int, typer.Option(help="Edge of the square blocks that are the values; 1: scalars.")]
 Depth = Annotated[int | None, typer.Option(help="Slots of every channel; without it, channels have no bound.")]
 Memory = Annotated[str, typer.Option(help="none, simple, or hbm:channels=8,latency=40.")]
+Timing = Annotated[str, typer.Option(help="Whose reductions and accumulators: comal, or sam (SAM's simulator).")]
 Engine = Annotated[str, typer.Option(help="fast (compiled), or spec (token by token in Python).")]
 Check = Annotated[bool, typer.Option(help="Hold values against dense PyTorch; exit code 1 where they differ.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
@@ -88,6 +89,7 @@ def simulate(
     block: Block = 1,
     depth: Depth = None,
     memory: Memory = "none",
+    timing: Timing = "comal",
     engine: Engine = "fast",
     check: Check = True,
     output: Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")] = None,
@@ -101,7 +103,7 @@ def simulate(
     from tilestream.sparse import load, report
 
     with Progress() as progress:
-        settings: dict[str, Any] = {"depth": depth, "memory": load.parse_memory(memory)}
+        settings = {"depth": depth, "memory": load.parse_memory(memory), "timing": load.parse_timing(timing)}
         if engine == "spec":
             if memory != "none":
                 raise OptionError("--memory with --engine spec", "memory is timed by --engine fast")

@@ -66,7 +66,7 @@ def build(
     index = {port: i for i, port in enumerate(ports)}
     for i, node in enumerate(graph.nodes):
         _node(machine, i, node, index, timing, graph.block**2 if with_values else 0)
-        _constants(machine, i, node, tensors)
+        _constants(machine, i, node, tensors, timing)
     machine.queue[SIZE], machine.queue[ALL_NODES] = len(graph.nodes), machine.node_row(0)
     machine.queue[SLOTS] = machine.keep("queue", np.zeros(len(graph.nodes), dtype=np.int64))
     if memory.kind != "none":
@@ -134,7 +134,7 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
     row[at.SCRATCH] = machine.keep(f"scratch {i}", np.zeros((2, width)))
 
 
-def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, SparseTensor]) -> None:
+def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, SparseTensor], timing: Timing) -> None:
     row, block = machine.nodes[i], machine.graph.block
     kind = node.kind
     if kind in ("scan", "locate"):
@@ -179,6 +179,9 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
             raise SparseError(f"node {node.name!r} reduces by {op!r}", f"use one of: {', '.join(FOLD_OPS)}")
         row[at.A] = FOLD_OPS.index(op)
         order = int(node.attr("order") or 0)
+        # Of a reduction, the cycles from a sum to the stop after it; of an accumulator, those of an outer fiber's end.
+        costs = timing.style == ("comal" if order else "sam")
+        row[at.C] = row[at.INTERVAL] if costs else 0
         if kind == "spacc" and order != len(node.ins) - 2:
             raise SparseError(
                 f"spacc {node.name!r} of order {order} takes {order + 1} coordinate streams, not {len(node.ins) - 1}",

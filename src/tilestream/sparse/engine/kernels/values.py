@@ -108,7 +108,7 @@ def accumulate(node: int, value: int, target: int, fresh: bool) -> None:
 
 @kernel
 def reduce(node: int) -> None:
-    """A: operation. F: whether the scratch holds something."""
+    """A: operation. C: cycles from a sum to the stop after it. F: whether the scratch holds something."""
     clock = ld(node, CLOCK)
     interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
     scratch = ld(node, SCRATCH)
@@ -134,6 +134,7 @@ def reduce(node: int) -> None:
             st(node, F, 0)
             clock = put(node, 0, 0, scratch, latency, clock)
             if tag < S0:
+                clock = advance(node, ld(node, C), clock)
                 clock = put(node, 0, tag + 1, 0, latency, clock)
         clock = advance(node, interval, clock)
     st(node, CLOCK, clock)
@@ -144,7 +145,7 @@ _HEAD, _BARE, _FIBER, _AFTER = 0, 1, 2, 3
 
 @kernel
 def reduce_by(node: int) -> None:
-    """``spacc`` of order 0. Inputs: values, then the coordinates above. A, F: as in ``reduce``. E: a stop in hand."""
+    """``spacc`` of order 0. Inputs: values, then the coordinates above. A, C, F: as in ``reduce``. E: a stop in hand."""
     clock = ld(node, CLOCK)
     interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
     scratch = ld(node, SCRATCH)
@@ -179,6 +180,7 @@ def reduce_by(node: int) -> None:
                 fail(node, MISMATCH, tag, end)
                 return
             state = _HEAD
+            clock = advance(node, ld(node, C), clock)
             clock = put(node, 0, tag, 0, latency, clock)
             clock = advance(node, interval, clock)
         elif tag == DONE:
