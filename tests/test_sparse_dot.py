@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from sam_graphs import run_dot, sam
 
 from tilestream.errors import SparseError
-from tilestream.sparse.dot import DotGraph, from_dot, index_names, to_dot
+from tilestream.sparse.dot import from_dot, index_names, to_dot
 from tilestream.sparse.dot_text import parse, quote
 from tilestream.sparse.graph import Port
 from tilestream.sparse.kernels import (
@@ -24,7 +25,7 @@ from tilestream.sparse.kernels import (
     sddmm,
 )
 from tilestream.sparse.run_spec import run
-from tilestream.sparse.storage import Format, pack
+from tilestream.sparse.storage import Format
 
 KERNELS = [
     elementwise("mul"),
@@ -74,25 +75,6 @@ def test_sam_dialect_means_the_same(kernel):
     theirs = run_dot(got, arrays, (12, 12))
     assert np.array_equal(theirs.outputs["X"].to_dense(), ours.outputs["X"].to_dense())
     assert abs(theirs.cycles - ours.cycles) <= 4  # a reduction that is told its rows waits for one more node
-
-
-def run_dot(got: DotGraph, arrays: dict[str, np.ndarray], shape: tuple[int, ...]):
-    tensors = {name: pack(name, arrays[name], got.formats[name]) for name in got.graph.tensors()}
-    return run(got.graph, tensors, shapes={name: (shape, got.formats[name]) for name in got.graph.results()})
-
-
-def sam(nodes: str, edges: str, comment: str) -> str:
-    """A file in SAM's way, from short lines ``id type key=value ...`` and ``from to label``."""
-    lines = []
-    for line in filter(None, map(str.strip, nodes.splitlines())):
-        name, kind, *rest = line.split()
-        attrs = " ".join(f'{k}="{v}"' for k, v in (x.split("=") for x in rest))
-        lines.append(f'  {name} [comment="type={kind}" label="{kind}\n{name}" type="{kind}" {attrs}]')
-    for line in filter(None, map(str.strip, edges.splitlines())):
-        src, dst, label = line.split()
-        kind, _, tag = label.partition("_")
-        lines.append(f'  {src} -> {dst} [label="{label}" type="{kind}" comment="{tag}"]')
-    return "\n".join(["digraph SAM {", f'  comment="{comment}"', "  # a line that is left out", *lines, "}"])
 
 
 HELD = sam(
@@ -395,10 +377,9 @@ def test_quotes_and_comments():
         ('digraph { a [type="glb"] }', "'glb'"),
         ('digraph { generator="tilestream" a [kind="teleport"] }', "'teleport'"),
         ('digraph { a [type="mul"] b [type="mul"] a -> b [type="val"] b -> a [type="val"] }', "cycle"),
-        ('digraph { a [type="crddrop" outer="j" inner="val" mode="0"] }', "zero"),
         ('digraph { a [type="spaccumulator" order="1" in0="j"] }', "order 1"),
-        ('digraph { a [type="crdhold" outer="i" inner="j" vals="true"] }', "crdhold on values"),
-        ('digraph { a [type="crddrop" outer="i" inner="j" vals="true"] }', "crddrop on values"),
+        ('digraph { a [type="crddrop" outer="i" inner="j" vals="true"] }', "no crd stream feeds node 'a'"),
+        ('digraph { a [type="locator" lvl="0" dim_size="30"] }', "of type 'locator'"),
         ('digraph { a [type="mul" speed="9"] }', "speed='9', which is not understood"),
     ],
 )

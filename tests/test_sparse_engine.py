@@ -232,7 +232,11 @@ def test_nested_joiners_drop_and_hold(kind: str, operands: int, density: float, 
     w.add("crd_drop", "drop", outer=outer, inner=inner)
     values = [w.array(t, ref) for t, ref in zip(names, refs, strict=True)]
     w.add("crd_drop", "drop_values", outer=outer, inner=values[0])
+    w.add("val_drop", "drop_zeros", crd=inner, val=values[-1])
     sink(w, Port("hold", "outer"), *(Port(x, p) for x in ("drop", "drop_values") for p in ("outer", "inner")))
+    sink_values = [Port("drop_zeros", p) for p in ("crd", "val")]
+    w.add("repsig", "sink_crd", in_=sink_values[0])
+    w.add("repsig", "sink_val", in_=sink_values[1])
     graph = with_broadcasts("joiners", tuple(w.nodes))
     tensors = {
         t: pack(t, random_tensor(seed + i, (n, n), density), Format(("compressed",) * 2)) for i, t in enumerate(names)

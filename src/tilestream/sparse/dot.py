@@ -13,7 +13,7 @@ from tilestream.sparse.sam import formats_of, graph_of
 from tilestream.sparse.storage import Format
 from tilestream.sparse.stream_types import stream_types
 
-INTEGERS = ("level", "ways", "order", "unary", "ordered")
+INTEGERS = ("level", "ways", "order", "unary", "ordered", "skip_empty")
 TYPES = {
     "scan": "fiberlookup",
     "repsig": "repsiggen",
@@ -22,6 +22,7 @@ TYPES = {
     "spacc": "spaccumulator",
     "crd_drop": "crddrop",
     "crd_hold": "crdhold",
+    "val_drop": "valdrop",
     "write_crd": "fiberwrite",
     "write_val": "fiberwrite",
 }
@@ -38,6 +39,7 @@ _COLOURS = {
     "union": "purple",
     "crd_drop": "orange",
     "crd_hold": "orange",
+    "val_drop": "orange",
 }
 _STYLES = {"crd": " style=dashed", "ref": " style=bold", "repsig": " style=dotted"}
 
@@ -168,6 +170,8 @@ def _same_index(node: Node) -> Iterator[tuple[str, Port]]:
         yield "crd", ins["crd"]
     elif node.kind in ("crd_drop", "crd_hold"):
         yield from ((port, ins[port]) for port in node.outs)
+    elif node.kind == "val_drop":
+        yield "crd", ins["crd"]
     elif node.kind == "spacc":
         yield from ((port, ins[port]) for port in node.outs if port.startswith("crd"))
     elif node.kind in ("fork", "broadcast"):
@@ -210,6 +214,8 @@ def _attributes(
         attrs["root"] = str(any(by_name[s.node].kind == "root" for _, s in node.ins)).lower()
     if node.kind in ("crd_drop", "crd_hold"):
         attrs |= {"outer": crds["outer"], "inner": crds["inner"] or "val"}
+    if node.kind == "val_drop":
+        attrs |= {"outer": crds["crd"], "inner": "val"}
     if node.kind == "spacc":
         order = int(node.attr("order", 0) or 0)
         attrs |= {"order": str(order), **{f"in{i}": crds[f"crd{i}"] for i in range(order)}}
@@ -229,11 +235,11 @@ def _edge_tag(by_name: Mapping[str, Node], node: Node, port: str, stream: Port, 
     maker = by_name[stream.node]
     if node.kind in ("intersect", "union") and port != "crd":
         return f"in-{_operand(by_name, node, port[len(port.rstrip('0123456789')) :])}"
-    if node.kind in ("crd_drop", "crd_hold", "spacc") and port != "val":
+    if node.kind in ("crd_drop", "crd_hold", "val_drop", "spacc") and port != "val":
         return index.get(stream, "")
     if maker.kind in ("intersect", "union") and stream.port != "crd":
         return f"out-{_operand(by_name, maker, stream.port[3:])}"
-    return index.get(stream, "") if maker.kind in ("crd_drop", "crd_hold", "spacc") else ""
+    return index.get(stream, "") if maker.kind in ("crd_drop", "crd_hold", "val_drop", "spacc") else ""
 
 
 def _operand(by_name: Mapping[str, Node], node: Node, number: str) -> str:

@@ -128,7 +128,8 @@ def _result(name: str, clocks: Sequence[Clock], shape: tuple[int, ...], format: 
     values = next(c.values for c in writers if c.node.kind == "write_val")
     empty = np.zeros((0, format.block, format.block) if format.block > 1 else 0)
     kept = np.array(values, dtype=np.float64) if values else empty
-    return assemble(name, shape, format, [np.array(c.words, dtype=np.int64) for c in levels], kept)
+    skips = any(c.node.attr("skip_empty") for c in levels)
+    return assemble(name, shape, format, [np.array(c.words, dtype=np.int64) for c in levels], kept, skips)
 
 
 def _stream(channel: Channel, type: StreamType) -> Stream:

@@ -19,7 +19,7 @@ CONTROL_LATENCY = 1
 """Stops, N and done leave with this latency, whatever the values of the node cost."""
 
 _EVERY_STEP = frozenset(
-    "root scan repsig repeat intersect union locate array alu reduce spacc crd_hold fork join "
+    "root scan repsig repeat intersect union locate array alu reduce spacc crd_hold val_drop fork join "
     "write_crd write_val".split()
 )
 _FREE = frozenset(("broadcast", "crd_drop"))

@@ -42,8 +42,11 @@ def build(
     """Rows for a run.
 
     Raises:
-        SparseError: a tensor that does not fit the graph, an unknown operation, or a depth below 1 or of no stream.
+        SparseError: a tensor that does not fit the graph, an unknown operation, a depth below 1 or of no stream, or no
+            values where what is kept depends on them.
     """
+    if not with_values and (drops := [node.name for node in graph.nodes if node.kind == "val_drop"]):
+        raise SparseError(f"val_drop {drops[0]!r} keeps what is not 0, and there are no values", "run with values")
     readers = {port: found[0][0].name for port, found in graph.consumers().items()}
     ports = [p for node in graph.nodes for p in (Port(node.name, port) for port in node.outs) if p in readers]
     place = {node.name: i for i, node in enumerate(graph.nodes)}

@@ -184,7 +184,9 @@ def _result(machine: Machine, name: str, shape: tuple[int, ...], format: Format)
     if values.shape[1] == 0:
         values = np.zeros((len(values), block**2))
     shaped = values.reshape(-1, block, block) if block > 1 else values[:, 0]
-    return assemble(name, shape, format, [machine.stored(f"store {i}")[:, 0] for _, i in levels], shaped)
+    crds = [machine.stored(f"store {i}")[:, 0] for _, i in levels]
+    skips = any(n.attr("skip_empty") for _, n in mine)
+    return assemble(name, shape, format, crds, shaped, skips)
 
 
 def _stream(machine: Machine, index: int) -> Stream:

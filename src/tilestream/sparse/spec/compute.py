@@ -188,9 +188,7 @@ def _reduce_by(node: Clock) -> Steps:
     fold = _Fold(node)
     while True:
         crd = yield from node.look("crd0")
-        if crd.tag == EMPTY:
-            raise node.mismatch(crd)
-        if crd.tag < 0:
+        if crd.tag < EMPTY:
             value = yield from node.take("val")
             yield from node.take("crd0")
             if value.tag != (DONE if crd.tag == DONE else stop(stop_level(crd.tag) + 1)):

@@ -145,7 +145,7 @@ _HEAD, _BARE, _FIBER, _AFTER = 0, 1, 2, 3
 
 @kernel
 def reduce_by(node: int) -> None:
-    """``spacc`` of order 0. Inputs: values, then the coordinates above. A, C, F: as in ``reduce``. E: a stop in hand."""
+    """``spacc`` of order 0. Inputs: values, then the coordinates above. A, C, F: as in ``reduce``. E: stop in hand."""
     clock = ld(node, CLOCK)
     interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
     scratch = ld(node, SCRATCH)
@@ -157,10 +157,7 @@ def reduce_by(node: int) -> None:
         clock = seen(node, port, clock)
         tag = tag_at(node, port)
         if state == _HEAD:
-            if tag == EMPTY:
-                fail(node, MISMATCH, tag, tag)
-                return
-            state = _FIBER if tag >= 0 else _BARE
+            state = _FIBER if tag >= EMPTY else _BARE
             end = tag
             continue
         pop(node, port, clock)
