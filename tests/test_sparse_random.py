@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sparse_programs import EVEN_SIZES, Case, random_case
 
@@ -58,20 +58,15 @@ def test_values_in_every_order(seed, choice):
 @given(SEEDS, st.sampled_from(["none", "all"]), st.booleans())
 def test_values_in_blocks(seed, fuse, locate):
     case = random_case(seed, EVEN_SIZES, masks=False)
-    assume(not _stores_nothing(case))
     check(case, Schedule(fuse=fuse, locate=locate, block=2))
 
 
-def _stores_nothing(case: Case) -> bool:
-    """Whether an operand holds no value at all."""
-    return any(d.format is not None and 0.0 in d.extents for d in case.program.inputs.values())
-
-
-@pytest.mark.xfail(strict=True, reason="a maximum of a scalar and of a tensor that holds nothing is lost in blocks")
-def test_a_scalar_beside_nothing_in_blocks():
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_scalar_beside_sums_of_nothing(block):
+    """An accumulator gives out no fiber that is empty, so that its outer level is not full though its operand's is."""
     case = random_case(755, EVEN_SIZES, masks=False)
-    assert _stores_nothing(case)
-    check(case, Schedule(fuse="all", block=2))
+    assert any(d.format is not None and 0.0 in d.extents for d in case.program.inputs.values())
+    check(case, Schedule(fuse="all", block=block))
 
 
 @pytest.mark.parametrize("seed", range(12))

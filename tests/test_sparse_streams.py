@@ -16,6 +16,7 @@ from tilestream.sparse.spec.text import read, write
 from tilestream.sparse.storage import Format, Level, SparseTensor, pack
 
 VALUES = {("array", "val"), ("alu", "a"), ("alu", "b"), ("alu", "val"), ("reduce", "val"), ("spacc", "val")}
+VALUES |= {("val_drop", "val")}
 
 
 def through(kind: str, tensor: SparseTensor | None = None, attrs: dict | None = None, /, **streams: str):

@@ -119,12 +119,12 @@ class Lowering:
             return above, value, lanes
         crds = [x.crd for x in reversed(below)] + [own.crd]
         made, value = self.build.spacc(kind, crds, value, name, source)
-        filled = own.full and own.nonempty
-        out = [
-            StreamLevel(x.index, crd, x.full and filled, x.full and filled and x.nonempty, x.lanes)
-            for x, crd in zip(below, reversed(made), strict=True)
-        ]
-        return above + out, value, lanes
+        filled, out = own.full and own.nonempty, []
+        for x, crd in zip(reversed(below), made, strict=True):
+            full = x.full and filled
+            out.append(StreamLevel(x.index, crd, full, full and x.nonempty, x.lanes))
+            filled = filled and x.nonempty  # sums are kept by all their coordinates: no fiber comes out empty
+        return above + out[::-1], value, lanes
 
     def _prepare(self, state: OpState, index: str, loops: Loops) -> OpState:
         """End the operands that cannot take part in the loop over ``index``, or have nothing left to iterate."""

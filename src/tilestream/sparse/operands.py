@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from tilestream.errors import SparseError
 from tilestream.sparse.graph import Graph
 from tilestream.sparse.storage import Format, SparseTensor
@@ -15,7 +17,8 @@ def check_operands(
     """Whether ``graph`` can be run on ``tensors``, with ``shapes`` (logical shape, format) of its results.
 
     Raises:
-        SparseError: a tensor or a shape is missing, or a tensor has other blocks than the graph.
+        SparseError: a tensor or a shape is missing, or a tensor has other blocks than the graph, or coordinates that do
+            not go up within a fiber.
     """
     if missing := [x for x in graph.tensors() if x not in tensors]:
         raise SparseError(f"graph {graph.name!r} reads tensor {missing[0]!r}, which is not given", "pass it")
@@ -26,3 +29,16 @@ def check_operands(
         raise SparseError(
             f"tensor {wrong[0]!r} has blocks of {has}, graph {graph.name!r} of {graph.block}", "use one block size"
         )
+    for name in graph.tensors():
+        for depth, level in enumerate(tensors[name].levels):
+            if level.seg is not None and level.crd is not None and not _go_up(level.seg, level.crd):
+                raise SparseError(
+                    f"level {depth} of tensor {name!r} has coordinates that do not go up within a fiber",
+                    "make it with storage.pack or one of storage's from_ functions, which sort and add up",
+                )
+
+
+def _go_up(seg: np.ndarray, crd: np.ndarray) -> bool:
+    """Whether each fiber's coordinates are sorted and there once: what joiners take for granted."""
+    down = np.flatnonzero(np.diff(crd) <= 0) + 1
+    return len(down) == 0 or bool(np.isin(down, seg).all())
