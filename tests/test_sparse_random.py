@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_programs import EVEN_SIZES, Case, random_case
+from sparse_programs import EVEN_SIZES, SIZES, Case, random_case
 
 from tilestream.sparse.program import Program
 from tilestream.sparse.schedule import Schedule
@@ -59,6 +59,20 @@ def test_values_in_every_order(seed, choice):
 def test_values_in_blocks(seed, fuse, locate):
     case = random_case(seed, EVEN_SIZES, masks=False)
     check(case, Schedule(fuse=fuse, locate=locate, block=2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    SEEDS,
+    st.sampled_from(["none", "all"]),
+    st.integers(2, 6),
+    st.sampled_from([SIZES, {"i": 5, "j": 2, "k": 5, "l": 2}]),
+    st.dictionaries(st.sampled_from("ijkl"), st.integers(1, 3), max_size=2),
+)
+def test_values_in_blocks_that_do_not_divide(seed, fuse, block, sizes, lanes):
+    """What lies behind an index's end is in no sum and no maximum, whatever an operator makes of it."""
+    case = random_case(seed, {**sizes, "k": sizes["i"], "l": sizes["j"]}, masks=False)
+    check(case, Schedule(fuse=fuse, block=block, parallel=present(case, lanes)))
 
 
 @pytest.mark.parametrize("block", [1, 2])

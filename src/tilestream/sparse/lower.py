@@ -27,6 +27,7 @@ from tilestream.sparse.states import (
 )
 from tilestream.sparse.storage import Format
 from tilestream.sparse.streams import Builder
+from tilestream.sparse.tiles import edge_name
 
 
 class Lowering:
@@ -178,7 +179,7 @@ class Lowering:
         kids = state.kids[:1] if statement.op == "mask" else state.kids
         values = [self.value(kid, loops) for kid in kids]
         if self.blocks is not None:
-            return self.blocks.compute(self.build, state.op, values)
+            return self.blocks.compute(self.build, state.op, values, lambda index: self.edge(index, loops))
         if statement.op in ("mask", "copy"):
             first = state.kids[0]
             if isinstance(first, StreamState) and first.missing:  # a reduction would pass over N, which stands for 0
@@ -211,6 +212,12 @@ class Lowering:
         for loop in loops[at:]:
             port = self.build.repeat(port, loop.signal, loop.index, what)
         return port
+
+    def edge(self, index: str, loops: Loops) -> Port:
+        """Tiles that say what is inside a ragged index, one an element of the innermost loop."""
+        at = next(n for n, loop in enumerate(loops) if loop.index == index)
+        crd = self.scatter(index, loops[at].crd) if index in self.parallel else loops[at].crd
+        return self.build.array(edge_name(index), self.lift(crd, at + 1, loops, index), f"the edge of {index}")
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
