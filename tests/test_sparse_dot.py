@@ -9,7 +9,7 @@ import pytest
 from sam_graphs import run_dot, sam
 
 from tilestream.errors import SparseError
-from tilestream.sparse.dot import from_dot, index_names, to_dot
+from tilestream.sparse.dot import from_dot, to_dot
 from tilestream.sparse.dot_text import parse, quote
 from tilestream.sparse.graph import Port
 from tilestream.sparse.kernels import (
@@ -25,8 +25,10 @@ from tilestream.sparse.kernels import (
     sddmm,
 )
 from tilestream.sparse.run_spec import run
+from tilestream.sparse.sam_names import index_names
 from tilestream.sparse.storage import Format
 
+ORDERS = ("ijk", "ikj", "jik", "jki", "kij", "kji")
 KERNELS = [
     elementwise("mul"),
     elementwise("add"),
@@ -35,7 +37,7 @@ KERNELS = [
     matmul_parallel(3, ordered=True),
     sddmm("locate"),
     sddmm("coiterate"),
-    *map(matmul, ("ijk", "ikj", "jik", "jki", "kij", "kji")),
+    *map(matmul, ORDERS),
 ]
 
 
@@ -47,7 +49,7 @@ def as_sam(kernel: Kernel) -> str:
     """The text without all that only we write."""
     text = to_dot(kernel.graph, formats(kernel))
     text = re.sub(r"^ *generator=.*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r' (kind|source|[ar]_\w+|root_node|out|in)="[^"]*"', "", text)
+    return re.sub(r' (node|kind|source|[ar]_\w+|(?:root|over)_\w+|out|in)="[^"]*"', "", text)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.graph.name)
@@ -333,16 +335,6 @@ def test_constants_are_kept(name):
     assert np.allclose(result.outputs["x"].to_dense(), 0.2 * np.arange(5.0))
 
 
-def test_what_is_written_has_its_attributes_in_comments():
-    """SAM's own generator takes a node's attributes from its comment, and stops without ``root``."""
-    dot = parse(to_dot(matmul("kij").graph, {"B": DCSC, "C": DCSR, "X": DCSR}))
-    for name, attrs in dot.nodes.items():
-        said = dict(part.split("=", 1) for part in attrs["comment"].split(","))
-        assert said["type"] == attrs["type"], name
-        if attrs["type"] in ("fiberlookup", "repeat"):
-            assert said["root"] in ("true", "false")
-
-
 def test_index_names():
     names = index_names(matmul("ikj").graph)
     assert [names[Port(n, "crd")] for n in ("B_i", "B_k", "C_k", "meet_k", "C_j")] == ["i", "j", "j", "j", "k"]
@@ -351,10 +343,11 @@ def test_index_names():
 
 def test_drawn_attributes():
     dot = parse(to_dot(matmul("kij").graph, {"B": DCSC, "C": DCSR, "X": DCSR}))
-    assert dot.attrs["comment"] == "B=ss10,C=ss01,X=ss01"
-    assert dot.nodes["B_k"] | {"type": "fiberlookup", "mode": "1", "root": "true", "tensor": "B"} == dot.nodes["B_k"]
-    assert dot.nodes["spacc"]["order"] == "2"
-    assert "root_B" not in dot.nodes
+    assert dot.attrs["comment"] == "X=ss01,B=ss10,C=ss01", "the result first"
+    nodes = {attrs["node"]: attrs for attrs in dot.nodes.values()}
+    assert nodes["B_k"] | {"type": "fiberlookup", "mode": "1", "root": "true", "tensor": "B"} == nodes["B_k"]
+    assert nodes["spacc"]["order"] == "2"
+    assert "root_B" not in nodes
 
 
 def test_quotes_and_comments():

@@ -28,7 +28,7 @@ def graph_of(dot: DotText, name: str) -> tuple[Graph, dict[str, Format]]:
     Raises:
         SparseError: a node that has no counterpart here, or an edge that cannot be placed; names it.
     """
-    formats = formats_of(dot)
+    formats = formats_of(dot.attrs.get("comment", ""))
     reader = _Reader(dot, formats)
     order = TopologicalSorter({node: [] for node in dot.nodes})
     for src, dst, _ in dot.edges:
@@ -41,11 +41,11 @@ def graph_of(dot: DotText, name: str) -> tuple[Graph, dict[str, Format]]:
     return with_broadcasts(name, aligned(reader.nodes)), formats
 
 
-def formats_of(dot: DotText) -> dict[str, Format]:
+def formats_of(text: str, separator: str = ",") -> dict[str, Format]:
     """The formats that a graph's comment gives: ``B=ds10`` is a dense level of index 1 over a compressed one of 0."""
     found = {}
-    for part in filter(None, dot.attrs.get("comment", "").split(",")):
-        tensor, _, letters = part.partition("=")
+    for part in filter(None, text.split(separator)):
+        tensor, _, letters = part.rpartition("=")
         count = sum(x in "sd" for x in letters) if letters != "none" else 0
         levels = tuple("dense" if x == "d" else "compressed" for x in letters[:count])
         order = tuple(int(x) for x in letters[count:]) if count else ()
