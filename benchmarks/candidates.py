@@ -27,19 +27,20 @@ from typing import Any
 import torch
 from silicon_cases import model_of
 
-from tilestream import capture, devices, regions
-from tilestream.cost import predict
+from tilestream import devices
 from tilestream.errors import IRError, TilestreamError, VerifyError
-from tilestream.ir import Pipeline, Residency
-from tilestream.lower import Region
-from tilestream.measure import Measurer, random_arguments
+from tilestream.graph import capture, selection
+from tilestream.graph.region import Region
+from tilestream.ir.pipeline import Pipeline, Residency
+from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
-from tilestream.passes import cut_vertical
-from tilestream.planner import FALLBACK, Candidate, Recipe, apply, plan
+from tilestream.plan.cost import predict
+from tilestream.plan.passes import cut_vertical
+from tilestream.plan.planner import FALLBACK, Candidate, Recipe, apply, plan
 from tilestream.run.call import RegionCall
+from tilestream.run.measure import Measurer, random_arguments
 from tilestream.run.spec import spec_of
-from tilestream.serialise import pipeline_to_json
-from tilestream.target import Target
+from tilestream.run.target import Target
 
 RESULTS = Path(__file__).parent / "results"
 BUDGET_S = 110.0
@@ -108,7 +109,7 @@ def region_of(name: str, rows: int, device: str) -> Region:
     """
     torch.compiler.reset()
     module, inputs = model_of(name, rows, device)
-    found = [r for graph in capture.capture(module, inputs).graphs for r in regions.partition(graph).regions]
+    found = [r for graph in capture.capture(module, inputs).graphs for r in selection.partition(graph).regions]
     if len(found) != 1:
         raise ValueError(f"{name} has {len(found)} regions")
     return found[0]

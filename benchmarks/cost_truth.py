@@ -21,14 +21,15 @@ from pathlib import Path
 from cases import MAIN, OTHERS, RESULTS, Case
 from truth import table
 
-from tilestream import capture, devices, regions
+from tilestream import devices
 from tilestream.apps import APPS
-from tilestream.cost import predict
-from tilestream.ir import Pipeline
-from tilestream.lower import Region
+from tilestream.graph import capture, selection
+from tilestream.graph.region import Region
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.serialise import pipeline_from_json
 from tilestream.options import parse
-from tilestream.planner import FALLBACK, Plan, plan
-from tilestream.serialise import pipeline_from_json
+from tilestream.plan.cost import predict
+from tilestream.plan.planner import FALLBACK, Plan, plan
 
 DOC = Path(__file__).parent.parent / "docs" / "cost-model.md"
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
@@ -77,7 +78,7 @@ def region_of(model: str, rows: int) -> Region:
     """The one region of an app."""
     module, inputs = APPS[model].make(rows)
     (graph,) = capture.capture(module, inputs).graphs
-    (region,) = regions.partition(graph).regions
+    (region,) = selection.partition(graph).regions
     return region
 
 

@@ -20,8 +20,8 @@ from scipy.optimize import minimize
 from truth import RESULTS, measured, predict_us, split
 
 from tilestream import devices
-from tilestream.kitsune import kernels
 from tilestream.simulator import from_pipeline, steps
+from tilestream.studies.kitsune import kernels
 
 H200 = devices.get("h200")
 MODELS = ("classifier", "graphcast", "policy_value", "sdf", "siren", "tabular_resnet")
@@ -93,11 +93,11 @@ def step_costs(rows: Sequence[dict[str, Any]]) -> None:
 
 def benched() -> list[dict[str, Any]]:
     """Results of ``tilestream bench`` as rows of ``silicon.py``, with the pipelines that their plans name."""
-    from tilestream.analysis import analyse
     from tilestream.apps import APPS
     from tilestream.bench import replan
+    from tilestream.ir.serialise import pipeline_to_json
     from tilestream.options import parse
-    from tilestream.serialise import pipeline_to_json
+    from tilestream.plan.analyse import analyse
 
     made = []
     for name in MODELS:

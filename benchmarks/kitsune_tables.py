@@ -14,8 +14,8 @@ from typing import Any
 
 from make_tables import table
 
-from tilestream.kitsune.outcome import geomean
-from tilestream.kitsune.paper import INFERENCE, TRAINING, span_text
+from tilestream.studies.kitsune.outcome import geomean
+from tilestream.studies.kitsune.paper import INFERENCE, TRAINING, span_text
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "benchmarks" / "results" / "kitsune_h200.json"

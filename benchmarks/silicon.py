@@ -112,18 +112,18 @@ def measure(case: Case, l2_bytes: int) -> list[Row]:
 
 def ours(model: str, rows: int, strategy: str) -> Row:
     """A pipeline of tilestream's, and what ran: its IR goes into the file, so that it can be simulated as it is."""
-    from tilestream import runtime
     from tilestream.bench import arms
     from tilestream.errors import PlanError
+    from tilestream.ir.serialise import pipeline_to_json
     from tilestream.options import parse
-    from tilestream.serialise import pipeline_to_json
+    from tilestream.run import prepare
 
     torch.compiler.reset()
-    before = len(runtime.analyses())
+    before = len(prepare.analyses())
     module, inputs = model_of(model, rows)
     options = parse({"strategy": strategy, "measure": False, "fallback": True})
     arm = arms.make("tilestream", module, inputs, options)
-    regions = runtime.analyses()[before:]
+    regions = prepare.analyses()[before:]
     pipelines = [r.plan.chosen.pipeline for r in regions if r.plan is not None]
     if len(pipelines) != len(regions) or not pipelines or any(p is None for p in pipelines):
         raise PlanError(f"{model} has no {strategy} pipeline", "; ".join(r.problem for r in regions))

@@ -3,9 +3,10 @@
     python benchmarks/truth.py             print the tables; write results/truth.json, docs/truth.png, docs/truth.md
     python benchmarks/truth.py --check     exit code 1 if docs/truth.md is not what the measurements say
 
-PyTorch's kernels are predicted as the bulk baseline of the evaluation is (``tilestream.kitsune.kernels``), pipelines as
-``tilestream.simulate`` does, from the IR that ran. Every second kernel of ``silicon.json`` is held out: the constants
-were fitted (``fit_simulator.py``) on the others. All of ``silicon_held_out.json`` is, where that has been measured.
+PyTorch's kernels are predicted as the bulk baseline of the evaluation is (``tilestream.studies.kitsune.kernels``),
+pipelines as ``tilestream.simulate`` does, from the IR that ran. Every second kernel of ``silicon.json`` is held out:
+the constants were fitted (``fit_simulator.py``) on the others. All of ``silicon_held_out.json`` is, where that has
+been measured.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from scipy.stats import rankdata
 
 from tilestream import devices
 from tilestream.devices import Device
-from tilestream.kitsune import aten_table, kernels
-from tilestream.serialise import pipeline_from_json
+from tilestream.ir.serialise import pipeline_from_json
 from tilestream.simulator import run, simulate
 from tilestream.simulator.workload import SimStage, Workload
+from tilestream.studies.kitsune import aten_table, kernels
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -29,15 +29,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import oracle, replays
 from tilestream.apps.load import load
 from tilestream.apps.models import find
-from tilestream.backend import tilestream
 from tilestream.bench import host
 from tilestream.bench.environment import environment
 from tilestream.options import Options
+from tilestream.run import oracle, timing
+from tilestream.run.backend import tilestream
+from tilestream.run.stopwatch import spent
 from tilestream.run.whole import wholes
-from tilestream.stopwatch import spent
 
 RESULTS = Path(__file__).parent / "results" / "whole"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,7 +114,7 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
     del found
     if train:
         module.zero_grad(set_to_none=True)
-    for arm, us in zip(calls, replays.timed_side_by_side(list(calls.values())), strict=True):
+    for arm, us in zip(calls, timing.timed_side_by_side(list(calls.values())), strict=True):
         made["arms"][arm]["us"] = us
     others = min(v["us"] for arm, v in made["arms"].items() if arm != "tilestream")
     made["speedup"] = others / made["arms"]["tilestream"]["us"]

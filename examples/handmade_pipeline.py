@@ -29,7 +29,8 @@ from tilestream import (
     devices,
     reference,
 )
-from tilestream.verify import verify
+from tilestream.ir.verify import verify
+from tilestream.schedule.fits import verify_on
 
 POINT, WIDTH, COLOUR = 63, 128, 3
 
@@ -106,7 +107,7 @@ def error(got: torch.Tensor, exact: torch.Tensor) -> float:
 def main(rows: int = 10_000) -> None:
     torch.manual_seed(0)
     pipeline = make()
-    verify(pipeline, devices.get("h200"))
+    verify_on(pipeline, devices.get("h200"))
     print(f"{pipeline.name}: {len(pipeline.stages)} stages, legal on an H200")
 
     tensors = random_tensors(pipeline, rows)

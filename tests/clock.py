@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilestream.errors import TilestreamError
-from tilestream.planner import Candidate
+from tilestream.plan.planner import Candidate
 
 
 class Clock:

@@ -65,11 +65,11 @@ def _planned_anew():
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has compiled nothing: what was planned, built and said belongs to the test."""
-    from tilestream import fallback, runtime
-    from tilestream.run import executable
+    from tilestream import announce
+    from tilestream.run import executable, prepare
 
     torch._dynamo.reset()
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(announce, "_said", set())
     monkeypatch.setattr(executable, "_executables", {})
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(prepare, "_plans", {})
+    monkeypatch.setattr(prepare, "_analyses", [])

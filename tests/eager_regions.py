@@ -19,15 +19,16 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from tilestream import oracle, planner
-from tilestream.capture import boxed, normalise
 from tilestream.devices import get
 from tilestream.errors import PlanError
-from tilestream.ir import Pipeline
+from tilestream.graph.capture import boxed, normalise
+from tilestream.graph.selection import partition
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.shapes import check_shapes
 from tilestream.options import Options
-from tilestream.regions import partition
+from tilestream.plan import planner
+from tilestream.run import oracle
 from tilestream.run.place import with_sizes
-from tilestream.shapes import check_shapes
 
 STRATEGIES = ("vertical", "spatial", "bulk")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from programs import chain, edge_block, elementwise, nerf
 from test_passes import GOLDEN, H200, SPLITS, after_split
 
-from tilestream.passes import order_memory_ops
-from tilestream.show import show
+from tilestream.ir.text import show
+from tilestream.plan.passes import order_memory_ops
 
 PROGRAMS = (chain, nerf, edge_block, partial(edge_block, 512, 2, "silu"), elementwise)
 

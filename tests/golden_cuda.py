@@ -20,11 +20,12 @@ from gpu_pipelines import NAMED  # noqa: E402
 
 from tilestream import devices  # noqa: E402
 from tilestream.apps import APPS  # noqa: E402
-from tilestream.capture import capture  # noqa: E402
 from tilestream.cuda.emit import emit  # noqa: E402
-from tilestream.ir import Pipeline  # noqa: E402
-from tilestream.passes import choose_in_flight, choose_placement, choose_residency, cut_vertical  # noqa: E402
-from tilestream.regions import partition  # noqa: E402
+from tilestream.graph.capture import capture  # noqa: E402
+from tilestream.graph.selection import partition  # noqa: E402
+from tilestream.ir.launches import cut_at_dram  # noqa: E402
+from tilestream.ir.pipeline import Pipeline  # noqa: E402
+from tilestream.plan.passes import choose_in_flight, choose_placement, choose_residency, cut_vertical  # noqa: E402
 
 FILE = HERE / "golden" / "cuda.json"
 MODELS = tuple(APPS)
@@ -33,7 +34,7 @@ MODELS = tuple(APPS)
 
 def of_pipeline(pipeline: Pipeline) -> list[str]:
     """A digest of the text of every launch."""
-    return [hashlib.sha256(emit(launch).text.encode()).hexdigest()[:16] for launch in pipeline.launches()]
+    return [hashlib.sha256(emit(launch).text.encode()).hexdigest()[:16] for launch in cut_at_dram(pipeline)]
 
 
 def of_model(name: str) -> list[str]:

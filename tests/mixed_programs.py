@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from programs import Program
 
-from tilestream.ir import Pipeline, Role, Shard
+from tilestream.ir.pipeline import Pipeline, Role, Shard
 
 
 def residual_stream(layers: int = 2, width: int = 64, dtype: str = "bf16", act: str = "silu") -> Pipeline:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from tilestream.kitsune.operators import Kind, Operand, Operator, OperatorGraph, Phase, Value
 from tilestream.simulator.workload import Engine
+from tilestream.studies.kitsune.operators import Kind, Operand, Operator, OperatorGraph, Phase, Value
 
 PRODUCTS = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestream.ir import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 
 
 class Program:

@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 from random_programs import ANYTHING, Limits, place, program
 
-from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import IRError
-from tilestream.ir import Pipeline, Queue, Role, TileOp, Transport
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Role, TileOp, Transport
 
 
 def random_pipeline(seed: int, limits: Limits = ANYTHING) -> Pipeline:
@@ -66,7 +67,7 @@ def cut(one: Pipeline, rng: random.Random, limits: Limits = ANYTHING) -> Pipelin
             queues.append(Queue(tile, f"s{k}", tuple(f"s{c}" for c in far), Transport.DRAM, 0, where))
     made = replace(one, stages=tuple(stages.values()), queues=tuple(queues), strategy="spatial")
     try:
-        list(made.launches())
+        cut_at_dram(made)
     except IRError:  # a tile that two stages of one launch would reload
         return cut(one, rng, replace(limits, launches=1))
     return made

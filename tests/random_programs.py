@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tilestream.ir import Pipeline, Residency, Role, Shard, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard, Stage, Tensor, Tile, TileOp
 
 POSITIVE = 0.1
 TOP = 60.0  # no tile is expected to exceed this: far from the largest fp16

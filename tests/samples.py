@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilestream.ir import Pipeline, Queue, Residency, Role, Stage, Tensor, Tile, TileOp, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Stage, Tensor, Tile, TileOp, Transport
 
 WIDTH = 64
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_pipelines import cut, random_pipeline, tensors_for
 from random_programs import ANYTHING, Limits, program
 
-from tilestream.ir import Pipeline
+from tilestream.ir.pipeline import Pipeline
 
 __all__ = ["Limits", "cuts", "pipelines", "programs", "random_pipeline", "row_counts", "tensors_for"]
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, fx
 
 from tilestream import reference
-from tilestream.capture import boxed
 from tilestream.devices import get
-from tilestream.ir import Pipeline
-from tilestream.lower import Region
+from tilestream.graph.capture import boxed
+from tilestream.graph.region import Region
+from tilestream.graph.selection import Partition, partition
+from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.planner import plan
-from tilestream.regions import Partition, partition
+from tilestream.plan.planner import plan
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Enqueue, Executable, Interpreted
 from tilestream.run.place import Placed, place

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tilestream import oracle
 from tilestream.bench import accuracy
 from tilestream.bench.state import State
+from tilestream.run import oracle
 
 
 class Stateful(nn.Module):

@@ -9,12 +9,16 @@ import torch
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream import devices, flops, library
-from tilestream.analysis import Analysis, Share, analyse
+from tilestream import devices
 from tilestream.bench import replan
-from tilestream.capture import capture
+from tilestream.graph import flops
+from tilestream.graph.capture import capture
+from tilestream.graph.kernels import Kernel, kernels
 from tilestream.options import Options
-from tilestream.planner import rejections
+from tilestream.plan import roofline
+from tilestream.plan.analyse import analyse
+from tilestream.plan.analysis import Analysis, Share
+from tilestream.plan.planner import rejections
 from tilestream.report import excluded, whole
 from tilestream.report.explain import Report
 
@@ -93,7 +97,7 @@ def test_the_whole_counts_what_lies_outside_of_regions():
     made = analyse(module, (rows(ROWS),), H200)
     alone = analyse(mlp(), (rows(ROWS),), H200)
     assert made.coverage.inductor == Share(1, 0) and alone.predicted_us is not None
-    sort_us = library.time_us([library.Kernel(0, "bf16", 10 * ROWS * 64 + 2 * ROWS * 64)], devices.get("h200"))
+    sort_us = roofline.time_us([Kernel(0, "bf16", 10 * ROWS * 64 + 2 * ROWS * 64)], devices.get("h200"))
     assert made.predicted_us == pytest.approx(alone.predicted_us + sort_us)
 
 
@@ -104,17 +108,17 @@ def test_what_inductor_fuses_is_one_kernel_and_a_gather_reads_what_it_takes():
 
     inputs = [torch.randn(40, 9), torch.randn(1000, 13), torch.arange(40)]
     (graph,) = capture(Fn(forward, linear(9, 13)), inputs).graphs
-    before, product, after = library.kernels([n for n in graph.graph.nodes if n.op == "call_function"])
-    assert before == library.Kernel(0, "f32", 4 * 2 * 40 * 9)
-    assert product == library.Kernel(2 * 40 * 9 * 13, "f32", 4 * (40 * 9 + 9 * 13 + 13 + 40 * 13))
-    assert after == library.Kernel(0, "f32", 4 * 3 * 40 * 13 + 8 * 40)  # the table counts as rows taken from it
+    before, product, after = kernels([n for n in graph.graph.nodes if n.op == "call_function"])
+    assert before == Kernel(0, "f32", 4 * 2 * 40 * 9)
+    assert product == Kernel(2 * 40 * 9 * 13, "f32", 4 * (40 * 9 + 9 * 13 + 13 + 40 * 13))
+    assert after == Kernel(0, "f32", 4 * 3 * 40 * 13 + 8 * 40)  # the table counts as rows taken from it
 
 
 def test_products_take_tensor_cores_where_torch_lets_them():
     device = devices.get("h200")
 
     def us(dtype: str, tf32: bool) -> float:
-        return library.time_us([library.Kernel(1e12, dtype, 0)], device, tf32) - (device.launch_s + device.load_s) * 1e6
+        return roofline.time_us([Kernel(1e12, dtype, 0)], device, tf32) - (device.launch_s + device.load_s) * 1e6
 
     assert us("f32", True) == pytest.approx(device.library_share * 1e18 / device.tensor_flops["f32"])
     assert us("f32", False) == us("float64", True) == pytest.approx(device.library_share * 1e18 / device.simt_flops / 2)

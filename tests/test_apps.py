@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from tilestream import bench, cuda, devices
-from tilestream.analysis import analyse
 from tilestream.apps import APPS
 from tilestream.apps.load import load
 from tilestream.apps.nerf import NeRF, PositionalEncoding, rays, scene
 from tilestream.errors import CaptureError, OptionError
 from tilestream.options import Options
+from tilestream.plan.analyse import analyse
 
 
 def weights(module: nn.Module) -> list[tuple[int, ...]]:

@@ -13,9 +13,8 @@ from test_kitsune_apps import SMALL
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import fallback, oracle, runtime
 from tilestream.apps.models import MODELS
-from tilestream.run import inductor
+from tilestream.run import fallback, inductor, oracle, prepare
 
 APPS = ("nerf", "dlrm", "mgn", "graphcast_small", "llama_prefill+sdpa")
 
@@ -43,7 +42,7 @@ def test_gradients_are_as_near_to_float64_as_eagers(name: str):
     exact = gradients(wide, wide, tuple(x.double() if x.is_floating_point() else x for x in inputs))
     error, own = oracle.error(got, exact), oracle.error(eager, exact)
     assert error <= 2 * own, f"error {error:.2e}, eager's {own:.2e}"
-    assert runtime.analyses()
+    assert prepare.analyses()
 
 
 @pytest.mark.parametrize("name", APPS)

@@ -10,10 +10,10 @@ import torch
 from modules import Fn, linear
 from torch import nn
 
-from tilestream.aten import RULES
-from tilestream.aten.reasons import UNKNOWN
-from tilestream.capture import capture
-from tilestream.regions import partition
+from tilestream.graph.capture import capture
+from tilestream.graph.operators import RULES
+from tilestream.graph.operators.reasons import UNKNOWN
+from tilestream.graph.selection import partition
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
 

@@ -12,13 +12,14 @@ from modules import ALL, Fn, linear
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import fallback, oracle, runtime
-from tilestream.backend import tilestream
+from tilestream.announce import STRICT
 from tilestream.devices import Device
 from tilestream.errors import PlanError, TilestreamError
-from tilestream.ir import Pipeline
-from tilestream.planner import Candidate, Plan
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.planner import Candidate, Plan
 from tilestream.run import executable as execution
+from tilestream.run import oracle, prepare
+from tilestream.run.backend import tilestream
 
 REFERENCE = {"target": "reference"}
 
@@ -51,7 +52,7 @@ def check(module: nn.Module, *inputs: Tensor, fast: Any = None, **options: Any) 
 def test_modules(name: str, dtype: torch.dtype):
     module, shapes = ALL[name]
     check(module.to(dtype), *(torch.randn(s).to(dtype) for s in shapes))
-    assert runtime.analyses()[0].plan is not None
+    assert prepare.analyses()[0].plan is not None
 
 
 @pytest.mark.smoke
@@ -59,7 +60,7 @@ def test_modules(name: str, dtype: torch.dtype):
 def test_strategies_mean_the_same(strategy: str):
     module = nn.Sequential(linear(9, 33), nn.ReLU(), linear(33, 65), nn.LayerNorm(65), linear(65, 3)).bfloat16()
     check(module, torch.randn(201, 9).bfloat16(), strategy=strategy)
-    (analysis,) = runtime.analyses()
+    (analysis,) = prepare.analyses()
     assert analysis.plan and analysis.plan.chosen.strategy == strategy
 
 
@@ -80,9 +81,9 @@ def test_a_much_larger_batch_is_planned_anew():
     module = Fn(lambda m, x: m.layers[0](x).softmax(-1), linear(9, 13)).bfloat16()
     fast = compiled(module)
     with torch.no_grad():
-        for rows in (64, 65 * runtime.GROWTH):
+        for rows in (64, 65 * prepare.GROWTH):
             fast(torch.randn(rows, 9).bfloat16())
-    assert [a.plan.rows for a in runtime.analyses() if a.plan] == [64, 65 * runtime.GROWTH]
+    assert [a.plan.rows for a in prepare.analyses() if a.plan] == [64, 65 * prepare.GROWTH]
 
 
 def test_no_rows():
@@ -160,7 +161,7 @@ def test_sizes_that_are_not_known_at_all():
     x = torch.randn(3, 7, 9).bfloat16()
     torch._dynamo.decorators.mark_unbacked(x, 0)
     check(module, x)
-    assert len(runtime.analyses()) == 1
+    assert len(prepare.analyses()) == 1
 
 
 def test_inference_mode_and_static_shapes():
@@ -183,7 +184,7 @@ def test_a_region_without_a_legal_pipeline_goes_to_inductor(
     def refuse(*_: Any) -> Any:
         raise PlanError("nothing fits", "use a larger device")
 
-    monkeypatch.setattr(runtime, "cached_plan", refuse)
+    monkeypatch.setattr(prepare, "cached_plan", refuse)
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(module, torch.randn(37, 9).bfloat16())
@@ -198,8 +199,8 @@ def test_a_plan_that_prefers_inductor_is_announced(monkeypatch: pytest.MonkeyPat
         best = Candidate("fallback", None, 2.0)
         return Plan(program.name, rows, device.name, (best,), best)
 
-    monkeypatch.setattr(runtime, "cached_plan", prefer)
-    monkeypatch.setattr(runtime, "choose", lambda found, _: found.chosen)
+    monkeypatch.setattr(prepare, "cached_plan", prefer)
+    monkeypatch.setattr(prepare, "choose", lambda found, _: found.chosen)
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16(), torch.randn(37, 9).bfloat16())
     assert any("1 of 1 regions go to Inductor, which is as fast" in r.getMessage() for r in caplog.records)
@@ -223,7 +224,7 @@ def test_training_has_regions_forward_and_backward():
     error, own, good = oracle.judge(got, eager, exact)
     assert good, f"error {error:.2e}, eager's {own:.2e}"
     assert len(got) == 6
-    (forward, *backward) = runtime.analyses()
+    (forward, *backward) = prepare.analyses()
     assert len(forward.operators) == 5 and sum("threshold_backward" in str(a.operators) for a in backward) == 1
 
 
@@ -240,7 +241,7 @@ def test_without_inductor_the_rest_runs_eagerly(monkeypatch: pytest.MonkeyPatch,
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", broken)
-    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.delenv(STRICT)
     module = Fn(lambda m, x: m.layers[0](x).cumsum(-1), linear(9, 13)).bfloat16()
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(module, torch.randn(37, 9).bfloat16())
@@ -277,7 +278,7 @@ def test_autocast_streams():
         got, want = compiled(module)(x), module(x)
     assert got.dtype == want.dtype == torch.bfloat16
     torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
-    assert [op.kind for op in runtime.analyses()[0].program.stages[0].ops].count("linear") == 2
+    assert [op.kind for op in prepare.analyses()[0].program.stages[0].ops].count("linear") == 2
 
 
 @pytest.mark.skipif(

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from tilestream import backend, cuda, devices
-from tilestream.backend import tilestream
-from tilestream.cli import app
+from tilestream import cuda, devices
+from tilestream.cli.main import app
 from tilestream.cuda import compile, driver, emit
 from tilestream.cuda.launch import CompiledPipeline, Launch
 from tilestream.errors import CompileError, DeviceError, InputError, OptionError, QueueTimeout, TilestreamError
-from tilestream.ir import Pipeline, Role
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.options import Options
+from tilestream.run import backend
 from tilestream.run import executable as execution
-from tilestream.target import Target, resolve
+from tilestream.run.backend import tilestream
+from tilestream.run.target import Target, resolve
 
 H200 = devices.get("h200")
 
@@ -137,10 +139,10 @@ def test_indices_on_the_cpu_beside_tensors_on_the_gpu(fake_gpu: Callable[..., Te
 def test_a_gpu_with_fewer_sms_is_planned_for_as_it_is(fake_gpu: Callable[..., Tensor]):
     target = resolve(Options(), [fake_gpu(name="NVIDIA H100 PCIe", sms=114)])
     assert target is not None and target.hardware.sms == 114
-    from tilestream.planner import plan
+    from tilestream.plan.planner import plan
 
     for candidate in plan(chain(4), 65536, target.hardware, Options()).candidates:
-        for launch in candidate.pipeline.launches() if candidate.pipeline else ():
+        for launch in cut_at_dram(candidate.pipeline) if candidate.pipeline else ():
             assert sum(s.replicas for s in launch.stages) <= 114
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from tilestream import bench, devices
-from tilestream.analysis import analyse
 from tilestream.apps.load import Workload, load
 from tilestream.bench import accuracy, arms, dram, first_call, text
 from tilestream.bench.environment import environment
 from tilestream.errors import CaptureError
 from tilestream.options import Options
+from tilestream.plan.analyse import analyse
 
 
 @pytest.fixture(scope="module")

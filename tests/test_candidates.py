@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tilestream import devices
-from tilestream.planner import FALLBACK
-from tilestream.serialise import pipeline_from_json
+from tilestream.ir.serialise import pipeline_from_json
+from tilestream.plan.planner import FALLBACK
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

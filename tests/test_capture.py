@@ -7,8 +7,10 @@ import torch
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream.capture import NeedsValuesError, boxed, capture, module_path, product, source
 from tilestream.errors import CaptureError
+from tilestream.graph.capture import NeedsValuesError, boxed, capture
+from tilestream.graph.provenance import module_path, source
+from tilestream.graph.sizes import product
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tilestream.cli import app
+from tilestream.cli.main import app
 from tilestream.cuda.compile import compiler_version
 
 runner = CliRunner()

@@ -14,13 +14,13 @@ from random_pipelines import random_pipeline
 from strategies import pipelines
 
 from tilestream import devices
-from tilestream.cost import predict, stage_cost, traffic
-from tilestream.ir import Pipeline, Queue, Residency, Role, Shard, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Transport
+from tilestream.ir.sizes import bytes_of, padded_flops, phases, steps_of
 from tilestream.options import Options
-from tilestream.passes import split_bulk, split_spatial
-from tilestream.planner import FALLBACK, plan
-from tilestream.traffic import l2_of
-from tilestream.work import bytes_of, padded_flops, phases, steps_of
+from tilestream.plan.cost import predict, stage_cost, traffic
+from tilestream.plan.passes import split_bulk, split_spatial
+from tilestream.plan.planner import FALLBACK, plan
+from tilestream.plan.traffic import l2_of
 
 H200 = devices.get("h200")
 A100 = devices.get("a100")

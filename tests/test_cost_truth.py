@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tilestream.ir.serialise import pipeline_from_json
 from tilestream.options import Options
-from tilestream.planner import FALLBACK, plan
-from tilestream.serialise import pipeline_from_json
+from tilestream.plan.planner import FALLBACK, plan
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

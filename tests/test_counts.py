@@ -10,16 +10,16 @@ import pytest
 from programs import Program, chain, edge_block, nerf
 
 from tilestream import cuda, devices
-from tilestream.cost import predict
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source, compiler_version
-from tilestream.ir import Pipeline, Residency, Shard
+from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.options import Options
-from tilestream.planner import plan
+from tilestream.plan.cost import predict
+from tilestream.plan.planner import plan
+from tilestream.plan.stage_cost import overlapped, stage_cost
 from tilestream.schedule import build
 from tilestream.schedule.counts import StepCounts, code_size, counts
 from tilestream.schedule.layout import lay_out
-from tilestream.stage_cost import overlapped, stage_cost
 
 H200 = devices.get("h200")
 

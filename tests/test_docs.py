@@ -21,7 +21,7 @@ def test_the_worked_example_of_the_ir_page():
 
 @pytest.mark.smoke
 def test_the_ir_page_names_every_tile_op():
-    from tilestream.tileops import OPS
+    from tilestream.ir.tileops import OPS
 
     table = (DOCS / "ir.md").read_text().split("## Tile ops")[1]
     assert set(OPS) <= set(re.findall(r"[a-z_0-9]+", table))

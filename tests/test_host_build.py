@@ -29,8 +29,9 @@ from tilestream.cuda.host.build import (
 )
 from tilestream.devices import get
 from tilestream.errors import CompileError, QueueTimeout, VerifyError
-from tilestream.ir import Pipeline, Queue, Residency, Shard, Transport
-from tilestream.verify import verify
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Transport
+from tilestream.schedule.fits import verify_on
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 FUZZ = int(os.environ.get("TILESTREAM_HOST_FUZZ", "48"))
@@ -96,7 +97,7 @@ def row_value_times_vector() -> Pipeline:
 
 
 def _parameter():
-    from tilestream.ir import Role
+    from tilestream.ir.pipeline import Role
 
     return Role.PARAMETER
 
@@ -259,7 +260,7 @@ def test_expm1_is_as_exact_as_eager(folder: Path) -> None:
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=seed % 4 == 3))
     try:
-        verify(pipeline, get("h200"))
+        verify_on(pipeline, get("h200"))
     except VerifyError as e:
         pytest.skip(f"does not fit: {e}")
     check(pipeline, random.Random(seed).choice((1, 63, 64, 65, 130, 257)), folder, seed)
@@ -301,5 +302,5 @@ def test_missing_compiler_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_dram_queue_becomes_two_launches() -> None:
-    assert len(list(bulk(2).launches())) == 2
+    assert len(cut_at_dram(bulk(2))) == 2
     assert all(q.transport is Transport.DRAM for q in bulk(2).queues)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from strategies import pipelines
 
 from tilestream.errors import IRError
-from tilestream.ir import Pipeline, Queue, Role, Shard, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Shard, Stage, Tensor, Tile, TileOp
 
 X = Tensor("x", Role.INPUT, (4,), "bf16")
 Y = Tensor("y", Role.OUTPUT, (4,), "bf16")

@@ -11,13 +11,14 @@ import pytest
 import torch
 from programs import chain
 
-from tilestream import devices, runtime
+from tilestream import devices
 from tilestream.cuda import cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
-from tilestream.ir import Pipeline
+from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.run import executable as execution
-from tilestream.target import Target
+from tilestream.run import prepare
+from tilestream.run.target import Target
 
 pytestmark = pytest.mark.nvrtc
 SOURCE = emit(chain(1, 16))
@@ -178,7 +179,7 @@ def test_kernels_go_where_the_options_say(
     from test_backend import compiled
     from torch import nn
 
-    from tilestream import backend
+    from tilestream.run import backend
 
     def kernels(pipeline: Pipeline, device: torch.device) -> execution.Executable:
         compile_only(pipeline)
@@ -186,7 +187,7 @@ def test_kernels_go_where_the_options_say(
 
     monkeypatch.setattr(execution, "_kernels", kernels)
     monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(runtime, "_plans", {})
+    monkeypatch.setattr(prepare, "_plans", {})
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
     mine = tmp_path / "mine"

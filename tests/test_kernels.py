@@ -14,9 +14,10 @@ from tilestream.cuda.cache import compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
 from tilestream.devices import get
-from tilestream.ir import Pipeline, Shard
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Shard
 from tilestream.options import Options
-from tilestream.planner import plan
+from tilestream.plan.planner import plan
 
 pytestmark = pytest.mark.nvrtc
 needs_disassembler = pytest.mark.skipif(
@@ -52,7 +53,7 @@ def _kernel(launch: Pipeline) -> tuple[KernelSource, KernelReport]:
 
 
 def _kernels(program: str, strategy: str) -> list[tuple[KernelSource, KernelReport]]:
-    return [_kernel(launch) for launch in _planned(program, strategy).launches()]
+    return [_kernel(launch) for launch in cut_at_dram(_planned(program, strategy))]
 
 
 @pytest.mark.parametrize(("program", "strategy"), GROUPED)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tilestream.cli import app
+from tilestream.cli.main import app
 
 runner = CliRunner()
 

@@ -13,16 +13,16 @@ from test_kitsune_selection import random_graphs
 
 from tilestream import devices, simulator
 from tilestream.errors import OptionError, PlanError
-from tilestream.kitsune import EXECUTIONS, design
-from tilestream.kitsune.choose import balanced, memory_s, predict
-from tilestream.kitsune.designs import Design
-from tilestream.kitsune.kernels import launch
-from tilestream.kitsune.operators import Kind, OperatorGraph
-from tilestream.kitsune.pipeline import Half, Spatial
-from tilestream.kitsune.tiling import TILES, Tile, works
-from tilestream.kitsune.traffic import launch_bytes, traffic
-from tilestream.kitsune.workloads import spatial
 from tilestream.simulator.workload import Engine
+from tilestream.studies.kitsune import EXECUTIONS, design
+from tilestream.studies.kitsune.choose import balanced, memory_s, predict
+from tilestream.studies.kitsune.designs import Design
+from tilestream.studies.kitsune.kernels import launch
+from tilestream.studies.kitsune.operators import Kind, OperatorGraph
+from tilestream.studies.kitsune.pipeline import Half, Spatial
+from tilestream.studies.kitsune.tiling import TILES, Tile, works
+from tilestream.studies.kitsune.traffic import launch_bytes, traffic
+from tilestream.studies.kitsune.workloads import spatial
 
 A100 = devices.get("a100+kitsune")
 H200 = devices.get("h200")

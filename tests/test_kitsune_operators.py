@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tilestream.errors import CaptureError
-from tilestream.kitsune.operators import Kind, Operand, Operator, OperatorGraph, Value
 from tilestream.simulator.workload import Engine
+from tilestream.studies.kitsune.operators import Kind, Operand, Operator, OperatorGraph, Value
 
 
 def op(name: str, reads: list[str], *writes: str, size: float = 8.0, touched: float | None = None) -> Operator:

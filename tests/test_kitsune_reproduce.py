@@ -11,10 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilestream.kitsune import paper, reasons, report, summary
-from tilestream.kitsune.outcome import LaunchTime, Outcome, StageTime, geomean, regions
-from tilestream.kitsune.reproduce import Reproduction, chosen
-from tilestream.kitsune.summary import BASE, BULK, DRAM, EXECUTIONS_SHOWN, KITSUNE, MIXED, REUSE, SMS, VERTICAL, RowRuns
+from tilestream.studies.kitsune import paper, reasons, report, summary
+from tilestream.studies.kitsune.outcome import LaunchTime, Outcome, StageTime, geomean, regions
+from tilestream.studies.kitsune.reproduce import Reproduction, chosen
+from tilestream.studies.kitsune.summary import (
+    BASE,
+    BULK,
+    DRAM,
+    EXECUTIONS_SHOWN,
+    KITSUNE,
+    MIXED,
+    REUSE,
+    SMS,
+    VERTICAL,
+    RowRuns,
+)
 
 ROOT = Path(__file__).parent.parent
 shares = st.floats(0, 1)

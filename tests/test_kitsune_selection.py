@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from operator_graphs import Builder, gated_ffn, mlp, nerf, trained_mlp
 
 from tilestream.errors import PlanError
-from tilestream.kitsune.operators import Kind, OperatorGraph
-from tilestream.kitsune.patterns import DEEP, letter
-from tilestream.kitsune.regions import connected, convex, schedule
-from tilestream.kitsune.selection import COMPLETE, INDEXES, LARGE, select
-from tilestream.kitsune.vertical import select_vertical
+from tilestream.studies.kitsune.operators import Kind, OperatorGraph
+from tilestream.studies.kitsune.patterns import DEEP, letter
+from tilestream.studies.kitsune.regions import connected, convex, schedule
+from tilestream.studies.kitsune.selection import COMPLETE, INDEXES, LARGE, select
+from tilestream.studies.kitsune.vertical import select_vertical
 
 
 def letters(graph: OperatorGraph) -> str:

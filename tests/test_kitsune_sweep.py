@@ -10,8 +10,8 @@ import joblib
 import pytest
 
 from tilestream.errors import DeviceError, OptionError, WorkerError
-from tilestream.kitsune.parallel import each
-from tilestream.kitsune.sweep import Point, points
+from tilestream.studies.kitsune.parallel import each
+from tilestream.studies.kitsune.sweep import Point, points
 
 
 def _who(number: int) -> tuple[int, int]:

@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from tilestream.kitsune import paper
-from tilestream.kitsune.graphs import table2_graph
-from tilestream.kitsune.table2 import Row, row
+from tilestream.studies.kitsune import paper
+from tilestream.studies.kitsune.graphs import table2_graph
+from tilestream.studies.kitsune.table2 import Row, row
 
 pytestmark = pytest.mark.xdist_group("kitsune_table2")  # one process makes what its tests share
 ROWS = {(r.app, r.mode): r for r in paper.TABLE2}

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from operator_graphs import Builder, mlp, nerf, trained_mlp
 from test_kitsune_selection import random_graphs
 
-from tilestream.kitsune.selection import select
-from tilestream.kitsune.traffic import launch_bytes, reduction, traffic
-from tilestream.kitsune.vertical import select_vertical
+from tilestream.studies.kitsune.selection import select
+from tilestream.studies.kitsune.traffic import launch_bytes, reduction, traffic
+from tilestream.studies.kitsune.vertical import select_vertical
 
 
 def test_bulk_reads_and_writes_everything():

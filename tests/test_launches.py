@@ -12,8 +12,9 @@ from strategies import pipelines, row_counts, tensors_for
 
 from tilestream import reference
 from tilestream.errors import IRError
-from tilestream.ir import Pipeline, Queue, Role, Stage, Tensor, Tile, TileOp, Transport
-from tilestream.verify import verify
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Tile, TileOp, Transport
+from tilestream.ir.verify import verify
 
 X = Tensor("x", Role.INPUT, (4,), "bf16")
 Y = Tensor("y", Role.OUTPUT, (4,), "f16")
@@ -38,19 +39,19 @@ def four_stages(*queues: Queue) -> Pipeline:
 
 def test_without_dram_queues_it_is_one_launch():
     p = four_stages(Queue("u", "a", ("b",)), Queue("v", "b", ("c",)), Queue("w", "c", ("d",)))
-    assert list(p.launches()) == [p]
+    assert cut_at_dram(p) == [p]
 
 
 def test_stages_joined_on_chip_stay_together_and_launches_are_ordered():
     p = four_stages(Queue("u", "a", ("b",)), far("v", "b", "c"), Queue("w", "c", ("d",)))
-    first, second = p.launches()
+    first, second = cut_at_dram(p)
     assert ({s.name for s in first.stages}, {s.name for s in second.stages}) == ({"a", "b"}, {"c", "d"})
     assert [q.tile for q in first.queues] == ["u"] and [q.tile for q in second.queues] == ["w"]
 
 
 def test_a_tile_that_crosses_becomes_an_output_and_then_an_input():
     p = four_stages(Queue("u", "a", ("b",)), far("v", "b", "c"), Queue("w", "c", ("d",)))
-    first, second = p.launches()
+    first, second = cut_at_dram(p)
     assert first.by_role(Role.OUTPUT) == (Tensor("v.dram", Role.OUTPUT, (4,), "f16"),)
     assert first.by_role(Role.INPUT) == (X,)
     assert second.by_role(Role.INPUT) == (Tensor("v.dram", Role.INPUT, (4,), "f16"),)
@@ -63,7 +64,7 @@ def test_a_tile_that_crosses_becomes_an_output_and_then_an_input():
 
 def test_bulk_is_a_launch_a_stage():
     p = four_stages(far("u", "a", "b"), far("v", "b", "c"), far("w", "c", "d"))
-    assert [[s.name for s in launch.stages] for launch in p.launches()] == [["a"], ["b"], ["c"], ["d"]]
+    assert [[s.name for s in launch.stages] for launch in cut_at_dram(p)] == [["a"], ["b"], ["c"], ["d"]]
 
 
 def test_a_tile_may_go_to_a_neighbour_and_to_a_later_launch():
@@ -71,7 +72,7 @@ def test_a_tile_may_go_to_a_neighbour_and_to_a_later_launch():
     d = Stage("d", (TileOp("add", tile("r"), ("w", "u")), TileOp("store", None, ("r",), ("y",))))
     both = p.with_stages((d, *p.stages[1:]), (*p.queues, far("u", "a", "d")))
     verify(both)
-    first, second = both.launches()
+    first, second = cut_at_dram(both)
     assert {t.name for t in first.by_role(Role.OUTPUT)} == {"u.dram", "v.dram"}
     x = torch.randn(70, 4).bfloat16()
     u = x.float().relu().half()
@@ -86,7 +87,7 @@ def test_launches_in_a_cycle():
     b = replace(b, ops=(*b.ops, TileOp("add", tile("z"), ("v", "r"))))
     looped = p.with_stages((a, b, c, d), (*p.queues, far("r", "d", "b"), Queue("z", "b", ("d",))))
     with pytest.raises(IRError, match="the DRAM queues of pipeline 'p' form a cycle"):
-        list(looped.launches())
+        cut_at_dram(looped)
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,7 +96,7 @@ def test_running_the_launches_by_hand_gives_the_same(p: Pipeline, rows: int):
     tensors = tensors_for(p, rows)
     want = reference.run(p, tensors)
     memory = dict(tensors)
-    for launch in p.launches():
+    for launch in cut_at_dram(p):
         verify(launch)
         names = [t.name for t in launch.tensors if t.role is not Role.OUTPUT]
         memory |= reference.run(launch, {n: memory[n] for n in names})
@@ -106,7 +107,7 @@ def test_running_the_launches_by_hand_gives_the_same(p: Pipeline, rows: int):
 @settings(max_examples=60, deadline=None)
 @given(pipelines())
 def test_every_stage_is_launched_once_and_after_what_it_reads(p: Pipeline):
-    launches = list(p.launches())
+    launches = cut_at_dram(p)
     assert sorted(s.name for launch in launches for s in launch.stages) == sorted(s.name for s in p.stages)
     written = {t.name for t in p.by_role(Role.INPUT)}
     for launch in launches:

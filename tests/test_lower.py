@@ -10,13 +10,13 @@ from modules import ALL, Case, Fn, linear
 from streamed import interpreted
 from torch import nn
 
-from tilestream import oracle
-from tilestream.capture import capture
 from tilestream.errors import InputError
-from tilestream.measure import float64, random_arguments
-from tilestream.regions import Partition, partition
+from tilestream.graph.capture import capture
+from tilestream.graph.selection import Partition, partition
+from tilestream.ir.shapes import check_shapes
+from tilestream.run import oracle
 from tilestream.run.call import apply, ready
-from tilestream.shapes import check_shapes
+from tilestream.run.measure import float64, random_arguments
 
 
 @pytest.fixture(autouse=True)

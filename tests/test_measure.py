@@ -13,18 +13,19 @@ from streamed import Altered
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import backend, fallback, measure, oracle, planner, runtime
-from tilestream.backend import tilestream
-from tilestream.capture import capture
 from tilestream.devices import get
 from tilestream.errors import CompileError, PlanError
-from tilestream.lower import Region
-from tilestream.planner import Candidate
-from tilestream.regions import partition
-from tilestream.replays import Captured
+from tilestream.graph.capture import capture
+from tilestream.graph.region import Region
+from tilestream.graph.selection import partition
+from tilestream.plan import planner
+from tilestream.plan.planner import Candidate
+from tilestream.run import backend, fallback, measure, oracle, prepare
 from tilestream.run import executable as execution
+from tilestream.run.backend import tilestream
 from tilestream.run.call import RegionCall
-from tilestream.target import Target
+from tilestream.run.target import Target
+from tilestream.run.timing import Captured
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -160,7 +161,7 @@ def test_the_whole_choice(
     with torch.no_grad(), caplog.at_level(logging.INFO, "tilestream"):
         got = torch.compile(module, backend=tilestream)(x)
         torch.testing.assert_close(got, module(x), rtol=0.02, atol=0.02)
-    (analysis,) = runtime.analyses()
+    (analysis,) = prepare.analyses()
     assert analysis.plan is not None and analysis.plan.chosen.measured_us == 5.0
     times = {c.name: c.measured_us for c in analysis.plan.candidates}
     assert times["fallback"] == 9.0 and sum(us == 5.0 for us in times.values()) >= 2
@@ -224,7 +225,7 @@ def test_modules_on_the_gpu(name: str, strategy: str):
 def test_candidates_are_timed_beside_the_fallback(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(planner, "SURE", 0.0)  # however clear the prediction
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
-    (analysis,) = runtime.analyses()
+    (analysis,) = prepare.analyses()
     assert analysis.plan is not None
     timed = {c.name: c.measured_us for c in analysis.plan.candidates if c.measured_us is not None}
     assert "fallback" in timed and len(timed) > 1  # too few rows for the bound to decide
@@ -236,7 +237,7 @@ def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(measure, "built", lambda pipeline, target, timeout_s: timeout_s is None)
     monkeypatch.setattr(planner, "SURE", 0.0)
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
-    (analysis,) = runtime.analyses()
+    (analysis,) = prepare.analyses()
     assert analysis.plan is not None
     timed = [c for c in analysis.plan.candidates if c.measured_us is not None]
     assert len(timed) == 2 and any("is not timed" in c.rejected for c in analysis.plan.candidates)
@@ -252,7 +253,7 @@ def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.setattr(execution, "_kernels", wrong)
     with caplog.at_level(logging.ERROR, "tilestream"):
         check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
-    (analysis,) = runtime.analyses()
+    (analysis,) = prepare.analyses()
     assert analysis.plan is not None and analysis.plan.chosen.pipeline is None
     assert any("wrong result" in r.getMessage() for r in caplog.records)
 
@@ -301,7 +302,7 @@ def test_regions_beside_inductor_on_the_gpu():
     with torch.no_grad():
         for got, plain in zip(fast(x, e, *ends), module(x, e, *ends), strict=True):
             torch.testing.assert_close(got, plain, rtol=0.05, atol=0.1)
-    assert [a.plan.chosen.strategy for a in runtime.analyses() if a.plan] == ["vertical", "vertical"]
+    assert [a.plan.chosen.strategy for a in prepare.analyses() if a.plan] == ["vertical", "vertical"]
 
 
 @pytest.mark.gpu
@@ -319,7 +320,7 @@ def test_training_on_the_gpu():
     exact = [p.grad for p in module.parameters()]
     error, own, good = oracle.judge(got, eager, exact)  # pyright: ignore[reportArgumentType]
     assert good, f"error {error:.2e}, eager's {own:.2e}"
-    assert len(runtime.analyses()) >= 2
+    assert len(prepare.analyses()) >= 2
 
 
 @pytest.mark.gpu

@@ -18,12 +18,12 @@ from tilestream import devices, reference
 from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.errors import VerifyError
-from tilestream.ir import Pipeline, Role
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.plan.traffic import traffic
 from tilestream.schedule import build
+from tilestream.schedule.fits import verify_on
 from tilestream.schedule.layout import lay_out
 from tilestream.simulator.from_pipeline import launch_of
-from tilestream.traffic import traffic
-from tilestream.verify import verify
 
 H200 = devices.get("h200")
 FUZZ = 16
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ONE_STAGE)
 def test_kernels_mean_what_the_reference_machine_means(name: str, rows: int, folder: Path) -> None:
     pipeline = ONE_STAGE[name]()
-    verify(pipeline, H200)
+    verify_on(pipeline, H200)
     check(pipeline, rows, folder)
 
 
@@ -49,7 +49,7 @@ def test_kernels_mean_what_the_reference_machine_means(name: str, rows: int, fol
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, mixed=True))
     try:
-        verify(pipeline, H200)
+        verify_on(pipeline, H200)
     except VerifyError as e:
         pytest.skip(f"does not fit: {e}")
     check(pipeline, 130, folder, seed)
@@ -112,7 +112,7 @@ def test_products_of_two_dtypes_are_refused() -> None:
     p.store(p.linear(h, 64))
     says = r"has products of several dtypes \(bf16 at model.py:1; f32 at model.py:3\)"
     with pytest.raises(VerifyError, match=says) as e:
-        verify(p.build(), H200)
+        verify_on(p.build(), H200)
     assert "cast their tiles and weights to one dtype, or put them in different stages" in e.value.remedy
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import tilestream
 from tilestream.errors import OptionError
-from tilestream.named import split
 from tilestream.options import Options
+from tilestream.report.keywords import split
 
 
 class Scaled(nn.Module):

@@ -20,10 +20,11 @@ from streamed import eagerly
 from test_backend import check, compiled
 from torch import Tensor, nn
 
-from tilestream import fallback, regions, runtime
+from tilestream.announce import STRICT
 from tilestream.errors import PlanError
+from tilestream.graph import selection
 from tilestream.options import Options, split
-from tilestream.run import executable, whole
+from tilestream.run import executable, fallback, prepare, whole
 from tilestream.run import inductor as one
 from tilestream.run.graphs import Compilation
 
@@ -52,7 +53,7 @@ def test_inductor_compiles_once(monkeypatch: pytest.MonkeyPatch):
     right = one._compiled
     monkeypatch.setattr(one, "_compiled", lambda *a: compilations.append(a) or right(*a))
     check(two_regions(), torch.randn(37, 9).bfloat16())
-    assert len(compilations) == 1 and len(runtime.analyses()) == 2
+    assert len(compilations) == 1 and len(prepare.analyses()) == 2
 
 
 def test_a_graph_without_a_region_is_inductors_from_the_start(monkeypatch: pytest.MonkeyPatch):
@@ -68,7 +69,7 @@ def test_a_graph_without_a_region_is_inductors_from_the_start(monkeypatch: pytes
 def test_a_graph_that_is_one_region_needs_no_inductor(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(one, "_compiled", None)
     check(nn.Sequential(linear(9, 13), nn.ReLU(), linear(13, 5)).bfloat16(), torch.randn(2, 37, 9).bfloat16())
-    assert len(runtime.analyses()) == 1
+    assert len(prepare.analyses()) == 1
 
 
 def test_attention_beside_regions_stays_compiled(caplog: pytest.LogCaptureFixture):
@@ -85,7 +86,7 @@ def test_attention_beside_regions_stays_compiled(caplog: pytest.LogCaptureFixtur
 
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(Block().bfloat16(), torch.randn(2, 10, 32).bfloat16())
-    assert runtime.analyses() and not any("eagerly" in line for line in warnings(caplog))
+    assert prepare.analyses() and not any("eagerly" in line for line in warnings(caplog))
 
 
 @pytest.mark.parametrize("inputs", [(), (torch.tensor(2.0),)])
@@ -106,7 +107,7 @@ def test_a_graph_after_a_break_may_have_scalars_alone():
     x = torch.randn(37, 9).bfloat16()
     with torch.no_grad():
         torch.testing.assert_close(compiled(module)(x), module(x), rtol=0.02, atol=0.1)
-    assert len(runtime.analyses()) == 1
+    assert len(prepare.analyses()) == 1
 
 
 # -- modes and options ----------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ def test_inductors_options_and_ours_side_by_side():
 def test_they_reach_what_inductor_compiles(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     from torch._inductor import config
 
-    from tilestream.backend import tilestream
+    from tilestream.run.backend import tilestream
 
     seen: list[tuple[bool, bool]] = []
     right = one._compiled
@@ -145,8 +146,8 @@ SECOND = """
 import json, sys, torch
 from torch import nn
 from torch._dynamo.utils import counters
-from tilestream import runtime
-from tilestream.backend import tilestream
+from tilestream.run import prepare
+from tilestream.run.backend import tilestream
 torch.manual_seed(0)
 class Net(nn.Module):
     def __init__(self):
@@ -161,7 +162,7 @@ with torch.no_grad():
     got, want = fast(x), net(x)
 error = ((got - want).float().norm() / want.float().norm()).item()
 hits = counters["aot_autograd"]["autograd_cache_hit"]
-print(json.dumps({"error": error, "hits": hits, "planned": len(runtime.analyses())}))
+print(json.dumps({"error": error, "hits": hits, "planned": len(prepare.analyses())}))
 """
 
 
@@ -211,8 +212,8 @@ def broken(*_: Any, **__: Any) -> Any:
         "tilestream.run.graphs.partition",
         "tilestream.run.graphs.place",
         "tilestream.run.graphs.encode",
-        "tilestream.runtime.cached_plan",
-        "tilestream.runtime.executable",
+        "tilestream.run.prepare.cached_plan",
+        "tilestream.run.prepare.executable",
         "tilestream.run.inductor.decomposed",
     ],
 )
@@ -225,7 +226,7 @@ def test_a_mistake_of_ours_costs_regions_and_no_call(
         with torch.no_grad(), pytest.raises(Exception, match="a mistake of ours"):
             compiled(module)(x)
         return
-    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.delenv(STRICT)
     with caplog.at_level(logging.INFO, "tilestream"):
         check(module, x)
     lines = [line for line in warnings(caplog) if "a mistake of ours" in line]
@@ -234,16 +235,16 @@ def test_a_mistake_of_ours_costs_regions_and_no_call(
 
 
 def test_one_region_that_cannot_be_planned_costs_itself_alone(quick: None, monkeypatch: pytest.MonkeyPatch):
-    right = runtime.cached_plan
+    right = prepare.cached_plan
 
     def plan(program: Any, *rest: Any) -> Any:
         if any(t.shape == (13, 9) for t in program.tensors):
             raise PlanError("not this one", "use the other")
         return right(program, *rest)
 
-    monkeypatch.setattr(runtime, "cached_plan", plan)
+    monkeypatch.setattr(prepare, "cached_plan", plan)
     check(two_regions(), torch.randn(37, 9).bfloat16())
-    assert [a.problem for a in runtime.analyses()] == ["not this one. Remedy: use the other", ""]
+    assert [a.problem for a in prepare.analyses()] == ["not this one. Remedy: use the other", ""]
 
 
 @pytest.mark.parametrize("where", ["lower", "aten.emit"])
@@ -251,25 +252,25 @@ def test_a_mistake_in_one_region_leaves_the_other(
     quick: None, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """The first layer's region alone is lost, whether a whole region or a single operator fails."""
-    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.delenv(STRICT)
     if where == "lower":
-        right = regions.lower
+        right = selection.lower
         fails = lambda owner, group, *a: broken() if "addmm" == group[0].name else right(owner, group, *a)  # noqa: E731
-        monkeypatch.setattr(regions, "lower", fails)
+        monkeypatch.setattr(selection, "lower", fails)
     else:
-        emit = regions.aten.emit
+        emit = selection.aten.emit
         fails = lambda e, node: broken() if "addmm" == node.name else emit(e, node)  # noqa: E731
-        monkeypatch.setattr(regions.aten, "emit", fails)
+        monkeypatch.setattr(selection.aten, "emit", fails)
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(two_regions(), torch.randn(37, 9).bfloat16())
-    assert len(runtime.analyses()) == 1
+    assert len(prepare.analyses()) == 1
     assert any("aten.addmm.default" in line and "ZeroDivisionError: a mistake" in line for line in warnings(caplog))
 
 
 def test_a_pipeline_that_cannot_run_becomes_torch_operators(
     quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.delenv(STRICT)
     monkeypatch.setattr(executable.Interpreted, "bind", _first_fails(executable.Interpreted.bind))
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(two_regions(), torch.randn(37, 9).bfloat16())
@@ -287,8 +288,8 @@ def _first_fails(right: Any) -> Any:
 
 
 def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(fallback.STRICT)
-    monkeypatch.setattr("tilestream.runtime.cached_plan", broken)
+    monkeypatch.delenv(STRICT)
+    monkeypatch.setattr("tilestream.run.prepare.cached_plan", broken)
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
     with torch.no_grad(), pytest.raises(Exception, match="a mistake of ours"):
         compiled(module, fallback=False)(torch.randn(37, 9).bfloat16())
@@ -369,7 +370,7 @@ def test_a_mistake_in_the_backward_graph_costs_its_regions(
     quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     right = Compilation.choose
-    monkeypatch.delenv(fallback.STRICT)
+    monkeypatch.delenv(STRICT)
     monkeypatch.setattr(
         Compilation, "choose", lambda self, *a: broken() if a[-1].get("is_backward") else right(self, *a)
     )

@@ -8,8 +8,8 @@ from programs import Program
 from tilestream import cuda
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
-from tilestream.ir import TILE_ROWS
-from tilestream.tileops import OPS
+from tilestream.ir.pipeline import TILE_ROWS
+from tilestream.ir.tileops import OPS
 
 pytestmark = [
     pytest.mark.nvrtc,

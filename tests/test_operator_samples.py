@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilestream.oracle import Float64
+from tilestream.run.oracle import Float64
 
 ROWS = (1, 7, 64, 130)
 LARGEST = 20_000  # elements of an operator's input

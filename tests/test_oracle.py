@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilestream import oracle
+from tilestream.run import oracle
 
 
 def test_error_is_relative():

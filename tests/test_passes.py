@@ -16,8 +16,11 @@ from strategies import programs, tensors_for
 
 from tilestream import devices, reference
 from tilestream.errors import TilestreamError, VerifyError
-from tilestream.ir import Pipeline, Residency, Shard, Transport
-from tilestream.passes import (
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Residency, Shard, Transport
+from tilestream.ir.text import show
+from tilestream.ir.verify import verify
+from tilestream.plan.passes import (
     balance,
     choose_in_flight,
     choose_placement,
@@ -30,8 +33,7 @@ from tilestream.passes import (
     split_bulk,
     split_spatial,
 )
-from tilestream.show import show
-from tilestream.verify import verify
+from tilestream.schedule.fits import verify_on
 
 H200 = devices.get("h200")
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
@@ -97,7 +99,7 @@ def test_every_pass_keeps_the_meaning_and_the_last_is_legal(program, split, rows
     try:
         p = SPLITS[split](program, device=H200)
         final = after_split(p)
-        verify(final, H200)
+        verify_on(final, H200)
     except VerifyError:
         assume(False)
         return
@@ -156,12 +158,12 @@ def test_bulk_gives_each_linear_a_kernel_with_its_epilogue():
         ["layer_norm", "load", "add", "store"],
     ]
     assert {q.transport for q in p.queues} == {Transport.DRAM}
-    assert [len(launch.stages) for launch in p.launches()] == [1] * 5
+    assert [len(launch.stages) for launch in cut_at_dram(p)] == [1] * 5
     same_meaning(edge_block(), p)
 
 
 def test_bulk_folds_a_concatenation_that_is_too_wide_into_the_linear(monkeypatch):
-    module = import_module("tilestream.passes.split_bulk")
+    module = import_module("tilestream.plan.passes.split_bulk")
     monkeypatch.setattr(module, "narrowest", lambda alone, device: (Shard(1), "too wide"))
     assert kinds(split_bulk(edge_block(), H200))[0] == ["load", "load", "load", "cat", "linear", "relu"]
 
@@ -179,7 +181,7 @@ def test_vertical_is_cut_where_the_fewest_bytes_cross(monkeypatch):
     p.store(h)
     program = p.build()
     monkeypatch.setattr(
-        import_module("tilestream.passes.cut_vertical"),
+        import_module("tilestream.plan.passes.cut_vertical"),
         "_reason",
         lambda b, start, stop, device: "big" if sum(op.kind == "linear" for op in b.ops[start:stop]) > 2 else "",
     )
@@ -198,7 +200,7 @@ def test_vertical_is_cut_beside_a_cast_where_dtypes_must_not_mix(monkeypatch):
     def one_dtype(b, start, stop, device):
         return "mixes" if {op.kind for op in b.ops[start:stop]} >= {"sin", "linear"} else ""
 
-    monkeypatch.setattr(import_module("tilestream.passes.cut_vertical"), "_reason", one_dtype)
+    monkeypatch.setattr(import_module("tilestream.plan.passes.cut_vertical"), "_reason", one_dtype)
     made = cut_vertical(program, H200)
     assert kinds(made)[0] == ["load", "sin", "cast"]  # the narrower side: bf16 crosses, not f32
     assert len(made.stages) == 2
@@ -233,7 +235,7 @@ def test_spatial_multicasts_and_skips():
     fan = next(q for q in made.queues if len(q.consumers) == 2)
     near = queues[next(t for t in queues if t != fan.tile)]
     assert fan.depth >= 2 * near.depth  # it skips a stage
-    verify(made, H200)
+    verify_on(made, H200)
     same_meaning(program, made)
 
 
@@ -286,7 +288,7 @@ def test_balance_leaves_no_sm_idle_and_gives_work_its_share():
 @pytest.mark.parametrize("sms", [8, 9, 20, 132])
 def test_balance_is_optimal(sms):
     """Against the closed form: the best bottleneck over all whole splits, by bisection."""
-    from tilestream.cost import stage_cost
+    from tilestream.plan.cost import stage_cost
 
     device = H200.with_sms(sms)
     p = choose_residency(choose_placement(split_spatial(nerf(), device), device), device)

@@ -10,9 +10,9 @@ from modules import Fn, linear
 from streamed import stream
 from torch import Tensor, fx, nn
 
-from tilestream.capture import capture, normalise
 from tilestream.errors import CacheError
-from tilestream.regions import partition
+from tilestream.graph.capture import capture, normalise
+from tilestream.graph.selection import partition
 from tilestream.run.operator import REGION
 from tilestream.run.place import place
 from tilestream.run.spec import decode, encode, spec_of

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import chain, edge_block
 
-from tilestream import devices, plan_cache
+from tilestream import devices
 from tilestream.options import Options
-from tilestream.plan_cache import PlanCache, bucket, cached_plan, key, plan_from_json, plan_to_json, seal, sealed
-from tilestream.planner import plan
+from tilestream.plan import cache
+from tilestream.plan.cache import PlanCache, bucket, cached_plan, key, plan_from_json, plan_to_json, seal, sealed
+from tilestream.plan.planner import plan
 
 H200 = devices.get("h200")
 
@@ -32,7 +33,7 @@ def planned(monkeypatch):
         calls.append(rows)
         return plan(program, rows, *rest)
 
-    monkeypatch.setattr(plan_cache, "plan", counting)
+    monkeypatch.setattr(cache, "plan", counting)
     return calls
 
 
@@ -82,7 +83,7 @@ def test_the_key_sees_everything_that_matters(monkeypatch):
         named(options=Options(queue_depth=4)),
         named(measured=True),
     }
-    monkeypatch.setattr(plan_cache, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(cache, "versions", lambda: {"torch": "another"})
     keys.add(named())
     assert len(keys) == 11
     assert named() == named()
@@ -146,7 +147,7 @@ def test_a_full_disk_leaves_no_file_behind(tmp_path, monkeypatch, caplog):
     def full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plan_cache.os, "replace", full)
+    monkeypatch.setattr(cache.os, "replace", full)
     with caplog.at_level(logging.WARNING):
         cached_plan(chain(2), 1000, H200, Options(cache_dir=tmp_path))
     assert "No space left" in caplog.text

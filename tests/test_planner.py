@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from programs import Program, chain, edge_block, elementwise, nerf
 from strategies import programs
 
-from tilestream import devices, planner
+from tilestream import devices
 from tilestream.apps import APPS
-from tilestream.capture import capture
-from tilestream.cost import product_bound_us
 from tilestream.errors import CompileError, PlanError
-from tilestream.ir import Residency
+from tilestream.graph.capture import capture
+from tilestream.graph.selection import partition
+from tilestream.ir.pipeline import Residency
 from tilestream.options import Options
-from tilestream.passes import split_bulk
-from tilestream.planner import FALLBACK, MEASURED, plan, summary
-from tilestream.regions import partition
-from tilestream.verify import verify
+from tilestream.plan import planner
+from tilestream.plan.cost import product_bound_us
+from tilestream.plan.passes import split_bulk
+from tilestream.plan.planner import FALLBACK, MEASURED, plan, summary
+from tilestream.schedule.fits import verify_on
 
 H200 = devices.get("h200")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -41,7 +42,7 @@ def test_auto_prefers_the_cheapest_prediction():
 def test_every_legal_candidate_passes_the_verifier():
     for candidate in plan(nerf(), 65_536, H200, Options()).candidates:
         if candidate.pipeline is not None:
-            verify(candidate.pipeline, H200)
+            verify_on(candidate.pipeline, H200)
             assert candidate.predicted_us is not None and not candidate.rejected
 
 

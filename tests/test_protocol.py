@@ -25,8 +25,8 @@ from tilestream import reference
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, fixed_addresses, run_on_host
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
-from tilestream.ir import Pipeline, Queue, Residency, Shard
-from tilestream.verify import verify
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
+from tilestream.schedule.fits import verify_on
 
 FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
 CODE = "int main() { return 0; }"
@@ -142,7 +142,7 @@ def test_no_race_whatever_the_copy_engine_does_first(seed: int, folder: Path) ->
 def test_no_race_in_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=False))
     try:
-        verify(pipeline, get("h200"))
+        verify_on(pipeline, get("h200"))
     except VerifyError as e:
         pytest.skip(f"does not fit: {e}")
     run_on_host(pipeline, tensors_for(pipeline, 260, seed), HostRun(sanitize=True, folder=folder, seed=seed))

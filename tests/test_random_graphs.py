@@ -16,11 +16,10 @@ from streamed import eagerly
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilestream import fallback, oracle, runtime
-from tilestream.backend import tilestream
-from tilestream.oracle import Float64
 from tilestream.run import executable as execution
-from tilestream.run import inductor
+from tilestream.run import fallback, inductor, oracle, prepare
+from tilestream.run.backend import tilestream
+from tilestream.run.oracle import Float64
 
 BY_DEFAULT = 40
 
@@ -77,8 +76,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
     """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
     monkeypatch.setattr(inductor, "_compiled", eagerly)
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(prepare, "_plans", {})
+    monkeypatch.setattr(prepare, "_analyses", [])
     monkeypatch.setattr(execution, "_executables", {})
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -91,7 +90,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
 def test_random_graphs():
     for seed in range(BY_DEFAULT):
         assert not (wrong := check(seed)), f"seed {seed}: {wrong}"
-    assert sum(len(a.operators) for a in runtime.analyses()) > BY_DEFAULT
+    assert sum(len(a.operators) for a in prepare.analyses()) > BY_DEFAULT
 
 
 @pytest.mark.exhaustive

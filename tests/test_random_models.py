@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from streamed import stream
 from torch import Tensor, nn
 
-from tilestream import oracle
-from tilestream.capture import capture
-from tilestream.measure import float64
+from tilestream.graph.capture import capture
+from tilestream.run import oracle
+from tilestream.run.measure import float64
 
 POINTWISE = [torch.relu, torch.sigmoid, F.silu, torch.tanh, lambda x: x * 0.5 + 1, lambda x: 2 - x, torch.neg]
 OUTSIDE = [lambda x: x.cumsum(-1) / x.shape[-1], lambda x: x.sort(-1)[0], lambda x: x - x.mean(0, keepdim=True)]

@@ -14,9 +14,9 @@ from strategies import cuts, pipelines, random_pipeline, row_counts, tensors_for
 
 from tilestream import reference
 from tilestream.errors import InputError, PipelineDeadlock, VerifyError
-from tilestream.ir import Pipeline, Queue, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
-from tilestream.tileops import OPS
-from tilestream.verify import verify
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
+from tilestream.ir.tileops import OPS
+from tilestream.ir.verify import verify
 
 SMALL = Limits(max_width=48, ops=12)
 

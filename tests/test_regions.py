@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from modules import Fn, linear
 from torch import Tensor, fx, nn
 
-from tilestream.capture import capture
-from tilestream.emitter import MAX_FEATURES
-from tilestream.grouping import Groups, successors
-from tilestream.regions import POINTWISE, Partition, partition
+from tilestream.graph.capture import capture
+from tilestream.graph.convexity import Groups, successors
+from tilestream.graph.lowering import MAX_FEATURES
+from tilestream.graph.selection import POINTWISE, Partition, partition
 
 
 @pytest.fixture(autouse=True)

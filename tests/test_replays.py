@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tilestream import replays
+from tilestream.run import timing
 
 
 class Ticks:
@@ -25,6 +25,6 @@ class Ticks:
 def test_clocks_have_settled_or_time_is_up(monkeypatch: pytest.MonkeyPatch, least: float, settles: bool):
     gpu: Any = Ticks(0.008, least)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(replays.time, "perf_counter", lambda: gpu.now)
-    replays.settle([gpu])
-    assert (gpu.seconds == least) == settles and gpu.now < replays.MOST_S + 3 * replays.STRETCH_S
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: gpu.now)
+    timing.settle([gpu])
+    assert (gpu.seconds == least) == settles and gpu.now < timing.MOST_S + 3 * timing.STRETCH_S

@@ -10,9 +10,10 @@ from html.parser import HTMLParser
 import pytest
 import samples
 
-from tilestream import devices, planner
-from tilestream.analysis import Analysis, Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream import devices
 from tilestream.options import Options
+from tilestream.plan import planner
+from tilestream.plan.analysis import Analysis, Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.report import charts, drawing, facts, html, timeline
 from tilestream.report.explain import Report, sms, weights
 from tilestream.report.words import microseconds, size

@@ -8,7 +8,7 @@ import pytest
 from programs import Program, chain, edge_block, nerf
 
 from tilestream.errors import VerifyError
-from tilestream.ir import Pipeline, Residency, Role, Shard
+from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard
 from tilestream.schedule import Schedule, build, footprint
 from tilestream.schedule.layout import CHUNK, SHARED_LIMIT, lay_out
 from tilestream.schedule.model import Place

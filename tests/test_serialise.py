@@ -12,10 +12,10 @@ from strategies import pipelines
 
 from tilestream import devices
 from tilestream.errors import CacheError
+from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.ir.text import show
 from tilestream.options import Options
-from tilestream.planner import plan
-from tilestream.serialise import pipeline_from_json, pipeline_to_json
-from tilestream.show import show
+from tilestream.plan.planner import plan
 
 
 @settings(max_examples=50, deadline=None)

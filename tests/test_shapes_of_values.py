@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilestream.capture import capture
-from tilestream.emitter import Value
-from tilestream.ir import Tile
-from tilestream.oracle import Float64
-from tilestream.regions import Partition, partition
+from tilestream.graph.capture import capture
+from tilestream.graph.lowering import Value
+from tilestream.graph.selection import Partition, partition
+from tilestream.ir.pipeline import Tile
+from tilestream.run.oracle import Float64
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ from programs import Program, chain, edge_block, nerf
 from strategies import pipelines
 
 from tilestream import devices
-from tilestream.cost import predict, traffic
 from tilestream.errors import PipelineDeadlock
-from tilestream.ir import Pipeline, Queue, Stage
+from tilestream.ir.pipeline import Pipeline, Queue, Stage
+from tilestream.ir.sizes import tiles_of
 from tilestream.options import Options
-from tilestream.planner import plan
+from tilestream.plan.cost import predict, traffic
+from tilestream.plan.planner import plan
 from tilestream.simulator import Simulation, simulate
 from tilestream.simulator.from_pipeline import launch_of
-from tilestream.work import tiles_of
 
 H200 = devices.get("h200")
 

@@ -11,8 +11,8 @@ import scipy.io
 import scipy.sparse
 from typer.testing import CliRunner
 
+from tilestream.cli.sparse import app
 from tilestream.sparse import Schedule, kernels, load
-from tilestream.sparse.cli import app
 from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM
 from tilestream.sparse.storage import Format
 

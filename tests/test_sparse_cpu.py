@@ -13,9 +13,9 @@ from sparse_modules import Call, rand
 from sparse_programs import random_case
 from typer.testing import CliRunner
 
+from tilestream.cli.sparse import app
 from tilestream.errors import SparseError
 from tilestream.sparse import Format, Schedule, compile, compressed
-from tilestream.sparse.cli import app
 from tilestream.sparse.cpu import CpuProgram
 from tilestream.sparse.program import Program
 

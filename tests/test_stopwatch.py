@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tilestream import stopwatch
+from tilestream.run import stopwatch
 
 
 def test_a_part_that_interrupts_another_is_taken_from_it(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from programs import Program, chain, edge_block, nerf
 
 from tilestream.cuda.emit import KernelSource, emit
-from tilestream.ir import Pipeline, Queue, Shard, Stage, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Shard, Stage, Transport
 
 
 def shared(p: Pipeline) -> Pipeline:

@@ -15,7 +15,7 @@ from test_backend import compiled
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tilestream import runtime
+from tilestream.run import prepare
 
 SOURCES = Path(__file__).parents[1] / "src"
 
@@ -47,14 +47,14 @@ def test_training_under_autocast():
     fast, x = compiled(module), torch.randn(37, 9)
     with torch.autocast("cpu", torch.bfloat16):
         same_gradients(fast, module, x)
-    assert runtime.analyses()
+    assert prepare.analyses()
 
 
 def test_training_with_activation_checkpoints():
     module = mlp()
     part = Fn(lambda m, x: checkpoint(m.layers[0], x, use_reentrant=False).relu(), module)
     same_gradients(compiled(part), part, torch.randn(37, 9).bfloat16())
-    assert runtime.analyses()
+    assert prepare.analyses()
 
 
 def test_gradient_accumulation_and_an_optimizer():
@@ -77,7 +77,7 @@ def test_an_exported_program():
     program = torch.export.export(module, (x,)).module()
     with torch.no_grad():
         close(compiled(program)(x), module(x))
-    assert runtime.analyses()
+    assert prepare.analyses()
 
 
 def test_export_of_what_is_compiled_elsewhere_is_not_disturbed():
@@ -113,8 +113,8 @@ def test_inputs_that_want_gradients():
 PARALLEL = """
 import os, sys, torch, torch.distributed as dist
 from torch import nn
-from tilestream import runtime
-from tilestream.backend import tilestream
+from tilestream.run import prepare
+from tilestream.run.backend import tilestream
 rank, port, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
 torch.set_num_threads(1)
@@ -145,7 +145,7 @@ torch.stack([plain(part).float().square().mean() for part in x]).mean().backward
 for got, want in zip(mine.parameters(), plain.parameters(), strict=True):
     grad = got.grad if kind == "ddp" else got.grad.full_tensor()
     torch.testing.assert_close(grad, want.grad, rtol=0.05, atol=0.05)
-assert runtime.analyses(), "no region"
+assert prepare.analyses(), "no region"
 dist.barrier()
 dist.destroy_process_group()
 """

@@ -11,9 +11,11 @@ from strategies import pipelines, random_pipeline
 
 from tilestream import devices
 from tilestream.errors import VerifyError
-from tilestream.ir import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
-from tilestream.tileops import OPS
-from tilestream.verify import verify
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
+from tilestream.ir.tileops import OPS
+from tilestream.ir.verify import verify
+from tilestream.schedule.fits import verify_on
 
 H200 = devices.get("h200")
 
@@ -55,12 +57,12 @@ def chain(depth: int = 4, transport: Transport = Transport.L2, **changes) -> Pip
 
 def rejected(p: Pipeline, match: str, device: devices.Device | None = None) -> None:
     with pytest.raises(VerifyError, match=match):
-        verify(p, device)
+        verify_on(p, device)
 
 
 def test_the_examples_of_this_file_are_legal():
-    verify(chain(), H200)
-    verify(chain(0, Transport.DRAM), H200)
+    verify_on(chain(), H200)
+    verify_on(chain(0, Transport.DRAM), H200)
 
 
 # -- stages
@@ -210,7 +212,7 @@ def wide(width: int, placement: Shard, inputs: int = 8) -> Pipeline:
 def test_widths(width: int, dim: int, legal: int):
     p = wide(width, Shard(dim))
     if legal:
-        verify(p, H200)
+        verify_on(p, H200)
     else:
         rejected(p, rf"tile 'v' has {width} features > {width - 1}, the widest that Shard\({dim}\) holds in registers")
 
@@ -227,7 +229,7 @@ def test_an_operand_of_a_linear_may_be_wider_than_registers():
     )
     x = tensor("x", 64, role=Role.INPUT)
     joined = pipeline(replace(s, ops=cat), tensors=(x, *p.tensors[1:], tensor("w0", 256, 64)))
-    verify(joined, H200)
+    verify_on(joined, H200)
     computed = (*cat[:-1], op("relu", "k", "u", width=320), op("slice", "m", "k", start=0, stop=256, width=256))
     computed += (op("add", "n", "m", "v", width=256), store("n"))
     rejected(joined.with_stages((replace(s, ops=computed),)), "tile 'u' has 320 features > 256")
@@ -238,9 +240,9 @@ def test_a_wide_cat_may_be_stored_and_so_may_cross_dram_but_not_the_l2():
     b = Stage("b", (op("linear", "w", "v", params=("k",)), store("w")))
     x, k = tensor("x", 8, role=Role.INPUT), tensor("k", 8, 320)
     p = pipeline(a, b, queues=(Queue("v", "a", ("b",), Transport.DRAM, 0),), tensors=(x, Y, k))
-    verify(p, H200)
-    for launch in p.launches():
-        verify(launch, H200)
+    verify_on(p, H200)
+    for launch in cut_at_dram(p):
+        verify_on(launch, H200)
     rejected(replace(p, queues=(Queue("v", "a", ("b",)),)), "stage 'a' .*: tile 'v' has 320 features > 256")
 
 
@@ -250,7 +252,7 @@ def test_replicas_need_sms_of_their_own():
     rejected(p, r"needs a 1 \+ b 131 \+ c 1 = 133 > 132 SMs of h200", H200)
     verify(p)
     per_launch = replace(p, queues=(replace(p.queues[0], transport=Transport.DRAM, depth=0), p.queues[1]))
-    verify(per_launch, H200)
+    verify_on(per_launch, H200)
 
 
 def test_weights_must_fit_shared_memory():
@@ -261,7 +263,7 @@ def test_weights_must_fit_shared_memory():
     (s,) = heavy.stages
     resident = heavy.with_stages((replace(s, residency=Residency.RESIDENT),))
     rejected(resident, r"stage 's' .* needs weights 262144 \+ .* = \d+ > 232448 bytes of shared memory on h200", H200)
-    verify(heavy, H200)
+    verify_on(heavy, H200)
 
 
 def test_the_parts_of_shared_memory_add_up():
@@ -286,7 +288,7 @@ def test_rings_must_fit_the_l2():
 @given(pipelines(Limits(max_width=512)))
 def test_random_pipelines_are_legal(p: Pipeline):
     verify(p)
-    for launch in p.launches():
+    for launch in cut_at_dram(p):
         verify(launch)
 
 

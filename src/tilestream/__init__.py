@@ -24,7 +24,7 @@ from tilestream.errors import (
     WorkerError,
     WorkloadError,
 )
-from tilestream.ir import (
+from tilestream.ir.pipeline import (
     TILE_ROWS,
     Pipeline,
     Queue,
@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-_PARTS = ("apps", "devices", "kitsune", "simulator", "sparse")
+_PARTS = ("apps", "devices", "simulator", "sparse", "studies")
 """Packages that ``import tilestream`` alone makes reachable, and loads when they are first used."""
 
 
@@ -113,9 +113,9 @@ def explain(
             argument of the model, or neither.
         DeviceError: no device of that name is known.
     """
-    from tilestream.analysis import analyse
-    from tilestream.named import split
+    from tilestream.plan.analyse import analyse
     from tilestream.report.explain import Report
+    from tilestream.report.keywords import split
 
     if training is not None:
         named = {**named, "training": training}
@@ -141,8 +141,8 @@ def simulate(
     Raises:
         CaptureError, OptionError, DeviceError: as ``explain``.
     """
-    from tilestream.analysis import analyse
-    from tilestream.named import split
+    from tilestream.plan.analyse import analyse
+    from tilestream.report.keywords import split
     from tilestream.report.simulation import Simulation
 
     if device is not None:

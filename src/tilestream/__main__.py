@@ -7,7 +7,7 @@ def main() -> None:
     """The console script."""
     interrupts.install()
     try:
-        from tilestream.cli import app
+        from tilestream.cli.main import app
 
         app()
     except KeyboardInterrupt:

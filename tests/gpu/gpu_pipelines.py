@@ -9,7 +9,7 @@ from functools import partial
 from mixed_programs import ONE_STAGE, residual_stream
 from programs import Program, chain, edge_block, elementwise, nerf
 
-from tilestream.ir import Pipeline, Queue, Residency, Shard, Stage, TileOp, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Stage, TileOp, Transport
 
 SMS = 132
 

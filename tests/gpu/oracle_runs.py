@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tilestream import reference
 from tilestream.cuda.launch import CompiledPipeline
-from tilestream.dtypes import TORCH_DTYPES
-from tilestream.ir import Pipeline, Queue, Role, Stage
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage
 
 GUARD = 64  # rows around a tensor that no kernel may touch
 NAN = float("nan")

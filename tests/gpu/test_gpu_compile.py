@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream import fallback, planner, runtime
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
-from tilestream.backend import tilestream
 from tilestream.bench.accuracy import Oracle, repeatable, tensors
+from tilestream.plan import planner
 from tilestream.run import executable as execution
+from tilestream.run import fallback, prepare
+from tilestream.run.backend import tilestream
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -27,8 +28,8 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
     monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(runtime, "_plans", {})
-    monkeypatch.setattr(runtime, "_analyses", [])
+    monkeypatch.setattr(prepare, "_plans", {})
+    monkeypatch.setattr(prepare, "_analyses", [])
     monkeypatch.setattr(fallback, "_said", set())
 
 
@@ -67,7 +68,7 @@ def strategies() -> list[str]:
     """What ran: the strategy of every region, or why it did not run."""
     return [
         a.problem or ("inductor" if a.plan is None or a.plan.chosen.pipeline is None else a.plan.chosen.strategy)
-        for a in runtime.analyses()
+        for a in prepare.analyses()
     ]
 
 
@@ -123,7 +124,7 @@ def test_the_measured_choice_is_right_whatever_it_is(monkeypatch: pytest.MonkeyP
     (x,) = data((16384, 48))
     fast = torch.no_grad()(torch.compile(module, backend=tilestream))
     check(module, x, fast=fast)
-    (analysis,) = runtime.analyses()
+    (analysis,) = prepare.analyses()
     assert analysis.plan is not None
     assert any(c.measured_us for c in analysis.plan.candidates if c.pipeline is None)
 
@@ -175,7 +176,7 @@ def test_no_region_at_all():
     module = Fn(lambda m, x: torch.cumsum(x, 0).roll(1, 0))
     (x,) = data((300, 9), dtype=F32)
     torch.testing.assert_close(compiled(module)(x), module(x))
-    assert runtime.analyses() == []
+    assert prepare.analyses() == []
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from random_pipelines import Limits, random_pipeline, tensors_for
 
 from tilestream import cuda, devices
 from tilestream.errors import VerifyError
-from tilestream.verify import verify
+from tilestream.schedule.fits import verify_on
 
 COUNT = int(os.environ.get("TILESTREAM_FUZZ", "24"))
 FIRST = int(os.environ.get("TILESTREAM_FUZZ_FIRST", "0"))
@@ -26,7 +26,7 @@ def limits(seed: int) -> Limits:
 def test_random_pipelines(seed: int):
     pipeline = random_pipeline(seed, limits(seed))
     try:
-        verify(pipeline, devices.get("h200"))
+        verify_on(pipeline, devices.get("h200"))
         sources = cuda.sources(pipeline)
     except VerifyError as refusal:
         pytest.skip(f"not legal on an H200: {refusal.cause}")
@@ -45,7 +45,7 @@ def test_most_random_pipelines_are_legal():
     refused = 0
     for seed in range(60):
         try:
-            verify(random_pipeline(seed, limits(seed)), devices.get("h200"))
+            verify_on(random_pipeline(seed, limits(seed)), devices.get("h200"))
         except VerifyError:
             refused += 1
     assert refused <= 20

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tilestream import cuda
 from tilestream.cuda.launch import CompiledPipeline
-from tilestream.ir import Role
+from tilestream.ir.pipeline import Role
 
 # One stage with packed weights; rings with a multicast skip; rings and DRAM; DRAM only.
 CAPTURED = ("nerf", "spatial_chain", "spatial_multicast", "l2_and_dram", "bulk_odd_f16")

@@ -13,9 +13,9 @@ from programs import Program
 from torch import Tensor
 
 from tilestream import cuda
-from tilestream.dtypes import TORCH_DTYPES
-from tilestream.ir import TILE_ROWS, Pipeline, Role
-from tilestream.tileops import OPS
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role
+from tilestream.ir.tileops import OPS
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream.apps import APPS
 from tilestream.apps.models import MODELS
-from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CaptureError, OptionError, TilestreamError
+from tilestream.ir.dtypes import TORCH_DTYPES
 
 REMEDY = (
     "write a function that returns (module, inputs): a torch.nn.Module, and a tuple of what it is called with, "

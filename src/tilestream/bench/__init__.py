@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from tilestream import devices, planner, runtime, traffic
-from tilestream.analysis import Analysis, RegionAnalysis, analyse
+from tilestream import devices
 from tilestream.apps.load import Workload
 from tilestream.bench import arms as arms_
 from tilestream.bench import dram
@@ -18,9 +17,13 @@ from tilestream.bench.accuracy import Oracle, repeatable
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.options import Options
-from tilestream.replays import Captured
+from tilestream.plan import planner, traffic
+from tilestream.plan.analyse import analyse
+from tilestream.plan.analysis import Analysis, RegionAnalysis
 from tilestream.report import whole
 from tilestream.report.explain import Report
+from tilestream.run import prepare
+from tilestream.run.timing import Captured
 from tilestream.run.whole import measured as measured_whole
 from tilestream.run.whole import wholes
 
@@ -63,7 +66,7 @@ def run(
         "environment": environment(),
     }
     torch.compiler.reset()
-    compiled = len(runtime.analyses())
+    compiled = len(prepare.analyses())
     progress("running eager and float64")
     oracle = Oracle(workload.module, workload.inputs, workload.keywords)
     with arms_.planned_anew():
@@ -72,7 +75,7 @@ def run(
         else:
             made |= _on_reference(workload, options, oracle, progress)
     progress("planning")
-    analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:])
+    analysis = as_used(analysed(workload, options), prepare.analyses()[compiled:])
     ours, inductors = (made["arms"].get(name, {}).get("us") for name in ("tilestream", "inductor"))
     analysis = replace(analysis, measured_us=ours, inductor_measured_us=inductors)
     if rows is not None and rows != workload.rows:
@@ -134,10 +137,10 @@ def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) 
 
 def measured(workload: Workload, options: Options) -> Analysis:
     """The analysis of a model after it has been compiled and run once, so that candidates have measured times."""
-    compiled, graphs = len(runtime.analyses()), len(wholes())
+    compiled, graphs = len(prepare.analyses()), len(wholes())
     with arms_.planned_anew():
         arms_.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
-    analysis = as_used(analysed(workload, options), runtime.analyses()[compiled:])
+    analysis = as_used(analysed(workload, options), prepare.analyses()[compiled:])
     ours, inductors = measured_whole(wholes()[graphs:])
     return replace(analysis, measured_us=ours, inductor_measured_us=inductors)
 

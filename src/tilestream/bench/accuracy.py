@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream import oracle
 from tilestream.bench.state import State, named, same_bits
 from tilestream.errors import CaptureError
+from tilestream.run import oracle
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,6 @@ def compiled(module: nn.Module, options: Options) -> Callable[..., object]:
 
 def backend() -> Callable[..., Any]:
     """The back end itself: a source tree that is not installed has no entry point for its name."""
-    from tilestream.backend import tilestream
+    from tilestream.run.backend import tilestream
 
     return tilestream

@@ -64,7 +64,7 @@ def main() -> None:
     from tilestream.bench import arms
     from tilestream.bench.once import parser
     from tilestream.options import Options
-    from tilestream.stopwatch import spent
+    from tilestream.run.stopwatch import spent
 
     given = parser().parse_args()
     on = "cuda" if torch.cuda.is_available() and given.target != "reference" else "cpu"

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from tilestream.apps.load import Workload
 from tilestream.bench import arms
 from tilestream.bench.environment import environment
-from tilestream.capture import boxed
+from tilestream.graph.capture import boxed
 from tilestream.options import Options
 from tilestream.run import operator
 from tilestream.run.call import RegionCall

@@ -18,9 +18,9 @@ def run(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     Raises:
         DeviceError: there is no GPU that the kernels run on.
     """
-    from tilestream.cuda import bench_queues
+    from tilestream.bench import queue_pipeline
 
-    return {"schema": 1, "environment": environment(), "queues": bench_queues.run(progress=progress)}
+    return {"schema": 1, "environment": environment(), "queues": queue_pipeline.run(progress=progress)}
 
 
 def render(result: dict[str, Any]) -> RenderableType:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilestream import replays
 from tilestream.bench.accuracy import tensors
-from tilestream.replays import Captured, capture
+from tilestream.run import timing
+from tilestream.run.timing import Captured, capture
 
 ROUNDS = 30
 BURST_US = 2000.0
@@ -62,7 +62,7 @@ def poison(outputs: Sequence[Tensor]) -> None:
 
 def interleaved(arms: Mapping[str, Captured], rounds: int = ROUNDS) -> dict[str, Timing]:
     """Time every arm once a round, starting each round with another arm."""
-    samples = replays.interleaved(list(arms.values()), rounds)
+    samples = timing.interleaved(list(arms.values()), rounds)
     return {
         name: Timing(statistics.median(us), min(us), max(us), arms[name].calls)
         for name, us in zip(arms, samples, strict=True)

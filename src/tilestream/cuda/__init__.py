@@ -13,7 +13,8 @@ from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
 from tilestream.errors import DeviceError, TilestreamError
-from tilestream.ir import Pipeline
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline
 
 __all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
@@ -31,7 +32,7 @@ def available() -> str:
 @lru_cache(maxsize=256)
 def sources(pipeline: Pipeline) -> tuple[KernelSource, ...]:
     """The CUDA source of each launch."""
-    return tuple(emit(launch) for launch in pipeline.launches())
+    return tuple(emit(launch) for launch in cut_at_dram(pipeline))
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:

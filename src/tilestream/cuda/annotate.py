@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestream.ir import Pipeline
+from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.model import Schedule, Step
 
 

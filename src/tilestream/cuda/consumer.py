@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 
 from tilestream.cuda.annotate import comments
+from tilestream.cuda.names import Names
 from tilestream.cuda.snippets import expression, literal
 from tilestream.cuda.tables import Tables
 from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
-from tilestream.ir import Pipeline, TileOp
+from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.schedule.layout import Layout
 from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Segment, Step, ceil_to, columns_of
 
 _POINTER = re.compile(r"@P(\d+)@")
 
 
-class ConsumerEmitter:
+class ConsumerEmitter(Names):
     """Emits the loop body of one stage. Pointers and credits go to the tables in order of use,
 
     so that stages and steps that differ in nothing else have the same text: equal stages share
@@ -24,10 +25,8 @@ class ConsumerEmitter:
     """
 
     def __init__(self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables) -> None:
-        self.s, self.layout, self.pipeline, self.tables = schedule, layout, pipeline, tables
-        self.split = schedule.stage.placement.dim == 1
+        super().__init__(schedule, layout, pipeline, tables)
         self.lag = schedule.stage.in_flight - 1  # products younger than the one whose page is given back
-        self.pointers = 0
         self.credits = 0
         self.reduces = 0
         self.last_use = self._last_queue_uses()
@@ -55,20 +54,7 @@ class ConsumerEmitter:
         lines += [f"RowVector {self.row(t)};" for t in rows]
         return "\n".join("  " + line for line in lines)
 
-    # -- names
-
-    def row(self, tile: str) -> str:
-        return "row_" + re.sub(r"\W", "_", tile)
-
-    def pointer(self, kind: str, name: str) -> str:
-        self.tables.stage_pointers.append(self.tables.pointer(kind, name))
-        self.pointers += 1
-        return f"p.pointer(w.pointers + @P{self.pointers - 1}@)"
-
-    def buffer(self, tile: str) -> str:
-        k = self.s.buffers[tile]
-        base = f"smem + {self.layout.buffers[k]}u"
-        return base if self.split else f"{base} + g * {self.layout.buffer_bytes[k]}u"
+    # -- queues
 
     def _last_queue_uses(self) -> dict[str, tuple[int, int, str]]:
         """For each queue taken: the last (step, phase or -1 for the product, stream) that reads it."""
@@ -83,31 +69,6 @@ class ConsumerEmitter:
                     if self.s.streams[t].queue:
                         last[self.s.streams[t].queue] = (step.index, k, t)
         return last
-
-    def element(self, dtype: str) -> str:
-        """C++ type; the operands' has a name of its own, so that kernels of one dtype differ in nothing else."""
-        return "T" if dtype == self.s.dtype else dtype
-
-    def buffer_dtype(self, tile: str) -> str:
-        return self.s.buffer_dtypes[self.s.buffers[tile]]
-
-    def own_chunks(self, dtype: str) -> str:
-        """Offset of this warpgroup's columns in a tile of ``dtype``."""
-        return f" + (u32)(col0 / {columns_of(dtype)}) * CHUNK_BYTES" if self.split else ""
-
-    def chunk_names(self, tile: str) -> list[str]:
-        """Variables that hold the addresses of a stream's chunks for one turn of an epilogue."""
-        name = "in_" + re.sub(r"\W", "_", tile)
-        parts = self.s.parts(self.s.streams[tile].dtype)
-        return [name] if parts == 1 else [f"{name}_{k}" for k in range(parts)]
-
-    def in_chunk(self, chunks: list[str], dtype: str) -> str:
-        """Address of a lane's pair in block ``k`` of a turn that has these chunks of ``dtype``."""
-        t = self.element(dtype)
-        if len(chunks) == 1:
-            return f"pair_addr<{t}>({chunks[0]}, t, k, j)"
-        blocks = columns_of(dtype) // 8
-        return f"pair_addr<{t}>(k < {blocks} ? {chunks[0]} : {chunks[1]}, t, k % {blocks}, j)"
 
     def _credits(self, step: int, phase: int) -> list[str]:
         lines = []

@@ -16,7 +16,7 @@ import jinja2
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
-from tilestream.ir import Pipeline, Residency
+from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.schedule import build
 from tilestream.schedule.layout import Layout, lay_out
 from tilestream.schedule.model import Schedule, ceil_to

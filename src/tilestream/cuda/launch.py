@@ -18,10 +18,10 @@ from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
 from tilestream.cuda.workspace import Workspace, Workspaces
-from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import DeviceError, InputError
-from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
-from tilestream.work import tiles_of
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
+from tilestream.ir.sizes import tiles_of
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT = 16

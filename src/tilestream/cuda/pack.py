@@ -12,7 +12,7 @@ import torch
 from tilestream.cuda import driver
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.tables import PackSpec
-from tilestream.ir import DTYPE_BYTES
+from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to, columns_of
 
 ENTRY_BYTES = 48

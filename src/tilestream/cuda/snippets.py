@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilestream.errors import CompileError
-from tilestream.ir import TileOp
+from tilestream.ir.pipeline import TileOp
 
 SOFTPLUS = (("beta", 1.0), ("threshold", 20.0))  # 0 is a threshold like any other
 _CALL = {

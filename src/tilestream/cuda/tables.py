@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tilestream.ir import DTYPE_BYTES, Pipeline, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Transport
 from tilestream.schedule.layout import Layout
 from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, ceil_to, columns_of
 

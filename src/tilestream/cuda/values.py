@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tilestream.cuda.names import Names
 from tilestream.cuda.snippets import expression
-from tilestream.ir import DTYPE_BYTES
+from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import Phase, Place, Sink, Step, ceil_to
-
-if TYPE_CHECKING:
-    from tilestream.cuda.consumer import ConsumerEmitter
 
 
 class Values:
     """Evaluates a phase: operands are fetched, expressions named, each once."""
 
-    def __init__(self, e: ConsumerEmitter, step: Step, phase: Phase, width: int) -> None:
+    def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
         self.e, self.step, self.phase, self.width = e, step, phase, width
         self.values: dict[str, tuple[str, str]] = {}
         self.lines: list[str] = []

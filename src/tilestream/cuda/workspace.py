@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilestream.cuda import driver
 from tilestream.cuda.tables import Tables
-from tilestream.ir import DTYPE_BYTES, TILE_ROWS
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS
 from tilestream.schedule.model import ceil_to
 
 log = logging.getLogger(__name__)

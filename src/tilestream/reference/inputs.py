@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import InputError
-from tilestream.ir import Pipeline, Role, Tensor
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.reference.ops import Arithmetic
 
 

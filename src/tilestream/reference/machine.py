@@ -9,11 +9,12 @@ import torch
 from torch.nn import functional
 
 from tilestream.errors import PipelineDeadlock
-from tilestream.ir import TILE_ROWS, Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.shapes import check_shapes
 from tilestream.reference.inputs import check_inputs
 from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate
 from tilestream.reference.ring import Ring
-from tilestream.shapes import check_shapes
 
 Observe = Callable[[str, int, torch.Tensor], None]
 
@@ -53,7 +54,7 @@ def run(
     check_shapes(pipeline)
     rows = check_inputs(pipeline, tensors, arithmetic)
     memory = dict(tensors)
-    for launch in pipeline.launches():
+    for launch in cut_at_dram(pipeline):
         watch = observe and _skip_reloads(observe, {t.name for t in pipeline.tensors}, launch)
         memory |= _Launch(launch, memory, rows, arithmetic, watch).run()
     return {t.name: memory[t.name] for t in pipeline.by_role(Role.OUTPUT)}
@@ -158,7 +159,7 @@ class _Launch:
         return PipelineDeadlock(
             f"no stage of pipeline {self.pipeline.name!r} can go on after {fired} steps: {reasons}",
             "make each full queue hold at least one step of every stage at its ends, and remove cycles; "
-            "tilestream.verify names the rule",
+            "tilestream.ir.verify names the rule",
         )
 
 

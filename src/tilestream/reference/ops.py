@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tilestream.dtypes import TORCH_DTYPES
-from tilestream.ir import Tile, TileOp
-from tilestream.tileops import OPS
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Tile, TileOp
+from tilestream.ir.tileops import OPS
 
 # torch.nn.functional's own defaults, for ops built by hand without these attributes.
 EPS = 1e-5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tilestream.ir import Queue
+from tilestream.ir.pipeline import Queue
 
 
 class Ring:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tilestream.ir import Pipeline, Role, TileOp
+from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.reference.ops import WORKING, evaluate
 
 

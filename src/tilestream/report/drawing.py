@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tilestream.ir import Pipeline, Queue, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Transport
 from tilestream.report import facts
 from tilestream.report.explain import sms
 from tilestream.report.words import size

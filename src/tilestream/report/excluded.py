@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilestream.analysis import Excluded
+from tilestream.plan.analysis import Excluded
 
 _ADVICE = (
     ("float32 matmul", 'torch.set_float32_matmul_precision("high"), or model.bfloat16()'),

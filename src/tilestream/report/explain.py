@@ -12,13 +12,14 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tilestream.analysis import Analysis, RegionAnalysis
-from tilestream.planner import rejections
+from tilestream.ir.launches import cut_at_dram
+from tilestream.plan.analysis import Analysis, RegionAnalysis
+from tilestream.plan.planner import rejections
 from tilestream.report import excluded, facts, whole
 from tilestream.report.words import WIDTH, microseconds, shortened, size
 
 if TYPE_CHECKING:
-    from tilestream.planner import Candidate, Plan
+    from tilestream.plan.planner import Candidate, Plan
 
 REGISTERS = (
     "registers: of a consumer's thread, estimated. The compiler reports 168, with which every thread starts; then "
@@ -145,7 +146,7 @@ def candidates(plan: Plan, runs: Candidate | None = None) -> Table:
             _strategy(candidate),
             microseconds(candidate.predicted_us),
             microseconds(candidate.measured_us),
-            "" if pipeline is None else str(len(list(pipeline.launches()))),
+            "" if pipeline is None else str(len(cut_at_dram(pipeline))),
             "" if pipeline is None else str(len(pipeline.stages)),
             style="bold green" if chosen else "",
         )

@@ -7,17 +7,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tilestream.errors import TilestreamError
-from tilestream.ir import Pipeline, Queue, Stage, TileOp, Transport
-from tilestream.work import weight_bytes
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Stage, TileOp, Transport
+from tilestream.ir.sizes import weight_bytes
 
 if TYPE_CHECKING:
     from tilestream.options import Options
-    from tilestream.planner import Candidate, Plan
+    from tilestream.plan.planner import Candidate, Plan
 
 
 def pipeline_facts(pipeline: Pipeline) -> dict[str, Any]:
     """Stages with the CTAs they run on, and queues with their sizes, launch by launch. Sizes in bytes."""
-    launches = list(pipeline.launches())
+    launches = cut_at_dram(pipeline)
     return {
         "name": pipeline.name,
         "strategy": pipeline.strategy,

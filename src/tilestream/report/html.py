@@ -10,10 +10,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from tilestream import traffic
-from tilestream.analysis import RegionAnalysis
-from tilestream.ir import Pipeline
-from tilestream.planner import FALLBACK, Candidate
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan import traffic
+from tilestream.plan.analysis import RegionAnalysis
+from tilestream.plan.planner import FALLBACK, Candidate
 from tilestream.report import charts, drawing, excluded, facts, whole
 from tilestream.report.explain import REGISTERS, Report, sms, weights
 from tilestream.report.words import count, microseconds, shortened, size
@@ -125,7 +126,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
             "strategy": "inductor" if c.strategy == FALLBACK else c.name,
             "predicted": microseconds(c.predicted_us),
             "measured": microseconds(c.measured_us),
-            "launches": "" if c.pipeline is None else len(list(c.pipeline.launches())),
+            "launches": "" if c.pipeline is None else len(cut_at_dram(c.pipeline)),
             "stages": "" if c.pipeline is None else len(c.pipeline.stages),
             "rejected": c.rejected,
             "chosen": c == plan.chosen,

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream import devices
-from tilestream.analysis import Analysis
-from tilestream.planner import rejections
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.planner import rejections
 from tilestream.report import facts, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tilestream.analysis import Analysis, Coverage, Share
+from tilestream.plan.analysis import Analysis, Coverage, Share
 from tilestream.report.words import count, microseconds
 
 COST_MODEL_ERROR = 0.10

@@ -12,13 +12,13 @@ import torch
 # What Inductor's code allocates with takes a third of torch.empty's time.
 from torch._C._dynamo.guards import _empty_strided_cuda  # pyright: ignore[reportAttributeAccessIssue]
 
-from tilestream import fallback
-from tilestream.dtypes import TORCH_DTYPES
-from tilestream.emitter import Steps
+from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
-from tilestream.ir import Pipeline
-from tilestream.lower import Operand
-from tilestream.modes import real
+from tilestream.graph.lowering import Steps
+from tilestream.graph.real import real
+from tilestream.graph.region import Operand
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline
 from tilestream.run.executable import Enqueue, Executable, executable, plain
 from tilestream.run.spec import TENSOR, RegionSpec
 
@@ -84,7 +84,7 @@ class RegionCall:
             except Exception as failure:
                 if not self._rescue:
                     raise
-                fallback.announce_failure("a region runs as plain torch operators", failure)
+                announce_failure("a region runs as plain torch operators", failure)
                 self._build, self._remembers = plain, False
                 return self._bind_with(self._build, values)
 

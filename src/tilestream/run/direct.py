@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import fx
 
-from tilestream.aten.nodes import is_sym, is_view
-from tilestream.capture import boxed
+from tilestream.graph.capture import boxed
+from tilestream.graph.nodes import is_sym, is_view
 from tilestream.run.operator import REGION, run
 
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from tilestream.ir import Pipeline, Role
-from tilestream.modes import real
-from tilestream.stopwatch import timed
+from tilestream.graph.real import real
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.run.stopwatch import timed
 
 Enqueue = Callable[[Sequence[torch.Tensor]], None]
 """Takes the tensors that are new at each call, and writes the outputs among them."""

@@ -13,18 +13,19 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tilestream import fallback, runtime
-from tilestream.capture import normalise
+from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
-from tilestream.lower import Region
+from tilestream.graph.capture import normalise
+from tilestream.graph.region import Region
+from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
-from tilestream.plan_cache import versions
-from tilestream.regions import Partition, partition
+from tilestream.plan.cache import versions
+from tilestream.run import prepare
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
+from tilestream.run.stopwatch import timed
+from tilestream.run.target import Target
 from tilestream.run.whole import Whole
-from tilestream.stopwatch import timed
-from tilestream.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Compilation:
     placed: list[Placed] = field(default_factory=list)
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
-        self._sizes = [int(math.log(max(1, t.numel()), runtime.GROWTH)) for t in inputs if isinstance(t, Tensor)]
+        self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
         self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else (lambda: None) for t in inputs]
 
     @property
@@ -74,17 +75,17 @@ class Compilation:
                 found = partition(normalise(graph))
             self._announce(found, backward=bool(kwargs.get("is_backward")))
             with timed("planning"):
-                runtime.prepare(found.regions, self.options, self.target)
+                prepare.prepare(found.regions, self.options, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
-                fallback.announce(
+                announce(
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
                 )
         except Exception as failure:
             if not self.options.fallback:
                 raise
-            fallback.announce_failure("the graph goes to Inductor", failure)
+            announce_failure("the graph goes to Inductor", failure)
             return False
         return bool(self.placed)
 
@@ -109,9 +110,9 @@ class Compilation:
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""
         if region.device.type != self.target.device.type:
-            fallback.announce(f"{region.name} goes to Inductor: its tensors are on {region.device}")
+            announce(f"{region.name} goes to Inductor: its tensors are on {region.device}")
             return None
-        pipeline = runtime.pipeline_of(region, self.options, self.target)
+        pipeline = prepare.pipeline_of(region, self.options, self.target)
         if pipeline is None:
             return None
         try:
@@ -119,7 +120,7 @@ class Compilation:
         except Exception as failure:
             if not self.options.fallback:
                 raise
-            fallback.announce_failure(f"{region.name} goes to Inductor", failure)
+            announce_failure(f"{region.name} goes to Inductor", failure)
             return None
 
     def _announce(self, found: Partition, backward: bool) -> None:
@@ -128,7 +129,7 @@ class Compilation:
             first = found.exclusions[0]
             raise PlanError(f"{first.op} at {first.source or '?'}: {first.reason}", "allow fallback=True")
         if found.exclusions and not backward:  # backward graphs repeat the lines of their forward ones
-            fallback.announce(summary(found))
+            announce(summary(found))
         _trace(found)
 
 
@@ -155,7 +156,7 @@ def _trace(found: Partition) -> None:
         from torch._logging._internal import trace_structured
     except ImportError:
         return
-    from tilestream.show import show
+    from tilestream.ir.text import show
 
     trace_structured(
         "artifact",

@@ -20,11 +20,12 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from tilestream import fallback
-from tilestream.aten.nodes import is_constant
+from tilestream.announce import announce_failure
+from tilestream.graph.nodes import is_constant
+from tilestream.run import fallback
 from tilestream.run.direct import direct, is_direct
 from tilestream.run.graphs import Compilation
-from tilestream.stopwatch import timed
+from tilestream.run.stopwatch import timed
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     except Exception as failure:
         if not compilation.options.fallback or isinstance(failure, TorchDynamoException):
             raise
-        fallback.announce_failure("the graph goes to Inductor", failure)
+        announce_failure("the graph goes to Inductor", failure)
     return fallback.whole(untouched, list(inputs), patches)
 
 
@@ -118,7 +119,7 @@ def _inner(
         except Exception as failure:
             if not (taken and backward and compilation.options.fallback):
                 raise  # a forward graph's goes up to ``compile_graph``, whose frame a backward graph may outlive
-            fallback.announce_failure("the backward graph goes to Inductor", failure)
+            announce_failure("the backward graph goes to Inductor", failure)
             chosen = compiled(gm)
         _set_output_strides(next(strides for code, strides in made if code is chosen))
         return chosen

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilestream.dtypes import TORCH_DTYPES
+from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.run.call import RegionCall
 from tilestream.run.spec import decode
 

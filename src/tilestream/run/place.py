@@ -11,8 +11,8 @@ import sympy
 import torch
 from torch import fx
 
-from tilestream.lower import Region
-from tilestream.regions import Cut, Partition
+from tilestream.graph.region import Region
+from tilestream.graph.selection import Cut, Partition
 from tilestream.run.operator import REGION
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
-from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CacheError, PlanError
-from tilestream.ir import Pipeline
-from tilestream.lower import Operand, Region
-from tilestream.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.graph.region import Operand, Region
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 
 FORMAT = 1
 TENSOR, SIZE = "tensor", "size"

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream import runtime
-from tilestream.capture import hint
-from tilestream.measure import random_tensor
-from tilestream.modes import real
+from tilestream.graph.real import real
+from tilestream.graph.sizes import hint
 from tilestream.options import Options
-from tilestream.plan_cache import load_sealed, store_sealed, versions
-from tilestream.planner import FALLBACK, Plan
-from tilestream.replays import timed_side_by_side
+from tilestream.plan.cache import load_sealed, store_sealed, versions
+from tilestream.plan.planner import FALLBACK, Plan
+from tilestream.run import prepare
+from tilestream.run.measure import random_tensor
 from tilestream.run.place import Placed
-from tilestream.stopwatch import timed
-from tilestream.target import Target
+from tilestream.run.stopwatch import timed
+from tilestream.run.target import Target
+from tilestream.run.timing import timed_side_by_side
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Whole:
         if not self._measures():
             _wholes.append(WholeTiming(len(self.placed), backward, 0.0, None, None))
             return compiled(streamed)
-        gain_us = sum(gain(runtime.plan(p.region, self.options, self.target)) for p in self.placed)
+        gain_us = sum(gain(prepare.plan(p.region, self.options, self.target)) for p in self.placed)
         key = self._key(streamed)
         kept = self._load(key)
         if kept is not None:
@@ -139,7 +139,7 @@ class Whole:
 
     def note(self) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
-        plans = [runtime.plan(p.region, self.options, self.target) for p in self.placed]
+        plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
         others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in plans]
         times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in plans], others)]
         mine, theirs = (None if None in t else sum(us for us in t if us is not None) for t in times)

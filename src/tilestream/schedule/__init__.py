@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilestream.ir import Pipeline, Stage
+from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.partition import partition

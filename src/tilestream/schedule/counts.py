@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Residency, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Residency, TileOp
+from tilestream.ir.tileops import OPS
 from tilestream.schedule.layout import CHUNK, Layout, pages_of
 from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Step, ceil_to
-from tilestream.tileops import OPS
 
 WARPGROUP = 128  # threads
 K_BYTES = 32  # of an operand's row that one wgmma takes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestream.ir import Tile, TileOp
+from tilestream.ir.pipeline import Tile, TileOp
 
 
 def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilestream.ir import DTYPE_BYTES, Residency
+from tilestream.ir.pipeline import DTYPE_BYTES, Residency
 from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tilestream.ir import DTYPE_BYTES, Stage, Tile, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Stage, Tile, TileOp
 
 ACC_LIMIT = {0: 256, 1: 512}  # features of a fragment under Shard(0), Shard(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilestream.ir import TileOp
+from tilestream.ir.pipeline import TileOp
 from tilestream.schedule.model import Phase, Sink, Stream
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tilestream.schedule.model import Place, Sink, ceil_to
-
-if TYPE_CHECKING:
-    from tilestream.schedule.partition import _Partition
+from tilestream.schedule.walk import Walk
 
 # Registers of a consumer and of a loader thread, set by setmaxnreg. 256 and 128 threads share the 168 x 384
 # that the CTA starts with: a split that asks for more waits for ever.
@@ -46,7 +43,7 @@ class _Life:
         return self.last < step or (self.last == step and step not in self.reads)
 
 
-def assign_places(b: _Partition) -> Places:
+def assign_places(b: Walk) -> Places:
     """Registers first; while a step needs more than REGISTER_LIMIT, its longest-lived tile moves out."""
     lives = _lives(b)
     wide = b.dtype == "f32" or b.stage.placement.dim == 1
@@ -74,7 +71,7 @@ def assign_places(b: _Partition) -> Places:
     return out
 
 
-def _lives(b: _Partition) -> dict[str, _Life]:
+def _lives(b: Walk) -> dict[str, _Life]:
     products: dict[str, list[int]] = {}
     reads: dict[str, list[int]] = {}
     for k, draft in enumerate(b.drafts):
@@ -97,7 +94,7 @@ def _lives(b: _Partition) -> dict[str, _Life]:
     return lives
 
 
-def _pressure(b: _Partition, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, list[str]]:
+def _pressure(b: Walk, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, list[str]]:
     """Registers of the worst step, and the tiles that could leave it."""
     worst, crowd = 0, []
     row_registers = 2 * min(len(b.rows), 6)
@@ -114,9 +111,7 @@ def _pressure(b: _Partition, lives: dict[str, _Life], chosen: set[str]) -> tuple
     return worst, crowd
 
 
-def _colour(
-    lives: dict[str, _Life], b: _Partition, multiple: int
-) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
+def _colour(lives: dict[str, _Life], b: Walk, multiple: int) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
     """Give tiles of equal dtype and width one place after another; in order of birth."""
     homes: dict[str, int] = {}
     kinds: list[tuple[str, int]] = []

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilestream.cost import predict, traffic
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock, WorkloadError
-from tilestream.ir import TILE_ROWS, Pipeline, Transport
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Transport
+from tilestream.ir.sizes import tiles_of
+from tilestream.plan.cost import predict, traffic
 from tilestream.simulator import core
 from tilestream.simulator.from_pipeline import launch_of
 from tilestream.simulator.launch import LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
-from tilestream.work import tiles_of
 
 __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
@@ -73,7 +74,7 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
     spans: list[Span] = []
     utilisation: dict[str, float] = {}
     busy_s = {"tensor": 0.0, "l2": 0.0, "dram": 0.0}
-    for number, (launch, cost) in enumerate(zip(pipeline.launches(), predicted.launches, strict=True)):
+    for number, (launch, cost) in enumerate(zip(cut_at_dram(pipeline), predicted.launches, strict=True)):
         try:
             found = simulate_launch(launch_of(launch, rows, device), device, device.arbiters, trace=True)
         except WorkloadError as failure:

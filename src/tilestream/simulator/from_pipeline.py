@@ -12,12 +12,13 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock
-from tilestream.ir import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
+from tilestream.ir.sizes import bytes_of, phases, tiles_of, weight_bytes
 from tilestream.simulator.steps import H200_STEPS
 from tilestream.simulator.steps import compute_s as step_s
 from tilestream.simulator.tables import compute_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
-from tilestream.work import bytes_of, phases, tiles_of, weight_bytes
 
 WARPGROUPS = 2
 """Of a CTA: each hands its own tile on."""
@@ -29,7 +30,7 @@ def workload(pipeline: Pipeline, rows: int, device: Device) -> Workload:
     Raises:
         PipelineDeadlock: a queue holds less than a step of its stages.
     """
-    return Workload(pipeline.name, tuple(launch_of(p, rows, device) for p in pipeline.launches()))
+    return Workload(pipeline.name, tuple(launch_of(p, rows, device) for p in cut_at_dram(pipeline)))
 
 
 def launch_of(launch: Pipeline, rows: int, device: Device) -> SimLaunch:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilestream.devices import Device
-from tilestream.ir import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage
-from tilestream.tileops import OPS
-from tilestream.work import padded_flops, phases, width
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage
+from tilestream.ir.sizes import padded_flops, phases, width
+from tilestream.ir.tileops import OPS
 
 LEAST_COLUMNS = 64
 

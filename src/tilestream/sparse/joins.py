@@ -7,17 +7,31 @@ a sum those of either. Where a result must hold every coordinate, the operand is
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from tilestream.errors import SparseError
-from tilestream.sparse.fusion import Op
+from tilestream.sparse.fusion import Fused, Leaf, Op
 from tilestream.sparse.graph import Port
 from tilestream.sparse.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
-
-if TYPE_CHECKING:
-    from tilestream.sparse.lower import Lowering
+from tilestream.sparse.storage import Format
+from tilestream.sparse.streams import Builder
 
 Moves = dict[Port, Port]
+
+
+class Lowering(Protocol):
+    """What a join needs of the lowering that it is part of."""
+
+    fused: Fused
+    rank: dict[str, int]
+    views: Mapping[Leaf, tuple[str, Format]]
+    locate: bool
+    build: Builder
+
+    def step(self, state: State, index: str, loops: Loops) -> tuple[Level, State]: ...
+
+    def lift(self, port: Port, at: int, loops: Loops, what: str) -> Port: ...
 
 
 class Joins:

@@ -22,9 +22,10 @@ import torch
 
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
-from tilestream.dtypes import TORCH_DTYPES
 from tilestream.errors import CompileError, TilestreamError
-from tilestream.ir import DTYPE_BYTES, Pipeline, Role
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
@@ -114,7 +115,7 @@ def run_on_host(
     options = options or HostRun()
     rows = tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
     have = dict(tensors)
-    for launch in pipeline.launches():
+    for launch in cut_at_dram(pipeline):
         for t in launch.by_role(Role.OUTPUT):
             # NaNs: an element that nobody writes shows
             have[t.name] = torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype])

@@ -1,0 +1,41 @@
+"""One line to the user where something of theirs runs otherwise than they asked; the trace goes to the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from tilestream.errors import TilestreamError
+
+log = logging.getLogger(__name__)
+
+STRICT = "TILESTREAM_STRICT"
+"""Where this environment variable is set, an exception of ours that no rule foresees is raised. Our tests set it."""
+
+_said: set[str] = set()
+
+
+def announce(message: str) -> None:
+    """Log one line that users see (a warning), once a process."""
+    if message not in _said:
+        _said.add(message)
+        log.warning("tilestream: %s", message)
+
+
+def announce_failure(what: str, failure: Exception) -> None:
+    """Say what an exception costs, in one line; its trace goes to the log.
+
+    Raises:
+        Exception: ``failure`` itself, under ``TILESTREAM_STRICT``, unless it is one that tilestream raises on purpose.
+    """
+    if os.environ.get(STRICT) and not isinstance(failure, TilestreamError):
+        raise failure
+    log.info("%s", what, exc_info=failure)
+    kind = "" if isinstance(failure, TilestreamError) else f"{type(failure).__name__}: "
+    announce(f"{what}: {kind}{first_line(failure)}")
+
+
+def first_line(failure: BaseException) -> str:
+    """The first line of an exception's message."""
+    lines = str(failure).strip().splitlines()
+    return lines[0] if lines else "no message"

@@ -1,0 +1,186 @@
+"""``tilestream reproduce kitsune``, ``tilestream sweep``, and ``tilestream simulate`` of whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from tilestream.cli.console import out, reported, write_json
+from tilestream.cli.progress import Progress
+from tilestream.errors import OptionError
+from tilestream.studies.kitsune import trace
+from tilestream.studies.kitsune.sweep import EXECUTIONS, Swept, points, sweep
+
+reproduce = typer.Typer(no_args_is_help=True, help="Run a paper's evaluation and set it beside the paper's figures.")
+
+Jobs = Annotated[int, typer.Option(help="Processes; -1 is one a core.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@reproduce.callback()
+def _reproduce() -> None:
+    """Keeps ``kitsune`` a sub-command, though it is the only one here."""
+
+
+@reproduce.command("kitsune")
+@reported
+def kitsune(
+    device: Annotated[str, typer.Option(help="The device; the paper's is a100.")] = "a100",
+    apps: Annotated[str, typer.Option(help="Only these applications, separated by commas.")] = "",
+    modes: Annotated[str, typer.Option(help="Only these modes: inference, training.")] = "",
+    sensitivity: Annotated[bool, typer.Option(help="Also twice the SMs and L2, and twice the DRAM.")] = True,
+    output: Annotated[Path | None, typer.Option("--out", help="Write the HTML report and its pictures here.")] = None,
+    jobs: Jobs = -1,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Table 2, speedups, utilisation and sensitivity of Kitsune, beside the paper's."""
+    from tilestream.studies.kitsune import report
+    from tilestream.studies.kitsune.reproduce import VARIANTS, reproduce
+    from tilestream.studies.kitsune.summary import BASE
+
+    with Progress() as progress:
+        variants = tuple(VARIANTS) if sensitivity else (BASE,)
+        made = reproduce(device, listed(apps), listed(modes), jobs, variants, progress)
+        if output is not None:
+            progress("drawing")
+            page = report.save(output, made)
+    out.print(report.text(made))
+    if output is not None:
+        out.print(f"report: {page}")
+    write_json(json_, made.json())
+
+
+@reported
+def sweep_command(
+    models: Annotated[list[str], typer.Argument(help="Whole models: names, or FILE.py:FUNCTION.")],
+    devices: Annotated[str, typer.Option(help="As a100,h200+kitsune,a100+sms*2, or device files.")] = "a100",
+    strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune, deep, mixed.")] = ",".join(
+        EXECUTIONS
+    ),
+    modes: Annotated[str, typer.Option(help="Some of inference, training.")] = "inference",
+    size: Annotated[list[str] | None, typer.Option(help="NAME=V1,V2: a size of the models; repeatable.")] = None,
+    jobs: Jobs = -1,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Simulate whole models over devices, sizes and strategies, on all cores."""
+    wanted = points(models, listed(devices), listed(strategies), listed(modes), sizes(size or ()))
+    with Progress() as progress:
+        made = sweep(wanted, jobs, progress)
+    out.print(table(made))
+    write_json(json_, {"rows": [swept_json(s) for s in made]})
+
+
+def is_whole(model: str, strategy: str, mode: str | None, size: Sequence[str] | None) -> bool:
+    """Whether ``simulate`` and ``trace`` take every operator of a model, and not the regions that compile."""
+    from tilestream.apps import APPS
+    from tilestream.apps.models import MODELS
+
+    return (
+        mode is not None
+        or bool(size)
+        or strategy in ("kitsune", "deep", "mixed")
+        or (model in MODELS and model not in APPS)
+    )
+
+
+def simulate_whole(
+    model: str,
+    device: str,
+    strategy: str,
+    mode: str,
+    size: Sequence[str],
+    json_: Path | None,
+    timeline: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Every execution of one model (or the one that ``strategy`` names) on one device."""
+    given = sizes(size)
+    if any(len(values) > 1 for values in given.values()):
+        raise OptionError("simulate takes one value a size", "use tilestream sweep for several")
+    executions = EXECUTIONS if strategy == "auto" else (strategy,)
+    with Progress() as progress:
+        made = sweep(points([model], [device], executions, [mode], given), 1, progress)
+    out.print(table(made))
+    if timeline is not None:
+        trace.write(timeline, {f"{s.point.app} {s.point.mode} {s.point.execution}": s.outcome for s in made})
+        out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
+    if html is not None:
+        from tilestream.studies.kitsune import whole_report
+
+        out.print(f"report: {whole_report.save(html, made)}")
+    write_json(json_, {"rows": [swept_json(s) for s in made]})
+
+
+def refuse(**given: object) -> None:
+    """Options of regions that say nothing about a whole model must not be dropped silently.
+
+    Raises:
+        OptionError: one of them is not None.
+    """
+    for name, value in given.items():
+        if value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{flag} is for regions, and a whole model is simulated", "leave it out, or use --size")
+
+
+def table(made: Sequence[Swept]) -> Table:
+    """One line a simulation; what is the same in all of them stands in the title."""
+    about = {
+        "model": [s.point.app for s in made],
+        "mode": [s.point.mode for s in made],
+        "sizes": [" ".join(f"{n}={v}" for n, v in s.point.sizes) for s in made],
+        "device": [s.point.device for s in made],
+        "strategy": [s.point.execution for s in made],
+    }
+    same = [values[0] for values in about.values() if len(set(values)) == 1 and values[0]]
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=", ".join(same) or None, title_justify="left")
+    told = {heading: values for heading, values in about.items() if len(set(values)) > 1}
+    for heading in told:
+        shown.add_column(heading, overflow="fold")
+    for heading in ("us", "speedup", "launches", "tensor", "SIMT", "L2", "DRAM", "DRAM MB"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for index, s in enumerate(made):
+        busy = s.outcome.busy()
+        shown.add_row(
+            *(values[index] for values in told.values()),
+            f"{s.outcome.time_s * 1e6:,.1f}",
+            "" if s.speedup is None else f"{s.speedup:.2f}",
+            str(len(s.outcome.launches)),
+            *(f"{busy[what]:.0%}" for what in ("tensor", "simt", "l2", "dram")),
+            f"{s.outcome.dram_bytes / 1e6:,.1f}",
+        )
+    return shown
+
+
+def swept_json(s: Swept) -> dict[str, object]:
+    """A point and its outcome as plain data."""
+    return {**s.outcome.json(), "device": s.point.device, "sizes": dict(s.point.sizes), "speedup": s.speedup}
+
+
+def listed(text: str) -> list[str]:
+    """Words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def sizes(given: Sequence[str]) -> dict[str, list[int]]:
+    """``NAME=V1,V2`` entries by name.
+
+    Raises:
+        OptionError: an entry has no such form, or a value is no whole number above 0.
+    """
+    found: dict[str, list[int]] = {}
+    for entry in given:
+        name, _, values = entry.partition("=")
+        numbers = listed(values)
+        if not name or not numbers or not all(v.isdigit() and int(v) > 0 for v in numbers):
+            raise OptionError(f"--size {entry!r} is not NAME=V1,V2", "give whole numbers above 0, as batch=32,64")
+        found[name] = [int(v) for v in numbers]
+    return found

@@ -1,0 +1,458 @@
+"""``tilestream``: demo, explain, simulate, trace, check, bench, sweep and reproduce from a shell.
+
+Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tilestream.cli.console import out, reported, write_json
+from tilestream.cli.progress import Progress
+from tilestream.cli.sparse import app as sparse
+from tilestream.errors import CaptureError, DeviceError, OptionError
+from tilestream.options import Options, parse
+from tilestream.studies.kitsune import cli as kitsune
+
+if TYPE_CHECKING:
+    from tilestream.apps.load import Workload
+    from tilestream.plan.analysis import Analysis
+    from tilestream.report.simulation import Simulation
+
+HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
+
+Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interrupted."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
+REFERENCE_ROWS = 1024
+Target = Annotated[
+    str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
+]
+Rows = Annotated[int | None, typer.Option(help="Rows; for a file, passed to the function's argument rows.")]
+Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
+Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical or spatial.")]
+Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
+RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
+Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
+Cache = Annotated[bool, typer.Option(help="Keep plans and kernels on disk.")]
+Mode = Annotated[str | None, typer.Option(help="inference or training, of the whole model by operators.")]
+Gradients = Annotated[str, typer.Option("--mode", help="inference, or training: forward and backward graphs.")]
+Size = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a whole model; repeatable.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from tilestream import __version__
+
+        out.print(f"tilestream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+@reported
+def explain(
+    model: Target,
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    device: Device = None,
+    target: RunOn = "auto",
+    queue_depth: Depth = None,
+    cache: Cache = True,
+    mode: Gradients = "inference",
+    kernel: Annotated[bool, typer.Option("--kernel", help="Also print the CUDA source of the kernels.")] = False,
+    kernel_file: Annotated[Path | None, typer.Option(help="Write the CUDA source of the kernels here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Who runs what, regions, candidates, stages on SMs, queues, and why each operator that stayed out did so."""
+    from tilestream.report import kernels
+    from tilestream.report.explain import Report
+
+    if mode not in ("inference", "training"):
+        raise OptionError(f"--mode is {mode!r}", "use inference or training")
+    with Progress() as progress:
+        options = _options(strategy, device, target, queue_depth, cache)
+        if device is None and mode == "inference" and target != "reference" and _where("auto") == "cuda":
+            analysis = _measured(model, rows, dtype, options, progress)
+        else:
+            analysis = _analysed(model, rows, dtype, options, progress, mode == "training")
+        report = Report(analysis)
+        if html is not None:
+            from tilestream.report import html as page
+            from tilestream.report.simulation import Simulation
+
+            runs = Simulation.of(analysis, progress).by_region()
+            page.write(html, report, page.Content(simulations=runs))
+        source = kernels.text(analysis) if kernel or kernel_file is not None else ""
+    out.print(report)
+    if kernel:
+        typer.echo(source)
+    if kernel_file is not None:
+        kernel_file.write_text(source, encoding="utf-8")
+        out.print(f"written: {kernel_file}")
+    write_json(json_, report.json())
+
+
+@app.command()
+@reported
+def simulate(
+    model: Target,
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    device: Device = None,
+    queue_depth: Depth = None,
+    mode: Mode = None,
+    size: Size = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML report of the whole model here.")] = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU.
+
+    Regions of the model as the compiler would run them. With --mode, --size or --strategy kitsune, and for models that
+    are captured whole (dlrm, llama_prefill): every operator, as bulk kernels, vertical fusion and Kitsune.
+    """
+    if kitsune.is_whole(model, strategy, mode, size):
+        kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, html=html)
+        return
+    if html is not None:
+        raise OptionError("simulate --html is for whole models", "use explain --html, or add --mode inference")
+    made = _simulated(model, rows, dtype, strategy, device, queue_depth)
+    out.print(made)
+    write_json(json_, made.json())
+
+
+@app.command()
+@reported
+def trace(
+    model: Target,
+    output: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("timeline.json"),
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    device: Device = None,
+    queue_depth: Depth = None,
+    mode: Mode = None,
+    size: Size = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens; of every launch, with --mode."""
+    from tilestream.report import timeline
+
+    if kitsune.is_whole(model, strategy, mode, size):
+        kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
+        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, output)
+        return
+    made = _simulated(model, rows, dtype, strategy, device, queue_depth)
+    timeline.write(output, made.timelines())
+    out.print(made)
+    out.print(f"timeline: {output} (open it in ui.perfetto.dev or chrome://tracing)")
+    write_json(json_, {**made.json(), "timeline": str(output)})
+
+
+@app.command()
+@reported
+def check(
+    model: Target,
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    target: RunOn = "auto",
+    queue_depth: Depth = None,
+    cache: Cache = True,
+    seed: Annotated[int, typer.Option(help="Seed of torch's random numbers, set before the model is made.")] = 0,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Run the model and hold it against float64: exit code 0 only if within twice eager's own error."""
+    import torch
+
+    from tilestream.apps.load import load
+    from tilestream.bench import accuracy, analysed, arms, as_used
+    from tilestream.report import whole
+    from tilestream.run import prepare
+
+    options = _options(strategy, None, target, queue_depth, cache)
+    on = _where(target)
+    torch.manual_seed(seed)
+    with Progress() as progress:
+        progress(f"loading {model}")
+        workload = load(model, _rows_to_run(model, rows, on), dtype, on)
+        _refuse_random(workload)
+        progress("running eager and float64")
+        oracle = accuracy.Oracle(workload.module, workload.inputs, workload.keywords)
+        ran_on = "the reference machine" if on == "cpu" else "the GPU"
+        progress(f"running through tilestream on {ran_on}")
+        if on == "cpu":
+            options = options.with_(target="reference")
+        torch.compiler.reset()  # what ran is what is compiled here
+        compiled = len(prepare.analyses())
+        with arms.planned_anew():
+            arm = arms.make("tilestream", workload.module, workload.inputs, options, workload.keywords)
+        judged = oracle.check(arm.run)
+        same = oracle.repeatable(arm.run)
+        analysis = as_used(analysed(workload, options), prepare.analyses()[compiled:], only=True)
+    regions = {r.name: r.runner(options.target) for r in analysis.regions}
+    rows_of = {r.name: r.rows for r in analysis.regions}
+    ok = judged.ok and same
+    out.print(
+        f"{workload.name}, inputs {workload.shapes} on {ran_on}: error {judged.error:.3e}, "
+        f"eager's own {judged.eager_error:.3e}, "
+        f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}",
+        soft_wrap=True,
+    )
+    out.print(whole.ran(analysis, [f"{name}: {how}, {rows_of[name]:,} rows" for name, how in regions.items()]))
+    out.print(whole.coverage(analysis.coverage))
+    facts = {
+        "regions": regions,
+        "model": workload.name,
+        "rows": workload.rows,
+        "seed": seed,
+        "ran_on": ran_on,
+        "ok": ok,
+        "repeatable": same,
+        "coverage": analysis.coverage.json(),
+    }
+    write_json(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
+    if not ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+@reported
+def bench(
+    model: Annotated[str, typer.Argument(help="A model, as elsewhere, or the word queues: ring queues by payload.")],
+    rows: Rows = None,
+    dtype: Dtype = None,
+    strategy: Strategy = "auto",
+    target: RunOn = "auto",
+    device: Device = None,
+    queue_depth: Depth = None,
+    cache: Cache = True,
+    arms: Annotated[str, typer.Option(help="Which arms, separated by commas.")] = "",
+    ncu: Annotated[bool, typer.Option(help="Count DRAM bytes with Nsight Compute where it is installed.")] = True,
+    compile_time: Annotated[
+        bool, typer.Option("--compile-time", help="Also time the first call, cold and with warm caches.")
+    ] = False,
+    host: Annotated[
+        bool, typer.Option("--host", help="Instead, the host's time of a call in a plain loop, by parts.")
+    ] = False,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Time eager, Inductor, Inductor max-autotune and tilestream, with errors, plan and predictions."""
+    from tilestream import bench as bench_
+    from tilestream.apps.load import load
+    from tilestream.bench import text
+
+    if model == "queues":
+        _bench_queues(json_)
+        return
+    chosen = _arms(arms)
+    options = _options(strategy, device, target, queue_depth, cache)
+    on = _where(target)
+    with Progress() as progress:
+        progress(f"loading {model}")
+        run_rows = _rows_to_run(model, rows, on)
+        workload = load(model, run_rows, dtype, on)
+        if host:
+            _bench_host(workload, options, json_, progress)
+            return
+        again = _again(run_rows, dtype, strategy, target)
+        result = bench_.run(
+            workload,
+            options,
+            arms=chosen,
+            rows=_planned_rows(model, rows) if on == "cpu" else None,
+            counters=again if ncu and bench_.dram.available() else None,
+            first_call=again if compile_time else None,
+            progress=progress,
+        )
+    out.print(text.render(result))
+    write_json(json_, result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+@reported
+def demo(
+    output: Annotated[Path, typer.Option("--out", help="The folder for the report and the timeline.")] = Path(
+        "demo-out"
+    ),
+    rows: Annotated[int, typer.Option(help="Points that times are predicted and measured for.")] = 262144,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """A NeRF on the rays of a made scene, from capture to report; on a GPU it also runs the kernels."""
+    from tilestream.cli import demo as demo_
+
+    with Progress() as progress:
+        result = demo_.run(output, rows, out, progress)
+    write_json(json_, result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+app.add_typer(kitsune.reproduce, name="reproduce")
+app.add_typer(sparse, name="sparse")
+app.command("sweep")(kitsune.sweep_command)
+
+
+def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool) -> Options:
+    from tilestream import devices
+
+    given = {"strategy": strategy, "device": device, "target": target, "queue_depth": queue_depth, "cache": cache}
+    options = parse(given)
+    if device is not None:
+        devices.get(device)  # a wrong name is told before a model is loaded
+    return options
+
+
+def _analysed(
+    model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress, training: bool = False
+) -> Analysis:
+    """Capture with all the rows and without memory, then plan; a model that needs values gets real tensors."""
+    from tilestream.apps.load import load
+    from tilestream.bench import analysed
+    from tilestream.graph.capture import NeedsValuesError
+
+    for fake in (True, False):
+        progress(f"loading {model}")
+        workload = load(model, rows, dtype, fake=fake)
+        if training and model in _apps():
+            workload.module.requires_grad_().train()
+        progress("capturing and planning")
+        try:
+            return analysed(workload, options, training)
+        except NeedsValuesError:
+            if not fake:
+                raise
+    raise AssertionError("real tensors have values")
+
+
+def _apps() -> Collection[str]:
+    from tilestream.apps import APPS
+
+    return APPS
+
+
+def _refuse_random(workload: Workload) -> None:
+    """Results that change from call to call say nothing about who computes them.
+
+    Raises:
+        CaptureError: a module drops at random.
+    """
+    from tilestream.plan.examine import changing_in_training
+
+    dropping = [name for name in changing_in_training(workload.module) if "Dropout" in name]
+    if dropping:
+        raise CaptureError(
+            f"{workload.name} is in train mode, and its {dropping[0]} drops at random", "return module.eval()"
+        )
+
+
+def _simulated(
+    model: str, rows: int | None, dtype: str | None, strategy: str, device: str | None, queue_depth: int | None
+) -> Simulation:
+    from tilestream.report.simulation import Simulation
+
+    with Progress() as progress:
+        options = _options(strategy, device or "h200", "auto", queue_depth, cache=True)
+        return Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
+
+
+def _measured(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:
+    """Compile and run on the GPU, so that the candidates have measured times."""
+    from tilestream.apps.load import load
+    from tilestream.bench import measured
+
+    progress(f"loading {model}")
+    workload = load(model, rows, dtype, "cuda")
+    progress("compiling, and timing the candidates on the GPU")
+    return measured(workload, options)
+
+
+def _planned_rows(model: str, rows: int | None) -> int | None:
+    """A named model's number of rows; None for a file, whose function decides."""
+    from tilestream.apps import APPS
+
+    if model in APPS:
+        return APPS[model].rows if rows is None else rows
+    return None
+
+
+def _rows_to_run(model: str, rows: int | None, on: str) -> int | None:
+    """The reference machine runs few rows of a named model unless told how many."""
+    planned = _planned_rows(model, rows)
+    return min(planned, REFERENCE_ROWS) if planned is not None and on == "cpu" and rows is None else rows
+
+
+def _where(target: str) -> str:
+    """Where a model is run for ``target``: ``cuda`` or ``cpu``.
+
+    Raises:
+        DeviceError: kernels are asked for and there is no GPU.
+    """
+    import torch
+
+    if target == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("--target cuda was given, and torch sees no GPU", "use --target reference, or leave it out")
+    return "cuda" if torch.cuda.is_available() and target != "reference" else "cpu"
+
+
+def _arms(given: str) -> tuple[str, ...]:
+    from tilestream.bench import ARMS
+
+    chosen = tuple(a.strip() for a in given.split(",") if a.strip()) or ARMS
+    unknown = [a for a in chosen if a not in ARMS]
+    if unknown:
+        raise OptionError(f"--arms names {unknown[0]!r}", f"use some of {', '.join(ARMS)}")
+    return chosen
+
+
+def _again(rows: int | None, dtype: str | None, strategy: str, target: str) -> list[str]:
+    """Arguments of ``bench.once`` and ``bench.first_call`` that make the same model in another process."""
+    given = ["--strategy", strategy, "--target", target]
+    if rows is not None:
+        given += ["--rows", str(rows)]
+    if dtype is not None:
+        given += ["--dtype", dtype]
+    return given
+
+
+def _bench_host(workload: Workload, options: Options, json_: Path | None, progress: Progress) -> None:
+    from tilestream.bench import host, text
+
+    result = host.run(workload, options if workload.tensors[0].is_cuda else options.with_(target="reference"), progress)
+    out.print(text.host(result))
+    write_json(json_, result)
+
+
+def _bench_queues(json_: Path | None) -> None:
+    from tilestream.bench import queues
+
+    with Progress() as progress:
+        result = queues.run(progress)
+    out.print(queues.render(result))
+    write_json(json_, result)

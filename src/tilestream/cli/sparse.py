@@ -1,0 +1,345 @@
+"""``tilestream sparse``: run, simulate, search, reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilestream.cli.console import out, reported, write_json
+from tilestream.cli.progress import Progress
+from tilestream.errors import OptionError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Sparse programs as streaming dataflow graphs: values, cycles, schedules, and the paper's results again.",
+)
+
+Target = Annotated[str, typer.Argument(help="An einsum, as 'ik,kj->ij', or FILE.py:FUNCTION -> (module, inputs).")]
+Operands = Annotated[list[Path] | None, typer.Argument(help="Matrix Market files, one an operand of the einsum.")]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format", help="An operand's levels, as compressed,dense or compressed,compressed:1,0; of a module NAME=..."
+    ),
+]
+Fuse = Annotated[str, typer.Option(help="none, all, or regions of statements: T0,T1/T2.")]
+Order = Annotated[str, typer.Option(help="Indices from the outside, as i,k,j, or the number of an order.")]
+Parallel = Annotated[list[str] | None, typer.Option(help="INDEX=FACTOR; may be given for several indices.")]
+Block = Annotated[int, typer.Option(help="Edge of the square blocks that are the values; 1: scalars.")]
+Depth = Annotated[int | None, typer.Option(help="Slots of every channel; without it, channels have no bound.")]
+Memory = Annotated[str, typer.Option(help="none, simple, or hbm:channels=8,latency=40.")]
+Timing = Annotated[str, typer.Option(help="Whose reductions and accumulators: comal, or sam (SAM's simulator).")]
+Engine = Annotated[str, typer.Option(help="fast (compiled), or spec (token by token in Python).")]
+Check = Annotated[bool, typer.Option(help="Hold values against dense PyTorch; exit code 1 where they differ.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page with the graphs, their tokens and stalls.")]
+Timeline = Annotated[Path | None, typer.Option(help="Write a timeline that ui.perfetto.dev opens.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command()
+@reported
+def run(
+    target: Target,
+    operands: Operands = None,
+    format: Formats = None,
+    fuse: Fuse = "all",
+    order: Order = "",
+    parallel: Parallel = None,
+    block: Block = 1,
+    depth: Depth = None,
+    engine: Engine = "fast",
+    target_: Annotated[
+        str, typer.Option("--target", help="streams, or cpu: compiled loops, and their time.")
+    ] = "streams",
+    check: Check = True,
+    output: Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")] = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Run a program and hold its values against dense PyTorch in float64; exit code 1 where they differ."""
+    if target_ not in ("streams", "cpu"):
+        raise OptionError(f"--target is {target_!r}", "use streams or cpu")
+    if target_ == "cpu":
+        _run_loops(target, operands, format, load_schedule(fuse, order, parallel, block), check, output, json_)
+        return
+    with Progress() as progress:
+        loaded, program, made = _execute(
+            target, operands, format, fuse, order, parallel, block, engine, progress, depth=depth
+        )
+        found = _checked(check, loaded, made, program, progress)
+    out.print(f"{loaded.name}: {made.cycles:,} cycles")
+    _save(output, made)
+    _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
+
+
+@app.command()
+@reported
+def simulate(
+    target: Target,
+    operands: Operands = None,
+    format: Formats = None,
+    fuse: Fuse = "all",
+    order: Order = "",
+    parallel: Parallel = None,
+    block: Block = 1,
+    depth: Depth = None,
+    memory: Memory = "none",
+    timing: Timing = "comal",
+    engine: Engine = "fast",
+    check: Check = True,
+    output: Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")] = None,
+    table: Annotated[bool, typer.Option(help="Print the fusion table of every region.")] = False,
+    html: Html = None,
+    timeline: Timeline = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Cycles, operations and bytes of a program, by node, and what each node waited for."""
+    from tilestream.sparse import load, report
+
+    with Progress() as progress:
+        settings = {"depth": depth, "memory": load.parse_memory(memory), "timing": load.parse_timing(timing)}
+        if engine == "spec":
+            if memory != "none":
+                raise OptionError("--memory with --engine spec", "memory is timed by --engine fast")
+            del settings["memory"]
+        loaded, program, made = _execute(
+            target, operands, format, fuse, order, parallel, block, engine, progress, **settings
+        )
+        found = _checked(check, loaded, made, program, progress)
+    out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
+    out.print(f"schedule: {program.schedule}", soft_wrap=True, markup=False)
+    for region in program.regions:
+        result = made.regions[region.name]
+        out.print(f"\nregion {region.name}: {result.cycles:,} cycles", markup=False)
+        if table:
+            out.print(str(region.table), markup=False, soft_wrap=True)
+        out.print(report.node_table(result))
+    _save(output, made)
+    if html is not None:
+        shown = [(r.name, r.graph, made.regions[r.name], str(r.table)) for r in program.regions]
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(report.page(loaded.name, shown, str(program.schedule)), encoding="utf-8")
+        out.print(f"page: {html}")
+    if timeline is not None:
+        report.write_timeline(timeline, made.regions)
+        out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
+    _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
+
+
+@app.command()
+@reported
+def search(
+    target: Target,
+    operands: Operands = None,
+    format: Formats = None,
+    budget: Annotated[float, typer.Option(help="Seconds.")] = 60.0,
+    orders: Annotated[int, typer.Option(help="Index orders to try of each fusion.")] = 4,
+    factors: Annotated[str, typer.Option(help="Parallel factors, separated by commas.")] = "2,4",
+    blocks: Annotated[str, typer.Option(help="Block edges, separated by commas; 1: scalars.")] = "1",
+    indices: Annotated[str, typer.Option(help="Indices to make parallel; empty: the outermost.")] = "",
+    depth: Annotated[int, typer.Option(help="Slots of a channel, for the on-chip memory.")] = 64,
+    bounded: Annotated[bool, typer.Option(help="Simulate with channels of that depth.")] = False,
+    slack: Annotated[float, typer.Option(help="Drop what another is expected to beat by this factor.")] = 2.0,
+    check: Check = True,
+    plot: Annotated[Path | None, typer.Option(help="Write cycles against bytes as SVG.")] = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """Estimate, prune and simulate schedules within a budget; prints the Pareto front and the best schedule as code."""
+    from tilestream.sparse import load
+    from tilestream.sparse import search as search_
+
+    with Progress() as progress:
+        loaded = load.load(target, operands or (), format or ())
+        names = tuple(filter(None, indices.split(",")))
+        space = search_.Space(orders, _numbers("factors", factors), names, _numbers("blocks", blocks))
+        found = search_.search(
+            loaded.make,
+            loaded.inputs,
+            space,
+            budget_s=budget,
+            slack=slack,
+            depth=depth,
+            progress=progress,
+            bounded=bounded,
+            expected=_expected(loaded, progress) if check else None,
+        )
+    out.print(found.table())
+    counts = (
+        f"{found.estimated} estimated, {found.pruned} pruned, {len(found.points)} simulated, {found.unsimulated} left"
+    )
+    out.print(f"{counts}, {sum(found.refused.values())} refused; {found.seconds:.1f} s")
+    for why, count in sorted(found.refused.items(), key=lambda x: -x[1])[:3]:
+        out.print(f"  {count} times: {why}", markup=False, soft_wrap=True)
+    out.print(f"best schedule:\n{found.best.schedule}", markup=False, soft_wrap=True)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_text(found.plot(), encoding="utf-8")
+        out.print(f"plot: {plot}")
+    write_json(json_, {"target": loaded.name, **found.json()})
+
+
+@app.command()
+@reported
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Studies; all by default.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
+    quick: Annotated[bool, typer.Option(help="Smaller graphs where a study allows it; each row says so.")] = False,
+    cora: Annotated[Path | None, typer.Option(help="cora.cites or its folder; or set TILESTREAM_CORA.")] = None,
+    most_cycles: Annotated[float, typer.Option(help="Estimate what is expected to take more cycles.")] = 1e9,
+    results: Annotated[Path | None, typer.Option("--out", help="A folder: one JSON file a study.")] = None,
+    json_: Json = None,
+    debug: Debug = False,
+) -> None:
+    """The paper's tables again, every row beside the published figure."""
+    from tilestream.sparse import reproduce as studies
+
+    if list_:
+        for name, (words, _) in studies.STUDIES.items():
+            out.print(f"{name:12} {words}", markup=False)
+        return
+    unknown = [n for n in names or [] if n not in studies.STUDIES]
+    if unknown:
+        raise OptionError(f"there is no study {unknown[0]!r}", f"the studies are {', '.join(studies.STUDIES)}")
+    made = []
+    with Progress() as progress:
+        options = studies.Options(quick=quick, cora=cora, most_cycles=most_cycles, progress=progress)
+        for name in names or studies.STUDIES:
+            study = studies.run(name, options)
+            made.append(study.json())
+            out.print(study.table())
+            for note in study.notes:
+                out.print(f"- {note}", markup=False, soft_wrap=True)
+            if results is not None:
+                write_json(results / f"{name}.json", study.json())
+    write_json(json_, {"studies": made})
+
+
+def _execute(
+    target: str,
+    operands: list[Path] | None,
+    formats: list[str] | None,
+    fuse: str,
+    order: str,
+    parallel: list[str] | None,
+    block: int,
+    engine: str,
+    progress: Progress,
+    **settings: Any,
+) -> tuple[Any, Any, Any]:
+    from tilestream.sparse import load
+
+    if engine not in ("fast", "spec"):
+        raise OptionError(f"--engine is {engine!r}", "use fast or spec")
+    if settings.get("depth") is not None and settings["depth"] < 1:
+        raise OptionError(f"--depth is {settings['depth']}", "use 1 or more, or leave it out")
+    schedule = load_schedule(fuse, order, parallel, block)
+    progress(f"loading {target}")
+    loaded = load.load(target, operands or (), formats or ())
+    progress("compiling")
+    program = loaded.make(schedule)
+    progress(f"simulating {len(program.regions)} regions")
+    return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
+
+
+def load_schedule(fuse: str, order: str, parallel: list[str] | None, block: int) -> Any:
+    """The schedule that options say."""
+    from tilestream.sparse import load
+
+    return load.parse_schedule(fuse, order, parallel or (), block)
+
+
+def _run_loops(
+    target: str,
+    operands: list[Path] | None,
+    formats: list[str] | None,
+    schedule: Any,
+    check: bool,
+    output: Path | None,
+    json_: Path | None,
+) -> None:
+    """A program as loops on the CPU: compiled, run three times, the fastest of which counts."""
+    from tilestream.sparse import load
+    from tilestream.sparse.cpu import CpuProgram
+
+    with Progress() as progress:
+        progress(f"loading {target}")
+        loaded = load.load(target, operands or (), formats or ())
+        progress("compiling")
+        program = loaded.make(schedule)
+        loops = CpuProgram(program)
+        loops.run(*loaded.inputs)
+        progress("running")
+        made = min((loops.run(*loaded.inputs) for _ in range(3)), key=lambda one: one.seconds)
+        found = _checked(check, loaded, made, program, progress)
+    out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms on one core")
+    for name, seconds in made.regions.items():
+        out.print(f"  {name}: {1000 * seconds:.3f} ms", markup=False)
+    _save(output, made)
+    figures = {"target": loaded.name, "schedule": str(schedule), "seconds": made.seconds, "regions": made.regions}
+    _conclude(found, json_, figures)
+
+
+def _checked(wanted: bool, loaded: Any, made: Any, program: Any, progress: Progress) -> Any:
+    """What the values are like beside PyTorch's; None if that is not wanted."""
+    from tilestream.sparse import checks
+
+    if not wanted:
+        return None
+    progress("running dense PyTorch")
+    found = checks.check(loaded, made, program.schedule)
+    if found is None:
+        out.print("values: not compared, a dense run would be too large", markup=False)
+    return found
+
+
+def _expected(loaded: Any, progress: Progress) -> Any:
+    from tilestream.errors import SparseError
+
+    progress("running dense PyTorch")
+    try:
+        return loaded.reference()
+    except SparseError:
+        out.print("values: not compared, a dense run would be too large; run compares a smaller one", markup=False)
+        return None
+
+
+def _conclude(found: Any, json_: Path | None, figures: dict[str, Any]) -> None:
+    """Say what the values are like, write the JSON, and leave with exit code 1 where they differ."""
+    said = {} if found is None else {"error": found.error, "ok": found.ok, "compared with": found.on}
+    if found is not None:
+        out.print(str(found), markup=False, soft_wrap=True)
+    write_json(json_, figures | said)
+    if found is not None and not found.ok:
+        raise typer.Exit(1)
+
+
+def _figures(made: Any) -> dict[str, Any]:
+    """``cycles``, ``flops``, ``bytes`` and ``nodes`` of the whole, and of each region."""
+    from tilestream.sparse import report
+
+    regions = {name: report.result_json(r) for name, r in made.regions.items()}
+    nodes = [{"region": name, **node} for name, r in regions.items() for node in r["nodes"]]
+    cycles = {name: r["cycles"] for name, r in regions.items()}
+    return {"cycles": made.cycles, "flops": made.flops, "bytes": made.bytes, "regions": cycles, "nodes": nodes}
+
+
+def _save(path: Path | None, made: Any) -> None:
+    from tilestream.sparse import load
+
+    if path is not None:
+        load.write(path, made.outputs[0])
+        out.print(f"result: {path}")
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(x) for x in text.split(",") if x.strip())
+    except ValueError:
+        raise OptionError(f"--{name} is {text!r}", "write whole numbers, separated by commas") from None

@@ -1,0 +1,57 @@
+"""C++ names of what the consumers of a stage use: rows, buffers, chunks, pointers in order of use."""
+
+from __future__ import annotations
+
+import re
+
+from tilestream.cuda.tables import Tables
+from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.layout import Layout
+from tilestream.schedule.model import Schedule, columns_of
+
+
+class Names:
+    """Names in the text of one stage, whose tiles are split by columns over both warpgroups or not."""
+
+    def __init__(self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables) -> None:
+        self.s, self.layout, self.pipeline, self.tables = schedule, layout, pipeline, tables
+        self.split = schedule.stage.placement.dim == 1
+        self.pointers = 0
+
+    def row(self, tile: str) -> str:
+        return "row_" + re.sub(r"\W", "_", tile)
+
+    def pointer(self, kind: str, name: str) -> str:
+        self.tables.stage_pointers.append(self.tables.pointer(kind, name))
+        self.pointers += 1
+        return f"p.pointer(w.pointers + @P{self.pointers - 1}@)"
+
+    def buffer(self, tile: str) -> str:
+        k = self.s.buffers[tile]
+        base = f"smem + {self.layout.buffers[k]}u"
+        return base if self.split else f"{base} + g * {self.layout.buffer_bytes[k]}u"
+
+    def element(self, dtype: str) -> str:
+        """C++ type; the operands' has a name of its own, so that kernels of one dtype differ in nothing else."""
+        return "T" if dtype == self.s.dtype else dtype
+
+    def buffer_dtype(self, tile: str) -> str:
+        return self.s.buffer_dtypes[self.s.buffers[tile]]
+
+    def own_chunks(self, dtype: str) -> str:
+        """Offset of this warpgroup's columns in a tile of ``dtype``."""
+        return f" + (u32)(col0 / {columns_of(dtype)}) * CHUNK_BYTES" if self.split else ""
+
+    def chunk_names(self, tile: str) -> list[str]:
+        """Variables that hold the addresses of a stream's chunks for one turn of an epilogue."""
+        name = "in_" + re.sub(r"\W", "_", tile)
+        parts = self.s.parts(self.s.streams[tile].dtype)
+        return [name] if parts == 1 else [f"{name}_{k}" for k in range(parts)]
+
+    def in_chunk(self, chunks: list[str], dtype: str) -> str:
+        """Address of a lane's pair in block ``k`` of a turn that has these chunks of ``dtype``."""
+        t = self.element(dtype)
+        if len(chunks) == 1:
+            return f"pair_addr<{t}>({chunks[0]}, t, k, j)"
+        blocks = columns_of(dtype) // 8
+        return f"pair_addr<{t}>(k < {blocks} ? {chunks[0]} : {chunks[1]}, t, k % {blocks}, j)"

@@ -1,0 +1,55 @@
+"""FLOPs of ATen operators, from shapes: two a multiply-add of every matrix product, convolution and attention.
+
+The formulas are torch's own (``torch.utils.flop_counter``). Element-wise operators, normalisations, reductions and
+copies count 0: they are counted as operators only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tilestream.graph.nodes import packet
+from tilestream.graph.sizes import hint
+
+aten = torch.ops.aten
+
+_WEIGHTS = {
+    getattr(aten, name): positions
+    for name, positions in {
+        "linear": (1,),
+        "mkldnn_rnn_layer": (1, 2),
+        "_cudnn_rnn": (1,),
+        "_transformer_encoder_layer_fwd": (3, 5, 14, 16),
+        "_native_multi_head_attention": (5, 7),
+    }.items()
+    if hasattr(aten, name)
+}
+"""Operators that torch has no formula for: every row of the first operand meets every matrix at these positions.
+Attention scores inside of them are left out."""
+
+
+def of_call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """FLOPs of one call of an ATen operator packet; its tensors may be fake, and their sizes symbolic."""
+    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+    if operator in _WEIGHTS:
+        weights = tree_leaves([args[p] for p in _WEIGHTS[operator]])
+        rows = prod(hint(d) for d in args[0].shape[:-1])
+        return 2 * rows * sum(prod(hint(d) for d in w.shape) for w in weights if w.dim() == 2)
+    formula = flop_registry.get(operator)
+    if formula is None and str(operator).startswith("aten._scaled_dot_product"):  # the CPU's, which torch leaves out
+        shapes = [[hint(d) for d in x.shape] for x in args[:4] if isinstance(x, torch.Tensor)]
+        return sdpa_backward_flop_count(*shapes) if "backward" in str(operator) else sdpa_flop_count(*shapes[:3])
+    return hint(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
+
+
+def of_node(node: fx.Node) -> int:
+    """FLOPs of a node of an ATen graph whose nodes have fake values."""
+    args, kwargs = tree_map_only(fx.Node, lambda n: n.meta.get("val"), (node.args, node.kwargs))
+    return of_call(packet(node), args, kwargs, node.meta.get("val"))

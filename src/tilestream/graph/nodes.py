@@ -1,0 +1,162 @@
+"""Questions about ATen nodes: which operator, which arguments, is it only a view."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream.graph.sizes import same_size
+
+aten = torch.ops.aten
+
+MATMULS = {aten.mm, aten.addmm, aten.linear, aten.bmm}
+"""Operators that apply a weight to rows."""
+
+VIEWS = {
+    aten.view,
+    aten._unsafe_view,
+    aten.reshape,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.t,
+    aten.permute,
+    aten.transpose,
+    aten.expand,
+    aten.detach,
+    aten.alias,
+    aten.slice,
+    aten.select,
+    aten.split,
+    aten.split_with_sizes,
+    aten.unbind,
+    aten.as_strided,
+}
+"""Operators that only make another view of their operand: free outside a region."""
+
+
+ASSERTIONS = {
+    aten._assert_scalar,
+    aten._assert_async,
+    aten._assert_tensor_metadata,
+    aten.sym_constrain_range,
+    aten.sym_constrain_range_for_size,
+}
+"""Operators that only check."""
+
+
+class Unsupported(Exception):
+    """A node that cannot be a tile op; the text says why. Never leaves the front end."""
+
+    def __init__(self, reason: str, node: fx.Node | None = None) -> None:
+        self.reason = reason
+        self.node = node
+        super().__init__(reason)
+
+
+def value(node: fx.Node) -> torch.Tensor | None:
+    """The fake tensor of a node; ``None`` for SymInts, tuples and nodes without one."""
+    fake = node.meta.get("val")
+    return fake if isinstance(fake, torch.Tensor) else None
+
+
+def packet(node: fx.Node) -> Any:
+    """The operator without its overload; the target itself where it is no ATen operator."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def name(node: fx.Node) -> str:
+    """The operator's name as users know it, ``aten.addmm.default``."""
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether ``node`` only makes views: nothing is computed or moved."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return packet(node.args[0]) in VIEWS
+    return packet(node) in VIEWS
+
+
+def is_slice(node: fx.Node) -> bool:
+    """Whether ``node`` takes part of its operand's features, and nothing else."""
+    if packet(node) not in (aten.slice, aten.select) or not isinstance(node.args[0], fx.Node):
+        return False
+    before = value(node.args[0])
+    dim = argument(node, 1, "dim", 0)
+    return before is not None and isinstance(dim, int) and before.dim() > 0 and dim % before.dim() == before.dim() - 1
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether ``node`` is a matrix product that sums over more than one element."""
+    if packet(node) not in MATMULS:
+        return False
+    x = node.args[1] if packet(node) is aten.addmm else node.args[0]
+    fake = value(x) if isinstance(x, fx.Node) else None
+    return fake is not None and fake.dim() > 0 and not same_size(fake.shape[-1], 1)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether ``node`` is a tensor that the model's code made (``torch.tensor(1.5)``)."""
+    return node.op == "get_attr" and value(node) is not None
+
+
+def is_sym(node: fx.Node) -> bool:
+    """Whether ``node`` is arithmetic on sizes, or an assertion about them."""
+    fake = node.meta.get("val")
+    return packet(node) in ASSERTIONS or isinstance(
+        fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
+    )
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether a node is an operator that computes or moves data: no view, no size, no part of a tuple."""
+    return node.op == "call_function" and not is_view(node) and not is_sym(node) and node.target is not operator.getitem
+
+
+def argument(node: fx.Node, position: int, key: str, default: object = None) -> object:
+    """An argument by position or keyword."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(key, default)
+
+
+def number(node: fx.Node, position: int, key: str, default: float) -> float:
+    """A numeric argument.
+
+    Raises:
+        Unsupported: it is symbolic.
+    """
+    found = argument(node, position, key, default)
+    if found is None:
+        return default
+    if isinstance(found, bool | int | float):
+        return float(found)
+    raise Unsupported(f"argument {key} is not a constant")
+
+
+def integer(node: fx.Node, position: int, key: str, default: int | None = None) -> int:
+    """An integer argument.
+
+    Raises:
+        Unsupported: it is symbolic, or missing without a default.
+    """
+    found = argument(node, position, key, default)
+    if isinstance(found, int):
+        return found
+    raise Unsupported(f"argument {key} is not a constant")
+
+
+def last_dim(node: fx.Node, x: object, dim: object) -> None:
+    """Raise unless ``dim`` (an int, or a list of one) is the feature dimension of ``x``."""
+    fake = value(x) if isinstance(x, fx.Node) else None
+    if fake is None:
+        raise Unsupported("an operand is not a tensor")
+    dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
+    if not fake.dim() or [d % fake.dim() for d in dims if isinstance(d, int)] != [fake.dim() - 1]:
+        raise Unsupported("works along rows")

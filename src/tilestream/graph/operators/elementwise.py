@@ -1,0 +1,228 @@
+"""Elementwise operators, casts, and views that keep rows and features."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+from torch import fx
+
+from tilestream.graph.lowering import Emitter, dtype_of
+from tilestream.graph.nodes import Unsupported, argument, number, packet, value
+from tilestream.graph.sizes import product, same_size
+from tilestream.ir.dtypes import DTYPES
+from tilestream.ir.pipeline import Tile
+
+aten = torch.ops.aten
+
+UNARY = {
+    aten.relu: "relu",
+    aten.silu: "silu",
+    aten.sigmoid: "sigmoid",
+    aten.tanh: "tanh",
+    aten.exp: "exp",
+    aten.expm1: "expm1",
+    aten.log: "log",
+    aten.sin: "sin",
+    aten.cos: "cos",
+    aten.neg: "neg",
+    aten.abs: "abs",
+    aten.sqrt: "sqrt",
+    aten.rsqrt: "rsqrt",
+    aten.reciprocal: "reciprocal",
+}
+
+
+def unary(e: Emitter, node: fx.Node, kind: str, **attrs: float | int | str) -> Tile:
+    """One tile in, one tile of the same shape out."""
+    return e.unary(kind, e.tile(node.args[0]), dtype_of(node), **attrs)
+
+
+def gelu(e: Emitter, node: fx.Node) -> Tile:
+    return unary(e, node, "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu")
+
+
+def softplus(e: Emitter, node: fx.Node) -> Tile:
+    return unary(e, node, "softplus", beta=number(node, 1, "beta", 1.0), threshold=number(node, 2, "threshold", 20.0))
+
+
+def cast(e: Emitter, node: fx.Node) -> Tile:
+    x = node.args[0]
+    source, result = value(x) if isinstance(x, fx.Node) else None, value(node)
+    if source is None or result is None or source.device != result.device:
+        raise Unsupported("copies between devices")
+    return identity(e, node) if source.dtype == result.dtype else unary(e, node, "cast")
+
+
+def identity(e: Emitter, node: fx.Node) -> Tile:
+    """Another shape of the same elements in the same order: no operation at all."""
+    x = node.args[0]
+    tile, before, fake = e.whole(x), value(x) if isinstance(x, fx.Node) else None, value(node)
+    assert fake is not None and before is not None
+    if product(fake.shape) != product(before.shape):
+        raise Unsupported("repeats rows or features")
+    if tile.features == 1 and not _keeps_rows(before, fake):
+        raise Unsupported("changes which elements make a row")
+    return tile
+
+
+def _keeps_rows(before: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether a view of a column has its rows for rows: it is a column, or what leaves out the dimension of size 1.
+
+    A column in another shape could go on as one, but what comes next most likely works along the new last dimension.
+    """
+    if result.dim() and same_size(result.shape[-1], 1):
+        return True
+    if not before.dim() or not same_size(before.shape[-1], 1):
+        return True
+    dims = zip(before.shape, result.shape, strict=False)
+    return before.dim() == result.dim() + 1 and all(same_size(a, b) for a, b in dims)
+
+
+def permute(e: Emitter, node: fx.Node) -> Tile:
+    """A permutation that moves only dimensions of size 1 keeps the order of the elements: a view like any other."""
+    x = node.args[0]
+    before = value(x) if isinstance(x, fx.Node) else None
+    if before is None:
+        raise Unsupported("an operand is not a tensor")
+    dims = list(range(before.dim()))
+    if packet(node) is aten.permute:
+        order = argument(node, 1, "dims")
+        dims = [int(d) % before.dim() for d in order] if isinstance(order, list | tuple) else dims
+    elif before.dim() > 1:
+        a, b = (0, 1) if packet(node) is aten.t else (int(str(d)) % before.dim() for d in node.args[1:3])
+        dims[a], dims[b] = dims[b], dims[a]
+    wide = [d for d in dims if not same_size(before.shape[d], 1)]
+    if wide != sorted(wide):
+        raise Unsupported("permutes rows or features")
+    return identity(e, node)
+
+
+def elu(e: Emitter, node: fx.Node) -> Tile:
+    """``elu``, ``selu``, ``celu``: scale max(x, 0) + alpha scale (exp(input_scale min(x, 0)) - 1)."""
+    alpha, scale = number(node, 1, "alpha", 1.0), number(node, 2, "scale", 1.0)
+    inner = number(node, 3, "input_scale", 1.0)
+    if packet(node) is aten.celu:
+        inner = 1.0 / alpha
+    x = e.tile(node.args[0])
+    low = _scaled(e, e.binary("minimum", x, 0.0, "f32"), inner)
+    low = _scaled(e, e.unary("expm1", low, "f32"), alpha * scale)
+    high = _scaled(e, e.binary("maximum", x, 0.0, "f32"), scale)
+    return e.binary("add", high, low, dtype_of(node))
+
+
+def _scaled(e: Emitter, tile: Tile, factor: float) -> Tile:
+    return tile if factor == 1.0 else e.binary("mul", tile, factor, "f32")
+
+
+def batch_norm(e: Emitter, node: fx.Node) -> Tile:
+    """BatchNorm with running statistics on ``[rows, features]``: vectors only."""
+    x, scale, shift, mean, variance = node.args[:5]
+    fake = value(x) if isinstance(x, fx.Node) else None
+    if fake is None or fake.dim() != 2:
+        raise Unsupported("its channels are not the last dimension")
+    if any(u.target is not operator.getitem or u.args[1] != 0 for u in node.users):
+        raise Unsupported("its statistics are used too")
+    frame = e.natural(x)
+    vector = ("vector", frame.features)
+    rstd = e.parameter(variance, (vector, ("rstd", number(node, 6, "eps", 1e-5))), (frame.features,), "f32")
+    dtype = DTYPES[node.meta["val"][0].dtype]
+    tile = e.binary("sub", e.tile(x), e.vector(mean), "f32")
+    tile = e.binary("mul", tile, rstd, "f32")
+    for kind, other in (("mul", scale), ("add", shift)):
+        if other is not None:
+            tile = e.binary(kind, tile, e.vector(other), "f32")
+    return e.unary("cast", tile, dtype)
+
+
+def binary(e: Emitter, node: fx.Node, kind: str, left: object, right: object) -> Tile:
+    """Two operands, one of them at least a tile."""
+    frame = e.frame(node, left, right)
+    a, b = e.operand(left, frame), e.operand(right, frame)
+    return e.binary(kind, a, b, dtype_of(node))
+
+
+def add(e: Emitter, node: fx.Node, kind: str = "add", swapped: bool = False) -> Tile:
+    """``self + alpha other``, also ``sub`` and ``rsub`` (``other - alpha self``)."""
+    left, right = node.args[0], node.args[1]
+    alpha = number(node, 2, "alpha", 1.0)
+    if swapped:
+        left, right = right, left
+    frame = e.frame(node, left, right)
+    a, b = e.operand(left, frame), e.operand(right, frame)
+    if alpha != 1.0:
+        if isinstance(b, str):
+            raise Unsupported("alpha scales a parameter")
+        b = _scaled(e, b, alpha) if isinstance(b, Tile) else b * alpha
+    return e.binary(kind, a, b, dtype_of(node))
+
+
+def divide(e: Emitter, node: fx.Node) -> Tile:
+    if node.kwargs.get("rounding_mode") is not None:
+        raise Unsupported("division with a rounding mode")
+    return binary(e, node, "div", node.args[0], node.args[1])
+
+
+def power(e: Emitter, node: fx.Node) -> Tile:
+    exponent = node.args[1]
+    kinds = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if isinstance(exponent, int | float) and exponent in kinds:
+        return unary(e, node, kinds[exponent])
+    if exponent == 3:
+        x = e.tile(node.args[0])
+        return e.binary("mul", e.unary("square", x, "f32"), x, dtype_of(node))
+    raise Unsupported("only powers -1, -0.5, 0.5, 2 and 3 are tile ops")
+
+
+def clamp(e: Emitter, node: fx.Node) -> Tile:
+    """``clamp``, ``clamp_min``, ``clamp_max`` and ``hardtanh``: maximum, then minimum."""
+    low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    if packet(node) is aten.hardtanh:
+        low, high = number(node, 1, "min_val", -1.0), number(node, 2, "max_val", 1.0)
+    if packet(node) is aten.clamp_max:
+        low, high = None, node.args[1]
+    frame = e.frame(node, node.args[0])
+    tile = e.tile(node.args[0], frame)
+    for kind, bound in (("maximum", low), ("minimum", high)):
+        if bound is not None:
+            tile = e.binary(kind, tile, e.operand(bound, frame), dtype_of(node))
+    return tile
+
+
+def leaky_relu(e: Emitter, node: fx.Node) -> Tile:
+    """max(x, 0) + slope min(x, 0); for slopes in (0, 1], max(x, slope x). Infinities go as in eager."""
+    slope = number(node, 1, "negative_slope", 0.01)
+    if not math.isfinite(slope):
+        raise Unsupported("a negative_slope that is not finite")
+    x = e.tile(node.args[0])
+    if 0 < slope <= 1:
+        return e.binary("maximum", x, e.binary("mul", x, slope, "f32"), dtype_of(node))
+    low = e.binary("mul", e.binary("minimum", x, 0.0, "f32"), slope, "f32")
+    return e.binary("add", e.binary("maximum", x, 0.0, "f32"), low, dtype_of(node))
+
+
+def hard(e: Emitter, node: fx.Node) -> Tile:
+    """``hardsigmoid`` and ``hardswish``."""
+    x = e.tile(node.args[0])
+    gate: Tile = x
+    for kind, scalar in (("add", 3.0), ("maximum", 0.0), ("minimum", 6.0)):
+        gate = e.binary(kind, gate, scalar, "f32")
+    if packet(node) is aten.hardswish:
+        gate = e.binary("mul", gate, x, "f32")
+    return e.binary("div", gate, 6.0, dtype_of(node))
+
+
+def mish(e: Emitter, node: fx.Node) -> Tile:
+    x = e.tile(node.args[0])
+    gate = e.unary("tanh", e.unary("softplus", x, "f32", beta=1.0, threshold=20.0), "f32")
+    return e.binary("mul", x, gate, dtype_of(node))
+
+
+def addcmul(e: Emitter, node: fx.Node) -> Tile:
+    base, left, right = node.args[:3]
+    frame = e.frame(node, base, left, right)
+    scale = number(node, 3, "value", 1.0)
+    a, b, c = (e.operand(x, frame) for x in (left, right, base))
+    both = e.binary("mul", a, b, "f32")
+    return e.binary("add", _scaled(e, both, scale), c, dtype_of(node))

@@ -1,0 +1,120 @@
+"""Linear layers, whole or by some rows of their weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
+from tilestream.graph.nodes import Unsupported, argument, number, packet, value
+from tilestream.graph.sizes import product, same_size
+from tilestream.ir.pipeline import Tile
+
+aten = torch.ops.aten
+
+
+def weight(node: object) -> tuple[fx.Node, bool]:
+    """The stored matrix behind the second operand of ``mm``, and whether that is ``[out, in]`` already."""
+    if not isinstance(node, fx.Node):
+        raise Unsupported("the weight is not a tensor")
+    swaps = {aten.t: (), aten.transpose: ((0, 1), (1, 0), (-1, -2), (-2, -1)), aten.permute: (([1, 0],),)}
+    kind = packet(node)
+    if kind in swaps and isinstance(node.args[0], fx.Node):
+        rest = tuple(list(a) if isinstance(a, list | tuple) else a for a in node.args[1:])
+        if kind is aten.t or rest in swaps[kind]:
+            return node.args[0], True
+    return node, False
+
+
+def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
+    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix; ``rows`` takes a part of the weight's rows only."""
+    kind = packet(node)
+    bias = node.args[0] if kind is aten.addmm else argument(node, 2, "bias") if kind is aten.linear else None
+    x, matrix = node.args[1:3] if kind is aten.addmm else node.args[:2]
+    stored, straight = (matrix, True) if kind is aten.linear else weight(matrix)
+    if kind is aten.addmm and (number(node, 3, "beta", 1.0) != 1.0 or number(node, 4, "alpha", 1.0) != 1.0):
+        raise Unsupported("addmm with alpha or beta")
+    assert isinstance(stored, fx.Node)
+    fake = value(stored)
+    if fake is None or fake.dim() != (3 if kind is aten.bmm else 2):
+        raise Unsupported("the weight is not a matrix")
+    if kind is aten.bmm and not same_size(fake.shape[0], 1):
+        raise Unsupported("a batch of matrices: rows do not share one weight")
+    outs, ins = fake.shape[-2:] if straight else reversed(fake.shape[-2:])
+    if not isinstance(outs, int) or not isinstance(ins, int):
+        raise Unsupported("the weight's size is dynamic")
+    if outs < 1 or ins < 1:
+        raise Unsupported("the weight is empty")
+    frame = e.matrix(x)
+    if ins == 1:
+        return _outer(e, node, e.tile(x, frame), stored, bias, outs, rows)
+    _matmul_precision(dtype_of(node))
+    first, last = rows or (0, outs)
+    steps: Steps = () if straight else (("t",),)
+    if kind is aten.bmm:
+        steps = (("matrix",), *steps)
+    if rows is not None:
+        steps = (*steps, ("rows", first, last))
+    tile = e.tile(x, frame)
+    params = [e.parameter(stored, steps, (last - first, ins))]
+    late = None
+    if bias is not None:
+        late = _bias(e, bias, frame, outs)
+    if isinstance(late, fx.Node):
+        shape = ("vector", outs)
+        params.append(e.parameter(late, (shape,) if rows is None else (shape, ("rows", first, last)), (last - first,)))
+    out = e.emit("linear", last - first, dtype_of(node), (tile,), tuple(params))
+    if isinstance(late, Tile | str):
+        if rows is not None:
+            raise Unsupported("a sliced linear with a bias that has rows")
+        out = e.binary("add", out, late, dtype_of(node))
+    return out
+
+
+def _outer(
+    e: Emitter, node: fx.Node, x: Tile, stored: fx.Node, bias: object, outs: int, rows: tuple[int, int] | None
+) -> Tile:
+    """A linear of one input feature: the column ``x`` times a vector. No product for the tensor cores."""
+    cut: Steps = () if rows is None else (("rows", *rows),)
+    width = outs if rows is None else rows[1] - rows[0]
+    vector = e.parameter(stored, (("vector", outs), *cut), (width,))
+    if bias is None:
+        return e.binary("mul", x, vector, dtype_of(node))
+    late = _bias(e, bias, e.frame(node), outs)
+    if isinstance(late, fx.Node):
+        late = e.parameter(late, (("vector", outs), *cut), (width,))
+    elif rows is not None:
+        raise Unsupported("a sliced linear with a bias that has rows")
+    return e.binary("add", e.binary("mul", x, vector, "f32"), late, dtype_of(node))
+
+
+def put_off(e: Emitter, node: fx.Node) -> Tile:
+    """The value of a linear of which only slices are used: a tile that is never made."""
+    fake = value(node)
+    outs = fake.shape[-1] if fake is not None else 0
+    if not isinstance(outs, int) or outs < 1:
+        raise Unsupported("the weight's size is dynamic, or zero")
+    if e.members is None:
+        linear(e, node, (0, min(outs, MAX_FEATURES)))
+    tile = Tile(f"{node.name}.whole", outs, dtype_of(node))
+    e.deferred[tile.name] = node
+    return tile
+
+
+def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile | str:
+    """A vector that the linear adds itself (its node), or an operand added after it."""
+    fake = value(bias) if isinstance(bias, fx.Node) else None
+    if isinstance(bias, fx.Node) and fake is not None and product(fake.shape) == outs:
+        if fake.dim() == 1 or (fake.dim() == 2 and fake.shape[0] == 1 and bias not in e.known):
+            return bias
+    operand = e.operand(bias, Frame(frame.rows, outs, False, 2))
+    if isinstance(operand, Tile | str):
+        return operand
+    raise Unsupported("a scalar bias")
+
+
+def _matmul_precision(dtype: str) -> None:
+    if dtype == "f32" and torch.get_float32_matmul_precision() == "highest":
+        raise Unsupported(
+            "a float32 matmul under torch.set_float32_matmul_precision('highest'): tensor cores have tf32 ('high')"
+        )

@@ -1,0 +1,213 @@
+"""A group of fx nodes becomes a Region: a one-stage program, and how tensors go in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch import fx
+
+from tilestream.graph import operators
+from tilestream.graph.lowering import Binding, Emitter, Steps, Value
+from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
+from tilestream.graph.patterns import fuse_rms_norm
+from tilestream.graph.provenance import source
+from tilestream.graph.sizes import expression, hint, product
+from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, TileOp
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a tensor of the program comes from: argument ``index`` (of ``dtype``) of the region, after ``steps``."""
+
+    tensor: str
+    index: int
+    steps: Steps
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the region: tensor ``tensor`` of the program, reshaped.
+
+    ``shape`` has ints and expressions of the region's symbolic sizes. ``order`` is the order of the
+    dimensions in memory where the model expects another than row-major.
+    """
+
+    tensor: str
+    shape: tuple[int | sympy.Expr, ...]
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """A convex group of ATen operators that is compiled as one.
+
+    ``program`` is one stage with every operation in topological order. ``graph`` is the region
+    alone, for eager and Inductor; it takes ``arguments`` (names of nodes of the outer graph) and
+    returns ``results`` as a tuple. ``symbols`` tells which argument's dimension is which symbolic
+    size; dimension ``-1`` means the argument is the size itself. ``rows`` is the number of rows in
+    the call that was captured.
+    """
+
+    name: str
+    program: Pipeline
+    graph: fx.GraphModule
+    arguments: tuple[str, ...]
+    inputs: tuple[Operand, ...]
+    parameters: tuple[Operand, ...]
+    results: tuple[Result, ...]
+    symbols: tuple[tuple[sympy.Symbol, int, int], ...]
+    rows: int
+    device: torch.device
+    operators: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def lower(
+    owner: fx.GraphModule, nodes: Sequence[fx.Node], known: Mapping[fx.Node, Value], title: str
+) -> tuple[Region, tuple[fx.Node, ...]]:
+    """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
+
+    Raises:
+        Unsupported: with the node that stands in the way.
+    """
+    members = frozenset(nodes)
+    e = Emitter(known, members)
+    for node in nodes:
+        try:
+            operators.emit(e, node)
+        except Unsupported as reason:
+            raise Unsupported(reason.reason, node) from reason
+    outputs = tuple(n for n in nodes if any(u not in members for u in n.users))
+    results = tuple(_store(e, node, index) for index, node in enumerate(outputs))
+    bound = dict.fromkeys(b.node for b in (*e.inputs, *e.parameters))
+    graph, arguments = extract(owner, outputs, bound)
+    position = {node: index for index, node in enumerate(arguments)}
+    operands = {
+        b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype)
+        for b in (*e.inputs, *e.parameters)
+    }
+    stage = Stage("all", fuse_rms_norm(tuple(e.ops), e.tensors))
+    program = Pipeline("region", tuple(e.tensors.values()), (stage,), ())
+    first = e.inputs[0]
+    fake = value(first.node)
+    assert fake is not None
+    compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
+    region = Region(
+        name=title,
+        program=program,
+        graph=graph,
+        arguments=tuple(n.name for n in arguments),
+        inputs=tuple(operands[b.tensor] for b in e.inputs),
+        parameters=tuple(operands[b.tensor] for b in e.parameters),
+        results=results,
+        symbols=_symbols(arguments),
+        rows=_rows(fake, e.tensors[first.tensor].features),
+        device=fake.device,
+        operators=tuple(name(n) for n in compute if name(n) != "getitem"),
+        sources=tuple(dict.fromkeys(s for s in map(source, compute) if s)),
+    )
+    return region, outputs
+
+
+def _needed(binding: Binding) -> Steps:
+    """The steps without a first one that would change nothing: it costs time at every call."""
+    fake, steps = binding.node.meta["val"], binding.steps
+    idle = {0: (("scalar",),), 1: (("vector", fake.shape[-1] if fake.dim() else 1),)}.get(fake.dim(), ())
+    if fake.dim() == 2:
+        idle = (("flatten", fake.shape[-1]),)
+    return steps[1:] if steps[:1] == idle else steps
+
+
+def is_given(node: fx.Node) -> bool:
+    """Whether a node has its value from the start: a placeholder, or a constant tensor."""
+    return node.op == "placeholder" or is_constant(node)
+
+
+def extract(
+    owner: fx.GraphModule, outputs: Sequence[fx.Node], inputs: Iterable[fx.Node]
+) -> tuple[fx.GraphModule, tuple[fx.Node, ...]]:
+    """The part of a graph between ``inputs`` and ``outputs`` as a module of its own, and its arguments.
+
+    Placeholders and constants of the outer graph that are reached are arguments too.
+    """
+    stops = set(inputs)
+    needed: set[fx.Node] = set()
+    queue = list(outputs)
+    while queue:
+        node = queue.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node not in stops:
+            queue.extend(node.all_input_nodes)
+    needed |= stops
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    arguments = tuple(n for n in owner.graph.nodes if n in needed and (n in stops or is_given(n)))
+    for node in arguments:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+        if is_constant(node):
+            copies[node].meta["constant"] = getattr(owner, str(node.target))
+    for node in owner.graph.nodes:
+        if node in needed and node not in copies:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    result = graph.output(tuple(copies[n] for n in outputs))
+    result.meta["val"] = tuple(n.meta.get("val") for n in outputs)
+    return fx.GraphModule(owner, graph), arguments
+
+
+def _tuple(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), list | tuple) and not is_view(node) and not is_sym(node)
+
+
+def _store(e: Emitter, node: fx.Node, index: int) -> Result:
+    fake, own = value(node), e.values[node]
+    if fake is None or own.tile.name in e.deferred:
+        raise Unsupported("a result that is no tile leaves the region", node)
+    title = f"y{index}"
+    dtype = own.tile.dtype
+    e.tensors[title] = Tensor(title, Role.OUTPUT, (own.tile.features,), dtype)
+    e.ops.append(TileOp("store", None, (own.tile.name,), (title,), (), source(node)))
+    shape = tuple(d if isinstance(d, int) else expression(d) for d in fake.shape)
+    try:
+        return Result(title, shape, _order(fake))
+    except Unsupported as reason:
+        raise Unsupported(reason.reason, node) from reason
+
+
+def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
+    strides = [hint(s) for s in fake.stride()]
+    order = tuple(sorted(range(fake.dim()), key=lambda i: (-strides[i], i)))
+    for dims in (tuple(range(fake.dim())), order):
+        expected = [product([fake.shape[d] for d in dims[k + 1 :]]) for k in range(len(dims))]
+        if all(
+            hint(fake.shape[d]) == 1 or expression(fake.stride(d)) == x for d, x in zip(dims, expected, strict=True)
+        ):
+            return None if dims == tuple(range(fake.dim())) else order
+    raise Unsupported("its result has gaps in memory")
+
+
+def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int], ...]:
+    found: dict[sympy.Symbol, tuple[int, int]] = {}
+    for index, node in enumerate(arguments):
+        fake = node.meta.get("val")
+        dims = [(-1, fake)] if isinstance(fake, torch.SymInt) else []
+        if isinstance(fake, torch.Tensor):
+            dims = list(enumerate(fake.shape))
+        for dim, size in dims:
+            expr = expression(size)
+            if isinstance(expr, sympy.Symbol):
+                found.setdefault(expr, (index, dim))
+    return tuple((symbol, index, dim) for symbol, (index, dim) in found.items())
+
+
+def _rows(fake: torch.Tensor, features: int) -> int:
+    total = 1
+    for dim in fake.shape:
+        total *= hint(dim)
+    return total // features

@@ -1,0 +1,213 @@
+"""Selection: which operators of a graph become regions, and why the others do not."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import fx
+
+from tilestream.announce import announce_failure, first_line
+from tilestream.graph import operators
+from tilestream.graph.convexity import Groups
+from tilestream.graph.lowering import Emitter, Value
+from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
+from tilestream.graph.provenance import source
+from tilestream.graph.region import Region, lower
+
+log = logging.getLogger(__name__)
+
+POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """An operator that stays out of every region: ``operators.sort.default``, the user's line, and why."""
+
+    op: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A region, its nodes in the whole graph, and those of them that others use."""
+
+    region: Region
+    nodes: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A graph cut into regions and the rest.
+
+    ``operators`` counts the operators that compute: no views, no arithmetic on sizes.
+    """
+
+    cuts: tuple[Cut, ...]
+    exclusions: tuple[Exclusion, ...]
+    operators: int
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(cut.region for cut in self.cuts)
+
+
+@dataclass
+class _Facts:
+    """What single nodes are, before any grouping."""
+
+    known: dict[fx.Node, Value] = field(default_factory=dict)
+    tiles: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    parameters: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    reasons: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
+    """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
+
+    Every row-streamed tensor of a region has the same (symbolic) number of rows. A region holds at
+    least one linear layer.
+    """
+    nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
+    refused: dict[fx.Node, str] = {}
+    while True:
+        facts = _examine(nodes, refused)
+        found = [g for g in _group(nodes, facts) if _worth(g, facts)]
+        lowered = []
+        for group in found:
+            try:
+                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}"))
+            except Unsupported as reason:
+                assert reason.node is not None
+                log.debug("%s leaves its region: %s", reason.node, reason.reason)
+                refused[reason.node] = reason.reason
+                break
+            except Exception as failure:
+                refused |= dict.fromkeys(group, _mistake(group[0], failure))
+                break
+        else:
+            break
+    inside = {node for group in found for node in group}
+    compute = [n for n in nodes if computes(n)]
+    exclusions = tuple(
+        Exclusion(name(n), source(n), facts.reasons.get(n, POINTWISE)) for n in compute if n not in inside
+    )
+    cuts = tuple(Cut(region, tuple(group), outputs) for (region, outputs), group in zip(lowered, found, strict=True))
+    return Partition(cuts, exclusions, len(compute))
+
+
+def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str]) -> _Facts:
+    """What each node is. Those that ``refused`` names are no tiles, and what reads them sees them as any tensor."""
+    facts = _Facts()
+    for node in nodes:
+        if is_sym(node):
+            continue
+        check = Emitter(facts.known)
+        try:
+            if node in refused:
+                raise Unsupported(refused[node])
+            facts.known[node] = operators.emit(check, node)
+        except Unsupported as reason:
+            _exclude(facts, node, reason.reason)
+        except Exception as failure:
+            _exclude(facts, node, _mistake(node, failure))
+        else:
+            facts.tiles[node] = frozenset(check.tile_nodes)
+            facts.parameters[node] = frozenset(check.parameter_nodes)
+    return facts
+
+
+def _mistake(node: fx.Node, failure: Exception) -> str:
+    """The reason why a node stays out where an exception of ours forbids to take it, which is announced."""
+    what = f"{name(node)} ({source(node) or 'no source line'}) goes to Inductor"
+    announce_failure(what, failure)
+    return f"an exception of ours: {type(failure).__name__}: {first_line(failure)}"
+
+
+def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
+    """Say why a node is no tile. The parts of a tuple live and die with it: only tensors cross a region's border."""
+    whole = node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
+    for each in (whole, *(u for u in whole.users if u.target is operator.getitem)):
+        facts.known.pop(each, None)
+        facts.tiles.pop(each, None)
+        facts.parameters.pop(each, None)
+        facts.reasons.setdefault(each, reason)
+
+
+def _group(nodes: list[fx.Node], facts: _Facts) -> list[list[fx.Node]]:
+    groups = Groups(nodes, {n: facts.parameters[n] for n in nodes if n in facts.known})
+    for node in nodes:
+        if node.target is operator.getitem and node in facts.known:
+            groups.merge(node.args[0], node, force=True)
+    for _ in range(2):
+        for node in nodes:
+            for operand in sorted(facts.tiles.get(node, ()), key=groups.position):
+                if _same(facts.known, operand, node):
+                    groups.merge(operand, node)
+        readers: dict[tuple[fx.Node, sympy.Expr], fx.Node] = {}
+        for node in nodes:
+            for operand in facts.tiles.get(node, ()):
+                first = readers.setdefault((operand, facts.known[node].rows), node)
+                if first is not node:
+                    groups.merge(first, node)
+    return [trimmed for group in groups.all() if (trimmed := _trim(group, facts))]
+
+
+def _same(known: Mapping[fx.Node, Value], a: fx.Node, b: fx.Node) -> bool:
+    return a in known and b in known and known[a].rows == known[b].rows and _device(a) == _device(b)
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    fake = node.meta.get("val")
+    first = fake[0] if isinstance(fake, list | tuple) and fake else fake
+    return first.device if isinstance(first, torch.Tensor) else None
+
+
+def _worth(group: list[fx.Node], facts: _Facts) -> bool:
+    if any(is_product(n) for n in group):
+        return True
+    for node in group:
+        facts.reasons.setdefault(node, POINTWISE)
+    return False
+
+
+def _trim(group: list[fx.Node], facts: _Facts) -> list[fx.Node]:
+    """Leave the views at the borders outside, where they cost nothing.
+
+    A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes: a
+    view of the whole value, as in eager.
+    """
+    members = set(group)
+    changed = True
+    while changed:
+        changed = False
+        for node in [*group, *reversed(group)]:
+            if node in members and is_view(node) and _borders(node, members, facts):
+                members.discard(node)
+                changed = True
+    return [n for n in group if n in members]
+
+
+def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
+    if not node.users.keys() & members:
+        return True
+    return not facts.tiles[node] & members and (not is_slice(node) or _thin(node, members))
+
+
+def _thin(node: fx.Node, members: set[fx.Node]) -> bool:
+    """Whether the region uses less than half of what it would load to take this slice."""
+    whole = node.args[0]
+    fake = value(whole) if isinstance(whole, fx.Node) else None
+    if fake is None or not isinstance(whole, fx.Node) or not isinstance(fake.shape[-1], int):
+        return False
+    if any(u in members and not is_slice(u) for u in whole.users):
+        return False
+    parts = {str(u.args[1:]): value(u) for u in whole.users if u in members and is_slice(u)}
+    used = sum(p.shape[-1] if p is not None and p.dim() == fake.dim() else 1 for p in parts.values())
+    return bool(2 * used < fake.shape[-1])

@@ -1,0 +1,37 @@
+"""Sizes that may be symbolic: compared, multiplied and guessed without guards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+
+def expression(dim: int | torch.SymInt) -> sympy.Expr:
+    """A dimension as a sympy expression, so that symbolic sizes can be compared without guards."""
+    return sympy.Integer(dim) if isinstance(dim, int) else dim.node.expr
+
+
+def settled(dim: int | torch.SymInt) -> int | torch.SymInt:
+    """The number, where a guard has fixed a symbolic dimension: the inputs of a weight that is not symbolic do."""
+    known = expression(dim)
+    return int(known) if known.is_Integer else dim
+
+
+def product(dims: Sequence[int | torch.SymInt]) -> sympy.Expr:
+    """The product of dimensions, expanded, so that equal products compare equal."""
+    return sympy.expand(sympy.prod([expression(d) for d in dims]))
+
+
+def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two dimensions are known to be equal."""
+    return expression(a) == expression(b)
+
+
+def hint(dim: int | torch.SymInt, default: int = 1024) -> int:
+    """The size that a symbolic dimension has in the call that is being compiled."""
+    if isinstance(dim, int):
+        return dim
+    known = dim.node.hint if dim.node.has_hint() else None
+    return int(known) if known is not None else default

@@ -1,0 +1,87 @@
+"""Cut a pipeline at its DRAM queues into the launches that run one after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilestream.errors import IRError
+from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp, Transport
+
+
+def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
+    """Group stages joined by on-chip queues; a DRAM queue's tile becomes a tensor between groups.
+
+    Raises:
+        IRError: if the DRAM queues order the groups in a cycle.
+    """
+    dram = [q for q in p.queues if q.transport is Transport.DRAM]
+    if not dram:
+        return (p,)
+    groups = _groups(p)
+    order = _order(p, groups)
+    tiles = p.tiles()
+    spilled = {
+        q.tile: Tensor(f"{q.tile}.dram", Role.OUTPUT, (tiles[q.tile].features,), tiles[q.tile].dtype) for q in dram
+    }
+    launches = []
+    for index, members in enumerate(order):
+        stages = []
+        tensors: dict[str, Tensor] = {}
+        for stage in (s for s in p.stages if s.name in members):
+            ops = list(stage.ops)
+            for q in dram:
+                buffer = spilled[q.tile]
+                if stage.name in q.consumers:
+                    tensors[buffer.name] = replace(buffer, role=Role.INPUT)
+                    # A name of its own: several stages of one launch may load the same tile.
+                    here = replace(tiles[q.tile], name=f"{q.tile}@{stage.name}")
+                    ops = [replace(op, ins=tuple(here.name if i == q.tile else i for i in op.ins)) for op in ops]
+                    ops.insert(0, TileOp("load", here, (), (buffer.name,), (), q.source))
+                if stage.name == q.producer:
+                    tensors[buffer.name] = buffer
+                    ops.append(TileOp("store", None, (q.tile,), (buffer.name,), (), q.source))
+            stages.append(replace(stage, ops=tuple(ops)))
+            tensors |= {n: p.tensor(n) for op in stage.ops for n in op.params}
+        queues = tuple(q for q in p.queues if q.transport is not Transport.DRAM and q.producer in members)
+        launches.append(Pipeline(f"{p.name}.{index}", tuple(tensors.values()), tuple(stages), queues, p.strategy))
+    return tuple(launches)
+
+
+def _groups(p: Pipeline) -> list[frozenset[str]]:
+    parent = {s.name: s.name for s in p.stages}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            name = parent[name]
+        return name
+
+    for q in p.queues:
+        if q.transport is not Transport.DRAM:
+            for consumer in q.consumers:
+                parent[root(consumer)] = root(q.producer)
+    roots = dict.fromkeys(root(s.name) for s in p.stages)
+    return [frozenset(s.name for s in p.stages if root(s.name) == r) for r in roots]
+
+
+def _order(p: Pipeline, groups: list[frozenset[str]]) -> list[frozenset[str]]:
+    done: list[frozenset[str]] = []
+    left = list(groups)
+    while left:
+        finished = {name for g in done for name in g}
+        ready = next(
+            (
+                g
+                for g in left
+                if all(
+                    q.producer in finished
+                    for q in p.queues
+                    if q.transport is Transport.DRAM and any(c in g for c in q.consumers)
+                )
+            ),
+            None,
+        )
+        if ready is None:
+            raise IRError(f"the DRAM queues of pipeline {p.name!r} form a cycle", "remove one of them")
+        done.append(ready)
+        left.remove(ready)
+    return done

@@ -1,0 +1,268 @@
+"""The intermediate representation. Everything is a Pipeline.
+
+A pipeline streams the rows of ``[rows, features]`` matrices, a tile of ``TILE_ROWS`` rows at a
+time, through stages that are resident together. The number of rows is not part of it: one
+pipeline, and the kernel made from it, serves every batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tilestream.errors import IRError
+from tilestream.ir.tileops import OPS, OpSpec
+
+TILE_ROWS = 64
+DTYPE_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+
+
+class Role(StrEnum):
+    """What a tensor is to its pipeline: rows streamed in, rows streamed out, or whole operands."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    PARAMETER = "parameter"
+
+
+class Transport(StrEnum):
+    """Where a queue's ring of tiles lives. DRAM means a whole tensor, with a barrier behind it."""
+
+    L2 = "l2"
+    DRAM = "dram"
+
+
+class Residency(StrEnum):
+    """Whether a stage's weights are loaded once and kept, or streamed again for every tile."""
+
+    RESIDENT = "resident"
+    STREAMED = "streamed"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Placement of a tile over a stage's two consumer warpgroups.
+
+    ``Shard(0)``: by rows, each warpgroup has a tile of its own, features up to 256 wide.
+    ``Shard(1)``: by columns, both share one tile, features up to 512 wide.
+    """
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in device memory.
+
+    ``shape`` leaves the rows out for inputs and outputs: ``(features,)``. Parameters have their
+    whole shape: ``(out, in)`` for a weight, ``(features,)`` for a vector, ``()`` for a scalar.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def features(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One value: ``TILE_ROWS`` rows of ``features`` columns, rounded to ``dtype`` when handed on."""
+
+    name: str
+    features: int
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return TILE_ROWS * self.features * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class TileOp:
+    """One operation on tiles; ``kind`` is a key of ``tileops.OPS``, which gives the signature.
+
+    ``ins`` names tiles, ``params`` names tensors, ``source`` is the user's line: equal layers of a model are equal.
+    """
+
+    kind: str
+    out: Tile | None
+    ins: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, float | int | str], ...] = ()
+    source: str = field(default="", compare=False)
+
+    def attr(self, name: str, default: float | int | str | None = None) -> float | int | str | None:
+        return dict(self.attrs).get(name, default)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on. One CTA a replica.
+
+    ``group`` replicas form a cluster that loads each weight page once and multicasts it (1 or 2). ``in_flight``
+    products are under way at once in a warpgroup (1 or 2): with 2 the tensor cores never wait for its next, with 1 a
+    weight page is free as soon as it was used, and not only when the next page has come.
+    """
+
+    name: str
+    ops: tuple[TileOp, ...]
+    replicas: int = 1
+    placement: Shard = Shard(0)
+    residency: Residency = Residency.STREAMED
+    group: int = 1
+    in_flight: int = 2
+
+    @property
+    def tiles_per_step(self) -> int:
+        """Tiles that one replica works on at once: one a warpgroup, or one shared by both."""
+        return 2 if self.placement.dim == 0 else 1
+
+    @property
+    def source(self) -> str:
+        return next((op.source for op in self.ops if op.source), "")
+
+    def defined(self) -> dict[str, Tile]:
+        return {op.out.name: op.out for op in self.ops if op.out is not None}
+
+    def taken(self) -> tuple[str, ...]:
+        """Names of the tiles that ``ops`` use and do not define: they come from queues."""
+        own = self.defined()
+        return tuple(dict.fromkeys(n for op in self.ops for n in op.ins if n not in own))
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A bounded ring of ``depth`` tiles from one stage to one or more (several: multicast).
+
+    Tile ``t`` lives in slot ``t % depth``. A DRAM queue holds every tile and its depth is 0.
+    """
+
+    tile: str
+    producer: str
+    consumers: tuple[str, ...]
+    transport: Transport = Transport.L2
+    depth: int = 2
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages and queues that are resident together; what a region becomes."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    stages: tuple[Stage, ...]
+    queues: tuple[Queue, ...] = ()
+    strategy: str = "vertical"
+
+    def __post_init__(self) -> None:
+        check_names(self)
+
+    def tensor(self, name: str) -> Tensor:
+        return _find(self.tensors, name, "tensor", self.name)
+
+    def stage(self, name: str) -> Stage:
+        return _find(self.stages, name, "stage", self.name)
+
+    def tiles(self) -> dict[str, Tile]:
+        return {name: tile for stage in self.stages for name, tile in stage.defined().items()}
+
+    def by_role(self, role: Role) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is role)
+
+    def with_stages(self, stages: tuple[Stage, ...], queues: tuple[Queue, ...] | None = None) -> Pipeline:
+        return replace(self, stages=stages, queues=self.queues if queues is None else queues)
+
+
+def _find(items, name: str, what: str, where: str):
+    for item in items:
+        if item.name == name:
+            return item
+    known = ", ".join(i.name for i in items) or "none"
+    raise IRError(f"pipeline {where!r} has no {what} {name!r}", f"use one of: {known}")
+
+
+def check_names(p: Pipeline) -> None:
+    """Single assignment, every name defined before it is used, every tile delivered by a queue.
+
+    Raises:
+        IRError: naming the stage, the operation and the user's line.
+    """
+    tensors = {t.name: t for t in p.tensors}
+    if len(tensors) != len(p.tensors):
+        raise IRError(f"pipeline {p.name!r} has two tensors of one name", "give each tensor its own name")
+    names = [s.name for s in p.stages]
+    if len(set(names)) != len(names):
+        raise IRError(f"pipeline {p.name!r} has two stages of one name", "give each stage its own name")
+    home: dict[str, str] = {}
+    for stage in p.stages:
+        for op in stage.ops:
+            if op.out is None:
+                continue
+            if op.out.name in home or op.out.name in tensors:
+                raise IRError(
+                    f"tile {op.out.name!r} is defined twice ({op.source or stage.name})", "rename one of the two"
+                )
+            home[op.out.name] = stage.name
+    for stage in p.stages:
+        have = {q.tile for q in p.queues if stage.name in q.consumers}
+        for op in stage.ops:
+            spec = OPS.get(op.kind)
+            where = op.source or f"stage {stage.name!r}"
+            if spec is None:
+                raise IRError(f"unknown tile op {op.kind!r} at {where}", f"use one of: {', '.join(sorted(OPS))}")
+            for name in op.ins:
+                if name not in have:
+                    remedy = (
+                        f"add Queue({name!r}, producer={home[name]!r}, consumers=({stage.name!r},))"
+                        if home.get(name, stage.name) != stage.name
+                        else "define it by an earlier op of the stage"
+                    )
+                    raise IRError(
+                        f"{op.kind} at {where} uses tile {name!r}, which stage {stage.name!r} does not have", remedy
+                    )
+            for name in op.params:
+                if name not in tensors:
+                    raise IRError(
+                        f"{op.kind} at {where} uses tensor {name!r}, which the pipeline does not have", "add it"
+                    )
+            _check_operands(op, spec)
+            if op.out is not None:
+                if op.out.features < 1:
+                    raise IRError(f"{op.kind} at {where} makes a tile of {op.out.features} features", "use at least 1")
+                if op.out.dtype not in DTYPE_BYTES:
+                    raise IRError(
+                        f"tile {op.out.name!r} has dtype {op.out.dtype!r}", f"use one of {', '.join(DTYPE_BYTES)}"
+                    )
+                have.add(op.out.name)
+    for q in p.queues:
+        for stage in (q.producer, *q.consumers):
+            _find(p.stages, stage, "stage", p.name)
+        if home.get(q.tile) != q.producer:
+            raise IRError(
+                f"queue of {q.tile!r}: stage {q.producer!r} does not define that tile", "name the stage that does"
+            )
+
+
+def _check_operands(op: TileOp, spec: OpSpec) -> None:
+    """Raise ``IRError`` if operands or attributes of ``op`` do not fit its signature."""
+    where = op.source or op.kind
+    for what, got, (least, most) in (("tiles", op.ins, spec.ins), ("tensors", op.params, spec.params)):
+        if not least <= len(got) <= most:
+            want = str(least) if least == most else f"{least} to {most}"
+            raise IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
+    for name, _ in op.attrs:
+        if name not in spec.attrs:
+            raise IRError(
+                f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(spec.attrs) or 'none'}"
+            )
+    if spec.family == "binary" and len(op.ins) + len(op.params) + (op.attr("scalar") is not None) != 2:
+        raise IRError(
+            f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar"
+        )
+    if (op.out is None) != (op.kind == "store"):
+        raise IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")

@@ -1,0 +1,94 @@
+"""How much a stage does for one tile: tensor FLOPs, lane operations, weights. No device, no time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.tileops import OPS
+
+SWIZZLE_BYTES = 128  # a linear's input is stored in rows of this many bytes, zero-filled
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One linear and the ops behind it, up to the next linear: what one warpgroup does in turn.
+
+    ``flops`` are the tensor core's, padding included; ``lane_ops`` are issued fp32 lane operations and
+    ``sfu_ops`` those of the special function unit; ``handed`` are elements that leave the registers.
+    All of one tile of ``TILE_ROWS`` rows.
+    """
+
+    flops: float
+    dtype: str
+    lane_ops: float
+    sfu_ops: float
+    handed: int
+
+
+def phases(stage: Stage, pipeline: Pipeline) -> tuple[Phase, ...]:
+    """The stage's work on one tile, cut at its linears. The first phase holds what comes before the first linear."""
+    tiles = pipeline.tiles()
+    groups: list[list[TileOp]] = [[]]
+    for op in stage.ops:
+        if op.kind == "linear":
+            groups.append([])
+        groups[-1].append(op)
+    return tuple(_phase(group, stage, pipeline, tiles) for group in groups if group)
+
+
+def _phase(ops: list[TileOp], stage: Stage, pipeline: Pipeline, tiles: dict[str, Tile]) -> Phase:
+    flops, dtype, lane, sfu, handed = 0.0, "bf16", 0.0, 0.0, 0
+    for op in ops:
+        if op.kind == "linear":
+            weight = pipeline.tensor(op.params[0])
+            flops, dtype = padded_flops(weight), weight.dtype
+            if len(op.params) == 2:
+                lane += TILE_ROWS * weight.shape[0]
+            continue
+        spec, elements = OPS[op.kind], TILE_ROWS * width(op, tiles)
+        lane += spec.flops * elements
+        sfu += spec.transcendental * elements
+        if op.kind == "store":
+            handed += elements
+    used_by_linear = {n for op in stage.ops if op.kind in ("linear", "cat") for n in op.ins}
+    queued = {q.tile for q in pipeline.queues if q.producer == stage.name}
+    for op in ops:
+        if op.out is not None and op.kind not in ("load", "cat") and op.out.name in used_by_linear | queued:
+            handed += TILE_ROWS * op.out.features
+    return Phase(flops, dtype, lane, sfu, handed)
+
+
+def width(op: TileOp, tiles: dict[str, Tile]) -> int:
+    """Features of the widest tile that ``op`` touches."""
+    outs = [op.out.features] if op.out is not None else []
+    return max(outs + [tiles[n].features for n in op.ins])
+
+
+def padded_flops(weight: Tensor) -> float:
+    """Tensor-core FLOPs of one tile through ``weight`` [out, in]: out padded to 8, in to 128 bytes."""
+    out, inner = weight.shape
+    k = SWIZZLE_BYTES // DTYPE_BYTES[weight.dtype]
+    return 2.0 * TILE_ROWS * (8 * ceil(out / 8)) * (k * ceil(inner / k))
+
+
+def bytes_of(tensor: Tensor, rows: int) -> int:
+    """Bytes of the whole tensor in device memory at ``rows`` rows."""
+    size = prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+    return size if tensor.role is Role.PARAMETER else rows * size
+
+
+def weight_bytes(stage: Stage, pipeline: Pipeline) -> int:
+    """Bytes of the matrices that the stage multiplies with, each counted once."""
+    names = dict.fromkeys(op.params[0] for op in stage.ops if op.kind == "linear")
+    return sum(bytes_of(pipeline.tensor(n), 0) for n in names)
+
+
+def tiles_of(rows: int) -> int:
+    return ceil(rows / TILE_ROWS)
+
+
+def steps_of(stage: Stage, rows: int) -> int:
+    """Steps of the busiest replica: whole steps of ``tiles_per_step`` tiles, dealt round-robin."""
+    return ceil(ceil(tiles_of(rows) / stage.tiles_per_step) / stage.replicas)

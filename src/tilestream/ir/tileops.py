@@ -1,0 +1,92 @@
+"""The tile operations: one table. Meaning: ``reference``; cost: ``cost``; CUDA: ``cuda/snippets``.
+
+A binary operation combines a tile with a second tile, with a row vector parameter, or with the
+scalar attribute ``scalar``. ``reversed=1`` swaps the operands (``2 - x``). Tiles of one feature are
+columns and broadcast over the features of the other operand; a vector of one element broadcasts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Signature and cost of one kind of tile op.
+
+    ``flops`` counts the instructions that the generated code issues an element of the widest operand (``linear`` is
+    counted from its weight instead); ``transcendental`` those of them that go to the special function unit. A test
+    holds both against the machine code.
+    """
+
+    family: str  # memory | linear | unary | binary | reduce | norm | layout
+    ins: tuple[int, int]  # least and most tiles taken
+    params: tuple[int, int]  # least and most tensors taken
+    attrs: tuple[str, ...] = ()
+    flops: float = 1
+    transcendental: float = 0
+    doc: str = ""
+
+
+def _unary(flops: float = 1, transcendental: float = 0, doc: str = "", attrs: tuple[str, ...] = ()) -> OpSpec:
+    return OpSpec("unary", (1, 1), (0, 0), attrs, flops, transcendental, doc)
+
+
+def _binary(doc: str, flops: float = 1) -> OpSpec:
+    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), flops, 0, doc)
+
+
+def _reduce(doc: str) -> OpSpec:
+    return OpSpec("reduce", (1, 1), (0, 0), (), 1, 0, doc)
+
+
+OPS: dict[str, OpSpec] = {
+    "load": OpSpec("memory", (0, 0), (1, 1), flops=0, doc="rows of an input tensor"),
+    "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
+    "linear": OpSpec(
+        "linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"
+    ),
+    "relu": _unary(1, 0, "max(x, 0)"),
+    "gelu": _unary(17, 2, "x Phi(x), by erf"),
+    "gelu_tanh": _unary(23, 2, "x Phi(x), tanh approximation"),
+    "silu": _unary(4, 2, "x sigmoid(x)"),
+    "sigmoid": _unary(4, 2, "1 / (1 + exp(-x))"),
+    "tanh": _unary(17, 2, "tanh(x)"),
+    "softplus": _unary(12, 2, "log(1 + exp(beta x)) / beta, x above threshold / beta", ("beta", "threshold")),
+    "gelu_slope": _unary(20, 2, "the derivative of gelu, Phi(x) + x phi(x)"),
+    "exp": _unary(2, 1, "exp(x)"),
+    "expm1": _unary(12, 1, "exp(x) - 1, exact near 0"),
+    "log": _unary(4, 1, "log(x)"),
+    "sin": _unary(12, 0, "sin(x)"),
+    "cos": _unary(14, 0, "cos(x)"),
+    "neg": _unary(1, 0, "-x"),
+    "abs": _unary(1, 0, "|x|"),
+    "sqrt": _unary(4, 1, "sqrt(x)"),
+    "rsqrt": _unary(4, 1, "1 / sqrt(x)"),
+    "reciprocal": _unary(7, 1, "1 / x"),
+    "square": _unary(1, 0, "x x"),
+    "cast": _unary(1, 0, "rounded to the dtype of the result"),
+    "add": _binary("a + b"),
+    "sub": _binary("a - b"),
+    "mul": _binary("a b"),
+    "div": _binary("a / b"),
+    "maximum": _binary("the larger, NaN if either is"),
+    "minimum": _binary("the smaller, NaN if either is"),
+    "relu_backward": _binary("a, but 0 where b <= 0", 2),
+    "cat": OpSpec("layout", (1, 64), (0, 0), flops=0, doc="concatenation along features"),
+    "slice": OpSpec("layout", (1, 1), (0, 0), ("start", "stop"), 0, 0, "features start to stop"),
+    "sum": _reduce("sum over features, one feature"),
+    "mean": _reduce("mean over features, one feature"),
+    "max": _reduce("maximum over features, one feature, NaN if any is"),
+    "layer_norm": OpSpec(
+        "norm",
+        (1, 1),
+        (0, 2),
+        ("eps", "affine"),
+        8,
+        0,
+        "LayerNorm; params weight, bias as affine says: 'wb', 'w', 'b' or ''",
+    ),
+    "rms_norm": OpSpec("norm", (1, 1), (0, 1), ("eps",), 5, 0, "RMSNorm; param weight"),
+    "softmax": OpSpec("norm", (1, 1), (0, 0), (), 5, 1, "softmax over features"),
+}

@@ -1,0 +1,199 @@
+"""What a legal pipeline is: a list of named rules, each with its arithmetic in the message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from tilestream.errors import IRError, VerifyError
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
+from tilestream.ir.shapes import check_shapes
+
+WIDEST = {0: 256, 1: 512}  # features of a tile in registers, by Shard.dim: 128 fp32 accumulators a thread of 128 or 256
+
+
+def verify(pipeline: Pipeline) -> None:
+    """Check that ``pipeline`` cannot deadlock and that its ops agree; ``schedule.fits`` checks it against a device.
+
+    A pipeline that passes completes on the reference machine (``docs/queues.md`` has the proof).
+
+    Raises:
+        VerifyError: the first rule that is broken, with the numbers, the user's line and a remedy.
+    """
+    for rule in RULES:
+        rule(pipeline)
+
+
+def stages_work(p: Pipeline) -> None:
+    """Every stage has ops, at least one replica, a known placement, and hands something on."""
+    if not p.stages:
+        raise VerifyError(f"pipeline {p.name!r} has no stage", "add one, or leave the region to the fallback")
+    for stage in p.stages:
+        if stage.replicas < 1:
+            raise VerifyError(f"{named(stage)} has {stage.replicas} replicas", "use at least 1")
+        if stage.placement.dim not in WIDEST:
+            raise VerifyError(f"{named(stage)} has placement Shard({stage.placement.dim})", "use Shard(0) or Shard(1)")
+        if not any(op.kind == "store" for op in stage.ops) and not any(q.producer == stage.name for q in p.queues):
+            raise VerifyError(f"{named(stage)} stores nothing and feeds no queue: it has no work", "remove it")
+
+
+def queues_join(p: Pipeline) -> None:
+    """Every queue has consumers that take its tile, once each."""
+    for q in p.queues:
+        if not q.consumers:
+            raise VerifyError(f"{_queue(q)} has no consumer", "name the stages that take the tile, or remove the queue")
+        for consumer in q.consumers:
+            if consumer != q.producer and q.tile not in p.stage(consumer).taken():
+                raise VerifyError(
+                    f"{_queue(q)}: stage {consumer!r} never uses the tile", "remove it from the consumers"
+                )
+    for (tile, consumer), n in Counter((q.tile, c) for q in p.queues for c in q.consumers).items():
+        if n > 1:
+            raise VerifyError(f"stage {consumer!r} is delivered tile {tile!r} {n} times", "keep one queue")
+    for (tile, transport), n in Counter((q.tile, q.transport) for q in p.queues).items():
+        if n > 1:
+            raise VerifyError(
+                f"tile {tile!r} is in {n} {transport.value} queues", "give one queue all the consumers (multicast)"
+            )
+
+
+def stage_graph_is_acyclic(p: Pipeline) -> None:
+    """No stage waits for itself, directly or through others."""
+    after: dict[str, list[str]] = {s.name: [] for s in p.stages}
+    for q in p.queues:
+        after[q.producer] += q.consumers
+    cycle = _cycle(after)
+    if cycle:
+        raise VerifyError(
+            f"the stages of pipeline {p.name!r} wait for each other: {' -> '.join(cycle)}",
+            "put the stages of the cycle into one stage",
+        )
+
+
+def queues_hold_a_step(p: Pipeline) -> None:
+    """A queue on chip holds what every replica at each of its ends takes or makes in one step, and two tiles at least.
+
+    Two, because any stage between its ends may need two tiles at once before it lets go of the first.
+    """
+    for q in p.queues:
+        if q.transport is Transport.DRAM:
+            if q.depth:
+                raise VerifyError(f"{_queue(q)} has depth {q.depth}", "a DRAM queue holds every tile: use depth 0")
+            continue
+        for stage in map(p.stage, (q.producer, *q.consumers)):
+            need = stage.tiles_per_step * stage.replicas
+            if q.depth < need:
+                raise VerifyError(
+                    f"{_queue(q)} has depth {q.depth} < {need} = {stage.tiles_per_step} tiles a step"
+                    f" x {stage.replicas} replicas of stage {stage.name!r}",
+                    f"use a depth of at least {need + need % 2}",
+                )
+        if q.depth % 2:
+            raise VerifyError(
+                f"{_queue(q)} has depth {q.depth}, which is odd: a step of two tiles would not fit, or wrap around",
+                f"use {q.depth + 1}",
+            )
+
+
+def tiles_are_used(p: Pipeline) -> None:
+    """Every tile is used by an op of its stage or handed on."""
+    queued = {q.tile for q in p.queues}
+    for stage in p.stages:
+        used = queued | {name for op in stage.ops for name in op.ins}
+        for op in stage.ops:
+            if op.out is not None and op.out.name not in used:
+                where = op.source or named(stage)
+                raise VerifyError(f"nobody uses tile {op.out.name!r} ({op.kind} at {where})", "remove the op")
+
+
+def outputs_are_stored_once(p: Pipeline) -> None:
+    """Each output is stored by exactly one op."""
+    stores = Counter(op.params[0] for s in p.stages for op in s.ops if op.kind == "store")
+    for tensor in p.by_role(Role.OUTPUT):
+        if stores[tensor.name] != 1:
+            raise VerifyError(f"output {tensor.name!r} is stored {stores[tensor.name]} times", "store it exactly once")
+
+
+def tiles_fit_registers(p: Pipeline) -> None:
+    """A tile in registers is at most as wide as the placement of its stage allows.
+
+    Operands of linears, parts of a cat and what a slice is cut from stay in shared or device memory at any width.
+    """
+    tiles = p.tiles()
+    for stage in p.stages:
+        widest = WIDEST[stage.placement.dim]
+        for name in _in_registers(p, stage):
+            width = tiles[name].features
+            if width > widest:
+                raise VerifyError(
+                    f"{named(stage)}: tile {name!r} has {width} features > {widest},"
+                    f" the widest that Shard({stage.placement.dim}) holds in registers",
+                    "use Shard(1)" if width <= WIDEST[1] else "split the layer over several stages",
+                )
+
+
+def launches_in_order(p: Pipeline) -> None:
+    """The DRAM queues cut the pipeline into launches that can run one after another."""
+    try:
+        cut_at_dram(p)
+    except IRError as error:
+        raise VerifyError(
+            f"pipeline {p.name!r} cannot be cut at its DRAM queues: {error.cause}", error.remedy
+        ) from error
+
+
+RULES: tuple[Callable[[Pipeline], None], ...] = (
+    stages_work,
+    check_shapes,
+    queues_join,
+    stage_graph_is_acyclic,
+    queues_hold_a_step,
+    tiles_are_used,
+    outputs_are_stored_once,
+    tiles_fit_registers,
+    launches_in_order,
+)
+
+
+def named(stage: Stage) -> str:
+    return f"stage {stage.name!r}" + (f" ({stage.source})" if stage.source else "")
+
+
+def _queue(q: Queue) -> str:
+    return f"queue of {q.tile!r} from {q.producer!r}" + (f" ({q.source})" if q.source else "")
+
+
+def _cycle(after: dict[str, list[str]]) -> list[str]:
+    """The names along one cycle, first repeated at the end; empty if there is none."""
+    finished: set[str] = set()
+    for start in after:
+        path = [start]
+        branches = [iter(after[start])]
+        while branches:
+            name = next(branches[-1], None)
+            if name is None:
+                finished.add(path.pop())
+                branches.pop()
+            elif name in path:
+                return [*path[path.index(name) :], name]
+            elif name not in finished:
+                path.append(name)
+                branches.append(iter(after[name]))
+    return []
+
+
+def _in_registers(p: Pipeline, stage: Stage) -> list[str]:
+    """Tiles that some op of ``stage`` computes with or hands on, in order."""
+    cats = {op.out.name for op in stage.ops if op.kind == "cat" and op.out is not None}
+    names: list[str] = []
+    for op in stage.ops:
+        made = (op.out.name,) if op.out is not None else ()
+        if op.kind == "linear":
+            names += made
+        elif op.kind == "store":
+            names += (n for n in op.ins if n not in cats)  # a cat is stored part by part
+        elif op.kind not in ("load", "cat", "slice"):
+            names += (*op.ins, *made)
+    on_chip = [q for q in p.queues if q.transport is not Transport.DRAM or q.tile not in cats]  # DRAM: a store
+    return names + [q.tile for q in on_chip if q.producer == stage.name]

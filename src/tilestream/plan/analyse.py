@@ -1,0 +1,47 @@
+"""The analysis of a model: captured, examined, and examined again in lower precisions where those would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilestream import devices
+from tilestream.devices import Device
+from tilestream.graph.capture import capture
+from tilestream.options import Options
+from tilestream.plan import precision
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.examine import of_graphs
+
+
+def analyse(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    options: Options | None = None,
+    device: Device | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    training: bool = False,
+) -> Analysis:
+    """Capture ``model(*inputs, **keywords)``, select regions, and plan each for ``device``.
+
+    Nothing is computed, as ``capture`` says. ``device=None`` means ``options.device``, else the GPU present,
+    else ``h200``.
+
+    Args:
+        training: with gradients: forward and backward graphs.
+
+    Raises:
+        CaptureError: Dynamo could not capture the model.
+        DeviceError: no device of that name is known.
+    """
+    options = options or Options()
+    device = device or _device(options)
+    found = capture(model, inputs, keywords, training)
+    made = of_graphs(model, found, options, device, training)
+    return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
+
+
+def _device(options: Options) -> Device:
+    return devices.get(options.device) if options.device else devices.detect() or devices.get("h200")

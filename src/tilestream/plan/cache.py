@@ -1,0 +1,231 @@
+"""Plans on disk, so that a second process starts warm. JSON files, one a plan; a file can be lost, not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tilestream.devices import Device
+from tilestream.errors import CacheError
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline
+from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.options import Options
+from tilestream.plan.planner import Candidate, Measure, Plan, plan
+
+log = logging.getLogger(__name__)
+
+_announced: set[str] = set()  # folders that could not be written, said once a process
+
+
+def cached_plan(
+    program: Pipeline,
+    rows: int,
+    device: Device,
+    options: Options,
+    measure: Measure | None = None,
+) -> Plan:
+    """``planner.plan``, remembered under ``options.cache_folder`` unless ``options.cache`` is off.
+
+    A plan made for one number of rows serves its whole ``bucket``. Measured and predicted plans are kept apart.
+    A folder that cannot be written is announced once, and planning goes on without it.
+
+    Raises:
+        PlanError: as ``planner.plan``.
+    """
+    if not options.cache:
+        return plan(program, rows, device, options, measure)
+    cache = PlanCache(options.cache_folder)
+    name = key(program, rows, device, options, measured=measure is not None)
+    found = cache.load(name)
+    if found is None:
+        found = plan(program, rows, device, options, measure)
+        cache.store(name, found)
+    return found
+
+
+def is_cached(program: Pipeline, rows: int, device: Device, options: Options) -> bool:
+    """Whether ``cached_plan`` would find a measured plan."""
+    name = key(program, rows, device, options, measured=True)
+    return options.cache and PlanCache(options.cache_folder).path(name).exists()
+
+
+def bucket(rows: int) -> int:
+    """The least power of two of tiles that holds ``rows``, in rows; 0 if not known. One plan a bucket."""
+    if rows <= 0:
+        return 0
+    tiles = -(-rows // TILE_ROWS)
+    return TILE_ROWS * (1 << (tiles - 1).bit_length())
+
+
+def key(program: Pipeline, rows: int, device: Device, options: Options, measured: bool) -> str:
+    """A sha256 over everything that the plan depends on."""
+    parts = {
+        "program": pipeline_to_json(program, sources=False),
+        "rows": bucket(rows),
+        "device": asdict(device),
+        "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
+        "measured": measured,
+        "versions": versions(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What else a plan depends on: torch, its CUDA, the driver, and tilestream's own sources."""
+    import torch
+
+    found = {"torch": torch.__version__, "cuda": str(torch.version.cuda), "tilestream": _sources()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["driver"] = _driver()
+    return found
+
+
+def _driver() -> str:
+    """The driver's version as its kernel module states it; empty where it does not (Windows)."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except OSError:
+        return ""
+
+
+_SOURCES: list[str] = []
+
+
+def _sources() -> str:
+    """A hash of the files that decide plans and kernels: their change makes old plans void without a new version."""
+    if not _SOURCES:
+        root = Path(__file__).parents[1]
+        digest = hashlib.sha256()
+        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".cuh", ".cu", ".jinja", ".j2")):
+            stat = path.stat()
+            digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        _SOURCES.append(digest.hexdigest())
+    return _SOURCES[0]
+
+
+class PlanCache:
+    """Plans by key in ``folder``/plans. Safe with several processes: files appear whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder) / "plans"
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def load(self, name: str) -> Plan | None:
+        """The plan, or None if there is none or it cannot be read; what cannot be read is logged and made anew."""
+        found = load_sealed(self.path(name))
+        try:
+            return None if found is None else plan_from_json(found)
+        except CacheError as error:
+            log.warning("ignoring the cached plan %s, it will be made anew: %s", self.path(name), error)
+            return None
+
+    def store(self, name: str, made: Plan) -> None:
+        """Write the plan under its key."""
+        store_sealed(self.path(name), plan_to_json(made))
+
+
+def load_sealed(path: Path) -> Any:
+    """What ``store_sealed`` wrote there; None if there is nothing, or, which is logged, if it cannot be read."""
+    try:
+        return sealed(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, CacheError) as error:
+        log.warning("ignoring %s, it will be made anew: %s", path, error)
+        return None
+
+
+def store_sealed(path: Path, data: dict[str, Any]) -> None:
+    """Write ``data`` with its digest: a temporary file, then a rename. A folder that cannot be written is said once."""
+    text = json.dumps(seal(data))
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        if str(path.parent) not in _announced:
+            _announced.add(str(path.parent))
+            log.warning(
+                "plans are not kept: %s cannot be written (%s). Remedy: set TILESTREAM_CACHE_DIR or the option "
+                "cache_dir to a folder with room, or cache=False",
+                path.parent,
+                error,
+            )
+
+
+def seal(data: dict[str, Any]) -> dict[str, Any]:
+    """``data`` with a digest: a flipped bit can turn one legal plan into another."""
+    return {"digest": _digest(data), "plan": data}
+
+
+def sealed(file: Any) -> Any:
+    """The data of a file that ``seal`` made.
+
+    Raises:
+        CacheError: the digest does not fit.
+    """
+    if not isinstance(file, dict) or file.get("digest") != _digest(file.get("plan")):
+        raise CacheError("the file's digest does not fit what it holds", "delete the file")
+    return file["plan"]
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def plan_to_json(made: Plan) -> dict[str, Any]:
+    """A plan as JSON data; ``plan_from_json`` gives it back equal."""
+    return {
+        "region": made.region,
+        "rows": made.rows,
+        "device": made.device,
+        "candidates": [
+            {
+                "strategy": c.strategy,
+                "detail": c.detail,
+                "pipeline": None if c.pipeline is None else pipeline_to_json(c.pipeline),
+                "predicted_us": c.predicted_us,
+                "measured_us": c.measured_us,
+                "rejected": c.rejected,
+            }
+            for c in made.candidates
+        ],
+        "chosen": made.candidates.index(made.chosen),
+    }
+
+
+def plan_from_json(data: Any) -> Plan:
+    """The plan that ``data`` describes.
+
+    Raises:
+        CacheError: the data is not what ``plan_to_json`` writes.
+    """
+    try:
+        candidates = tuple(
+            Candidate(
+                c["strategy"],
+                None if c["pipeline"] is None else pipeline_from_json(c["pipeline"]),
+                c["predicted_us"],
+                c["measured_us"],
+                c["rejected"],
+                c["detail"],
+            )
+            for c in data["candidates"]
+        )
+        return Plan(data["region"], data["rows"], data["device"], candidates, candidates[data["chosen"]])
+    except (KeyError, TypeError, IndexError) as error:
+        raise CacheError(f"not a plan: {error!r}", "delete the file") from error

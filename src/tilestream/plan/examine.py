@@ -1,0 +1,127 @@
+"""The analysis of captured graphs: regions selected and planned, and what stays out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from tilestream.devices import Device
+from tilestream.errors import TilestreamError
+from tilestream.graph import flops, kernels, selection
+from tilestream.graph.capture import Captured
+from tilestream.graph.nodes import computes
+from tilestream.graph.provenance import module_path
+from tilestream.graph.region import Region
+from tilestream.options import Options
+from tilestream.plan import planner
+from tilestream.plan.analysis import Analysis, Excluded, GraphAnalysis, RegionAnalysis, Share
+
+
+def of_graphs(
+    model: Callable[..., Any], found: Captured, options: Options, device: Device, training: bool = False
+) -> Analysis:
+    """The analysis of captured graphs."""
+
+    graphs: list[GraphAnalysis] = []
+    made: list[RegionAnalysis] = []
+    exclusions: list[Excluded] = []
+    for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
+        part = selection.partition(graph)
+        inside = {node for cut in part.cuts for node in cut.nodes}
+        nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
+        compute = [n for n in nodes if computes(n)]
+        outside = [n for n in compute if n not in inside]
+        whole = Share(len(compute), sum(map(flops.of_node, compute)))
+        graphs.append(GraphAnalysis(kind, whole, kernels.kernels(nodes, inside)))
+        prefix = f"graph{index}." if len(found.graphs) > 1 else ""
+        for cut in part.cuts:
+            made.append(_region(cut.region, cut.nodes, index, prefix, device, options))
+        for node, e in zip(outside, part.exclusions, strict=True):
+            exclusions.append(Excluded(e.op, e.source, e.reason, module_path(node), flops.of_node(node), index))
+    return Analysis(
+        model=str(getattr(model, "__name__", type(model).__name__)),
+        device=device.name,
+        options=options,
+        graphs=tuple(graphs),
+        regions=tuple(made),
+        exclusions=tuple(exclusions),
+        eager=found.eager,
+        breaks=found.breaks,
+        mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
+        training=training,
+        hints=_hints(model, found, training),
+        tf32=torch.get_float32_matmul_precision() != "highest",
+        hardware=device,
+    )
+
+
+def _region(
+    region: Region, members: Sequence[fx.Node], index: int, prefix: str, device: Device, options: Options
+) -> RegionAnalysis:
+
+    plan, problem = None, ""
+    try:
+        if region.rows:
+            plan = planner.plan(region.program, region.rows, device, options)
+        else:
+            problem = "no rows: nothing is launched"
+    except TilestreamError as failure:
+        problem = str(failure)
+    return RegionAnalysis(
+        name=prefix + region.name,
+        graph=index,
+        rows=region.rows,
+        operators=region.operators,
+        sources=region.sources,
+        program=region.program,
+        plan=plan,
+        problem=problem,
+        flops=sum(flops.of_node(n) for n in members if computes(n)),
+        kernels=kernels.kernels(members),
+        modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
+    )
+
+
+def _hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[str, ...]:
+    """What is special about this capture, with what to do about it."""
+    hints = []
+    changing = dict.fromkeys(changing_in_training(model))
+    if changing and not training:
+        hints.append(f"{', '.join(changing)} in train mode: call model.eval() for inference")
+    if not training and _wants_gradients(model):
+        hints.append(
+            "inference graphs, as under torch.no_grad(): called with gradients, the model makes forward and backward "
+            "graphs, which training=True shows"
+        )
+    if found.ran:
+        hints.append(f"the model was run to capture it: {found.ran}")
+    if not found.graphs:
+        hints.append("torch.compile captures nothing of this model: all of it runs eagerly")
+    if any("_transformer_encoder_layer_fwd" in str(n.target) for g in found.graphs for n in g.graph.nodes):
+        hints.append(
+            "nn.TransformerEncoder took its fast path, one operator a layer: "
+            "torch.backends.mha.set_fastpath_enabled(False) shows its layers, which can stream"
+        )
+    return tuple(hints)
+
+
+def _wants_gradients(model: Callable[..., Any]) -> bool:
+    """Whether a call of the model, here and now, would make a training graph."""
+
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+
+
+def changing_in_training(model: Callable[..., Any]) -> list[str]:
+    """Types of the modules in train mode that compute something else there: dropout, and batch statistics."""
+
+    return [
+        f"nn.{type(m).__name__}"
+        for m in (model.modules() if isinstance(model, nn.Module) else ())
+        if m.training and (isinstance(m, _NormBase) or (isinstance(m, _DropoutNd) and m.p > 0))
+    ]

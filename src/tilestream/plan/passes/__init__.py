@@ -1,0 +1,27 @@
+"""Passes: one file, one function, Pipeline in and Pipeline out. ``planner.plan`` lists their order."""
+
+from tilestream.plan.passes.balance import balance
+from tilestream.plan.passes.choose_in_flight import choose_in_flight
+from tilestream.plan.passes.choose_placement import choose_placement
+from tilestream.plan.passes.choose_residency import choose_residency
+from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.merge_common_ops import merge_common_ops
+from tilestream.plan.passes.order_memory_ops import order_memory_ops
+from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
+from tilestream.plan.passes.set_queue_depth import set_queue_depth
+from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.split_spatial import split_spatial
+
+__all__ = [
+    "balance",
+    "choose_in_flight",
+    "choose_placement",
+    "choose_residency",
+    "cut_vertical",
+    "merge_common_ops",
+    "order_memory_ops",
+    "remove_dead_ops",
+    "set_queue_depth",
+    "split_bulk",
+    "split_spatial",
+]

@@ -1,0 +1,41 @@
+"""Whether a stage can run on one SM of a device, as the schedule and the verifier see it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilestream.devices import Device
+from tilestream.errors import VerifyError
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline, Residency, Shard, Transport
+from tilestream.ir.verify import tiles_fit_registers
+from tilestream.schedule.fits import stages_fit_sm
+
+
+def isolated(p: Pipeline) -> dict[str, Pipeline]:
+    """Each stage by itself: what it takes is loaded from tensors, what it hands on is stored to tensors."""
+    spilled = replace(p, queues=tuple(replace(q, transport=Transport.DRAM, depth=0) for q in p.queues))
+    # Stages that share no queue share a launch: take them apart too.
+    return {s.name: launch.with_stages((s,)) for launch in cut_at_dram(spilled) for s in launch.stages}
+
+
+def problem(alone: Pipeline, device: Device, placement: Shard, residency: Residency) -> str:
+    """Why the stage of ``alone`` (see ``isolated``) does not fit one SM in this way; empty if it does."""
+    pipeline = alone.with_stages((replace(alone.stages[0], placement=placement, residency=residency),))
+    try:
+        tiles_fit_registers(pipeline)
+        stages_fit_sm(pipeline, device)
+    except VerifyError as error:
+        return error.cause
+    return ""
+
+
+def narrowest(alone: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)) -> tuple[Shard, str]:
+    """The first of the placements under which the stage fits, weights streamed; the last and why not, if none does."""
+    placement, reason = Shard(dims[-1]), ""
+    for dim in dims:
+        placement = Shard(dim)
+        reason = problem(alone, device, placement, Residency.STREAMED)
+        if not reason:
+            break
+    return placement, reason

@@ -1,0 +1,74 @@
+"""Stages on different SMs, joined by queues through the L2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilestream.devices import Device
+from tilestream.errors import VerifyError
+from tilestream.ir.pipeline import Pipeline, Residency, Transport
+from tilestream.plan.cost import stage_cost
+from tilestream.plan.passes.fit import isolated, narrowest, problem
+from tilestream.plan.passes.segments import Body, body, cut
+
+SLACK = 1.1  # a stage may take this much longer than its share before another stage is opened
+
+
+def split_spatial(program: Pipeline, device: Device, layers_per_stage: int = 1) -> Pipeline:
+    """Cut between linears into stages of about equal work, at the narrowest places, with L2 queues.
+
+    Equal means the work of the ``layers_per_stage`` heaviest linears: small layers join a neighbour, since a small
+    stage by itself is the slowest (its hand-over is not). A stage of one layer's work keeps its weights resident if
+    each of its parts could. A tile with several consumers is multicast; one that a later stage takes skips.
+
+    Raises:
+        VerifyError: there is nothing to split.
+    """
+    parts = body(program)
+    bounds = [0, *parts.narrowest_cuts(), len(parts.ops)]
+    pieces = list(zip(bounds, bounds[1:], strict=False))
+    if len(pieces) < 2:
+        raise VerifyError(
+            "the region has fewer than two linears: nothing to split over stages", "use strategy='vertical'"
+        )
+    looks = {piece: _look(parts, piece, device) for piece in pieces}
+    heaviest = sorted((look.seconds for look in looks.values()), reverse=True)
+    share = sum(heaviest[:layers_per_stage]) * SLACK
+    cuts: list[int] = []
+    start, stage = pieces[0][0], looks[pieces[0]]
+    used = stage.seconds
+    for piece in pieces[1:]:
+        next_one = looks[piece]
+        if used + next_one.seconds <= share:
+            joined = _look(parts, (start, piece[1]), device)
+            keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
+            if joined.fits and keeps:
+                stage, used = joined, used + next_one.seconds
+                continue
+        cuts.append(piece[0])
+        start, stage, used = piece[0], next_one, next_one.seconds
+    if not cuts:
+        raise VerifyError(f"{layers_per_stage} layers a stage put the whole region into one stage", "use fewer")
+    return cut(parts, cuts, Transport.L2, "spatial")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a stage of some ops would be like: whether it fits, with weights resident too, and seconds a tile."""
+
+    fits: bool
+    resident: bool
+    seconds: float
+
+
+def _look(parts: Body, piece: tuple[int, int], device: Device) -> _Look:
+    inner = [b for b in piece if 0 < b < len(parts.ops)]
+    pipeline = cut(parts, inner, Transport.DRAM, "spatial")
+    alone = isolated(pipeline)["s1" if piece[0] else "s0"]
+    placement, reason = narrowest(alone, device)
+    resident = not problem(alone, device, placement, Residency.RESIDENT)
+    if reason:
+        return _Look(False, False, 0.0)
+    stage = replace(alone.stages[0], placement=placement, residency=Residency.RESIDENT)
+    cost = stage_cost(stage, alone, device)
+    return _Look(True, resident, cost.step_s / cost.tiles_per_step)

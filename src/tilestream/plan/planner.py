@@ -1,0 +1,309 @@
+"""From a region's program to the pipeline that runs it: candidates by strategy, cost, measurement, choice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tilestream.devices import Device
+from tilestream.errors import IRError, PlanError, VerifyError
+from tilestream.ir.pipeline import Pipeline
+from tilestream.options import Options
+from tilestream.plan.cost import predict, product_bound_us
+from tilestream.plan.passes import (
+    balance,
+    choose_in_flight,
+    choose_placement,
+    choose_residency,
+    cut_vertical,
+    merge_common_ops,
+    order_memory_ops,
+    remove_dead_ops,
+    set_queue_depth,
+    split_bulk,
+    split_spatial,
+)
+from tilestream.schedule.fits import verify_on
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_ROWS = 65_536  # planned for where the number of rows is 0 or not known
+MEASURED = 4  # candidates that are timed, besides the fallback
+HOPELESS = 1.5  # candidates predicted this many times slower than the best are not timed
+MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
+BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
+LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
+SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
+FALLBACK = "fallback"
+
+Pass = Callable[[Pipeline], Pipeline]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a region. ``pipeline`` None is the fallback, Inductor.
+
+    ``rejected`` says why it cannot be chosen; ``detail`` tells candidates of one strategy apart.
+    """
+
+    strategy: str
+    pipeline: Pipeline | None
+    predicted_us: float | None
+    measured_us: float | None = None
+    rejected: str = ""
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
+
+
+Measure = Callable[[Sequence[Candidate]], list[float | Exception]]
+"""Times candidates side by side: microseconds of one call of each, or why one could not be timed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All candidates of a region at ``rows`` rows on ``device``, and the one that runs."""
+
+    region: str
+    rows: int
+    device: str
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+
+def plan(
+    program: Pipeline,
+    rows: int,
+    device: Device,
+    options: Options,
+    measure: Measure | None = None,
+) -> Plan:
+    """Plan a region: every pass by name, in order, for every candidate.
+
+    Args:
+        program: a one-stage pipeline that holds all ops of the region in topological order.
+        rows: rows the plan is made for. Any number runs; 0 or less means not known.
+        measure: times the best few by prediction, best first, and the fallback. Without it the predictions decide.
+
+    Raises:
+        PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
+    """
+    if rows <= 0:
+        measure = None
+    planned = rows if rows > 0 else UNKNOWN_ROWS
+    candidates = proposals(program, planned, device, options)
+    if measure is not None:
+        bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
+        candidates = _measured(candidates, measure, options.strategy != "auto", bound_us)
+    chosen = _choose(candidates, program, options, measured=measure is not None)
+    made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
+    log.info("%s: %s", program.name, summary(made))
+    return made
+
+
+def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> list[Candidate]:
+    """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
+    candidates: list[Candidate] = []
+    for recipe in recipes(program, options):
+        passes = recipe.passes(device, options.queue_depth)
+        candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
+    return [*candidates, _fallback(program, rows, device)]
+
+
+def shortlist(candidates: Sequence[Candidate], forced: bool = False) -> list[Candidate]:
+    """Those that are timed where times are taken, best predicted first; none where the fallback is far ahead of all.
+
+    ``forced``: the fallback is no alternative.
+    """
+    legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    if legal and not forced and _predicted(legal[0]) > LOST * _predicted(fallback):
+        return []
+    return [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
+
+
+def verified(p: Pipeline, device: Device) -> Pipeline:
+    """``p`` itself, if it is legal on ``device``; raises ``VerifyError`` otherwise."""
+    verify_on(p, device)
+    return p
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, products
+    in flight, and whether weights stay where they fit."""
+
+    strategy: str
+    split: Callable[..., Pipeline]
+    steps: int = 2
+    detail: str = ""
+    dims: tuple[int, ...] = (0, 1)
+    in_flight: int = 2
+    resident: bool = True
+
+    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
+        """What turns a program into this candidate, in order; the last one raises where it is not legal."""
+        return (
+            remove_dead_ops,
+            merge_common_ops,
+            order_memory_ops,
+            partial(self.split, device=device),
+            partial(choose_placement, device=device, dims=self.dims),
+            partial(choose_residency, device=device, resident=self.resident),
+            partial(choose_in_flight, in_flight=self.in_flight),
+            partial(balance, device=device),
+            partial(set_queue_depth, steps=self.steps, depth=queue_depth),
+            partial(verified, device=device),
+        )
+
+
+def recipes(program: Pipeline, options: Options) -> list[Recipe]:
+    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth."""
+    linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
+    several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
+    spatial = [
+        Recipe(
+            "spatial",
+            partial(split_spatial, layers_per_stage=layers),
+            steps,
+            f"{layers} layer{'s' * (layers > 1)} a stage, {steps} steps a queue",
+        )
+        for layers in several
+        for steps in ((2, 4) if options.strategy == "spatial" and options.queue_depth is None else (2,))
+        if layers < max(linears, 2)
+    ]
+    every = {
+        "vertical": [
+            Recipe("vertical", cut_vertical),
+            Recipe("vertical", cut_vertical, detail="one product in flight", in_flight=1),
+            Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
+            Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
+        ],
+        "spatial": spatial,
+        "bulk": [Recipe("bulk", split_bulk)],
+    }
+    if options.strategy != "auto":
+        return every[options.strategy]
+    return [recipe for group in every.values() for recipe in group]
+
+
+def _candidate(
+    recipe: Recipe, program: Pipeline, passes: Sequence[Pass], rows: int, device: Device, before: list[Candidate]
+) -> Candidate:
+    try:
+        pipeline = apply(passes, program)
+    except (VerifyError, IRError) as error:
+        return Candidate(recipe.strategy, None, None, rejected=error.cause, detail=recipe.detail)
+    twin = next((c for c in before if c.pipeline == pipeline), None)
+    if twin is not None:
+        return Candidate(recipe.strategy, None, None, rejected=f"the same as {twin.name}", detail=recipe.detail)
+    return Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+
+
+def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
+    """The passes one after another."""
+    for one in passes:
+        program = one(program)
+    return program
+
+
+def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
+    """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them."""
+    split = partial(split_bulk, device=device, epilogues=False)
+    try:
+        pipeline = apply((remove_dead_ops, merge_common_ops, split), program)
+    except (VerifyError, IRError) as error:
+        log.debug("%s: the fallback has no prediction: %s", program.name, error)
+        return Candidate(FALLBACK, None, None)
+    return Candidate(FALLBACK, None, predict(pipeline, rows, device).us)
+
+
+def _measured(candidates: list[Candidate], measure: Measure, forced: bool, bound_us: float) -> list[Candidate]:
+    """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
+    if forced:
+        return _timed(candidates, shortlist(candidates, forced), measure)
+    wanted = shortlist(candidates)
+    if not wanted:
+        return candidates
+    timed = _timed(candidates, wanted, measure)
+    fallback = next(c for c in timed if c.strategy == FALLBACK)
+    best_us = min((_time_of(c) for c in timed), default=float("inf"))
+    predicted_us = fallback.predicted_us or 0.0
+    if best_us > max(BEYOND * bound_us, SURE * predicted_us):
+        return _timed(timed, [fallback], measure)
+    if best_us <= BEYOND * bound_us:
+        why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
+    else:
+        why = f"not timed: a pipeline takes {best_us:.0f} us, far less than it is predicted to take"
+    return [replace(c, rejected=why) if c is fallback else c for c in timed]
+
+
+def _timed(candidates: list[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:
+    """``candidates``, those that were chosen with their times, or rejected with the reason why they have none."""
+    found = dict(zip((c.name for c in chosen), measure(chosen) if chosen else (), strict=True))
+    return [_with(c, found[c.name]) if c.name in found else c for c in candidates]
+
+
+def _with(candidate: Candidate, found: float | Exception) -> Candidate:
+    if not isinstance(found, Exception):
+        return replace(candidate, measured_us=found)
+    log.warning("%s could not be measured: %s", candidate.name, found)
+    return replace(candidate, rejected=f"could not be measured: {found}")
+
+
+def _choose(candidates: list[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:
+    """The best of the usable candidates; under ``auto``, the fallback unless one is clearly faster.
+
+    Once timing was tried, only a time counts: a pipeline that could not be timed never beats the fallback.
+    """
+    usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    if not usable:
+        if options.strategy != "auto":
+            reasons = "; ".join(rejections(candidates))
+            raise PlanError(
+                f"region {program.name!r} has no legal {options.strategy} pipeline: {reasons}",
+                "use strategy='auto', which leaves the region to Inductor",
+            )
+        return fallback
+    timed = [c for c in usable if c.measured_us is not None]
+    if options.strategy != "auto":
+        return min(timed, key=_time_of) if timed else min(usable, key=_predicted)
+    if measured and not timed:
+        return fallback
+    key, limit = (_time_of, fallback.measured_us) if measured else (_predicted, fallback.predicted_us)
+    best = min(timed or usable, key=key)
+    return best if limit is None or key(best) <= MARGIN * limit else fallback
+
+
+def rejections(candidates: Sequence[Candidate]) -> list[str]:
+    """Why candidates were rejected, each reason once: ``vertical, spatial (1 layer a stage): too wide``."""
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if candidate.rejected:
+            names.setdefault(candidate.rejected, []).append(candidate.name)
+    return [f"{', '.join(who)}: {why}" for why, who in names.items()]
+
+
+def _predicted(c: Candidate) -> float:
+    return float("inf") if c.predicted_us is None else c.predicted_us
+
+
+def _time_of(c: Candidate) -> float:
+    return float("inf") if c.measured_us is None else c.measured_us
+
+
+def summary(made: Plan) -> str:
+    """One line: the choice, its time, and the fallback's."""
+    other = next(c for c in made.candidates if c.strategy == FALLBACK)
+
+    def time(c: Candidate) -> str:
+        if c.measured_us is not None:
+            return f"{c.measured_us:.1f} us measured"
+        return "no prediction" if c.predicted_us is None else f"{c.predicted_us:.1f} us predicted"
+
+    return f"{made.chosen.name}, {time(made.chosen)}; fallback {time(other)}; {made.rows} rows on {made.device}"

@@ -1,0 +1,130 @@
+"""Bytes that a pipeline moves at each level of memory, counted from the IR alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import ceil
+
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency, Role, Stage, Transport
+from tilestream.ir.sizes import bytes_of, tiles_of, weight_bytes, width
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes at each level for one run.
+
+    ``dram``: compulsory traffic. A launch reads each of its inputs and parameters once, however many of its stages
+    take them (the later ones find them in the L2), and writes each output once; a DRAM queue's tensor is written by
+    one launch and read by every launch that takes it. Rows are counted, not tiles: the tail is not padded.
+    A cache larger than a tensor between two launches makes real traffic smaller.
+    ``l2``: all of that, plus tiles written to and read from L2 queues, inputs that further stages load again, and
+    weights once a replica (resident) or once a step of each replica (streamed).
+    ``shared``: operands written to and read from shared memory: tiles by linears, weights, staging of what leaves.
+    ``registers``: fp32 operands and results of everything but loads, stores and layout ops.
+    """
+
+    registers: int
+    shared: int
+    l2: int
+    dram_read: int
+    dram_written: int
+    tensors: tuple[tuple[str, int, int], ...]
+    """(tensor, bytes read, bytes written) in DRAM."""
+
+    @property
+    def dram(self) -> int:
+        return self.dram_read + self.dram_written
+
+    def levels(self) -> dict[str, int]:
+        """The four levels by name, as reports show them."""
+        return {"registers": self.registers, "shared": self.shared, "l2": self.l2, "dram": self.dram}
+
+
+def traffic(pipeline: Pipeline, rows: int) -> Traffic:
+    """Bytes at each level when ``pipeline`` runs over ``rows`` rows; all zero for no rows."""
+    reads: dict[str, int] = defaultdict(int)
+    writes: dict[str, int] = defaultdict(int)
+    registers = shared = l2 = 0
+    if rows > 0:
+        for launch in cut_at_dram(pipeline):
+            read, written = dram_of(launch, rows)
+            for name, size in read.items():
+                reads[name] += size
+            for name, size in written.items():
+                writes[name] += size
+            l2 += sum(read.values()) + sum(written.values()) + sum(l2_of(launch, rows))
+            for stage in launch.stages:
+                registers += _registers(stage, launch, rows)
+                shared += _shared(stage, launch, rows)
+    names = dict.fromkeys([*reads, *writes])
+    return Traffic(
+        registers,
+        shared,
+        l2,
+        sum(reads.values()),
+        sum(writes.values()),
+        tuple((n, reads.get(n, 0), writes.get(n, 0)) for n in names),
+    )
+
+
+def dram_of(launch: Pipeline, rows: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes read and written in DRAM by one launch, by tensor."""
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    for stage in launch.stages:
+        for op in stage.ops:
+            for name in op.params:
+                (written if op.kind == "store" else read)[name] = bytes_of(launch.tensor(name), rows)
+    return read, written
+
+
+def l2_of(launch: Pipeline, rows: int) -> tuple[int, int]:
+    """Bytes that one launch moves in the L2 beyond its DRAM traffic: (of queues and repeated loads, of weights)."""
+    tiles = launch.tiles()
+    rings = sum(
+        rows * tiles[q.tile].features * DTYPE_BYTES[tiles[q.tile].dtype] * (1 + len(q.consumers))
+        for q in launch.queues
+        if q.transport is Transport.L2
+    )
+    loads: dict[str, int] = defaultdict(int)
+    for stage in launch.stages:
+        for op in stage.ops:
+            if op.kind == "load" and launch.tensor(op.params[0]).role is not Role.PARAMETER:
+                loads[op.params[0]] += 1
+    again = sum((count - 1) * bytes_of(launch.tensor(name), rows) for name, count in loads.items())
+    weights = 0
+    for stage in launch.stages:
+        once = weight_bytes(stage, launch)
+        total_steps = ceil(tiles_of(rows) / stage.tiles_per_step)
+        times = stage.replicas if stage.residency is Residency.RESIDENT else total_steps
+        weights += max(0, times - 1) * once
+    return rings + again, weights
+
+
+def _registers(stage: Stage, launch: Pipeline, rows: int) -> int:
+    tiles = launch.tiles()
+    total = 0
+    for op in stage.ops:
+        if op.kind in ("load", "store", "cat", "slice"):
+            continue
+        assert op.out is not None
+        operands = 0 if op.kind == "linear" else sum(tiles[n].features for n in op.ins)
+        total += rows * 4 * (operands + op.out.features)
+    return total
+
+
+def _shared(stage: Stage, launch: Pipeline, rows: int) -> int:
+    tiles = launch.tiles()
+    count = tiles_of(rows)
+    steps = ceil(count / stage.tiles_per_step)
+    total = 0
+    for op in stage.ops:
+        if op.kind == "linear":
+            weight = bytes_of(launch.tensor(op.params[0]), 0)
+            loads = stage.replicas if stage.residency is Residency.RESIDENT else steps
+            total += 2 * rows * tiles[op.ins[0]].bytes // TILE_ROWS + weight * (count + loads)
+        elif op.kind in ("load", "store"):
+            total += rows * width(op, tiles) * DTYPE_BYTES[launch.tensor(op.params[0]).dtype]
+    return total

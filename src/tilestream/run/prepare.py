@@ -1,0 +1,151 @@
+"""The plan of a region, and what runs it: a pipeline, or the fallback."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+
+from tilestream.announce import announce_failure, first_line
+from tilestream.devices import Device
+from tilestream.errors import PlanError
+from tilestream.graph.region import Region
+from tilestream.ir.pipeline import Pipeline
+from tilestream.options import Options
+from tilestream.plan.analysis import RegionAnalysis
+from tilestream.plan.cache import cached_plan, is_cached
+from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
+from tilestream.run.executable import build_ahead, executable
+from tilestream.run.measure import Measurer
+from tilestream.run.target import Target
+
+LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
+GROWTH = 4
+"""A region is planned anew where its rows have grown by more than this factor: more stages may pay then."""
+
+log = logging.getLogger(__name__)
+
+_plans: dict[tuple[Pipeline, Device, Options], list[Plan]] = {}
+_analyses: list[RegionAnalysis] = []
+
+
+def analyses() -> list[RegionAnalysis]:
+    """The regions that this process has compiled so far, with the plans that they really use."""
+    return list(_analyses)
+
+
+def _kernels_kept(options: Options, target: Target) -> contextlib.AbstractContextManager[None]:
+    """Where the options say that kernels are kept, for those built inside."""
+    if target.kind != "cuda":
+        return contextlib.nullcontext()
+    from tilestream.cuda import cache
+
+    return cache.keep_in(options.cache_folder if options.cache else None)
+
+
+def plan(region: Region, options: Options, target: Target) -> Plan:
+    """The plan of a region: from this process, from the disk, or made now (and measured, on a GPU).
+
+    A plan serves every number of rows up to ``GROWTH`` times its own: a new batch builds no new kernel.
+
+    Raises:
+        PlanError: no pipeline is legal under the options.
+    """
+    if (near := _near(region, options, target)) is not None:
+        return near
+    measure: Measure | None = None
+    if _measures(options, target):
+        measure = Measurer(region, target, against=options.strategy == "auto")
+    made = cached_plan(region.program, region.rows, target.hardware, options, measure)
+    _plans.setdefault((region.program, target.hardware, options), []).append(made)
+    return made
+
+
+def prepare(regions: Sequence[Region], options: Options, target: Target) -> None:
+    """Begin to compile, side by side, the kernels that planning these regions will want to time."""
+    if not _measures(options, target):
+        return
+    lists: list[list[Pipeline]] = []
+    for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
+        made = (region.program, region.rows, target.hardware, options)
+        if _near(region, options, target) is not None or is_cached(*made):
+            continue
+        try:
+            wanted = shortlist(proposals(*made), forced=options.strategy != "auto")
+        except Exception as failure:
+            log.debug("%s: nothing to prepare; planning it will say why", region.name, exc_info=failure)
+            continue
+        lists.append([c.pipeline for c in wanted if c.pipeline is not None])
+    # The best of every region first: of the others, those that are not ready in time are not timed.
+    ranks = zip_longest(*lists)
+    with _kernels_kept(options, target):
+        build_ahead([p for rank in ranks for p in rank if p is not None], target.kind)
+
+
+def _measures(options: Options, target: Target) -> bool:
+    return target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing()
+
+
+def _near(region: Region, options: Options, target: Target) -> Plan | None:
+    """The plan of this process that serves the region's rows best, if any does."""
+    made = _plans.get((region.program, target.hardware, options), ())
+    near = [p for p in made if GROWTH * p.rows >= region.rows]
+    return min(near, key=lambda p: abs(math.log(p.rows / region.rows)), default=None)
+
+
+def _lone(region: Region, options: Options, target: Target) -> bool:
+    return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
+
+
+def choose(found: Plan, target: Target) -> Candidate:
+    """The candidate that runs. The reference machine was asked for, so it never gives way to Inductor."""
+    if target.kind != "reference" or found.chosen.pipeline is not None:
+        return found.chosen
+    legal = [c for c in found.candidates if c.pipeline is not None and not c.rejected]
+    if not legal:
+        reasons = "; ".join(f"{c.name}: {c.rejected}" for c in found.candidates if c.rejected)
+        raise PlanError(f"{found.region} has no legal pipeline ({reasons})", "allow another strategy or device")
+    return min(legal, key=lambda c: c.predicted_us or float("inf"))
+
+
+def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | None:
+    """The pipeline that runs a region, built and ready; ``None`` if Inductor runs it.
+
+    What cannot be planned or built is announced, whatever the exception; with ``fallback=False`` it is an error.
+
+    Raises:
+        TilestreamError: with ``fallback=False``: why the region cannot run as a pipeline.
+    """
+    found: Plan | None = None
+    if region.rows == 0:
+        return None  # nothing to plan for: every result is empty
+    if _lone(region, options, target):
+        _analyses.append(_analysis(region, None, LONE))
+        return None
+    place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"
+    try:
+        with _kernels_kept(options, target):
+            found = plan(region, options, target)
+            pipeline = choose(found, target).pipeline
+            if pipeline is not None:
+                executable(pipeline, target.kind, target.device)
+        if pipeline is None and not options.fallback:
+            raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
+    except Exception as failure:
+        if not options.fallback:
+            raise
+        announce_failure(f"{place} goes to Inductor", failure)
+        _analyses.append(_analysis(region, found, first_line(failure)))
+        return None
+    if pipeline is None:
+        log.info("%s goes to Inductor: it is the fastest (%s)", place, summary(found))
+    _analyses.append(_analysis(region, found))
+    return pipeline
+
+
+def _analysis(region: Region, found: Plan | None, problem: str = "") -> RegionAnalysis:
+    return RegionAnalysis(region.name, 0, region.rows, region.operators, region.sources, region.program, found, problem)

@@ -1,0 +1,272 @@
+"""The walk over a stage's ops: each product begins a step, and takes the operations that follow it in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilestream.errors import VerifyError
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
+from tilestream.schedule.expand import expand
+from tilestream.schedule.model import ACC_LIMIT, Sink, Stream, columns_of
+
+
+@dataclass
+class Draft:
+    """A step under construction."""
+
+    features: int
+    linear: TileOp | None = None
+    nodes: list[TileOp] = field(default_factory=list)
+    sinks: list[Sink] = field(default_factory=list)
+
+
+class Walk:
+    """What the ops of one stage have become: steps under construction, and where each tile comes from."""
+
+    def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
+        self.stage, self.pipeline = stage, pipeline
+        every = pipeline.tiles()
+        self.tiles: dict[str, Tile] = dict(every)
+        self.features = {n: t.features for n, t in every.items()}
+        self.ops = expand(stage.ops, self.features)
+        for op in self.ops:
+            if op.out is not None:
+                self.tiles.setdefault(op.out.name, op.out)
+                self.features[op.out.name] = op.out.features
+        self.dtype = self._operand_dtype()
+        self._check_group()
+        self.drafts: list[Draft] = []
+        self.step_of: dict[str, int] = {}
+        self.streams: dict[str, Stream] = {}
+        self.views: dict[str, tuple[str, int]] = {}
+        self.cats: dict[str, tuple[str, ...]] = {}
+        self.floating: dict[str, TileOp] = {}
+        self.rows: set[str] = set()
+        self.shared: set[str] = set()  # tiles that views or copies force into shared memory
+        self.copies: dict[tuple[str, str], str] = {}  # (tile, dtype) -> its copy in that dtype
+
+    # -- legality
+
+    def _operand_dtype(self) -> str:
+        """The dtype of all products; without any, that of all loads, or f32 if they differ."""
+        products, loads = {}, {}
+        for op in self.stage.ops:
+            if op.kind in ("load", "linear"):
+                found = loads if op.kind == "load" else products
+                found.setdefault(self.pipeline.tensor(op.params[0]).dtype, op.source or op.kind)
+        for name in self.stage.taken():
+            loads.setdefault(self.tiles[name].dtype, f"queue of {name}")
+        if not loads:
+            raise VerifyError(f"stage {self.stage.name!r} reads nothing", "give it a load or a queue")
+        if len(products) > 1:
+            what = "; ".join(f"{d} at {s}" for d, s in products.items())
+            raise VerifyError(
+                f"stage {self.stage.name!r} has products of several dtypes ({what})",
+                "cast their tiles and weights to one dtype, or put them in different stages",
+            )
+        return next(iter(products or loads)) if len(products or loads) == 1 else "f32"
+
+    def stored(self, name: str) -> str:
+        """The dtype that a tile has in memory: its own where it streams in, or is that of products; else f32."""
+        if name in self.views:
+            name = self.views[name][0]
+        if name in self.streams:
+            return self.streams[name].dtype
+        return self.dtype if self.tiles[name].dtype == self.dtype else "f32"
+
+    @property
+    def pass_columns(self) -> int:
+        """Columns of a turn of an epilogue: a chunk of the type of fewest bytes that streams in, waits, or leaves."""
+        leaving = {s.dtype for d in self.drafts for s in d.sinks if s.kind == "staged"}
+        return max(map(columns_of, {self.dtype, *(s.dtype for s in self.streams.values()), *leaving}))
+
+    def _check_group(self) -> None:
+        s = self.stage
+        if s.in_flight not in (1, 2):
+            raise VerifyError(f"stage {s.name!r} has {s.in_flight} products in flight", "use 1 or 2")
+        if s.group == 1:
+            return
+        if s.group != 2 or s.residency is not Residency.STREAMED or s.replicas % 2 or len(self.pipeline.stages) > 1:
+            raise VerifyError(
+                f"stage {s.name!r} has group {s.group}, {s.replicas} replicas, {s.residency} weights and "
+                f"{len(self.pipeline.stages) - 1} other stages in its launch",
+                "use group 1; 2 is for a stage alone in its launch, streamed weights, an even number of replicas",
+            )
+
+    def _check_width(self, features: int, op: TileOp) -> None:
+        limit = ACC_LIMIT[self.stage.placement.dim]
+        if features > limit:
+            raise VerifyError(
+                f"{op.kind} at {op.source or self.stage.name} makes {features} features; a fragment under "
+                f"Shard({self.stage.placement.dim}) holds {limit}",
+                "use Shard(1) (up to 512), split the layer over several stages, or leave it to the fallback",
+            )
+
+    # -- names
+
+    def parts(self, name: str) -> list[str]:
+        return [p for part in self.cats[name] for p in self.parts(part)] if name in self.cats else [name]
+
+    def usable_from(self, name: str) -> int:
+        """First step whose epilogue may read the tile; -1 for what needs no step."""
+        if name in self.views:
+            return self.usable_from(self.views[name][0]) + (0 if self.views[name][0] in self.cats else 1)
+        if name in self.cats:
+            return self.step_of[name] + 1
+        return self.step_of.get(name, -1)
+
+    def new_step(self, features: int, op: TileOp) -> int:
+        self._check_width(features, op)
+        self.drafts.append(Draft(features))
+        return len(self.drafts) - 1
+
+    # -- making values available
+
+    def as_tile(self, name: str, op: TileOp, dtype: str = "") -> str:
+        """A row value, a stream that must be copied, or a function of streams alone, as a step's result."""
+        own = self.tiles[name].dtype
+        key = (name, dtype or own)
+        if key not in self.copies:
+            copy = Tile(f"{name}.tile" if key[1] == own else f"{name}.{dtype}", self.features[name], key[1])
+            self.tiles[copy.name], self.features[copy.name] = copy, copy.features
+            step = self.new_step(copy.features, op)
+            self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))
+            self.step_of[copy.name] = step
+            self.copies[key] = copy.name
+        return self.copies[key]
+
+    def made_by(self, part: str) -> int:
+        """The step that makes a part of a concatenation, or its copy."""
+        return self.step_of[self.copies.get((part, self.tiles[part].dtype), part)]
+
+    def gather(self, name: str, op: TileOp) -> None:
+        """Write a concatenation into one shared buffer, each part by the step that makes it."""
+        if name in self.step_of:
+            return
+        column, last = 0, -1
+        for part in self.parts(name):
+            source = part
+            if part in self.streams or part in self.rows or part in self.views or part in self.floating:
+                source = self.as_tile(part, op)
+            self.drafts[self.step_of[source]].sinks.append(Sink(source, "shared", name, column))
+            last = max(last, self.step_of[source])
+            column += self.features[part]
+        self.step_of[name] = last
+        self.shared.add(name)
+
+    # -- the walk over the ops
+
+    def run(self) -> Walk:
+        for name in self.stage.taken():
+            self.streams[name] = Stream(name, self.features[name], self.tiles[name].dtype, queue=name)
+        for op in self.ops:
+            getattr(self, f"_{op.kind}", self._elementwise)(op)
+        self._sinks()
+        return self
+
+    def _load(self, op: TileOp) -> None:
+        assert op.out is not None
+        dtype = self.pipeline.tensor(op.params[0]).dtype
+        self.streams[op.out.name] = Stream(op.out.name, op.out.features, dtype, tensor=op.params[0])
+
+    def _cat(self, op: TileOp) -> None:
+        assert op.out is not None
+        self.cats[op.out.name] = op.ins
+
+    def _slice(self, op: TileOp) -> None:
+        assert op.out is not None
+        name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
+        if (
+            base in self.streams
+            and (self.streams[base].start + start) * DTYPE_BYTES[self.streams[base].dtype] % 16
+            and self.streams[base].queue
+        ):
+            # A bulk copy starts on 16 bytes; what does not is cut out of a copy in shared memory.
+            base = self.as_tile(base, op)
+        if base in self.streams:
+            s = self.streams[base]
+            self.streams[name] = Stream(name, op.out.features, s.dtype, s.tensor, s.queue, s.start + start)
+            return
+        if base in self.views:
+            base, more = self.views[base]
+            start += more
+        if base in self.cats:
+            self.gather(base, op)
+        else:
+            if base in self.rows or base in self.floating:
+                base = self.as_tile(base, op)
+            self.shared.add(base)
+        self.views[name] = (base, start)
+
+    def _linear(self, op: TileOp) -> None:
+        assert op.out is not None
+        segments = []
+        for part in self.parts(op.ins[0]):
+            if part in self.rows or part in self.floating or self.stored(part) != self.dtype:
+                part = self.as_tile(part, op, self.dtype)
+            elif part in self.views:
+                base, start = self.views[part]
+                columns = columns_of(self.dtype)
+                if start % columns or (
+                    self.features[part] % columns and start + self.features[part] != self.features[base]
+                ):
+                    part = self.as_tile(part, op)
+            segments.append(part)
+        step = self.new_step(op.out.features, op)
+        self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
+        self.step_of[op.out.name] = step
+
+    def _store(self, op: TileOp) -> None:
+        pass  # sinks are made when every tile has its step
+
+    def _elementwise(self, op: TileOp) -> None:
+        assert op.out is not None
+        name = op.out.name
+        for i in op.ins:
+            if i in self.cats:
+                self.gather(i, op)
+        reduces = op.kind in ("sum", "max")
+        all_rows = bool(op.ins) and all(i in self.rows for i in op.ins) and not op.params
+        width = 1 if all_rows else max(self.features[i] for i in (*op.ins, name) if i not in self.rows)
+        first = max((self.usable_from(i) for i in op.ins), default=-1)
+        if first < 0:
+            if not reduces:
+                self.floating[name] = op
+                return
+            first = self.new_step(width, op)
+        elif first >= len(self.drafts) or (not all_rows and self.drafts[first].features != width):
+            first = self.new_step(width, op)
+        if reduces or all_rows:
+            self.rows.add(name)
+        self.drafts[first].nodes.append(op)
+        self.step_of[name] = first
+
+    # -- stores and queues
+
+    def _sinks(self) -> None:
+        pushed = [q for q in self.pipeline.queues if q.producer == self.stage.name]
+        wanted = [(op.ins[0], op.params[0], op) for op in self.stage.ops if op.kind == "store"]
+        wanted += [(q.tile, "", TileOp("store", None, (q.tile,), (), (), q.source)) for q in pushed]
+        for tile, target, op in wanted:
+            parts = self.parts(tile) if target else [tile]
+            if tile in self.cats and not target:
+                self.gather(tile, op)
+                parts = [tile]
+            column = 0
+            for part in parts:
+                source = part
+                if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
+                    source = self.as_tile(part, op)
+                kind = "staged" if self._can_stage(target, len(parts)) else "direct"
+                dtype = self.pipeline.tensor(target).dtype if target else self.tiles[tile].dtype
+                # A queue is known by its tile's name, also where a copy is what is pushed.
+                sink = Sink(source, kind, target or f"queue:{tile}", column, dtype)
+                self.drafts[self.step_of[source]].sinks.append(sink)
+                column += self.features[part]
+
+    def _can_stage(self, target: str, parts: int) -> bool:
+        """Bulk stores need rows of a multiple of 16 bytes."""
+        if not target:
+            return True
+        tensor = self.pipeline.tensor(target)
+        return parts == 1 and tensor.features * DTYPE_BYTES[tensor.dtype] % 16 == 0

@@ -1,0 +1,1 @@
+"""The papers' tables beside ours. Nothing in the compiler imports them."""

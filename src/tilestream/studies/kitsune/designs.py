@@ -1,0 +1,202 @@
+"""From a graph of operators to a workload: every pass by name, in order, for each way to execute a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tilestream.devices import Device
+from tilestream.errors import OptionError
+from tilestream.simulator.launch import simulate
+from tilestream.simulator.workload import SimLaunch, Workload
+from tilestream.studies.kitsune.choose import choose_tiles
+from tilestream.studies.kitsune.epilogues import fuse_epilogues
+from tilestream.studies.kitsune.operators import OperatorGraph
+from tilestream.studies.kitsune.patterns import DEEP
+from tilestream.studies.kitsune.pipeline import Spatial, one_stage_an_operator
+from tilestream.studies.kitsune.queues import create_queues
+from tilestream.studies.kitsune.reductions import split_reductions
+from tilestream.studies.kitsune.regions import Exclusion, Selection, SfNode, schedule
+from tilestream.studies.kitsune.reuse import cached_shares, with_cached
+from tilestream.studies.kitsune.selection import select
+from tilestream.studies.kitsune.traffic import traffic
+from tilestream.studies.kitsune.vertical import select_vertical
+from tilestream.studies.kitsune.workloads import library_kernels, spatial
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a graph runs on a device.
+
+    Attributes:
+        execution: one of ``EXECUTIONS``.
+        selection: subgraphs, and why other operators are in none.
+        groups: the pipelines of spatial subgraphs, with CTAs and tiles.
+        workload: one launch a subgraph, or an operator outside of them.
+        traffic_bytes: off the chip, over all launches, nothing being kept in the L2 between them.
+        reuse: whether the workload is credited for what the L2 keeps between launches.
+    """
+
+    graph: OperatorGraph
+    device: Device
+    execution: str
+    selection: Selection
+    groups: tuple[Spatial, ...] = ()
+    workload: Workload = Workload("", ())
+    reuse: bool = False
+
+    @property
+    def operators(self) -> int:
+        return len(self.graph)
+
+    @property
+    def fused(self) -> int:
+        return self.selection.fused
+
+    @cached_property
+    def traffic_bytes(self) -> float:
+        return traffic(self.graph, self.units)
+
+    @cached_property
+    def units(self) -> list[tuple[str, ...]]:
+        """Operators of each launch, in order."""
+        return schedule(self.graph, [n.ops for n in self.selection.nodes])
+
+
+Pass = Callable[[Design], Design]
+
+
+def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, reuse: bool = False) -> Design:
+    """``graph`` as launches on ``device``.
+
+    Args:
+        execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
+            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
+            that win, and vertical fusion of what they leave.
+        reuse: credit every launch for what the L2 keeps from those before it (``reuse.cached_shares``).
+
+    Raises:
+        OptionError: no such execution.
+        PlanError: a pipeline has more stages of one class than the device has SMs.
+    """
+    if execution not in EXECUTIONS:
+        raise OptionError(f"execution is {execution!r}", f"use one of {', '.join(EXECUTIONS)}")
+    made = Design(graph, device, execution, Selection((), ()), reuse=reuse)
+    for run in EXECUTIONS[execution]:
+        made = run(made)
+    return made
+
+
+def leave_all(d: Design) -> Design:
+    """Nothing is fused."""
+    reason = "bulk-synchronous: every operator is a kernel"
+    return replace(d, selection=Selection((), tuple(Exclusion(op.name, reason) for op in d.graph)))
+
+
+def select_spatial(d: Design) -> Design:
+    """Exclusion rules and patterns (3.1)."""
+    return replace(d, selection=select(d.graph))
+
+
+def select_deep(d: Design) -> Design:
+    """As ``select_spatial``, with consecutive layers of the backward graph in one pipeline."""
+    return replace(d, selection=select(d.graph, DEEP))
+
+
+def select_groups(d: Design) -> Design:
+    """Vertical fusion of what no pipeline has taken."""
+    vertical = select_vertical(d.graph)
+    taken = {name for node in d.selection.nodes for name in node.ops}
+    more = tuple(n for n in vertical.nodes if not taken & set(n.ops))
+    inside = taken | {name for node in more for name in node.ops}
+    why = {e.op: e.reason for e in (*vertical.exclusions, *d.selection.exclusions)}
+    rest = tuple(Exclusion(op.name, why[op.name]) for op in d.graph if op.name not in inside)
+    return replace(d, selection=Selection((*d.selection.nodes, *more), rest))
+
+
+def make_stages(d: Design) -> Design:
+    """Every operator of a subgraph a stage."""
+    return replace(d, groups=tuple(one_stage_an_operator(n, d.graph) for n in d.selection.nodes))
+
+
+def split_losers(d: Design) -> Design:
+    """Where pipelines of single layers are faster, simulated, than the longer one that joins them, use those."""
+    layers = design(d.graph, d.device, "kitsune").groups
+    kept: list[Spatial] = []
+    for p in d.groups:
+        parts = [q for q in layers if set(q.node.ops) < set(p.node.ops)]
+        complete = sum(len(q.node.ops) for q in parts) == len(p.node.ops)
+        faster = complete and sum(_spatial_s(q, d) for q in parts) < _spatial_s(p, d)
+        kept += parts if faster else [p]
+    nodes = tuple(replace(p.node, name=f"{p.node.name.rpartition('.')[0]}.{i}") for i, p in enumerate(kept))
+    groups = tuple(replace(p, node=node) for p, node in zip(kept, nodes, strict=True))
+    return replace(d, groups=groups, selection=Selection(nodes, d.selection.exclusions))
+
+
+def keep_winners(d: Design) -> Design:
+    """Drop pipelines that are slower, simulated, than the same operators vertically fused or in bulk."""
+    vertical = select_vertical(d.graph).nodes
+    kept = tuple(p for p in d.groups if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
+    nodes = tuple(p.node for p in kept)
+    lost = {name for p in d.groups if p not in kept for name in p.node.ops}
+    more = tuple(Exclusion(op.name, "its pipeline is slower") for op in d.graph if op.name in lost)
+    return replace(d, groups=kept, selection=Selection(nodes, (*d.selection.exclusions, *more)))
+
+
+def _spatial_s(p: Spatial, d: Design) -> float:
+    if len(p.stages) > 1:
+        return _seconds([spatial(p, d.graph, d.device)], d.device)
+    return _seconds(library_kernels(p.node.ops, d.graph, d.device), d.device)
+
+
+def _otherwise_s(p: Spatial, d: Design, vertical: Sequence[SfNode]) -> float:
+    groups = {name: n.ops for n in vertical if set(n.ops) <= set(p.node.ops) for name in n.ops}
+    units = dict.fromkeys(groups.get(name, (name,)) for name in p.node.ops)
+    return _seconds([x for ops in units for x in library_kernels(ops, d.graph, d.device)], d.device)
+
+
+def _seconds(launches: Sequence[SimLaunch], device: Device) -> float:
+    return sum(simulate(launch, device, device.arbiters).seconds for launch in launches)
+
+
+def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str, about: str | None) -> Pass:
+    def run(d: Design) -> Design:
+        return replace(d, groups=tuple(change(p, d.graph, d.device) for p in d.groups))
+
+    run.__name__, run.__doc__ = name, about
+    return run
+
+
+def lower(d: Design) -> Design:
+    """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
+    pipelines = {p.node.ops: p for p in d.groups if len(p.stages) > 1}
+    launches: list[SimLaunch] = []
+    shares = cached_shares(d.graph, d.units, d.device) if d.reuse else [0.0] * len(d.units)
+    for ops, share in zip(d.units, shares, strict=True):
+        if ops in pipelines:
+            made = (spatial(pipelines[ops], d.graph, d.device),)
+        else:
+            made = library_kernels(ops, d.graph, d.device)
+        launches += [with_cached(launch, share) for launch in made]
+    return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", tuple(launches)))
+
+
+PIPELINE: tuple[Pass, ...] = (
+    make_stages,
+    _each(lambda p, g, _: split_reductions(p, g), "split_reductions", split_reductions.__doc__),
+    _each(lambda p, g, _: fuse_epilogues(p, g), "fuse_epilogues", fuse_epilogues.__doc__),
+    _each(lambda p, g, _: create_queues(p, g), "create_queues", create_queues.__doc__),
+    _each(choose_tiles, "choose_tiles", choose_tiles.__doc__),
+)
+
+EXECUTIONS: dict[str, tuple[Pass, ...]] = {
+    "bulk": (leave_all, lower),
+    "vertical": (select_groups, lower),
+    "kitsune": (select_spatial, *PIPELINE, lower),
+    "deep": (select_deep, *PIPELINE, lower),
+    "mixed": (select_deep, *PIPELINE, split_losers, keep_winners, select_groups, lower),
+}
+"""The passes of each execution."""
+
+PASSES = EXECUTIONS["kitsune"]
