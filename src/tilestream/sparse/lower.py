@@ -48,11 +48,10 @@ class Lowering:
         self.parallel = {index: ways for index, ways in parallel.items() if ways > 1}
         self.build = Builder()
         self.joins = Joins(self)
-        self._closed: dict[tuple[int, Loops], StreamState] = {}
+        self._closed: dict[tuple[State, Loops], StreamState] = {}
         self._started: dict[View, State] = {}
-        self._prepared: dict[tuple[int, str, Loops], OpState] = {}
-        self._values: dict[tuple[int, Loops], Port] = {}
-        self._kept: list[State] = []  # keeps the ids in the keys above alive
+        self._prepared: dict[tuple[State, str, Loops], OpState] = {}
+        self._values: dict[tuple[State, Loops], Port] = {}
 
     def start(self, view: View) -> State:
         """A view before its first loop."""
@@ -72,9 +71,8 @@ class Lowering:
         if isinstance(state, StreamState):
             return state
         assert isinstance(state, OpState)
-        key = (id(state), outer)
+        key = (state, outer)
         if key not in self._closed:
-            self._kept.append(state)
             self._closed[key] = self._lower(state, outer)
         return self._closed[key]
 
@@ -129,9 +127,8 @@ class Lowering:
 
     def _prepare(self, state: OpState, index: str, loops: Loops) -> OpState:
         """End the operands that cannot take part in the loop over ``index``, or have nothing left to iterate."""
-        key = (id(state), index, loops)
+        key = (state, index, loops)
         if key not in self._prepared:
-            self._kept.append(state)
             self._prepared[key] = self._ready(state, index, loops)
         return self._prepared[key]
 
@@ -190,9 +187,8 @@ class Lowering:
 
     def value(self, state: State, loops: Loops) -> Port:
         """The values of an operand, one an element of the innermost loop."""
-        key = (id(state), loops)
+        key = (state, loops)
         if key not in self._values:
-            self._kept.append(state)
             self._values[key] = self._value(state, loops)
         return self._values[key]
 

@@ -94,7 +94,7 @@ class Program:
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
         )
         self.steps = plan(einsums, schedule)
-        self._views: dict[tuple[int, str, Format], SparseTensor] = {}
+        self._views: dict[tuple[str, str, Format], SparseTensor] = {}
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -213,10 +213,10 @@ class Program:
             return SparseTensor(name, (source,), format, (Level(source),), empty)
         if isinstance(source, Edge):
             return source.tensor(name)
-        tensor = have[source]
-        key = (id(tensor), name, format)
+        key = (source, name, format)
         if key in self._views:
             return self._views[key]
+        tensor = have[source]
         stored = to_tiles(tensor, name, format) if isinstance(format, TileFormat) else repack(tensor, format, name)
         if source in self.constants:
             self._views[key] = stored
