@@ -16,7 +16,7 @@ from tilestream.cli.progress import Progress
 from tilestream.cli.sparse import app as sparse
 from tilestream.errors import CaptureError, DeviceError, OptionError
 from tilestream.options import Options, parse
-from tilestream.studies.kitsune import cli as kitsune
+from tilestream.cli import kitsune
 
 if TYPE_CHECKING:
     from tilestream.apps.load import Workload
