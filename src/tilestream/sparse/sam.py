@@ -23,7 +23,7 @@ _SUPPORTED = (
 
 
 def graph_of(dot: DotText, name: str) -> tuple[Graph, dict[str, Format]]:
-    """The graph, and the formats that its comment gives.
+    """The graph, and the formats that its comment gives, or its nodes where the comment leaves a tensor out.
 
     Raises:
         SparseError: a node that has no counterpart here, or an edge that cannot be placed; names it.
@@ -38,7 +38,7 @@ def graph_of(dot: DotText, name: str) -> tuple[Graph, dict[str, Format]]:
             reader.read(node)
     except CycleError as error:
         raise SparseError(f"graph {name!r} has a cycle through {error.args[1][0]!r}", "streams go one way") from error
-    return with_broadcasts(name, aligned(reader.nodes)), formats
+    return with_broadcasts(name, aligned(reader.nodes)), formats | {x: y for x, y in _of_nodes(dot).items() if x not in formats}
 
 
 def formats_of(text: str, separator: str = ",") -> dict[str, Format]:
@@ -51,6 +51,18 @@ def formats_of(text: str, separator: str = ",") -> dict[str, Format]:
         order = tuple(int(x) for x in letters[count:]) if count else ()
         found[tensor.strip()] = Format(levels, order)
     return found
+
+
+def _of_nodes(dot: DotText) -> dict[str, Format]:
+    """The formats that a graph's nodes give: levels in the order of their modes. A tensor without one of them is out."""
+    modes: dict[str, dict[int, str]] = {}
+    for attrs in dot.nodes.values():
+        if "tensor" in attrs and attrs.get("mode", "").isdigit() and attrs.get("format") in ("dense", "compressed"):
+            modes.setdefault(attrs["tensor"], {})[int(attrs["mode"])] = attrs["format"]
+    found = {
+        tensor: [levels[i] for i in sorted(levels)] for tensor, levels in modes.items() if max(levels) < len(levels)
+    }
+    return {tensor: Format(tuple(levels)) for tensor, levels in found.items()}
 
 
 class _Reader:
