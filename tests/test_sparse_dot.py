@@ -10,8 +10,8 @@ from sam_graphs import run_dot, sam
 
 from tilestream.errors import SparseError
 from tilestream.sparse.dot import from_dot, to_dot
-from tilestream.sparse.dot_text import parse, quote
-from tilestream.sparse.graph import Port
+from tilestream.sparse.dot.names import index_names
+from tilestream.sparse.dot.text import parse, quote
 from tilestream.sparse.kernels import (
     DCSC,
     DCSR,
@@ -25,8 +25,8 @@ from tilestream.sparse.kernels import (
     sddmm,
 )
 from tilestream.sparse.run_spec import run
-from tilestream.sparse.sam_names import index_names
 from tilestream.sparse.storage import Format
+from tilestream.sparse.stream.graph import Port
 
 ORDERS = ("ijk", "ikj", "jik", "jki", "kij", "kji")
 KERNELS = [

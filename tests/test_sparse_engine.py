@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tilestream.errors import SparseError
 from tilestream.sparse import engine, run_spec
-from tilestream.sparse.graph import ALU_UNARY, Graph, Node, Port, with_broadcasts
 from tilestream.sparse.kernels import (
     Wiring,
     chain,
@@ -23,8 +22,9 @@ from tilestream.sparse.kernels import (
     sddmm,
 )
 from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
-from tilestream.sparse.result import Result
 from tilestream.sparse.storage import Format, Level, SparseTensor, pack
+from tilestream.sparse.stream.graph import ALU_UNARY, Graph, Node, Port, with_broadcasts
+from tilestream.sparse.stream.result import Result
 from tilestream.sparse.timing import COMAL, SAM, Timing
 
 Shapes = Mapping[str, tuple[tuple[int, ...], Format]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tilestream.sparse.dot import from_dot, to_dot
-from tilestream.sparse.dot_text import parse
+from tilestream.sparse.dot.text import parse
 from tilestream.sparse.kernels import DCSR, elementwise, hashed, matmul, sddmm
 from tilestream.sparse.program import compile_einsum
 from tilestream.sparse.schedule import Schedule

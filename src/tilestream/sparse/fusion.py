@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, fresh, subscript
-from tilestream.sparse.ops import fill_after
-from tilestream.sparse.pog import PartialOrder
+from tilestream.sparse.lowering.ops import fill_after
+from tilestream.sparse.orders.pog import PartialOrder
 
 
 @dataclass(frozen=True, eq=False)

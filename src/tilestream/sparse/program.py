@@ -12,13 +12,13 @@ import torch
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
+from tilestream.sparse.lowering.build import plan
+from tilestream.sparse.lowering.tiles import Edge, TileFormat, to_tiles
 from tilestream.sparse.moves import perform
 from tilestream.sparse.region import Region, Source
-from tilestream.sparse.regions import plan
-from tilestream.sparse.result import Result
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack, to_coo, to_torch
-from tilestream.sparse.tiles import Edge, TileFormat, to_tiles
+from tilestream.sparse.stream.result import Result
 
 Engine = Literal["fast", "spec"]
 Value = torch.Tensor | SparseTensor

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from tilestream.sparse.einsum import Statement
 from tilestream.sparse.fusion import Fused, Leaf
-from tilestream.sparse.graph import Graph
+from tilestream.sparse.lowering.tiles import Edge, from_tiles
 from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.stream.graph import Graph
 from tilestream.sparse.table import FusionTable
-from tilestream.sparse.tiles import Edge, from_tiles
 
 Source = str | int | Edge
 """A tensor's name; or the size of a full range, or an index's edge, which stand for no tensor."""

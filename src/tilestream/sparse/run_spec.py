@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tilestream.errors import SparseError, StreamDeadlock
-from tilestream.sparse.assemble import assemble
-from tilestream.sparse.graph import Graph, Node, Port, StreamType
-from tilestream.sparse.operands import check_operands
-from tilestream.sparse.result import Result, Stream
 from tilestream.sparse.spec import MEANING, Channel, Clock, Token
 from tilestream.sparse.storage import Format, SparseTensor
-from tilestream.sparse.stream_types import stream_types
+from tilestream.sparse.stream.assemble import assemble
+from tilestream.sparse.stream.graph import Graph, Node, Port, StreamType
+from tilestream.sparse.stream.operands import check_operands
+from tilestream.sparse.stream.result import Result, Stream
+from tilestream.sparse.stream.types import stream_types
 from tilestream.sparse.timing import COMAL, Timing
 
 

@@ -14,10 +14,10 @@ from tilestream.sparse.engine.machine import Machine
 from tilestream.sparse.engine.scheduler import MEMORY_ROW, SIZE, SLOTS
 from tilestream.sparse.engine.scheduler import NODES as ALL_NODES
 from tilestream.sparse.engine.traffic import connect
-from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
 from tilestream.sparse.memory import Memory
 from tilestream.sparse.storage import SparseTensor
-from tilestream.sparse.stream_types import stream_types
+from tilestream.sparse.stream.graph import NODES, Graph, Node, Port, StreamType
+from tilestream.sparse.stream.types import stream_types
 from tilestream.sparse.timing import CONTROL_LATENCY, Timing
 
 _RING = 1024

@@ -11,8 +11,8 @@ from tilestream.sparse import kernels as wired
 from tilestream.sparse.kernels import Kernel, hashed
 from tilestream.sparse.reproduce import paper
 from tilestream.sparse.reproduce.study import Options, Study, off
-from tilestream.sparse.result import Result
 from tilestream.sparse.storage import SparseTensor
+from tilestream.sparse.stream.result import Result
 from tilestream.sparse.timing import COMAL, SAM, Timing
 
 

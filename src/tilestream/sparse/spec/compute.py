@@ -10,7 +10,7 @@ import numpy as np
 from tilestream.errors import SparseError
 from tilestream.sparse.spec.arithmetic import BINARY, REDUCE, UNARY
 from tilestream.sparse.spec.clock import Clock, Steps, Token, nothing
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
 
 def alu(node: Clock) -> Steps:

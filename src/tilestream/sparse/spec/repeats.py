@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilestream.sparse.spec.clock import Clock, Steps
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
 REPEAT = 0
 """Tag of a repeat signal that says: once more. Any stop says: next; ``DONE`` ends."""

@@ -41,7 +41,7 @@ from tilestream.sparse.engine.layout import (
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, value_at
 from tilestream.sparse.engine.stretches_compute import gather_stretch
 from tilestream.sparse.engine.table import FREE, find, sort
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 _OUTER, _GATHER, _BARE, _LEAVE, _AFTER, _EMIT, _ENDS = 0, 1, 2, 3, 4, 5, 6
 

@@ -22,7 +22,7 @@ from tilestream.sparse.engine.ports import (
     value_at,
 )
 from tilestream.sparse.engine.stretches import repeat_stretch, repsig_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 
 @kernel

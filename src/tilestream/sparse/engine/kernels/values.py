@@ -36,7 +36,7 @@ from tilestream.sparse.engine.ports import (
     taken_value,
 )
 from tilestream.sparse.engine.stretches_compute import binary_stretch, reduce_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 
 @kernel

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
-from tilestream.sparse.dot_text import parse, quote
-from tilestream.sparse.graph import NODES, Graph, Node, Port
-from tilestream.sparse.sam import formats_of, graph_of
-from tilestream.sparse.sam_names import SamNames, word
+from tilestream.sparse.dot.names import SamNames, word
+from tilestream.sparse.dot.sam import formats_of, graph_of
+from tilestream.sparse.dot.text import parse, quote
 from tilestream.sparse.storage import Format
-from tilestream.sparse.stream_types import stream_types
+from tilestream.sparse.stream.graph import NODES, Graph, Node, Port
+from tilestream.sparse.stream.types import stream_types
 
 INTEGERS = ("level", "ways", "order", "unary", "ordered", "skip_empty")
 

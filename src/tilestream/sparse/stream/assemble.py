@@ -8,7 +8,7 @@ import numpy as np
 
 from tilestream.errors import SparseError
 from tilestream.sparse.storage import Format, Level, SparseTensor
-from tilestream.sparse.tokens import show
+from tilestream.sparse.stream.tokens import show
 
 
 def assemble(

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from tilestream.errors import SparseError
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
-from tilestream.sparse.graph import Port
-from tilestream.sparse.states import StreamLevel, StreamState
-from tilestream.sparse.streams import Builder
-from tilestream.sparse.tiles import Edge, TileFormat
+from tilestream.sparse.lowering.states import StreamLevel, StreamState
+from tilestream.sparse.lowering.tiles import Edge, TileFormat
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import Port
 
 Tile = tuple[str | None, str | None]
 """The indices along a tile's rows and columns; None: the same value all along."""

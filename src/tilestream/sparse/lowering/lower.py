@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilestream.sparse.blocks import Blocks
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
-from tilestream.sparse.graph import Port
-from tilestream.sparse.joins import Joins
-from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.states import (
+from tilestream.sparse.lowering.blocks import Blocks
+from tilestream.sparse.lowering.joins import Joins
+from tilestream.sparse.lowering.states import (
     LeafState,
     Level,
     Loop,
@@ -25,9 +23,11 @@ from tilestream.sparse.states import (
     StreamLevel,
     StreamState,
 )
+from tilestream.sparse.lowering.tiles import edge_name
+from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format
-from tilestream.sparse.streams import Builder
-from tilestream.sparse.tiles import edge_name
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import Port
 
 
 class Lowering:

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from tilestream.errors import SparseError
 from tilestream.sparse.fusion import Fused, Leaf, Op
-from tilestream.sparse.graph import Port
-from tilestream.sparse.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
+from tilestream.sparse.lowering.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
 from tilestream.sparse.storage import Format
-from tilestream.sparse.streams import Builder
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import Port
 
 Moves = dict[Port, Port]
 

@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilestream.errors import SparseError
-from tilestream.sparse.blocks import Blocks
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, fresh_name
-from tilestream.sparse.estimate import extents, ranked
 from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
-from tilestream.sparse.graph import with_broadcasts
-from tilestream.sparse.joins import range_name
-from tilestream.sparse.lower import lower
-from tilestream.sparse.parallel import expand_lanes
-from tilestream.sparse.partition import Group, ancestors, check_names, groups, outputs_of, sequence
+from tilestream.sparse.lowering.blocks import Blocks
+from tilestream.sparse.lowering.joins import range_name
+from tilestream.sparse.lowering.lower import lower
+from tilestream.sparse.lowering.parallel import expand_lanes
+from tilestream.sparse.lowering.partition import Group, ancestors, check_names, groups, outputs_of, sequence
+from tilestream.sparse.lowering.states import NotFusible, StreamState
+from tilestream.sparse.lowering.tiles import Edge, edge_name
+from tilestream.sparse.orders.work import extents, ranked
 from tilestream.sparse.region import Region, Source
 from tilestream.sparse.schedule import Order, Schedule
-from tilestream.sparse.states import NotFusible, StreamState
 from tilestream.sparse.storage import Format
-from tilestream.sparse.streams import Builder
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import with_broadcasts
 from tilestream.sparse.table import fusion_table
-from tilestream.sparse.tiles import Edge, edge_name
 
 
 def plan(program: EinsumProgram, schedule: Schedule) -> list[Region | Move]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tilestream.sparse.graph import Graph, Node, Port, StreamType
 from tilestream.sparse.storage import Format
-from tilestream.sparse.stream_types import stream_types
+from tilestream.sparse.stream.graph import Graph, Node, Port, StreamType
+from tilestream.sparse.stream.types import stream_types
 
 TYPES = {
     "scan": "fiberlookup",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tilestream.sparse.graph import Node, Port
+from tilestream.sparse.stream.graph import Node, Port
 
 
 def aligned(nodes: Mapping[str, Node]) -> tuple[Node, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import Graph
 from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.stream.graph import Graph
 
 
 def check_operands(

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from tilestream.errors import SparseError
-from tilestream.sparse.dot_text import DotText
-from tilestream.sparse.graph import ALU_BINARY, ALU_UNARY, Graph, Node, Port, with_broadcasts
-from tilestream.sparse.sam_drops import aligned
+from tilestream.sparse.dot.drops import aligned
+from tilestream.sparse.dot.text import DotText
 from tilestream.sparse.storage import Format
+from tilestream.sparse.stream.graph import ALU_BINARY, ALU_UNARY, Graph, Node, Port, with_broadcasts
 
 Edge = tuple[str, str, dict[str, str]]
 
@@ -38,7 +38,9 @@ def graph_of(dot: DotText, name: str) -> tuple[Graph, dict[str, Format]]:
             reader.read(node)
     except CycleError as error:
         raise SparseError(f"graph {name!r} has a cycle through {error.args[1][0]!r}", "streams go one way") from error
-    return with_broadcasts(name, aligned(reader.nodes)), formats | {x: y for x, y in _of_nodes(dot).items() if x not in formats}
+    return with_broadcasts(name, aligned(reader.nodes)), formats | {
+        x: y for x, y in _of_nodes(dot).items() if x not in formats
+    }
 
 
 def formats_of(text: str, separator: str = ",") -> dict[str, Format]:
@@ -54,7 +56,7 @@ def formats_of(text: str, separator: str = ",") -> dict[str, Format]:
 
 
 def _of_nodes(dot: DotText) -> dict[str, Format]:
-    """The formats that a graph's nodes give: levels in the order of their modes. A tensor without one of them is out."""
+    """The formats that nodes give: levels in the order of modes. A tensor that lacks one of them is left out."""
     modes: dict[str, dict[int, str]] = {}
     for attrs in dot.nodes.values():
         if "tensor" in attrs and attrs.get("mode", "").isdigit() and attrs.get("format") in ("dense", "compressed"):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import Graph, Node, Port
 from tilestream.sparse.storage import SparseTensor
+from tilestream.sparse.stream.graph import Graph, Node, Port
 from tilestream.sparse.timing import COMAL, Timing
 
 WORD = 4
