@@ -36,7 +36,7 @@ POINT, WIDTH, COLOUR = 63, 128, 3
 
 
 def tile(name: str, features: int) -> Tile:
-    return Tile(name, features, "bf16")
+    return Tile.of(name, features, "bf16")
 
 
 def layer(name: str, x: str, features: int, activation: str) -> tuple[TileOp, TileOp]:
@@ -49,19 +49,19 @@ def layer(name: str, x: str, features: int, activation: str) -> tuple[TileOp, Ti
 
 def parameters(name: str, ins: int, outs: int) -> tuple[Tensor, Tensor]:
     return (
-        Tensor(f"{name}.weight", Role.PARAMETER, (outs, ins), "bf16"),
-        Tensor(f"{name}.bias", Role.PARAMETER, (outs,), "bf16"),
+        Tensor.of(f"{name}.weight", Role.PARAMETER, (outs, ins), "bf16"),
+        Tensor.of(f"{name}.bias", Role.PARAMETER, (outs,), "bf16"),
     )
 
 
 def make(depth: int = 4) -> Pipeline:
-    encode = Stage(
+    encode = Stage.of(
         "encode",
         (TileOp("load", tile("p", POINT), (), ("points",)), *layer("code", "p", WIDTH, "relu")),
         residency=Residency.RESIDENT,
     )
-    hidden = Stage("hidden", layer("features", "code", WIDTH, "gelu"), residency=Residency.RESIDENT)
-    head = Stage(
+    hidden = Stage.of("hidden", layer("features", "code", WIDTH, "gelu"), residency=Residency.RESIDENT)
+    head = Stage.of(
         "head",
         (
             TileOp("cat", tile("both", 2 * WIDTH), ("code", "features")),
@@ -71,8 +71,8 @@ def make(depth: int = 4) -> Pipeline:
         residency=Residency.RESIDENT,
     )
     tensors = (
-        Tensor("points", Role.INPUT, (POINT,), "bf16"),
-        Tensor("colour", Role.OUTPUT, (COLOUR,), "bf16"),
+        Tensor.of("points", Role.INPUT, (POINT,), "bf16"),
+        Tensor.of("colour", Role.OUTPUT, (COLOUR,), "bf16"),
         *parameters("code", POINT, WIDTH),
         *parameters("features", WIDTH, WIDTH),
         *parameters("rgb", 2 * WIDTH, COLOUR),
@@ -125,7 +125,7 @@ def main(rows: int = 10_000) -> None:
         except (VerifyError, PipelineDeadlock) as refusal:
             print(f"  {type(refusal).__name__}: {refusal}")
 
-    wider = replace(pipeline, stages=tuple(replace(s, replicas=2) for s in pipeline.stages))
+    wider = replace(pipeline, stages=tuple(s.with_(replicas=2) for s in pipeline.stages))
     assert torch.equal(reference.run(wider, tensors)["colour"], got)
     print("two replicas of each stage: the same bits")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from programs import Program
 
 from tilestream.ir.pipeline import Pipeline, Role, Shard
@@ -22,7 +20,7 @@ def residual_stream(layers: int = 2, width: int = 64, dtype: str = "bf16", act: 
 
 
 def by_columns(p: Pipeline) -> Pipeline:
-    return p.with_stages((replace(p.stages[0], placement=Shard(1)),))
+    return p.with_stages((p.stages[0].with_(placement=Shard(1)),))
 
 
 def inputs_of_three(width: int) -> Pipeline:

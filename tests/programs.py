@@ -15,7 +15,7 @@ class Program:
         self.ops: list[TileOp] = []
 
     def tensor(self, name: str, role: Role, *shape: int, dtype: str = "") -> str:
-        self.tensors.append(Tensor(name, role, shape, dtype or self.dtype))
+        self.tensors.append(Tensor.of(name, role, shape, dtype or self.dtype))
         return name
 
     def load(self, name: str, features: int, dtype: str = "") -> Tile:
@@ -23,7 +23,7 @@ class Program:
         return self.op("load", features, params=(name,), dtype=dtype)
 
     def op(self, kind: str, features: int, *ins: Tile, params: tuple[str, ...] = (), dtype: str = "", **attrs) -> Tile:
-        tile = Tile(f"{kind}{len(self.ops)}", features, dtype or self.dtype)
+        tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype or self.dtype)
         source = f"model.py:{len(self.ops)}"
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), source))
         return tile
@@ -49,7 +49,7 @@ class Program:
         self.ops.append(TileOp("store", None, (tile.name,), (name,), (), f"model.py:{len(self.ops)}"))
 
     def build(self) -> Pipeline:
-        return Pipeline(self.name, tuple(self.tensors), (Stage("all", tuple(self.ops)),))
+        return Pipeline(self.name, tuple(self.tensors), (Stage.of("all", tuple(self.ops)),))
 
 
 def chain(layers: int = 8, width: int = 256, act: str = "relu", dtype: str = "bf16", bias: bool = True) -> Pipeline:

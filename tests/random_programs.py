@@ -96,7 +96,7 @@ class _Builder:
         return Pipeline("random", tensors, (place(self.rng, "s0", ops, tensors, self.limits),))
 
     def tensor(self, role: Role, shape: tuple[int, ...], dtype: str) -> Tensor:
-        made = Tensor(f"{role.value}{len(self.tensors)}", role, shape, dtype)
+        made = Tensor.of(f"{role.value}{len(self.tensors)}", role, shape, dtype)
         self.tensors.append(made)
         return made
 
@@ -104,7 +104,7 @@ class _Builder:
         attrs = tuple(sorted(known.pop("attrs", {}).items()))
         if dtype is None:
             dtype = "f32" if any(v.tile.dtype == "f32" for v in ins) else self.dtype
-        tile = Tile(f"t{len(self.ops)}", width, dtype)
+        tile = Tile.of(f"t{len(self.ops)}", width, dtype)
         names = tuple(v.tile.name for v in ins)
         self.ops.append(
             TileOp(kind, tile, names, tuple(p.name for p in params), attrs, source(self.rng, len(self.ops)))
@@ -344,7 +344,7 @@ def place(
     )
     resident = weights <= limits.resident_bytes and rng.random() < 0.5
     widest = max([wide, *(op.out.features for op in ops if op.out is not None)])
-    return Stage(
+    return Stage.of(
         name,
         ops,
         rng.randint(1, limits.replicas),

@@ -146,7 +146,7 @@ def test_whole_steps():
     per_wave = 132 * 2 * 64
     assert steps_of(stage, per_wave) == 1
     assert steps_of(stage, per_wave + 1) == 2
-    assert steps_of(replace(stage, placement=Shard(1)), per_wave) == 2
+    assert steps_of(stage.with_(placement=Shard(1)), per_wave) == 2
 
 
 def test_features_are_padded_to_the_hardware():
@@ -180,7 +180,7 @@ def test_phases_hold_the_epilogue_of_their_linear():
 
 def test_streamed_weights_take_l2_time_and_resident_ones_do_not():
     p = chain(1)
-    cost = {r: stage_cost(replace(p.stages[0], residency=r, replicas=132), p, H200) for r in Residency}
+    cost = {r: stage_cost(p.stages[0].with_(residency=r, replicas=132), p, H200) for r in Residency}
     assert cost[Residency.STREAMED].weights_s > 0
     assert cost[Residency.RESIDENT].weights_s == 0
 

@@ -25,7 +25,7 @@ H200 = devices.get("h200")
 
 
 def placed(p: Pipeline, dim: int, residency: Residency = Residency.STREAMED) -> Pipeline:
-    return p.with_stages((replace(p.stages[0], placement=Shard(dim), residency=residency, replicas=132),))
+    return p.with_stages((p.stages[0].with_(placement=Shard(dim), residency=residency, replicas=132),))
 
 
 def counted(p: Pipeline) -> tuple[StepCounts, ...]:

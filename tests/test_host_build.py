@@ -131,8 +131,8 @@ def slices() -> Pipeline:
 
 def ring(depth: int = 2, middle: int = 0, replicas: int = 1) -> Pipeline:
     p = spatial(3)
-    stages = tuple(replace(s, replicas=replicas) for s in p.stages)
-    stages = (stages[0], replace(stages[1], placement=Shard(middle)), stages[2])
+    stages = tuple(s.with_(replicas=replicas) for s in p.stages)
+    stages = (stages[0], stages[1].with_(placement=Shard(middle)), stages[2])
     return p.with_stages(stages, tuple(replace(q, depth=depth) for q in p.queues))
 
 
@@ -198,10 +198,12 @@ def test_multicast_and_skip(folder: Path) -> None:
     p = spatial(4)
     first, *others = p.stages
     last = others[-1]
-    late = replace(last, ops=tuple(replace(op, ins=tuple("h1" if i == "h0" else i for i in op.ins)) for op in last.ops))
+    late = replace(
+        last, ops=tuple(replace(op, tiles=tuple("h1" if i == "h0" else i for i in op.ins)) for op in last.ops)
+    )
     queues = [q for q in p.queues if q.tile not in ("h0", "h1")]
     queues.append(Queue("h1", "layer0", ("layer1", "layer3"), depth=8))
-    stages = tuple(replace(s, replicas=2) for s in (first, *others[:-1], late))
+    stages = tuple(s.with_(replicas=2) for s in (first, *others[:-1], late))
     check(p.with_stages(stages, tuple(queues)), 500, folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -75,7 +74,7 @@ def test_machine_code(program: str, strategy: str) -> None:
 @needs_disassembler
 def test_weights_multicast_to_pairs() -> None:
     p = chain(3, 128)
-    source, report = _kernel(p.with_stages((replace(p.stages[0], group=2, replicas=4),)))
+    source, report = _kernel(p.with_stages((p.stages[0].with_(group=2, replicas=4),)))
     code = sass.disassemble(report.cubin)
     assert code.having("UTMALDG.2D.MULTICAST") and code.having("UCGABAR")
     assert sass.lint(report.cubin, source) == []
@@ -155,5 +154,5 @@ def test_rules_accept_what_is_right() -> None:
 def test_split_columns_have_no_narrow_leftover() -> None:
     """A tile that one warpgroup holds alone is still one product: the other warpgroup has no columns."""
     p = chain(1, 64)
-    source = emit(p.with_stages((replace(p.stages[0], placement=Shard(1)),)))
+    source = emit(p.with_stages((p.stages[0].with_(placement=Shard(1)),)))
     assert "if (g == 0)" in source.text

@@ -16,12 +16,12 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Tile, TileOp, Transport
 from tilestream.ir.verify import verify
 
-X = Tensor("x", Role.INPUT, (4,), "bf16")
-Y = Tensor("y", Role.OUTPUT, (4,), "f16")
+X = Tensor.of("x", Role.INPUT, (4,), "bf16")
+Y = Tensor.of("y", Role.OUTPUT, (4,), "f16")
 
 
 def tile(name: str) -> Tile:
-    return Tile(name, 4, "f16")
+    return Tile.of(name, 4, "f16")
 
 
 def far(name: str, producer: str, *consumers: str) -> Queue:
@@ -30,16 +30,16 @@ def far(name: str, producer: str, *consumers: str) -> Queue:
 
 def four_stages(*queues: Queue) -> Pipeline:
     """a -> b -> c -> d, listed in the wrong order."""
-    a = Stage("a", (TileOp("load", Tile("t", 4, "bf16"), (), ("x",)), TileOp("relu", tile("u"), ("t",))))
-    b = Stage("b", (TileOp("exp", tile("v"), ("u",)),))
-    c = Stage("c", (TileOp("neg", tile("w"), ("v",)),))
-    d = Stage("d", (TileOp("abs", tile("r"), ("w",)), TileOp("store", None, ("r",), ("y",))))
+    a = Stage.of("a", (TileOp("load", Tile.of("t", 4, "bf16"), (), ("x",)), TileOp("relu", tile("u"), ("t",))))
+    b = Stage.of("b", (TileOp("exp", tile("v"), ("u",)),))
+    c = Stage.of("c", (TileOp("neg", tile("w"), ("v",)),))
+    d = Stage.of("d", (TileOp("abs", tile("r"), ("w",)), TileOp("store", None, ("r",), ("y",))))
     return Pipeline("p", (X, Y), (d, c, b, a), queues)
 
 
 def test_without_dram_queues_it_is_one_launch():
     p = four_stages(Queue("u", "a", ("b",)), Queue("v", "b", ("c",)), Queue("w", "c", ("d",)))
-    assert cut_at_dram(p) == [p]
+    assert cut_at_dram(p) == (p,)
 
 
 def test_stages_joined_on_chip_stay_together_and_launches_are_ordered():
@@ -52,9 +52,9 @@ def test_stages_joined_on_chip_stay_together_and_launches_are_ordered():
 def test_a_tile_that_crosses_becomes_an_output_and_then_an_input():
     p = four_stages(Queue("u", "a", ("b",)), far("v", "b", "c"), Queue("w", "c", ("d",)))
     first, second = cut_at_dram(p)
-    assert first.by_role(Role.OUTPUT) == (Tensor("v.dram", Role.OUTPUT, (4,), "f16"),)
+    assert first.by_role(Role.OUTPUT) == (Tensor.of("v.dram", Role.OUTPUT, (4,), "f16"),)
     assert first.by_role(Role.INPUT) == (X,)
-    assert second.by_role(Role.INPUT) == (Tensor("v.dram", Role.INPUT, (4,), "f16"),)
+    assert second.by_role(Role.INPUT) == (Tensor.of("v.dram", Role.INPUT, (4,), "f16"),)
     assert second.by_role(Role.OUTPUT) == (Y,)
     stored = first.stage("b").ops[-1]
     assert (stored.kind, stored.ins, stored.params, stored.source) == ("store", ("v",), ("v.dram",), "net.py:v")
@@ -69,7 +69,7 @@ def test_bulk_is_a_launch_a_stage():
 
 def test_a_tile_may_go_to_a_neighbour_and_to_a_later_launch():
     p = four_stages(Queue("u", "a", ("b",)), far("v", "b", "c"), Queue("w", "c", ("d",)))
-    d = Stage("d", (TileOp("add", tile("r"), ("w", "u")), TileOp("store", None, ("r",), ("y",))))
+    d = Stage.of("d", (TileOp("add", tile("r"), ("w", "u")), TileOp("store", None, ("r",), ("y",))))
     both = p.with_stages((d, *p.stages[1:]), (*p.queues, far("u", "a", "d")))
     verify(both)
     first, second = cut_at_dram(both)

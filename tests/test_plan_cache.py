@@ -112,7 +112,7 @@ def test_an_illegal_pipeline_in_a_file_is_not_believed(tmp_path, planned):
     cached_plan(chain(2), 1000, H200, options)
     path = files(tmp_path)[0]
     data = sealed(json.loads(path.read_text()))
-    data["candidates"][0]["pipeline"]["stages"][0]["ops"][1]["ins"] = ["nobody"]
+    data["candidates"][0]["pipeline"]["stages"][0]["ops"][1]["tiles"] = ["nobody"]
     path.write_text(json.dumps(seal(data)))
     cached_plan(chain(2), 1000, H200, options)
     assert len(planned) == 2

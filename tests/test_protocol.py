@@ -58,9 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rings(depth: int = 2, width_of_middle: int = 1) -> Pipeline:
     """Three stages, two queues between neighbours and one that skips the middle stage."""
     p = spatial(3)
-    stages = tuple(replace(s, replicas=1) for s in p.stages)
+    stages = tuple(s.with_(replicas=1) for s in p.stages)
     if width_of_middle == 1:
-        stages = (stages[0], replace(stages[1], placement=Shard(1)), stages[2])
+        stages = (stages[0], stages[1].with_(placement=Shard(1)), stages[2])
     return p.with_stages(stages, tuple(replace(q, depth=depth) for q in p.queues))
 
 
@@ -68,7 +68,7 @@ def multicast() -> Pipeline:
     """One queue with two consumers, the second of which lags a whole stage behind."""
     p = rings()
     first, *others = p.stages
-    late = replace(others[1], ops=tuple(replace(op, ins=_late(op.ins)) for op in others[1].ops))
+    late = replace(others[1], ops=tuple(replace(op, tiles=_late(op.ins)) for op in others[1].ops))
     queues = (Queue("h1", "layer0", ("layer1", "layer2"), depth=2), Queue("h2", "layer1", ("layer2",), depth=4))
     return p.with_stages((first, others[0], late), queues)
 
@@ -79,7 +79,7 @@ def _late(ins: tuple[str, ...]) -> tuple[str, ...]:
 
 def one_stage(layers: int, width: int, placement: int = 0, **changes: int) -> Pipeline:
     p = chain(layers, width)
-    stage = replace(p.stages[0], placement=Shard(placement), replicas=2, residency=Residency.STREAMED, **changes)
+    stage = p.stages[0].with_(placement=Shard(placement), replicas=2, residency=Residency.STREAMED, **changes)
     return p.with_stages((stage,))
 
 
@@ -87,7 +87,7 @@ def split_mean() -> Pipeline:
     """One reduction a tile: its scratch is written again for the next tile."""
     p = Program("split_mean")
     p.store(p.op("mean", 1, p.linear(p.load("x", 128), 128)))
-    return p.build().with_stages((replace(p.build().stages[0], placement=Shard(1)),))
+    return p.build().with_stages((p.build().stages[0].with_(placement=Shard(1)),))
 
 
 def wide_ring() -> Pipeline:

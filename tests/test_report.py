@@ -70,7 +70,6 @@ def test_text_gives_coverage_candidates_stages_and_reasons(analysis: Analysis) -
 
 
 def test_a_region_without_a_plan_says_why(analysis: Analysis) -> None:
-    from dataclasses import replace
 
     region = replace(analysis.regions[0], plan=None, problem="too wide")
     assert "left to Inductor: too wide" in str(Report(replace(analysis, regions=(region,))))
@@ -102,7 +101,7 @@ def test_stages_take_consecutive_ctas_and_queues_know_their_rings() -> None:
 
 def test_rare_properties_of_a_stage_are_told() -> None:
     p = samples.vertical()
-    rare = p.with_stages((replace(p.stages[0], replicas=2, group=2, in_flight=1),))
+    rare = p.with_stages((p.stages[0].with_(replicas=2, group=2, in_flight=1),))
     (stage,) = facts.pipeline_facts(rare)["launches"][0]["stages"]
     assert (sms(stage), weights(stage)) == ("0-1 in pairs", "32.0 KiB streamed, one in flight")
     (plain,) = facts.pipeline_facts(p)["launches"][0]["stages"]

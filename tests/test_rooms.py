@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,3 +100,10 @@ def test_nothing_imports_itself_through_others() -> None:
     for module in GRAPH:
         if module != "tilestream":
             visit(module, ())
+
+
+@pytest.mark.smoke
+def test_every_module_can_be_imported() -> None:
+    for module in GRAPH:
+        if not module.endswith("__main__"):
+            importlib.import_module(module)

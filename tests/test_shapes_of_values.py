@@ -90,7 +90,7 @@ def test_views_between_views_cost_no_region():
 
 
 def test_a_value_is_judged_by_its_shape_alone():
-    column, wide = Tile("c", 1, "f32"), Tile("w", 4, "f32")
+    column, wide = Tile.of("c", 1, "f32"), Tile.of("w", 4, "f32")
     assert Value.of(wide, (3, 4)) == Value(wide, 3)  # pyright: ignore[reportArgumentType]
     assert Value.of(column, (3, 1)) == Value(column, 3)  # pyright: ignore[reportArgumentType]
     assert Value.of(column, (3, 2)).dropped and Value.of(column, (3, 2)).rows == 6

@@ -98,7 +98,7 @@ def test_a_full_queue_holds_its_producer_back():
     p.store(p.linear(h, 256, "gelu"))
     spatial = planned(p.build(), 65_536, "spatial")
     fair = simulate(spatial, 65_536, H200)
-    lopsided = spatial.with_stages((replace(spatial.stages[0], replicas=66), replace(spatial.stages[1], replicas=4)))
+    lopsided = spatial.with_stages((spatial.stages[0].with_(replicas=66), spatial.stages[1].with_(replicas=4)))
     run = simulate(lopsided, 65_536, H200)
     assert run.time_us > 2 * fair.time_us
     assert any(name.endswith(" full") for name in starved(run))
@@ -114,7 +114,7 @@ def test_a_queue_that_holds_less_than_a_step_is_a_deadlock_and_says_where():
 
 def test_an_empty_queue_holds_its_consumer_back():
     spatial = planned(chain(2), 65_536, "spatial")
-    slow_source = spatial.with_stages((replace(spatial.stages[0], replicas=4), replace(spatial.stages[1], replicas=66)))
+    slow_source = spatial.with_stages((spatial.stages[0].with_(replicas=4), spatial.stages[1].with_(replicas=66)))
     assert spatial.queues[0].tile in starved(simulate(slow_source, 65_536, H200))
 
 
@@ -129,7 +129,7 @@ def test_an_input_that_several_stages_load_comes_from_dram_once():
     h = p.linear(p.load("x", 128), 128)
     p.store(p.op("add", 128, h, p.op("load", 128, params=("x",))))
     ops = p.build().stages[0].ops
-    stages = (Stage("a", ops[:2], replicas=8), Stage("b", ops[2:], replicas=8))
+    stages = (Stage.of("a", ops[:2], replicas=8), Stage.of("b", ops[2:], replicas=8))
     both = p.build().with_stages(stages, (Queue(h.name, "a", ("b",), depth=32),))
     rows = 16_384
     read = sum(s.work.dram_read * s.tiles + s.once.dram_read * s.ctas for s in launch_of(both, rows, H200).stages)

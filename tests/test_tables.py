@@ -11,13 +11,13 @@ from tilestream.ir.pipeline import Pipeline, Queue, Shard, Stage, Transport
 
 
 def shared(p: Pipeline) -> Pipeline:
-    return replace(p, stages=tuple(replace(s, placement=Shard(1)) for s in p.stages))
+    return replace(p, stages=tuple(s.with_(placement=Shard(1)) for s in p.stages))
 
 
 def two_stages() -> Pipeline:
     p = chain(2, 128)
     ops = p.stages[0].ops
-    stages = (Stage("a", ops[:3], replicas=2), Stage("b", ops[3:], replicas=2))
+    stages = (Stage.of("a", ops[:3], replicas=2), Stage.of("b", ops[3:], replicas=2))
     return replace(p, stages=stages, queues=(Queue(ops[2].out.name, "a", ("b",), Transport.L2, 8),))  # type: ignore[union-attr]
 
 
@@ -74,7 +74,7 @@ def test_equal_stages_share_their_code() -> None:
     p = chain(4, 128)
     ops = p.stages[0].ops
     cuts = (ops[:3], ops[3:5], ops[5:7], ops[7:])
-    stages = tuple(Stage(f"s{k}", o) for k, o in enumerate(cuts))
+    stages = tuple(Stage.of(f"s{k}", o) for k, o in enumerate(cuts))
     queues = tuple(
         Queue(o[-1].out.name, f"s{k}", (f"s{k + 1}",), depth=4)  # type: ignore[union-attr]
         for k, o in enumerate(cuts[:-1])

@@ -11,9 +11,10 @@ from strategies import pipelines, random_pipeline
 
 from tilestream import devices
 from tilestream.errors import VerifyError
+from tilestream.ir.axes import ROWS, sizes
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
-from tilestream.ir.tileops import OPS
+from tilestream.ir.tileops import OPS, PLAIN
 from tilestream.ir.verify import verify
 from tilestream.schedule.fits import verify_on
 
@@ -23,7 +24,7 @@ H200 = devices.get("h200")
 def op(
     kind: str, out: str, *ins: str, width: int = 8, params: tuple[str, ...] = (), dtype: str = "bf16", **attrs
 ) -> TileOp:
-    return TileOp(kind, Tile(out, width, dtype), ins, params, tuple(attrs.items()), f"net.py:{out}")
+    return TileOp(kind, Tile.of(out, width, dtype), ins, params, tuple(attrs.items()), f"net.py:{out}")
 
 
 def load(out: str, tensor: str = "x", width: int = 8, dtype: str = "bf16") -> TileOp:
@@ -35,7 +36,7 @@ def store(tile: str, tensor: str = "y") -> TileOp:
 
 
 def tensor(name: str, *shape: int, role: Role = Role.PARAMETER, dtype: str = "bf16") -> Tensor:
-    return Tensor(name, role, shape, dtype)
+    return Tensor.of(name, role, shape, dtype)
 
 
 X = tensor("x", 8, role=Role.INPUT)
@@ -48,9 +49,9 @@ def pipeline(*stages: Stage, queues: tuple[Queue, ...] = (), tensors: tuple[Tens
 
 def chain(depth: int = 4, transport: Transport = Transport.L2, **changes) -> Pipeline:
     """a -> b -> c, with changes to stage b."""
-    a = Stage("a", (load("u"), op("relu", "v", "u")))
-    b = Stage("b", (op("exp", "w", "v"),), **changes)
-    c = Stage("c", (op("neg", "r", "w"), store("r")))
+    a = Stage.of("a", (load("u"), op("relu", "v", "u")))
+    b = Stage.of("b", (op("exp", "w", "v"),), **changes)
+    c = Stage.of("c", (op("neg", "r", "w"), store("r")))
     queues = (Queue("v", "a", ("b",), transport, depth, "net.py:v"), Queue("w", "b", ("c",), depth=12))
     return pipeline(a, b, c, queues=queues)
 
@@ -70,20 +71,19 @@ def test_the_examples_of_this_file_are_legal():
 
 def test_stages_must_work():
     rejected(pipeline(), "has no stage")
-    idle = Stage("idle", (load("u"), op("relu", "v", "u")))
+    idle = Stage.of("idle", (load("u"), op("relu", "v", "u")))
     rejected(pipeline(idle), r"stage 'idle' \(net.py:u\) stores nothing and feeds no queue")
     rejected(chain(replicas=0), "stage 'b' .* has 0 replicas")
-    rejected(chain(placement=Shard(2)), r"placement Shard\(2\)")
 
 
 def test_a_tile_that_nobody_uses():
-    s = Stage("s", (load("u"), op("relu", "v", "u"), store("u")))
+    s = Stage.of("s", (load("u"), op("relu", "v", "u"), store("u")))
     rejected(pipeline(s), r"nobody uses tile 'v' \(relu at net.py:v\)")
 
 
 @pytest.mark.parametrize("times", [0, 2])
 def test_outputs_are_stored_exactly_once(times: int):
-    s = Stage("s", (load("u"), store("u", "z"), *[store("u")] * times))
+    s = Stage.of("s", (load("u"), store("u", "z"), *[store("u")] * times))
     p = pipeline(s, tensors=(X, Y, tensor("z", 8, role=Role.OUTPUT)))
     rejected(p, f"output 'y' is stored {times} times")
 
@@ -114,23 +114,23 @@ def test_queues_must_join_stages():
 
 
 def test_a_cycle_is_named():
-    a = Stage("a", (load("u"), op("add", "v", "u", "w")))
-    b = Stage("b", (op("exp", "w", "v"), store("w")))
-    before = Stage("before", (load("k"), op("relu", "l", "k"), store("l", "z")))
+    a = Stage.of("a", (load("u"), op("add", "v", "u", "w")))
+    b = Stage.of("b", (op("exp", "w", "v"), store("w")))
+    before = Stage.of("before", (load("k"), op("relu", "l", "k"), store("l", "z")))
     queues = (Queue("v", "a", ("b",)), Queue("w", "b", ("a",)))
     p = pipeline(before, a, b, queues=queues, tensors=(X, Y, tensor("z", 8, role=Role.OUTPUT)))
     rejected(p, "wait for each other: a -> b -> a")
     through_dram = tuple(replace(q, transport=Transport.DRAM, depth=0) for q in queues)
     rejected(replace(p, queues=through_dram), "a -> b -> a")
-    itself = Stage("a", (load("u"), op("relu", "v", "u"), store("v")))
+    itself = Stage.of("a", (load("u"), op("relu", "v", "u"), store("v")))
     rejected(pipeline(itself, queues=(Queue("v", "a", ("a",)),)), "a -> a")
 
 
 def test_launches_that_wait_for_each_other():
     """The stage graph is acyclic, but a and c are one launch by the L2 queue, and b must run before and after it."""
-    a = Stage("a", (load("u"), op("relu", "v", "u")))
-    b = Stage("b", (op("exp", "w", "v"),))
-    c = Stage("c", (op("add", "r", "w", "v"), store("r")))
+    a = Stage.of("a", (load("u"), op("relu", "v", "u")))
+    b = Stage.of("b", (op("exp", "w", "v"),))
+    c = Stage.of("c", (op("add", "r", "w", "v"), store("r")))
     queues = (
         Queue("v", "a", ("c",)),
         Queue("v", "a", ("b",), Transport.DRAM, 0),
@@ -187,21 +187,21 @@ def test_shapes_must_agree(case: str):
         *(X, Y, tensor("w", 8, 8), tensor("wf", 8, 8, dtype="f16"), tensor("b", 8), tensor("b7", 7)),
         tensor("x7", 7, role=Role.INPUT),
     )
-    rejected(pipeline(Stage("s", ops), tensors=tensors), match)
+    rejected(pipeline(Stage.of("s", ops), tensors=tensors), match)
 
 
 def test_tensors():
-    s = Stage("s", (load("u"), store("u")))
+    s = Stage.of("s", (load("u"), store("u")))
     rejected(pipeline(s, tensors=(X, Y, tensor("w", 8, dtype="f64"))), "tensor 'w' has dtype 'f64'.*bf16, f16, f32")
     rejected(pipeline(s, tensors=(X, Y, tensor("w", 8, 0))), r"tensor 'w' has shape \(8, 0\)")
-    rejected(pipeline(s, tensors=(replace(X, shape=(64, 8)), Y)), r"input 'x' has shape \(64, 8\)")
+    rejected(pipeline(s, tensors=(replace(X, axes=(ROWS, *sizes(64, 8))), Y)), r"input 'x' has shape \(64, 8\)")
 
 
 # -- the device
 
 
 def wide(width: int, placement: Shard, inputs: int = 8) -> Pipeline:
-    s = Stage(
+    s = Stage.of(
         "s", (load("u", width=inputs), op("linear", "v", "u", params=("w",), width=width), store("v")), 1, placement
     )
     x, y = tensor("x", inputs, role=Role.INPUT), tensor("y", width, role=Role.OUTPUT)
@@ -218,7 +218,7 @@ def test_widths(width: int, dim: int, legal: int):
 
 
 def test_an_operand_of_a_linear_may_be_wider_than_registers():
-    verify(wide(256, Shard(0), inputs=1536), H200)
+    verify_on(wide(256, Shard(0), inputs=1536), H200)
     p = wide(256, Shard(0), inputs=320)
     (s,) = p.stages
     cat = (
@@ -236,8 +236,8 @@ def test_an_operand_of_a_linear_may_be_wider_than_registers():
 
 
 def test_a_wide_cat_may_be_stored_and_so_may_cross_dram_but_not_the_l2():
-    a = Stage("a", (load("u"), op("cat", "v", *["u"] * 40, width=320)), 1, Shard(0))
-    b = Stage("b", (op("linear", "w", "v", params=("k",)), store("w")))
+    a = Stage.of("a", (load("u"), op("cat", "v", *["u"] * 40, width=320)), 1, Shard(0))
+    b = Stage.of("b", (op("linear", "w", "v", params=("k",)), store("w")))
     x, k = tensor("x", 8, role=Role.INPUT), tensor("k", 8, 320)
     p = pipeline(a, b, queues=(Queue("v", "a", ("b",), Transport.DRAM, 0),), tensors=(x, Y, k))
     verify_on(p, H200)
@@ -258,10 +258,10 @@ def test_replicas_need_sms_of_their_own():
 def test_weights_must_fit_shared_memory():
     fits = wide(256, Shard(0), inputs=256)
     (s,) = fits.stages
-    verify(fits.with_stages((replace(s, residency=Residency.RESIDENT),)), H200)
+    verify_on(fits.with_stages((s.with_(residency=Residency.RESIDENT),)), H200)
     heavy = wide(256, Shard(0), inputs=512)
     (s,) = heavy.stages
-    resident = heavy.with_stages((replace(s, residency=Residency.RESIDENT),))
+    resident = heavy.with_stages((s.with_(residency=Residency.RESIDENT),))
     rejected(resident, r"stage 's' .* needs weights 262144 \+ .* = \d+ > 232448 bytes of shared memory on h200", H200)
     verify_on(heavy, H200)
 
@@ -270,7 +270,7 @@ def test_the_parts_of_shared_memory_add_up():
     heavy = wide(256, Shard(0), inputs=512)
     (s,) = heavy.stages
     with pytest.raises(VerifyError) as caught:
-        verify(heavy.with_stages((replace(s, residency=Residency.RESIDENT),)), H200)
+        verify_on(heavy.with_stages((s.with_(residency=Residency.RESIDENT),)), H200)
     parts, rest = caught.value.cause.split(" needs ")[1].split(" = ")
     assert sum(int(part.split()[-1]) for part in parts.split(" + ")) == int(rest.split()[0])
 
@@ -295,7 +295,7 @@ def test_random_pipelines_are_legal(p: Pipeline):
 def test_random_pipelines_reach_every_feature():
     made = [random_pipeline(seed) for seed in range(300)]
     kinds = {o.kind for p in made for s in p.stages for o in s.ops}
-    assert kinds == set(OPS) - {"relu_backward"}  # it jumps at 0: what rounds differently between stages, flips
+    assert kinds == set(OPS) - PLAIN - {"relu_backward"}  # it jumps at 0: what rounds differently between stages, flips
     assert any(len(q.consumers) > 1 for p in made for q in p.queues)
     assert {q.transport for p in made for q in p.queues} == {Transport.L2, Transport.DRAM}
     assert {len(p.by_role(Role.INPUT)) for p in made} >= {1, 2, 3}

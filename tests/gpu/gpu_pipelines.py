@@ -18,7 +18,7 @@ def one_stage(
     program: Pipeline, placement: int = 0, residency: Residency = Residency.STREAMED, **changes: int
 ) -> Pipeline:
     """The whole program on every SM."""
-    stage = replace(program.stages[0], replicas=SMS, placement=Shard(placement), residency=residency, **changes)
+    stage = program.stages[0].with_(replicas=SMS, placement=Shard(placement), residency=residency, **changes)
     return program.with_stages((stage,))
 
 
@@ -44,7 +44,7 @@ def spread(
     """
     groups = _groups(program.stages[0].ops, layers)
     stages = tuple(
-        Stage(f"s{k}", tuple(ops), replicas, Shard(placements[k % len(placements)]), residency)
+        Stage.of(f"s{k}", tuple(ops), replicas, Shard(placements[k % len(placements)]), residency)
         for k, ops in enumerate(groups)
     )
     launch_of = [sum(first <= k for first in launches) for k in range(len(stages))]

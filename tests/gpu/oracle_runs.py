@@ -71,7 +71,7 @@ def eager_run(pipeline: Pipeline, tensors: Mapping[str, Tensor]) -> dict[str, Te
     queues = tuple(
         Queue(tile, f"op{home[tile]}", tuple(f"op{k}" for k in takers), depth=10_000) for tile, takers in users.items()
     )
-    stages = tuple(Stage(f"op{k}", (op,)) for k, op in enumerate(ops))
+    stages = tuple(Stage.of(f"op{k}", (op,)) for k, op in enumerate(ops))
     return reference.run(pipeline.with_stages(stages, queues), tensors)
 
 

@@ -89,20 +89,20 @@ def cases(payloads: Sequence[int], depths: Sequence[int], transports: Sequence[s
 def pipeline(case: Case, pairs: int) -> Pipeline:
     """Producer and consumer on ``pairs`` SMs each; through DRAM, one launch after the other on all of them."""
     replicas = pairs if case.transport is Transport.L2 else 2 * pairs
-    tile, width = Tile("tile", case.width, "bf16"), case.width
+    tile, width = Tile.of("tile", case.width, "bf16"), case.width
     tensors = (
-        Tensor("x", Role.INPUT, (1,), "bf16"),
-        Tensor("row", Role.PARAMETER, (width,), "bf16"),
-        Tensor("y", Role.OUTPUT, (1,), "bf16"),
+        Tensor.of("x", Role.INPUT, (1,), "bf16"),
+        Tensor.of("row", Role.PARAMETER, (width,), "bf16"),
+        Tensor.of("y", Role.OUTPUT, (1,), "bf16"),
     )
     produce = (
-        TileOp("load", Tile("column", 1, "bf16"), (), ("x",)),
+        TileOp("load", Tile.of("column", 1, "bf16"), (), ("x",)),
         TileOp("add", tile, ("column",), ("row",)),
     )
-    consume = (TileOp("max", Tile("largest", 1, "bf16"), ("tile",)), TileOp("store", None, ("largest",), ("y",)))
+    consume = (TileOp("max", Tile.of("largest", 1, "bf16"), ("tile",)), TileOp("store", None, ("largest",), ("y",)))
     stages = (
-        Stage("producer", produce, replicas, case.placement, Residency.RESIDENT),
-        Stage("consumer", consume, replicas, case.placement, Residency.RESIDENT),
+        Stage.of("producer", produce, replicas, case.placement, Residency.RESIDENT),
+        Stage.of("consumer", consume, replicas, case.placement, Residency.RESIDENT),
     )
     queue = Queue("tile", "producer", ("consumer",), case.transport, case.depth * pairs, "bench queues")
     name = f"queue_{case.transport}_{case.payload}_{case.depth}"

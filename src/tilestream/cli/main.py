@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilestream.cli import kitsune
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.progress import Progress
 from tilestream.cli.sparse import app as sparse
 from tilestream.errors import CaptureError, DeviceError, OptionError
 from tilestream.options import Options, parse
-from tilestream.cli import kitsune
 
 if TYPE_CHECKING:
     from tilestream.apps.load import Workload

@@ -12,9 +12,10 @@ import torch
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
-from tilestream.errors import DeviceError, TilestreamError
+from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.shape import why_no_kernel
 
 __all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
@@ -31,7 +32,15 @@ def available() -> str:
 
 @lru_cache(maxsize=256)
 def sources(pipeline: Pipeline) -> tuple[KernelSource, ...]:
-    """The CUDA source of each launch."""
+    """The CUDA source of each launch.
+
+    Raises:
+        VerifyError: the pipeline is of a kind that no kernel is made of, or one does not fit.
+    """
+    reason = why_no_kernel(pipeline)
+    if reason:
+        what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
+        raise VerifyError(what, "run it by tilestream.reference")
     return tuple(emit(launch) for launch in cut_at_dram(pipeline))
 
 

@@ -212,9 +212,9 @@ class Emitter:
         if key not in self._loads:
             self._check_device(node)
             name = f"x{len(self.inputs)}"
-            self._tensor(Tensor(name, Role.INPUT, (features,), dtype_of(node)))
+            self._tensor(Tensor.of(name, Role.INPUT, (features,), dtype_of(node)))
             self.inputs.append(Binding(name, node, (("flatten", features),)))
-            tile = Tile(f"load{len(self.ops)}", features, dtype_of(node))
+            tile = Tile.of(f"load{len(self.ops)}", features, dtype_of(node))
             self.ops.append(TileOp("load", tile, (), (name,), (), self._source))
             self._loads[key] = tile
         return self._loads[key]
@@ -231,7 +231,7 @@ class Emitter:
             self._check_device(node)
             kind = "w" if len(shape) == 2 else "v"
             name = f"{kind}{len(self.parameters)}"
-            self._tensor(Tensor(name, Role.PARAMETER, shape, dtype or dtype_of(node)))
+            self._tensor(Tensor.of(name, Role.PARAMETER, shape, dtype or dtype_of(node)))
             self.parameters.append(Binding(name, node, steps))
             self._bound[key] = name
         return self._bound[key]
@@ -264,7 +264,7 @@ class Emitter:
         computed = [features] if kind == "linear" else [features, *(t.features for t in ins)]
         if OPS[kind].family != "layout" and max(computed) > MAX_FEATURES:
             raise Unsupported(f"{max(computed)} features wide: a stage holds {MAX_FEATURES} columns at most")
-        tile = Tile(f"{kind}{len(self.ops)}", features, dtype)
+        tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype)
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), self._source))
         return tile
 

@@ -35,7 +35,7 @@ def fuse_rms_norm(ops: tuple[TileOp, ...], tensors: Mapping[str, Tensor]) -> tup
                 inner = [*inner, op.out.name]
         assert last.out is not None
         gone.update(inner)
-        fused[last.out.name] = replace(last, kind="rms_norm", ins=(x,), params=params, attrs=(("eps", eps),))
+        fused[last.out.name] = replace(last, kind="rms_norm", tiles=(x,), tensors=params, attrs=(("eps", eps),))
     return tuple(
         fused.get(op.out.name, op) if op.out is not None else op
         for op in ops

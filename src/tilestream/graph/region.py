@@ -90,7 +90,7 @@ def lower(
         b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype)
         for b in (*e.inputs, *e.parameters)
     }
-    stage = Stage("all", fuse_rms_norm(tuple(e.ops), e.tensors))
+    stage = Stage.of("all", fuse_rms_norm(tuple(e.ops), e.tensors))
     program = Pipeline("region", tuple(e.tensors.values()), (stage,), ())
     first = e.inputs[0]
     fake = value(first.node)
@@ -171,7 +171,7 @@ def _store(e: Emitter, node: fx.Node, index: int) -> Result:
         raise Unsupported("a result that is no tile leaves the region", node)
     title = f"y{index}"
     dtype = own.tile.dtype
-    e.tensors[title] = Tensor(title, Role.OUTPUT, (own.tile.features,), dtype)
+    e.tensors[title] = Tensor.of(title, Role.OUTPUT, (own.tile.features,), dtype)
     e.ops.append(TileOp("store", None, (own.tile.name,), (title,), (), source(node)))
     shape = tuple(d if isinstance(d, int) else expression(d) for d in fake.shape)
     try:

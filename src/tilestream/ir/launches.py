@@ -21,7 +21,7 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
     order = _order(p, groups)
     tiles = p.tiles()
     spilled = {
-        q.tile: Tensor(f"{q.tile}.dram", Role.OUTPUT, (tiles[q.tile].features,), tiles[q.tile].dtype) for q in dram
+        q.tile: Tensor.of(f"{q.tile}.dram", Role.OUTPUT, (tiles[q.tile].features,), tiles[q.tile].dtype) for q in dram
     }
     launches = []
     for index, members in enumerate(order):
@@ -35,7 +35,7 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
                     tensors[buffer.name] = replace(buffer, role=Role.INPUT)
                     # A name of its own: several stages of one launch may load the same tile.
                     here = replace(tiles[q.tile], name=f"{q.tile}@{stage.name}")
-                    ops = [replace(op, ins=tuple(here.name if i == q.tile else i for i in op.ins)) for op in ops]
+                    ops = [op.reading({q.tile: here.name}) for op in ops]
                     ops.insert(0, TileOp("load", here, (), (buffer.name,), (), q.source))
                 if stage.name == q.producer:
                     tensors[buffer.name] = buffer

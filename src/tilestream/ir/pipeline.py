@@ -1,24 +1,32 @@
 """The intermediate representation. Everything is a Pipeline.
 
-A pipeline streams the rows of ``[rows, features]`` matrices, a tile of ``TILE_ROWS`` rows at a
-time, through stages that are resident together. The number of rows is not part of it: one
-pipeline, and the kernel made from it, serves every batch.
+Every tile op is one sentence: *combine the operands element by element, then sum over each axis that an operand has and
+the result lacks*. A product, a bias gradient, a row sum, a split of a hidden layer are that sentence with other axes.
+Ops of rows (``linear``, ``layer_norm``, ``cat``) are macros of it (``ir.plain``).
+
+Most pipelines stream the rows of ``[rows, features]`` matrices, a tile of rows at a time, through stages that are
+resident together. The number of rows is not part of it: one pipeline, and the kernel made from it, serves every batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from math import prod
+from typing import Any
 
 from tilestream.errors import IRError
+from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, View, sizes
 from tilestream.ir.tileops import OPS, OpSpec
 
 TILE_ROWS = 64
 DTYPE_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+INDEX_BYTES = {"i32": 4, "i64": 8}
 
 
 class Role(StrEnum):
-    """What a tensor is to its pipeline: rows streamed in, rows streamed out, or whole operands."""
+    """What a tensor is to its pipeline: streamed in, streamed out, or a whole operand."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -28,6 +36,7 @@ class Role(StrEnum):
 class Transport(StrEnum):
     """Where a queue's ring of tiles lives. DRAM means a whole tensor, with a barrier behind it."""
 
+    DSM = "dsm"
     L2 = "l2"
     DRAM = "dram"
 
@@ -41,7 +50,7 @@ class Residency(StrEnum):
 
 @dataclass(frozen=True)
 class Shard:
-    """Placement of a tile over a stage's two consumer warpgroups.
+    """Placement of the tiles of a row stage over its two consumer warpgroups, read off its mesh.
 
     ``Shard(0)``: by rows, each warpgroup has a tile of its own, features up to 256 wide.
     ``Shard(1)``: by columns, both share one tile, features up to 512 wide.
@@ -52,16 +61,23 @@ class Shard:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in device memory.
-
-    ``shape`` leaves the rows out for inputs and outputs: ``(features,)``. Parameters have their
-    whole shape: ``(out, in)`` for a weight, ``(features,)`` for a vector, ``()`` for a scalar.
-    """
+    """A tensor in device memory: ``axes`` say where each dimension has its size from."""
 
     name: str
     role: Role
-    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
     dtype: str
+
+    @staticmethod
+    def of(name: str, role: Role, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """A tensor of a row pipeline: ``[rows, *shape]`` for inputs and outputs, ``shape`` for parameters."""
+        rows = () if role is Role.PARAMETER else (ROWS,)
+        return Tensor(name, role, (*rows, *sizes(*shape)), dtype)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all dimensions but the rows of inputs and outputs (and others that are read at the call)."""
+        return tuple(a.size for a in self.axes if a.size is not None)
 
     @property
     def features(self) -> int:
@@ -70,11 +86,21 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """One value: ``TILE_ROWS`` rows of ``features`` columns, rounded to ``dtype`` when handed on."""
+    """One value; rounded to ``dtype`` when handed on. A worker has one block of it at a time where axes are looped."""
 
     name: str
-    features: int
+    axes: tuple[Axis, ...]
     dtype: str
+
+    @staticmethod
+    def of(name: str, features: int, dtype: str) -> Tile:
+        """A tile of a row pipeline: rows by ``features`` columns. One column needs no axis of its own."""
+        return Tile(name, (ROWS, *(sizes(features) if features != 1 else ())), dtype)
+
+    @cached_property
+    def features(self) -> int:
+        """Columns: elements for each position of the axes that are read at the call."""
+        return prod(a.size for a in self.axes if a.size is not None)
 
     @property
     def bytes(self) -> int:
@@ -85,38 +111,129 @@ class Tile:
 class TileOp:
     """One operation on tiles; ``kind`` is a key of ``tileops.OPS``, which gives the signature.
 
-    ``ins`` names tiles, ``params`` names tensors, ``source`` is the user's line: equal layers of a model are equal.
+    Attributes:
+        tiles: tiles that it reads; a name alone stands for the tile under its own axes.
+        tensors: tensors that it reads. A store writes the one it names.
+        combine: what summing means here: ``sum``, ``max`` or ``mul``.
+        source: the user's line; it does not make layers of a model different.
     """
 
     kind: str
     out: Tile | None
-    ins: tuple[str, ...] = ()
-    params: tuple[str, ...] = ()
+    tiles: tuple[View | str, ...] = ()
+    tensors: tuple[View | str, ...] = ()
     attrs: tuple[tuple[str, float | int | str], ...] = ()
     source: str = field(default="", compare=False)
+    combine: str = "sum"
+
+    @cached_property
+    def views(self) -> tuple[View, ...]:
+        """All operands, tiles first."""
+        return tuple(View(v) if isinstance(v, str) else v for v in (*self.tiles, *self.tensors))
+
+    @cached_property
+    def ins(self) -> tuple[str, ...]:
+        """Names of the tiles."""
+        return tuple(v if isinstance(v, str) else v.of for v in self.tiles)
+
+    @cached_property
+    def params(self) -> tuple[str, ...]:
+        """Names of the tensors."""
+        return tuple(v if isinstance(v, str) else v.of for v in self.tensors)
 
     def attr(self, name: str, default: float | int | str | None = None) -> float | int | str | None:
         return dict(self.attrs).get(name, default)
 
+    def reading(self, names: dict[str, str]) -> TileOp:
+        """The same op of other tiles: ``names`` maps old names to new ones."""
+        if not any(n in names for n in self.ins):
+            return self
+
+        def renamed(v: View | str) -> View | str:
+            return names.get(v, v) if isinstance(v, str) else replace(v, of=names.get(v.of, v.of))
+
+        return replace(self, tiles=tuple(map(renamed, self.tiles)))
+
 
 @dataclass(frozen=True)
 class Stage:
-    """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on. One CTA a replica.
+    """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on.
 
-    ``group`` replicas form a cluster that loads each weight page once and multicasts it (1 or 2). ``in_flight``
-    products are under way at once in a warpgroup (1 or 2): with 2 the tensor cores never wait for its next, with 1 a
-    weight page is free as soon as it was used, and not only when the next page has come.
+    Attributes:
+        loops: outermost first. Neighbouring ops that mention an axis share its loop (``derive.nest``).
+        mesh: the workers, by directions. One CTA a worker of grid and cluster.
+        resident: tensors that stay in shared memory or registers; other operands are streamed.
+        in_flight: products under way at once in a warpgroup (1 or 2): with 2 the tensor cores never wait for the next,
+            with 1 a weight page is free as soon as it was used, and not only when the next page has come.
     """
 
     name: str
     ops: tuple[TileOp, ...]
-    replicas: int = 1
-    placement: Shard = Shard(0)
-    residency: Residency = Residency.STREAMED
-    group: int = 1
+    loops: tuple[Loop, ...] = (Loop(ROWS.name, TILE_ROWS),)
+    mesh: tuple[Spread, ...] = ()
+    resident: tuple[str, ...] = ()
     in_flight: int = 2
 
+    @staticmethod
+    def of(
+        name: str,
+        ops: tuple[TileOp, ...],
+        replicas: int = 1,
+        placement: Shard = Shard(0),
+        residency: Residency = Residency.STREAMED,
+        group: int = 1,
+        in_flight: int = 2,
+    ) -> Stage:
+        """A stage that streams rows: ``replicas`` CTAs share them out, and two warpgroups a step's tiles.
+
+        ``group`` replicas form a cluster that loads each weight page once and multicasts it (1 or 2).
+        """
+        bare = Stage(name, ops, in_flight=in_flight)
+        return bare.with_(replicas=replicas, placement=placement, residency=residency, group=group)
+
+    def with_(self, **words: Any) -> Stage:
+        """The same row stage with other ``replicas``, ``placement``, ``residency``, ``group`` or ``in_flight``."""
+        replicas = words.get("replicas", self.replicas)
+        placement = words.get("placement", self.placement)
+        group = words.get("group", self.group)
+        rows = (self.loops[0].axis,)
+        if group < 1 or replicas % group:
+            what = f"stage {self.name!r} has {replicas} replicas in groups of {group}"
+            raise IRError(what, "use a multiple of the group")
+        mesh = [Spread(Level.GRID, replicas // group, rows)]
+        if group != 1:
+            mesh.append(Spread(Level.CLUSTER, group, rows))
+        mesh.append(Spread(Level.WARPGROUP, 2, rows if placement.dim == 0 else ()))
+        resident = self.resident
+        if "residency" in words:
+            operands = dict.fromkeys(n for op in self.ops if op.kind not in ("load", "store") for n in op.params)
+            resident = tuple(operands) if words["residency"] is Residency.RESIDENT else ()
+        return replace(self, mesh=tuple(mesh), resident=resident, in_flight=words.get("in_flight", self.in_flight))
+
+    def workers(self, level: Level) -> int:
+        """Workers at ``level``, of all directions together."""
+        return prod(d.size for d in self.mesh if d.level is level)
+
+    @cached_property
+    def replicas(self) -> int:
+        """CTAs of the stage."""
+        return self.workers(Level.GRID) * self.workers(Level.CLUSTER)
+
+    @cached_property
+    def group(self) -> int:
+        """CTAs of a cluster."""
+        return self.workers(Level.CLUSTER)
+
+    @cached_property
+    def placement(self) -> Shard:
+        rows = self.loops[0].axis if self.loops else ""
+        return Shard(0 if all(rows in d.axes for d in self.mesh if d.level is Level.WARPGROUP) else 1)
+
     @property
+    def residency(self) -> Residency:
+        return Residency.RESIDENT if self.resident else Residency.STREAMED
+
+    @cached_property
     def tiles_per_step(self) -> int:
         """Tiles that one replica works on at once: one a warpgroup, or one shared by both."""
         return 2 if self.placement.dim == 0 else 1
@@ -163,10 +280,10 @@ class Pipeline:
         check_names(self)
 
     def tensor(self, name: str) -> Tensor:
-        return _find(self.tensors, name, "tensor", self.name)
+        return find(self.tensors, name, "tensor", self.name)
 
     def stage(self, name: str) -> Stage:
-        return _find(self.stages, name, "stage", self.name)
+        return find(self.stages, name, "stage", self.name)
 
     def tiles(self) -> dict[str, Tile]:
         return {name: tile for stage in self.stages for name, tile in stage.defined().items()}
@@ -178,7 +295,12 @@ class Pipeline:
         return replace(self, stages=stages, queues=self.queues if queues is None else queues)
 
 
-def _find(items, name: str, what: str, where: str):
+def find(items, name: str, what: str, where: str):
+    """The item of that name.
+
+    Raises:
+        IRError: there is none; the remedy lists the names that there are.
+    """
     for item in items:
         if item.name == name:
             return item
@@ -241,7 +363,7 @@ def check_names(p: Pipeline) -> None:
                 have.add(op.out.name)
     for q in p.queues:
         for stage in (q.producer, *q.consumers):
-            _find(p.stages, stage, "stage", p.name)
+            find(p.stages, stage, "stage", p.name)
         if home.get(q.tile) != q.producer:
             raise IRError(
                 f"queue of {q.tile!r}: stage {q.producer!r} does not define that tile", "name the stage that does"
@@ -264,5 +386,5 @@ def _check_operands(op: TileOp, spec: OpSpec) -> None:
         raise IRError(
             f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar"
         )
-    if (op.out is None) != (op.kind == "store"):
+    if (op.out is None) != (op.kind in ("store", "store_add")):
         raise IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")

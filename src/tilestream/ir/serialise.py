@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from tilestream.errors import CacheError, IRError
-from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
+from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Tile, TileOp, Transport
 
-FORMAT = 2  # 1 had neither groups nor products in flight; it is still read
+FORMAT = 3
 
 
 def pipeline_to_json(p: Pipeline, sources: bool = True) -> dict[str, Any]:
@@ -20,14 +21,13 @@ def pipeline_to_json(p: Pipeline, sources: bool = True) -> dict[str, Any]:
         "format": FORMAT,
         "name": p.name,
         "strategy": p.strategy,
-        "tensors": [[t.name, t.role.value, list(t.shape), t.dtype] for t in p.tensors],
+        "tensors": [[t.name, t.role.value, _axes_to_json(t.axes), t.dtype] for t in p.tensors],
         "stages": [
             {
                 "name": s.name,
-                "replicas": s.replicas,
-                "shard": s.placement.dim,
-                "residency": s.residency.value,
-                "group": s.group,
+                "loops": [[loop.axis, loop.tile] for loop in s.loops],
+                "mesh": [[d.level.value, d.size, list(d.axes)] for d in s.mesh],
+                "resident": list(s.resident),
                 "in_flight": s.in_flight,
                 "ops": [_op_to_json(op, sources) for op in s.ops],
             }
@@ -54,20 +54,21 @@ def pipeline_from_json(data: Any) -> Pipeline:
         CacheError: the data is not what ``pipeline_to_json`` writes, or is of another format.
     """
     try:
-        if data["format"] not in (1, FORMAT):
+        if data["format"] != FORMAT:
             raise CacheError(f"pipeline data of format {data['format']!r}, not {FORMAT}", "write it again")
         return Pipeline(
             data["name"],
-            tuple(Tensor(name, Role(role), tuple(shape), dtype) for name, role, shape, dtype in data["tensors"]),
+            tuple(
+                Tensor(name, Role(role), _axes_from_json(axes), dtype) for name, role, axes, dtype in data["tensors"]
+            ),
             tuple(
                 Stage(
                     s["name"],
                     tuple(_op_from_json(op) for op in s["ops"]),
-                    s["replicas"],
-                    Shard(s["shard"]),
-                    Residency(s["residency"]),
-                    s.get("group", 1),
-                    s.get("in_flight", 2),
+                    tuple(Loop(axis, tile) for axis, tile in s["loops"]),
+                    tuple(Spread(Level(level), size, tuple(axes)) for level, size, axes in s["mesh"]),
+                    tuple(s["resident"]),
+                    s["in_flight"],
                 )
                 for s in data["stages"]
             ),
@@ -86,9 +87,10 @@ def pipeline_from_json(data: Any) -> Pipeline:
 def _op_to_json(op: TileOp, sources: bool) -> dict[str, Any]:
     return {
         "kind": op.kind,
-        "out": None if op.out is None else [op.out.name, op.out.features, op.out.dtype],
-        "ins": list(op.ins),
-        "params": list(op.params),
+        "out": None if op.out is None else [op.out.name, _axes_to_json(op.out.axes), op.out.dtype],
+        "tiles": [_view_to_json(v) for v in op.tiles],
+        "tensors": [_view_to_json(v) for v in op.tensors],
+        "combine": op.combine,
         "attrs": [[name, _number_to_json(value)] for name, value in op.attrs],
         "source": op.source if sources else "",
     }
@@ -97,11 +99,37 @@ def _op_to_json(op: TileOp, sources: bool) -> dict[str, Any]:
 def _op_from_json(data: dict[str, Any]) -> TileOp:
     return TileOp(
         data["kind"],
-        None if data["out"] is None else Tile(*data["out"]),
-        tuple(data["ins"]),
-        tuple(data["params"]),
+        None if data["out"] is None else Tile(data["out"][0], _axes_from_json(data["out"][1]), data["out"][2]),
+        tuple(_view_from_json(v) for v in data["tiles"]),
+        tuple(_view_from_json(v) for v in data["tensors"]),
         tuple((name, _number_from_json(value)) for name, value in data["attrs"]),
         data["source"],
+        data["combine"],
+    )
+
+
+def _axes_to_json(axes: tuple[Axis, ...]) -> list[list[Any]]:
+    return [[a.name, a.size] for a in axes]
+
+
+def _axes_from_json(data: Any) -> tuple[Axis, ...]:
+    return tuple(Axis(name, size) for name, size in data)
+
+
+def _view_to_json(view: View | str) -> Any:
+    """A name alone stays one."""
+    if isinstance(view, str):
+        return view
+    at = view.at and [[list(c.axes), c.offset, c.index, list(c.strides)] for c in view.at]
+    return [view.of, at]
+
+
+def _view_from_json(data: Any) -> View | str:
+    if isinstance(data, str):
+        return data
+    name, at = data
+    return View(
+        name, None if at is None else tuple(At(tuple(a), offset, index, tuple(s)) for a, offset, index, s in at)
     )
 
 

@@ -40,6 +40,9 @@ def _reduce(doc: str) -> OpSpec:
     return OpSpec("reduce", (1, 1), (0, 0), (), 1, 0, doc)
 
 
+PLAIN = {"product", "copy", "store_add"}
+"""Kinds that ops of rows are not made of: they stand where every operand has coordinates."""
+
 OPS: dict[str, OpSpec] = {
     "load": OpSpec("memory", (0, 0), (1, 1), flops=0, doc="rows of an input tensor"),
     "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
@@ -73,6 +76,9 @@ OPS: dict[str, OpSpec] = {
     "maximum": _binary("the larger, NaN if either is"),
     "minimum": _binary("the smaller, NaN if either is"),
     "relu_backward": _binary("a, but 0 where b <= 0", 2),
+    "product": OpSpec("plain", (0, 3), (0, 3), flops=0, doc="operands multiplied, summed over what the result lacks"),
+    "copy": OpSpec("plain", (0, 1), (0, 1), flops=0, doc="an operand under other coordinates"),
+    "store_add": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="added to an output tensor, which starts as zeros"),
     "cat": OpSpec("layout", (1, 64), (0, 0), flops=0, doc="concatenation along features"),
     "slice": OpSpec("layout", (1, 1), (0, 0), ("start", "stop"), 0, 0, "features start to stop"),
     "sum": _reduce("sum over features, one feature"),

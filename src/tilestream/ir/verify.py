@@ -6,8 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 
 from tilestream.errors import IRError, VerifyError
+from tilestream.ir.axis_rules import (
+    axes_agree,
+    axes_are_covered,
+    partial_results_are_summed,
+    peers_exist,
+    rings_hold_what_is_in_flight,
+    tensors_have_their_roles,
+)
+from tilestream.ir.derive import WRITES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
+from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
 
 WIDEST = {0: 256, 1: 512}  # features of a tile in registers, by Shard.dim: 128 fp32 accumulators a thread of 128 or 256
@@ -21,7 +31,7 @@ def verify(pipeline: Pipeline) -> None:
     Raises:
         VerifyError: the first rule that is broken, with the numbers, the user's line and a remedy.
     """
-    for rule in RULES:
+    for rule in ROW_RULES if by_rows(pipeline) else AXIS_RULES:
         rule(pipeline)
 
 
@@ -32,9 +42,7 @@ def stages_work(p: Pipeline) -> None:
     for stage in p.stages:
         if stage.replicas < 1:
             raise VerifyError(f"{named(stage)} has {stage.replicas} replicas", "use at least 1")
-        if stage.placement.dim not in WIDEST:
-            raise VerifyError(f"{named(stage)} has placement Shard({stage.placement.dim})", "use Shard(0) or Shard(1)")
-        if not any(op.kind == "store" for op in stage.ops) and not any(q.producer == stage.name for q in p.queues):
+        if not any(op.kind in WRITES for op in stage.ops) and not any(q.producer == stage.name for q in p.queues):
             raise VerifyError(f"{named(stage)} stores nothing and feeds no queue: it has no work", "remove it")
 
 
@@ -143,7 +151,7 @@ def launches_in_order(p: Pipeline) -> None:
         ) from error
 
 
-RULES: tuple[Callable[[Pipeline], None], ...] = (
+ROW_RULES: tuple[Callable[[Pipeline], None], ...] = (
     stages_work,
     check_shapes,
     queues_join,
@@ -153,6 +161,20 @@ RULES: tuple[Callable[[Pipeline], None], ...] = (
     outputs_are_stored_once,
     tiles_fit_registers,
     launches_in_order,
+)
+
+
+AXIS_RULES: tuple[Callable[[Pipeline], None], ...] = (
+    stages_work,
+    queues_join,
+    stage_graph_is_acyclic,
+    tiles_are_used,
+    tensors_have_their_roles,
+    axes_agree,
+    axes_are_covered,
+    partial_results_are_summed,
+    peers_exist,
+    rings_hold_what_is_in_flight,
 )
 
 

@@ -11,8 +11,11 @@ from torch.nn import functional
 from tilestream.errors import PipelineDeadlock
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
+from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
+from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate
 from tilestream.reference.ring import Ring
 
@@ -27,6 +30,8 @@ def run(
     observe: Observe | None = None,
 ) -> dict[str, torch.Tensor]:
     """Execute ``pipeline`` on the CPU, launch after launch, and return every output.
+
+    Pipelines with other axes than rows run on a machine with a private memory a worker (``mesh_machine``).
 
     In ``working`` precision ops compute in fp32, and a value is rounded to its tile's dtype as the operand of a
     linear, on crossing a queue and at a cast, and to its tensor's dtype at a store. In ``float64`` nothing is
@@ -51,6 +56,9 @@ def run(
         PipelineDeadlock: no worker can go on; says which, at which tile and queue.
     """
     arithmetic = ARITHMETIC[precision]
+    if not by_rows(pipeline):
+        verify(pipeline)
+        return run_meshes(pipeline, tensors, arithmetic)
     check_shapes(pipeline)
     rows = check_inputs(pipeline, tensors, arithmetic)
     memory = dict(tensors)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilestream.errors import VerifyError
+from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
-from tilestream.schedule.expand import expand
 from tilestream.schedule.model import ACC_LIMIT, Sink, Stream, columns_of
 
 
@@ -127,7 +127,7 @@ class Walk:
         own = self.tiles[name].dtype
         key = (name, dtype or own)
         if key not in self.copies:
-            copy = Tile(f"{name}.tile" if key[1] == own else f"{name}.{dtype}", self.features[name], key[1])
+            copy = Tile.of(f"{name}.tile" if key[1] == own else f"{name}.{dtype}", self.features[name], key[1])
             self.tiles[copy.name], self.features[copy.name] = copy, copy.features
             step = self.new_step(copy.features, op)
             self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))

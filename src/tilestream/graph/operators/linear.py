@@ -96,7 +96,7 @@ def put_off(e: Emitter, node: fx.Node) -> Tile:
         raise Unsupported("the weight's size is dynamic, or zero")
     if e.members is None:
         linear(e, node, (0, min(outs, MAX_FEATURES)))
-    tile = Tile(f"{node.name}.whole", outs, dtype_of(node))
+    tile = Tile.of(f"{node.name}.whole", outs, dtype_of(node))
     e.deferred[tile.name] = node
     return tile
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.launches import cut_at_dram
@@ -28,7 +26,7 @@ def balance(p: Pipeline, device: Device) -> Pipeline:
     replicas: dict[str, int] = {}
     for launch in cut_at_dram(p):
         replicas |= _solve(launch, device)
-    return p.with_stages(tuple(replace(s, replicas=replicas[s.name]) for s in p.stages))
+    return p.with_stages(tuple(s.with_(replicas=replicas[s.name]) for s in p.stages))
 
 
 def _solve(launch: Pipeline, device: Device) -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.passes.fit import isolated, narrowest
@@ -16,4 +14,4 @@ def choose_placement(p: Pipeline, device: Device, dims: tuple[int, ...] = (0, 1)
     columns (1), a tile is done in half the time and twice as many SMs have work: better for few rows.
     """
     alone = isolated(p)
-    return p.with_stages(tuple(replace(s, placement=narrowest(alone[s.name], device, dims)[0]) for s in p.stages))
+    return p.with_stages(tuple(s.with_(placement=narrowest(alone[s.name], device, dims)[0]) for s in p.stages))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.plan.passes.fit import isolated, problem
@@ -20,5 +18,5 @@ def choose_residency(p: Pipeline, device: Device, resident: bool = True) -> Pipe
     for stage in p.stages:
         has_weights = any(op.kind == "linear" for op in stage.ops)
         fits = resident and has_weights and not problem(alone[stage.name], device, stage.placement, Residency.RESIDENT)
-        stages.append(replace(stage, residency=Residency.RESIDENT if fits else Residency.STREAMED))
+        stages.append(stage.with_(residency=Residency.RESIDENT if fits else Residency.STREAMED))
     return p.with_stages(tuple(stages))

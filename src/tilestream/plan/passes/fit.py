@@ -21,7 +21,7 @@ def isolated(p: Pipeline) -> dict[str, Pipeline]:
 
 def problem(alone: Pipeline, device: Device, placement: Shard, residency: Residency) -> str:
     """Why the stage of ``alone`` (see ``isolated``) does not fit one SM in this way; empty if it does."""
-    pipeline = alone.with_stages((replace(alone.stages[0], placement=placement, residency=residency),))
+    pipeline = alone.with_stages((alone.stages[0].with_(placement=placement, residency=residency),))
     try:
         tiles_fit_registers(pipeline)
         stages_fit_sm(pipeline, device)

@@ -16,11 +16,11 @@ def merge_common_ops(p: Pipeline) -> Pipeline:
         same: dict[str, str] = {}
         ops: list[TileOp] = []
         for op in stage.ops:
-            op = replace(op, ins=tuple(same.get(n, n) for n in op.ins))
+            op = op.reading(same)
             if op.out is None or op.out.name in queued:
                 ops.append(op)
                 continue
-            key = (op.kind, op.ins, op.params, tuple(sorted(op.attrs, key=str)), op.out.features, op.out.dtype)
+            key = (op.kind, op.views, op.combine, tuple(sorted(op.attrs, key=str)), op.out.axes, op.out.dtype)
             if key in seen:
                 same[op.out.name] = seen[key]
             else:

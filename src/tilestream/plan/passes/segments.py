@@ -90,7 +90,7 @@ def cut(parts: Body, cuts: Sequence[int], transport: Transport, strategy: str) -
     for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
         name = f"s{index}"
         ops = _stage_ops(parts, parts.ops[start:stop], name, made)
-        stages.append(Stage(name, ops))
+        stages.append(Stage.of(name, ops))
         home |= {op.out.name: name for op in ops if op.out is not None}
         for tile in stages[-1].taken():
             users.setdefault(tile, []).append(name)
@@ -113,14 +113,13 @@ def _stage_ops(parts: Body, ordered: Sequence[TileOp], stage: str, made: set[str
             return tile
         if tile not in names:
             op = parts.remade[tile]
-            ins = tuple(provide(n) for n in op.ins)
+            inner = {n: provide(n) for n in op.ins}
             assert op.out is not None
             names[tile] = f"{tile}.{stage}" if tile in made else tile
             made.add(tile)
-            out.append(replace(op, ins=ins, out=replace(op.out, name=names[tile])))
+            out.append(replace(op.reading(inner), out=replace(op.out, name=names[tile])))
         return names[tile]
 
     for op in ordered:
-        ins = tuple(provide(n) for n in op.ins)
-        out.append(replace(op, ins=ins))
+        out.append(op.reading({n: provide(n) for n in op.ins}))
     return tuple(out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
@@ -69,6 +69,6 @@ def _look(parts: Body, piece: tuple[int, int], device: Device) -> _Look:
     resident = not problem(alone, device, placement, Residency.RESIDENT)
     if reason:
         return _Look(False, False, 0.0)
-    stage = replace(alone.stages[0], placement=placement, residency=Residency.RESIDENT)
+    stage = alone.stages[0].with_(placement=placement, residency=Residency.RESIDENT)
     cost = stage_cost(stage, alone, device)
     return _Look(True, resident, cost.step_s / cost.tiles_per_step)

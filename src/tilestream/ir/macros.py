@@ -19,7 +19,7 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
     def emit(kind: str, name: str, width: int, ins: tuple[str, ...], source: str, params=(), **attrs) -> str:
         if kind in ("sum", "max") and ins[0] in rows:  # a row value has one column: nothing to reduce
             kind, attrs = "mul", {"scalar": 1.0}
-        out.append(TileOp(kind, Tile(name, width, "f32"), ins, tuple(params), tuple(attrs.items()), source))
+        out.append(TileOp(kind, Tile.of(name, width, "f32"), ins, tuple(params), tuple(attrs.items()), source))
         features[name] = width
         if kind in ("sum", "max") or (ins and not params and all(i in rows for i in ins)):
             rows.add(name)

@@ -1,0 +1,102 @@
+"""Axes: what an op ranges over, how it reads and writes by them, which workers divide them.
+
+A placement over a mesh, a collective, what streams, accumulates or is held whole: none of it is declared. All follows
+from these few names (``ir.derive``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named iteration axis. ``size`` is ``None`` where it is read at the call."""
+
+    name: str
+    size: int | None = None
+
+
+ROWS = Axis("rows")
+"""The axis that pipelines stream along: leading dimensions, flattened."""
+
+
+def sizes(*of: int) -> tuple[Axis, ...]:
+    """Axes of these sizes that get their names from the pipeline that they come to."""
+    return tuple(Axis("", n) for n in of)
+
+
+@dataclass(frozen=True)
+class At:
+    """One coordinate: ``strides`` times ``axes`` plus ``offset``, looked up in tensor ``index`` if there is one.
+
+    ``rows``; ``c+128`` (columns of a slice); ``2*y+ky-1`` (a tap); ``senders[edges]`` (a gather); ``0`` (no axes).
+    What lies outside of the tensor or tile reads as zero.
+
+    Attributes:
+        strides: one an axis; empty means all one.
+    """
+
+    axes: tuple[str, ...] = ()
+    offset: int = 0
+    index: str = ""
+    strides: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor or a tile by name, as an op reads or writes it: a coordinate a dimension. It moves nothing by itself.
+
+    Attributes:
+        at: ``None`` means under its own axes, and for an operand of a row op by that op's own rule (``ir.plain``).
+    """
+
+    of: str
+    at: tuple[At, ...] | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that the coordinates mention, in order."""
+        return tuple(dict.fromkeys(a for at in self.at or () for a in at.axes))
+
+
+def along(name: str, axes: Sequence[str]) -> View:
+    """``name`` under ``axes``, one a dimension."""
+    return View(name, tuple(At((a,)) for a in axes))
+
+
+class Level(StrEnum):
+    """Where workers stand: CTAs of the grid, CTAs of a cluster, warpgroups of a CTA."""
+
+    GRID = "grid"
+    CLUSTER = "cluster"
+    WARPGROUP = "warpgroup"
+
+    @property
+    def memory(self) -> str:
+        """Where workers of the level meet."""
+        return {"grid": "l2", "cluster": "dsm", "warpgroup": "shared"}[self.value]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A direction of a mesh: ``size`` workers at ``level``, and the axes that they divide.
+
+    They divide an op along *the first of ``axes`` that the op mentions*. So the order says what is exchanged:
+    ``(hid, out)`` sums partial results of a feed-forward block, ``(out, hid)`` gathers its middle. Without axes they
+    divide the columns of whatever an op makes (``Shard(1)``).
+    """
+
+    level: Level
+    size: int
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a stage over ``axis``: each worker takes ``tile`` of it a step."""
+
+    axis: str
+    tile: int

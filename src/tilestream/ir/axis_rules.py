@@ -1,0 +1,250 @@
+"""What a legal pipeline of any axes is (its ops in plain form): rules, each with its arithmetic in the message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import ceil, prod
+
+from tilestream.errors import VerifyError
+from tilestream.ir.axes import Axis, Level
+from tilestream.ir.derive import WRITES, Partial, divided, mentions, placement, result_axes, sums
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Role, Stage, TileOp, Transport
+
+MOST_WORKERS = {Level.CLUSTER: 16, Level.WARPGROUP: 2}
+"""Hopper's largest cluster (non-portable size), and the consumer warpgroups of a CTA."""
+
+
+def axes_agree(p: Pipeline) -> None:
+    """One size an axis, everywhere."""
+    sizes: dict[str, int | None] = {}
+    for axis in _axes(p):
+        if sizes.setdefault(axis.name, axis.size) != axis.size:
+            raise VerifyError(
+                f"axis {axis.name!r} has sizes {sizes[axis.name]} and {axis.size}", "give the second another name"
+            )
+
+
+def axes_are_covered(p: Pipeline) -> None:
+    """A view has a coordinate a dimension, inside of it; together the slices of a tensor or tile cover it.
+
+    An axis of a result comes from an operand, and a loop runs over an axis that some op of the stage has.
+    """
+    size = {a.name: a.size for a in _axes(p)}
+    dims = {t.name: tuple(a.name for a in t.axes) for t in p.tensors}
+    dims |= {n: tuple(a.name for a in t.axes) for n, t in p.tiles().items()}
+    slices: dict[tuple[str, int, bool], set[tuple[int, int]]] = defaultdict(set)
+    for stage, op in _ops(p):
+        where = op.source or f"{op.kind} in stage {stage.name!r}"
+        given = {a for v in op.views for a in v.axes}
+        for axis in result_axes(op):
+            if axis not in given and size[axis] != 1:
+                raise VerifyError(
+                    f"{where}: no operand has axis {axis!r} of the result", "name it in an operand's view"
+                )
+        for k, view in enumerate(op.views):
+            own = dims[view.of]
+            if len(view.at or ()) != len(own):
+                raise VerifyError(
+                    f"{where}: {len(view.at or ())} coordinates of {view.of!r}, and it has {len(own)} dimensions",
+                    f"give one for each of {', '.join(own)}",
+                )
+            for i, (at, dim) in enumerate(zip(view.at or (), own, strict=True)):
+                _check_index(p, at.index, where)
+                unknown = next((a for a in at.axes if a not in size), None)
+                if unknown is not None:
+                    raise VerifyError(
+                        f"{where} reads {view.of!r} by axis {unknown!r}, which nothing has", "use another"
+                    )
+                if at.index or len(at.axes) != 1 or at.strides or op.kind == "cat":
+                    continue  # a gather, a tap and a part that is shifted to its place: what is outside reads as zero
+                by, whole = size[at.axes[0]], size[dim]
+                if at.axes[0] != dim and (by is None or whole is None):
+                    raise VerifyError(
+                        f"{where} reads {view.of!r} along {dim!r} by {at.axes[0]!r}, another axis of unknown size",
+                        f"say by which index, as in {view.of}[index[{at.axes[0]}]]",
+                    )
+                if by is not None and whole is not None:
+                    if at.offset < 0 or at.offset + by > whole:
+                        raise VerifyError(
+                            f"{where}: {view.of!r} dimension {dim!r}: {at.offset} + {by} = {at.offset + by} > {whole},"
+                            " its size",
+                            "read what is there",
+                        )
+                    slices[view.of, i, op.kind in WRITES and k == len(op.views) - 1].add((at.offset, at.offset + by))
+    _check_slices(slices, dims, size)
+    for stage in p.stages:
+        for loop in stage.loops:
+            if all(loop.axis not in mentions(op) for op in stage.ops):
+                raise VerifyError(
+                    f"stage {stage.name!r} loops over {loop.axis!r}, which none of its ops has",
+                    f"loop over one of: {', '.join(sorted(set().union(*map(mentions, stage.ops))))}",
+                )
+            if loop.tile < 1:
+                raise VerifyError(f"stage {stage.name!r} takes {loop.tile} of {loop.axis!r} a step", "take at least 1")
+
+
+def _check_index(p: Pipeline, index: str, where: str) -> None:
+    if not index:
+        return
+    tensor = next((t for t in p.tensors if t.name == index), None)
+    if tensor is None:
+        raise VerifyError(f"{where} gathers by {index!r}, which is no tensor of the pipeline", "add it as an input")
+    if tensor.dtype not in INDEX_BYTES or len(tensor.axes) != 1:
+        raise VerifyError(
+            f"{where} gathers by {index!r} of dtype {tensor.dtype} with {len(tensor.axes)} dimensions",
+            f"an index has one dimension and is one of {', '.join(INDEX_BYTES)}",
+        )
+
+
+def _check_slices(slices, dims, size) -> None:
+    """Of an output, all must be written; of what is read, parts may be left out."""
+    for (name, i, written), parts in slices.items():
+        whole, covered, end = size[dims[name][i]], 0, 0
+        for start, stop in sorted(parts):
+            covered, end = covered + max(0, stop - max(start, end)), max(end, stop)
+        if written and covered != whole:
+            raise VerifyError(
+                f"output {name!r} dimension {i}: stores cover {covered} of {whole}: {sorted(parts)}", "store the rest"
+            )
+
+
+def tensors_have_their_roles(p: Pipeline) -> None:
+    """Outputs are written and not read, others read and not written; dtypes are known."""
+    for t in p.tensors:
+        if t.dtype not in DTYPE_BYTES and (t.dtype not in INDEX_BYTES or t.role is Role.OUTPUT):
+            raise VerifyError(f"tensor {t.name!r} has dtype {t.dtype!r}", f"use one of {', '.join(DTYPE_BYTES)}")
+    for _, op in _ops(p):
+        for name in op.params:
+            output = p.tensor(name).role is Role.OUTPUT
+            if output != (op.kind in WRITES):
+                what = "reads output" if output else "writes input or parameter"
+                raise VerifyError(f"{op.source or op.kind}: {what} {name!r}", "use a tensor of the other role")
+
+
+def partial_results_are_summed(p: Pipeline) -> None:
+    """What each worker has of a sum is combined before it counts as the sum, and by what combines it."""
+    for stage, op in _ops(p):
+        where = op.source or f"{op.kind} in stage {stage.name!r}"
+        makers = {o.out.name: o for o in stage.ops if o.out is not None}
+        if op.kind == "store":
+            scattered = next((at for at in op.views[-1].at or () if at.index), None)
+            if scattered is not None:
+                raise VerifyError(
+                    f"{where}: several {', '.join(scattered.axes)} can have one {scattered.index}: the last would win",
+                    "add them: store_add (+>)",
+                )
+            lost = sums(op)
+            if lost:
+                raise VerifyError(
+                    f"{where}: a store cannot sum over {', '.join(sorted(lost))}: the last would win",
+                    "sum into a tile first, or store_add (+>)",
+                )
+        if op.kind == "store_add" and op.ins[0] in makers:
+            wrong = {h.combine for d in stage.mesh if isinstance(h := placement(makers[op.ins[0]], d), Partial)} - {
+                "sum"
+            }
+            if wrong:
+                raise VerifyError(f"{where} adds in memory what is to be combined by {wrong.pop()}", "store it instead")
+
+
+def peers_exist(p: Pipeline) -> None:
+    """Meshes fit the hardware, and every worker of a direction has a part of what it divides."""
+    size = {a.name: a.size for a in _axes(p)}
+    for stage in p.stages:
+        for level, most in MOST_WORKERS.items():
+            parts = [d.size for d in stage.mesh if d.level is level]
+            if prod(parts) > most:
+                raise VerifyError(
+                    f"stage {stage.name!r}: {' x '.join(map(str, parts))} = {prod(parts)} > {most} workers at level"
+                    f" {level.value!r}",
+                    "use fewer",
+                )
+        tile = {loop.axis: loop.tile for loop in stage.loops}
+        for d in stage.mesh:
+            if d.size < 1:
+                raise VerifyError(
+                    f"stage {stage.name!r} has {d.size} workers at level {d.level.value!r}", "use at least 1"
+                )
+            if not any(divided(op, d) for op in stage.ops) and d.size > 1:
+                raise VerifyError(
+                    f"stage {stage.name!r}: none of its ops has an axis of the {d.size} workers that divide"
+                    f" {', '.join(d.axes) or 'nothing'}: all would do the same",
+                    "name an axis that an op has",
+                )
+        for axis in dict.fromkeys(a for d in stage.mesh for a in d.axes):
+            known, workers = size.get(axis), prod(d.size for d in stage.mesh if axis in d.axes)
+            blocks = ceil(known / tile.get(axis, 1)) if known is not None else workers
+            if blocks < workers:
+                raise VerifyError(
+                    f"stage {stage.name!r}: {axis} {known} / {tile.get(axis, 1)} = {blocks} blocks < {workers} workers"
+                    f" that divide it: {workers - blocks} would have none",
+                    "use fewer workers, or a smaller tile",
+                )
+
+
+def rings_hold_what_is_in_flight(p: Pipeline) -> None:
+    """A ring on chip holds a step of either end; and all there is where another way to its consumer sums over it."""
+    size = {a.name: a.size for a in _axes(p)}
+    stages = {s.name: s for s in p.stages}
+    for q in p.queues:
+        if q.transport is Transport.DRAM:
+            continue
+        block = {loop.axis: loop.tile for loop in stages[q.producer].loops}
+        for axis in (a.name for a in p.tiles()[q.tile].axes if a.name in block):
+            for stage in (stages[n] for n in (q.producer, *q.consumers)):
+                tile = {loop.axis: loop.tile for loop in stage.loops}
+                if axis in tile and tile[axis] != block[axis]:
+                    raise VerifyError(
+                        f"queue of {q.tile!r}: stage {q.producer!r} makes {block[axis]} of {axis!r} a tile, stage"
+                        f" {stage.name!r} takes {tile[axis]}",
+                        "loop in equal tiles",
+                    )
+                need = prod(d.size for d in stage.mesh if axis in d.axes)
+                if axis in tile and q.depth < need:
+                    raise VerifyError(
+                        f"queue of {q.tile!r} has depth {q.depth} < {need}: the workers of stage {stage.name!r} that"
+                        f" divide {axis!r}, a tile each",
+                        f"use a depth of at least {need}",
+                    )
+            for consumer in q.consumers:
+                for middle in _between(p, q.producer, consumer):
+                    if not any(axis in sums(op) and op.out is not None for op in stages[middle].ops):
+                        continue
+                    whole = size[axis]
+                    need = f"{whole} / {block[axis]} = {ceil(whole / block[axis])}" if whole else f"all {axis}"
+                    if whole is None or q.depth < ceil(whole / block[axis]):
+                        raise VerifyError(
+                            f"queue of {q.tile!r} has depth {q.depth}, but stage {consumer!r} takes none before stage"
+                            f" {middle!r} has summed over {axis!r}: {need} tiles",
+                            "let the queue be in DRAM, or make the tile again in a second pass",
+                        )
+
+
+def _axes(p: Pipeline) -> Iterator[Axis]:
+    for t in p.tensors:
+        yield from t.axes
+    for tile in p.tiles().values():
+        yield from tile.axes
+
+
+def _ops(p: Pipeline) -> Iterator[tuple[Stage, TileOp]]:
+    return ((stage, op) for stage in p.stages for op in stage.ops)
+
+
+def _between(p: Pipeline, producer: str, consumer: str) -> set[str]:
+    """Stages on another way from ``producer`` to ``consumer``."""
+    after: dict[str, set[str]] = defaultdict(set)
+    for q in p.queues:
+        after[q.producer] |= set(q.consumers)
+
+    def reach(start: str) -> set[str]:
+        found: set[str] = set()
+        todo = [start]
+        while todo:
+            new = after[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    return {s for s in reach(producer) if consumer in reach(s)}

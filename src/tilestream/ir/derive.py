@@ -1,0 +1,201 @@
+"""What follows from a stage whose ops have explicit views (``ir.plain``): how tiles lie over its mesh, what is
+exchanged, the nest of its loops, what is held whole. Nothing here knows a strategy by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilestream.ir.axes import Level, Spread, View
+from tilestream.ir.pipeline import Stage, Tile, TileOp
+
+WRITES = ("store", "store_add")
+"""Ops that write to memory: the last of their tensors."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Each worker has its part of ``axis``."""
+
+    axis: str
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Each worker has a result of its own; ``combine`` of all is the value."""
+
+    combine: str
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """All workers have the same."""
+
+
+Placement = Shard | Partial | Replicate
+
+
+def result_axes(op: TileOp) -> tuple[str, ...]:
+    """Axes of what an op makes, or of where it writes."""
+    return tuple(a.name for a in op.out.axes) if op.out is not None else op.views[-1].axes
+
+
+def mentions(op: TileOp) -> frozenset[str]:
+    """Every axis that an op ranges over."""
+    return frozenset(result_axes(op)).union(*(v.axes for v in op.views))
+
+
+def sums(op: TileOp) -> frozenset[str]:
+    """Axes that an op sums over: its operands have them, its result lacks them."""
+    return mentions(op) - frozenset(result_axes(op))
+
+
+def divided(op: TileOp, d: Spread) -> str:
+    """The axis along which ``d`` divides ``op``; empty if all its workers do the same."""
+    found = mentions(op)
+    return next((a for a in d.axes if a in found), "")
+
+
+def placement(maker: TileOp, d: Spread) -> Placement:
+    """How the tile that ``maker`` makes lies over ``d``."""
+    axis = divided(maker, d)
+    if not axis:
+        return Replicate()
+    return Shard(axis) if axis in result_axes(maker) else Partial(maker.combine)
+
+
+def wanted(op: TileOp, view: View, tile: Tile, d: Spread, stage: Stage) -> Placement:
+    """How ``op`` needs an operand over ``d``: its part of the axis that the op is divided along, else whole.
+
+    A tile read under another name keeps its placement where both names are cut alike: by the same directions, neither
+    in a loop, and without an offset.
+    """
+    axis = divided(op, d)
+    looped = {loop.axis for loop in stage.loops}
+    for own, at in zip(tile.axes, view.at or (), strict=True):
+        if not axis or axis not in at.axes:
+            continue
+        if own.name == axis and at.axes == (axis,) and not (at.offset or at.index or at.strides):
+            return Shard(axis)
+        plain = at.axes == (axis,) and not (at.offset or at.index or at.strides)
+        cut_alike = all((own.name in x.axes) == (axis in x.axes) for x in stage.mesh)
+        return Shard(own.name if plain and cut_alike and {own.name, axis}.isdisjoint(looped) else axis)
+    return Replicate()
+
+
+COLLECTIVES: Mapping[tuple[type, type], str] = {
+    (Shard, Replicate): "all-gather",
+    (Partial, Replicate): "all-reduce",
+    (Partial, Shard): "reduce-scatter",
+    (Shard, Shard): "all-to-all",
+}
+
+
+def collective(have: Placement, want: Placement) -> str:
+    """What moves between the workers of a direction; empty if nothing does."""
+    return "" if have == want else COLLECTIVES.get((type(have), type(want)), "")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective: ``op`` wants ``tile`` otherwise than it lies over a direction at ``level``."""
+
+    op: TileOp
+    tile: str
+    level: Level
+    how: str
+
+
+def exchange(op: TileOp, view: View, maker: TileOp, d: Spread, stage: Stage) -> str:
+    """What moves over ``d`` so that ``op`` can read ``view`` of what ``maker`` makes; empty if nothing does."""
+    assert maker.out is not None
+    how = collective(placement(maker, d), wanted(op, view, maker.out, d, stage))
+    if how == "all-reduce" and op.kind in WRITES:
+        return "" if op.kind == "store_add" else "reduce"  # into memory; or to the one that stores
+    return how
+
+
+def exchanges(stage: Stage) -> list[Exchange]:
+    """Every collective of a stage: one an operand and direction."""
+    makers = {op.out.name: op for op in stage.ops if op.out is not None}
+    found = []
+    for op in stage.ops:
+        for view in op.views[: len(op.tiles)]:
+            maker = makers.get(view.of)
+            for d in stage.mesh if maker is not None else ():
+                assert maker is not None
+                how = exchange(op, view, maker, d, stage)
+                if how:
+                    found.append(Exchange(op, view.of, d.level, how))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A loop over ``axis`` around ops and other loops."""
+
+    axis: str
+    body: tuple[TileOp | Nest, ...]
+
+
+def nest(ops: Sequence[TileOp], loops: Sequence[str]) -> tuple[TileOp | Nest, ...]:
+    """The program of one worker: neighbouring ops that mention an axis share its loop, others stand outside.
+
+    An op that needs a sum over the loop complete starts the loop again: a second pass.
+    """
+    if not loops:
+        return tuple(ops)
+    axis = loops[0]
+    runs: list[tuple[bool, list[TileOp]]] = []
+    summed: set[str] = set()
+    for op in ops:
+        inside = axis in mentions(op)
+        if not runs or runs[-1][0] != inside or (inside and not summed.isdisjoint(op.ins)):
+            runs.append((inside, []))
+            summed = set()
+        runs[-1][1].append(op)
+        if inside and op.out is not None and axis not in result_axes(op):
+            summed.add(op.out.name)
+    made: list[TileOp | Nest] = []
+    for inside, run in runs:
+        body = nest(run, loops[1:])
+        made += [Nest(axis, body)] if inside else body
+    return tuple(made)
+
+
+def loops_of(stage: Stage) -> tuple[TileOp | Nest, ...]:
+    """The nest of a stage."""
+    return nest(stage.ops, [loop.axis for loop in stage.loops])
+
+
+def held(stage: Stage, tile: str) -> tuple[str, ...]:
+    """Axes of ``tile`` of which a worker holds its whole part and not one block: it lives on outside their loops."""
+    paths = [path for op, path in _paths(loops_of(stage)) if _touches(op, tile)]
+    shared = [each[0] for each in zip(*paths, strict=False) if all(x is each[0] for x in each)]
+    inside = {loop.axis for loop in shared}
+    return tuple(a.name for a in stage.defined()[tile].axes if a.name not in inside)
+
+
+def passes(stage: Stage, axis: str) -> int:
+    """How often a stage runs over ``axis``."""
+    return sum(1 for item in _nests(loops_of(stage)) if item.axis == axis)
+
+
+def _touches(op: TileOp, tile: str) -> bool:
+    return (op.out is not None and op.out.name == tile) or tile in op.ins
+
+
+def _paths(body: Sequence[TileOp | Nest], path: tuple[Nest, ...] = ()) -> Iterator[tuple[TileOp, tuple[Nest, ...]]]:
+    for item in body:
+        if isinstance(item, Nest):
+            yield from _paths(item.body, (*path, item))
+        else:
+            yield item, path
+
+
+def _nests(body: Sequence[TileOp | Nest]) -> Iterator[Nest]:
+    for item in body:
+        if isinstance(item, Nest):
+            yield item
+            yield from _nests(item.body)

@@ -1,0 +1,183 @@
+"""Ops of rows as the plain sentence: every tile with named axes, every operand with explicit coordinates.
+
+A row pipeline says what its ops do (``linear``, ``layer_norm``, ``cat``, a vector that broadcasts) and leaves columns
+without names. Here they get them: an op that makes columns names an axis after its tile, other ops keep their widest
+operand's. What is derived (``ir.derive``) is derived from this form; schedules and kernels are made from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilestream.ir.axes import ROWS, At, Axis, Spread, View, along
+from tilestream.ir.macros import expand
+from tilestream.ir.pipeline import Pipeline, Stage, Tensor, Tile, TileOp
+from tilestream.ir.tileops import OPS
+
+ROW = At((ROWS.name,))
+
+
+def is_plain(op: TileOp) -> bool:
+    """Whether all operands of ``op`` have coordinates."""
+    return all(v.at is not None for v in op.views)
+
+
+def by_rows(p: Pipeline) -> bool:
+    """Whether ``p`` is written in ops of rows, streamed by every stage, which kernels can be made of."""
+    rows = all(len(s.loops) == 1 and s.loops[0].axis == ROWS.name for s in p.stages)
+    return rows and not any(v.at is not None for s in p.stages for op in s.ops for v in op.views)
+
+
+def plain(p: Pipeline) -> Pipeline:
+    """The same pipeline with ops of rows written out. Ops that have coordinates already stay as they are."""
+    writer = _Writer({t.name: t for t in p.tensors})
+    stages: dict[str, Stage] = {}
+    left = list(p.stages)
+    while left:  # producers first, so that a queue's tile has its axes where it is taken
+        stage = next(s for s in left if all(t in writer.tiles for t in s.taken()))
+        left.remove(stage)
+        ops = tuple(writer.stage(stage))
+        stages[stage.name] = replace(stage, ops=ops, mesh=tuple(_over_columns(d, ops) for d in stage.mesh))
+    tensors = tuple(_named(t) for t in p.tensors)
+    return replace(p, tensors=tensors, stages=tuple(stages[s.name] for s in p.stages))
+
+
+def _named(t: Tensor) -> Tensor:
+    """Dimensions of a tensor that have no name get one of the tensor's own."""
+    return replace(t, axes=tuple(a if a.name else Axis(f"{t.name}.{i}", a.size) for i, a in enumerate(t.axes)))
+
+
+def _over_columns(d: Spread, ops: tuple[TileOp, ...]) -> Spread:
+    """A direction without axes divides the columns of whatever an op makes: those made last come first.
+
+    What is only loaded is whole in shared memory already.
+    """
+    if d.axes:
+        return d
+    made = (
+        a.name for op in reversed(ops) if op.out is not None and op.kind != "load" for a in op.out.axes if a != ROWS
+    )
+    return replace(d, axes=tuple(dict.fromkeys(made)))
+
+
+@dataclass
+class _Writer:
+    """Tiles made so far, under named axes."""
+
+    tensors: Mapping[str, Tensor]
+    tiles: dict[str, Tile] = field(default_factory=dict)
+
+    def stage(self, stage: Stage) -> list[TileOp]:
+        features = {n: self.tiles[n].features for n in stage.taken()} | {
+            n: t.features for n, t in stage.defined().items()
+        }
+        rows = not any(is_plain(op) for op in stage.ops)
+        made: list[TileOp] = []
+        for op in expand(stage.ops, features) if rows else stage.ops:
+            written = [op] if is_plain(op) else self._written(op)
+            self.tiles |= {w.out.name: w.out for w in written if w.out is not None}
+            made += written
+        return made
+
+    def _written(self, op: TileOp) -> list[TileOp]:
+        family = OPS[op.kind].family
+        if op.kind == "load":
+            return [self._load(op)]
+        if op.kind == "store":
+            return self._store(op)
+        if family == "linear":
+            return self._linear(op)
+        if op.kind == "cat":
+            return self._cat(op)
+        if op.kind == "slice":
+            return [self._slice(op)]
+        if family == "reduce":
+            return [self._reduce(op)]
+        return [self._elementwise(op)]
+
+    def _made(self, op: TileOp, column: Axis | None, **changes: object) -> TileOp:
+        assert op.out is not None
+        axes = (ROWS,) if column is None else (ROWS, column)
+        return replace(op, out=replace(op.out, axes=axes), attrs=(), **changes)  # pyright: ignore[reportArgumentType]
+
+    def _column(self, tile: str) -> Axis | None:
+        """The axis of a tile's columns; none where it has one column."""
+        return next((a for a in self.tiles[tile].axes if a != ROWS), None)
+
+    def _new(self, op: TileOp) -> Axis | None:
+        assert op.out is not None
+        return Axis(f"{op.out.name}.c", op.out.features) if op.out.features != 1 else None
+
+    def _load(self, op: TileOp) -> TileOp:
+        column = self._new(op)
+        at = At((column.name,)) if column else At()
+        return self._made(op, column, tensors=(View(op.params[0], (ROW, at)),))
+
+    def _store(self, op: TileOp) -> list[TileOp]:
+        column = self._column(op.ins[0])
+        at = At((column.name,)) if column else At()
+        return [replace(op, tiles=(self._own(op.ins[0]),), tensors=(View(op.params[0], (ROW, at)),))]
+
+    def _at(self, tile: str, column: Axis | None) -> tuple[At, ...]:
+        """Coordinates of a tile under ``column``; without, its first."""
+        inner = At((column.name,)) if column else At()
+        return (ROW,) if self._column(tile) is None else (ROW, inner)
+
+    def _own(self, tile: str) -> View:
+        return along(tile, [a.name for a in self.tiles[tile].axes])
+
+    def _linear(self, op: TileOp) -> list[TileOp]:
+        """A product, and the bias added to its sum."""
+        assert op.out is not None
+        inner, column = self._column(op.ins[0]), self._new(op)
+        weight = View(op.params[0], tuple(At((a.name,)) if a else At() for a in (column, inner)))
+        product = self._made(op, column, kind="product", tiles=(self._own(op.ins[0]),), tensors=(weight,))
+        if len(op.params) == 1:
+            return [product]
+        assert product.out is not None
+        total = replace(product, out=replace(product.out, name=f"{op.out.name}.product", dtype="f32"))
+        assert total.out is not None
+        self.tiles[total.out.name] = total.out
+        bias = View(op.params[1], (At((column.name,)) if column else At(),))
+        return [total, self._made(op, column, kind="add", tiles=(self._own(total.out.name),), tensors=(bias,))]
+
+    def _cat(self, op: TileOp) -> list[TileOp]:
+        """Each part, shifted to its place: what lies outside of a part is zero, and the sum of all is the whole."""
+        column = self._new(op)
+        if column is None:  # of one column: nothing is beside it
+            return [self._made(op, None, kind="copy", tiles=(View(op.ins[0], self._at(op.ins[0], None)),))]
+        made: list[TileOp] = []
+        parts: list[View] = []
+        start = 0
+        for k, name in enumerate(op.ins):
+            part = self.tiles[name]
+            if self._column(name) is None:  # one column needs an axis, or it would be everywhere
+                wide = Tile(f"{op.out.name if op.out else ''}.{k}", (ROWS, Axis(f"{name}.c", 1)), part.dtype)
+                made.append(TileOp("copy", wide, (self._own(name),), source=op.source))
+                self.tiles[wide.name] = wide
+                name = wide.name
+            parts.append(View(name, (ROW, At((column.name,), -start))))
+            start += part.features
+        return [*made, self._made(op, column, tiles=tuple(parts))]
+
+    def _slice(self, op: TileOp) -> TileOp:
+        column, start = self._new(op), int(op.attr("start", 0) or 0)
+        at = (ROW, At((column.name,), start) if column else At((), start))
+        return self._made(op, column, kind="copy", tiles=(View(op.ins[0], at if self._column(op.ins[0]) else at[:1]),))
+
+    def _reduce(self, op: TileOp) -> TileOp:
+        return self._made(op, None, tiles=(self._own(op.ins[0]),), combine="max" if op.kind == "max" else "sum")
+
+    def _elementwise(self, op: TileOp) -> TileOp:
+        """Operands of the result's width under its columns; one column, and vectors of one element, under none."""
+        assert op.out is not None
+        width = op.out.features
+        column = next((c for n in op.ins if (c := self._column(n)) and c.size == width), None) or self._new(op)
+        inner = At((column.name,)) if column else At()
+        tiles = [View(name, self._at(name, column)) for name in op.ins]
+        tensors = []
+        for name in op.params:
+            shape = self.tensors[name].shape
+            tensors.append(View(name, tuple(inner if n == width else At() for n in shape)))
+        return replace(self._made(op, column, tiles=tuple(tiles), tensors=tuple(tensors)), attrs=op.attrs)

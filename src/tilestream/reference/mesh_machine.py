@@ -1,0 +1,410 @@
+"""Pipelines of any axes and meshes, tile by tile: every worker has a private memory, queues are bounded.
+
+A worker that reads what it neither made nor was handed is an error. What moves between workers is derived from
+placements alone; one method, ``_assembled``, is all collectives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil, prod
+
+import torch
+from torch import Tensor as Array
+
+from tilestream.errors import InputError, PipelineDeadlock
+from tilestream.ir.axes import Level, View, along
+from tilestream.ir.derive import (
+    Nest,
+    Partial,
+    Replicate,
+    Shard,
+    divided,
+    exchange,
+    loops_of,
+    mentions,
+    placement,
+    sums,
+    wanted,
+)
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
+from tilestream.reference.ops import Arithmetic
+from tilestream.reference.sentence import COMBINE, align, say
+from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
+
+PARTIAL_BYTES = 4
+"""A partial result travels in fp32, everything else in its dtype."""
+
+
+@dataclass
+class Moved:
+    """What a run moved: ``bytes`` by level (dsm, shared, l2, dram), and how often which collective at which."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)
+
+
+def run_meshes(
+    p: Pipeline, tensors: Mapping[str, Array], arithmetic: Arithmetic, moved: Moved | None = None
+) -> dict[str, Array]:
+    """Every output of a pipeline in plain form (``ir.plain``).
+
+    Args:
+        tensors: every input and parameter; those that index are of an integer type.
+        moved: filled with what moved.
+
+    Raises:
+        InputError: two tensors disagree on the size of an axis, or a size is not known.
+        PipelineDeadlock: no stage can go on; says where each waits.
+    """
+    return _Machine(p, tensors, arithmetic, moved or Moved()).run()
+
+
+@dataclass
+class _Held:
+    """What a worker has of a tile, and where it has something."""
+
+    value: Array
+    known: Array
+
+    @staticmethod
+    def nothing(shape: Sequence[int], dtype: torch.dtype) -> _Held:
+        return _Held(torch.zeros(list(shape), dtype=dtype), torch.zeros(list(shape), dtype=torch.bool))
+
+    def write(self, where: tuple, value: Array) -> None:
+        self.value[where] = value
+        self.known[where] = True
+
+
+class _Machine:
+    def __init__(self, p: Pipeline, tensors: Mapping[str, Array], arithmetic: Arithmetic, moved: Moved) -> None:
+        self.p, self.arithmetic, self.moved = p, arithmetic, moved
+        self.size = _sizes(p, tensors)
+        self.memory = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
+        added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
+        for t in p.by_role(Role.OUTPUT):
+            fill = 0.0 if t.name in added else torch.nan
+            shape = [self.size[a.name] for a in t.axes]
+            self.memory[t.name] = torch.full(shape, fill, dtype=arithmetic.dtype)
+        self.rings = [_Ring(q, p.stage(q.producer), self.size) for q in p.queues]
+        self.stages = {s.name: _Running(s, self.size, self.rings) for s in p.stages}
+        self.done: set[str] = set()
+        self.events = 0
+
+    def run(self) -> dict[str, Array]:
+        live = {name: self._walk(s.program, {}, s) for name, s in self.stages.items()}
+        while live:
+            before, waits = self.events, []
+            for name in list(live):
+                why = next(live[name], None)
+                if why is None:
+                    self.done.add(name)
+                    self.events += 1
+                    del live[name]
+                else:
+                    waits.append(f"stage {name!r} waits for {why}")
+            if self.events == before:
+                raise PipelineDeadlock(
+                    f"no stage of pipeline {self.p.name!r} can go on: {'; '.join(waits)}",
+                    "make the queue named deeper, or let it be in DRAM",
+                )
+        outputs = {}
+        for t in self.p.by_role(Role.OUTPUT):
+            outputs[t.name] = self.arithmetic.stored(self.memory[t.name], t.dtype)
+        return outputs
+
+    def _walk(self, body: Sequence[TileOp | Nest], now: Steps, s: _Running) -> Iterator[str]:
+        """The program of a stage. Yields what it waits for, whenever it has to."""
+        for item in body:
+            if isinstance(item, Nest):
+                for step in range(s.workers.steps(item.axis)):
+                    yield from self._walk(item.body, {**now, item.axis: step}, s)
+            elif item.kind == "push":
+                ring = self.rings[int(item.attr("ring") or 0)]
+                keys = ring.keys(s.workers, now)
+                while not ring.has_room(keys):
+                    yield f"room for {len(keys)} tiles in the {ring.describe()}"
+                self._push(ring, keys, item, now, s)
+            elif item.kind == "take":
+                ring = self.rings[int(item.attr("ring") or 0)]
+                keys = ring.keys(s.workers, now)
+                while ring.queue.transport is Transport.DRAM and ring.queue.producer not in self.done:
+                    yield f"the end of stage {ring.queue.producer!r}"
+                while missing := [k for k in keys if s.stage.name not in ring.unread.get(k, ())]:
+                    yield f"tile {missing[0]} of the {ring.describe()}"
+                self._take(ring, keys, item, now, s)
+            else:
+                self._apply(item, now, s)
+
+    # -- queues
+
+    def _push(self, ring: _Ring, keys: list[tuple[int, ...]], op: TileOp, now: Steps, s: _Running) -> None:
+        tile = ring.tile
+        partial = any(isinstance(have, Partial) for have in s.over(tile.name))
+        for me in s.workers.all():
+            if not s.first_of_equals(op, me):
+                continue
+            sent, own = ring.memories.setdefault(me, self._nothing(tile)), s.private[me][tile.name]
+            for where in map(ring.region, keys):
+                part = own.value[where]
+                sent.value[where] = part if partial else self.arithmetic.rounded(part, tile.dtype)
+                sent.known[where] = own.known[where]
+            mine = [s.part(a.name, s.makers[tile.name], me, now) for a in tile.axes]
+            each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
+            self.moved.bytes[ring.queue.transport.value] += prod(map(len, mine)) * each
+        ring.unread |= {key: set(ring.queue.consumers) for key in keys}
+        self.events += 1
+
+    def _take(self, ring: _Ring, keys: list[tuple[int, ...]], op: TileOp, now: Steps, s: _Running) -> None:
+        producer, tile = self.stages[ring.queue.producer], ring.tile
+        have = producer.over(tile.name)
+        apart = [i for i, h in enumerate(have) if not isinstance(h, Replicate)]
+        copies: set[tuple[object, ...]] = set()
+        for me in s.workers.all():
+            need = [s.part(a.name, op, me, now) for a in tile.axes]
+            value, parts = self._assembled(tile, need, producer, (0,) * len(have), apart, ring.memories)
+            old = s.private[me].setdefault(tile.name, self._nothing(tile))
+            old.value = torch.where(value.known, value.value, old.value)
+            old.known |= value.known
+            copy = (s.cta(me), *(tuple(n.tolist()) for n in need))
+            if copy not in copies:  # one copy is multicast to a whole cluster
+                self.moved.bytes[ring.queue.transport.value] += sum(parts.values())
+                copies.add(copy)
+        taken = {wanted(op, along(tile.name, [a.name for a in tile.axes]), tile, d, s.stage) for d in s.stage.mesh}
+        for h in have:
+            if isinstance(h, Partial):
+                self.moved.collectives[f"reduction tree {ring.queue.transport.value}"] += 1
+            elif isinstance(h, Shard) and h not in taken and h.axis not in ring.keyed:
+                self.moved.collectives[f"all-gather {ring.queue.transport.value}"] += 1
+        ring.took(keys, s.stage.name)
+        self.events += 1
+
+    # -- ops
+
+    def _apply(self, op: TileOp, now: Steps, s: _Running) -> None:
+        """One op in all workers, in lock-step."""
+        for me in s.workers.all():
+            if op.out is None and not s.first_of_equals(op, me):
+                continue
+            at = {a: s.part(a, op, me, now) for a in mentions(op)}
+            if op.out is not None:
+                s.private[me].setdefault(op.out.name, self._nothing(op.out))
+            idle = not all(len(x) for x in at.values())  # past the end, it still owes its peers a sum of nothing
+            if idle and (op.out is None or not all(len(at[a.name]) for a in op.out.axes)):
+                continue
+            reads = op.views if op.out is not None else op.views[:-1]
+            operands = [] if idle else [self._operand(op, v, at, me, s) for v in reads]
+            if op.out is None:
+                self._store(op, operands[0], at)
+            else:
+                self._make(op, operands, at, now, s.private[me])
+        for view in op.views[: len(op.tiles)]:
+            for d in s.stage.mesh if view.of in s.makers else ():
+                how = exchange(op, view, s.makers[view.of], d, s.stage)
+                if how:
+                    self.moved.collectives[f"{how} {d.level.memory}"] += 1
+
+    def _operand(self, op: TileOp, view: View, at: dict[str, Array], me: Coordinates, s: _Running) -> Array:
+        if view.of in self.memory:
+            return read(self.memory[view.of], view, at, self.memory)
+        maker, source = s.makers[view.of], s.private[me][view.of]
+        assert maker.out is not None
+        apart = [i for i, d in enumerate(s.stage.mesh) if exchange(op, view, maker, d, s.stage)]
+        if apart:
+            need = [coordinate(c, at, view.axes, self.memory).unique() for c in view.at or ()]
+            need = [n[(n >= 0) & (n < size)] for n, size in zip(need, source.value.shape, strict=True)]
+            source, parts = self._assembled(maker.out, need, s, me, apart, s.private_of(view.of))
+            for peer, size in parts.items():
+                levels = [s.stage.mesh[i].level for i in apart if peer[i] != me[i]]
+                if levels:  # they meet at the outermost level that they are apart at
+                    self.moved.bytes[next(level for level in Level if level in levels).memory] += size
+        if not read(source.known, view, at, self.memory, outside=1).all():
+            raise AssertionError(f"stage {s.stage.name!r} worker {me}: {op.kind} reads {view.of!r}, which it has not")
+        value = read(source.value, view, at, self.memory)
+        return self.arithmetic.rounded(value, maker.out.dtype) if op.kind == "product" else value
+
+    def _assembled(
+        self,
+        tile: Tile,
+        need: list[Array],
+        s: _Running,
+        me: Coordinates,
+        apart: list[int],
+        memories: Mapping[Coordinates, _Held],
+    ) -> tuple[_Held, dict[Coordinates, int]]:
+        """``tile`` at positions ``need`` from the workers that differ from ``me`` along directions ``apart``.
+
+        Parts are put side by side, partial results combined in the order of the workers: every collective there is.
+        Also the bytes that came from each.
+        """
+        have = s.over(tile.name)
+        partial = [h.combine for i in apart if isinstance(h := have[i], Partial)]
+        nothing, combine = COMBINE[partial[0] if partial else "sum"]
+        each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
+        made = self._nothing(tile)
+        made.value[_grid(need)] = nothing
+        parts: dict[Coordinates, int] = {}
+        for peer in s.workers.all():
+            if peer not in memories or any(peer[i] != c for i, c in enumerate(me) if i not in apart):
+                continue
+            owned = [
+                s.workers.share(n, a.name, s.makers[tile.name], peer) for a, n in zip(tile.axes, need, strict=True)
+            ]
+            where = _grid(owned)
+            made.value[where] = combine(made.value[where], memories[peer].value[where])
+            made.known[where] = memories[peer].known[where]
+            parts[peer] = prod(map(len, owned)) * each
+        return made, parts
+
+    def _make(self, op: TileOp, operands: list[Array], at: dict[str, Array], now: Steps, private: dict) -> None:
+        """Evaluate, and combine with what earlier rounds of a loop gave."""
+        assert op.out is not None
+        lengths = {a: len(x) for a, x in at.items()}
+        nothing, combine = COMBINE[op.combine]
+        if operands:
+            value = say(op, operands, lengths, self.arithmetic.dtype)
+        else:
+            value = torch.full([lengths[a.name] for a in op.out.axes], nothing, dtype=self.arithmetic.dtype)
+        where = _grid([at[a.name] for a in op.out.axes])
+        memory = private[op.out.name]
+        if not sums(op).isdisjoint(now) and not self._first_round(op, now):
+            value = combine(memory.value[where], value)
+        memory.write(where, self.arithmetic.rounded(value, op.out.dtype) if op.kind == "cast" else value)
+
+    def _first_round(self, op: TileOp, now: Steps) -> bool:
+        return all(now[a] == 0 for a in sums(op) if a in now)
+
+    def _store(self, op: TileOp, value: Array, at: dict[str, Array]) -> None:
+        target, to = self.memory[op.params[-1]], op.views[-1]
+        order = to.axes
+        index = torch.broadcast_tensors(*(coordinate(c, at, order, self.memory) for c in to.at or ()))
+        value = say(op, [value], {a: len(x) for a, x in at.items()}, self.arithmetic.dtype)
+        value = align(value, order, order).expand(index[0].shape) if index else value
+        dtype = self.p.tensor(op.params[-1]).dtype
+        if op.kind == "store_add":
+            target.index_put_(tuple(index), value, accumulate=True)
+        else:
+            target[tuple(index)] = self.arithmetic.rounded(value, dtype)
+        self.moved.bytes["l2"] += value.numel() * DTYPE_BYTES[dtype]
+
+    def _nothing(self, tile: Tile) -> _Held:
+        return _Held.nothing([self.size[a.name] for a in tile.axes], self.arithmetic.dtype)
+
+
+class _Running:
+    """A stage at work: its program with the ends of queues in it, its workers, their private memories."""
+
+    def __init__(self, stage: Stage, size: Mapping[str, int], rings: Sequence[_Ring]) -> None:
+        self.stage, self.workers = stage, Workers(stage, size)
+        ops = list(stage.ops)
+        for number, ring in enumerate(rings):
+            name, which = ring.tile.name, (("ring", number),)
+            if stage.name in ring.queue.consumers:
+                # What no loop runs over is waited for before the loops begin.
+                looped = any(loop.axis == a.name for loop in stage.loops for a in ring.tile.axes)
+                first = next(i for i, op in enumerate(ops) if name in op.ins) if looped else 0
+                ops.insert(first, TileOp("take", ring.tile, attrs=which))
+            if stage.name == ring.queue.producer:
+                at = next(i for i, op in enumerate(ops) if op.out is not None and op.out.name == name)
+                whole = not sums(ops[at]).isdisjoint(loop.axis for loop in stage.loops)
+                own = along(name, [a.name for a in ring.tile.axes])
+                # What is summed over a loop is there when the loop is over.
+                ops.insert(len(ops) if whole else at + 1, TileOp("push", None, (own,), attrs=which))
+        self.program = loops_of(Stage(stage.name, tuple(ops), stage.loops, stage.mesh))
+        self.makers = {op.out.name: op for op in ops if op.out is not None}
+        self.private: dict[Coordinates, dict[str, _Held]] = {c: {} for c in self.workers.all()}
+
+    def private_of(self, tile: str) -> dict[Coordinates, _Held]:
+        return {c: memory[tile] for c, memory in self.private.items() if tile in memory}
+
+    def part(self, axis: str, op: TileOp, me: Coordinates, now: Steps) -> Array:
+        return self.workers.share(self.workers.step(axis, now), axis, op, me)
+
+    def over(self, tile: str) -> list:
+        return [placement(self.makers[tile], d) for d in self.stage.mesh]
+
+    def cta(self, me: Coordinates) -> Coordinates:
+        return tuple(c for c, d in zip(me, self.stage.mesh, strict=True) if d.level is Level.GRID)
+
+    def first_of_equals(self, op: TileOp, me: Coordinates) -> bool:
+        """Of workers that would store or push the same, the first does; a partial result is each worker's own."""
+        have = self.over(op.ins[0])
+        for c, d, h in zip(me, self.stage.mesh, have, strict=True):
+            own = isinstance(h, Partial) and op.kind in ("store_add", "push")
+            if c and not divided(op, d) and not own:
+                return False
+        return True
+
+
+class _Ring:
+    """A queue: at most ``depth`` tiles, each freed when its last consumer took it. Tiles are keyed by their blocks."""
+
+    def __init__(self, queue: Queue, producer: Stage, size: Mapping[str, int]) -> None:
+        self.queue = queue
+        self.tile = producer.defined()[queue.tile]
+        self.block = {loop.axis: loop.tile for loop in producer.loops}
+        self.keyed = [a.name for a in self.tile.axes if a.name in self.block]
+        self.size = size
+        self.unread: dict[tuple[int, ...], set[str]] = {}
+        self.memories: dict[Coordinates, _Held] = {}
+
+    def has_room(self, keys: list[tuple[int, ...]]) -> bool:
+        return self.queue.transport is Transport.DRAM or len(self.unread) + len(keys) <= self.queue.depth
+
+    def keys(self, w: Workers, now: Steps) -> list[tuple[int, ...]]:
+        """The tiles of a step of these workers: all of them, of an axis that they do not loop over."""
+        spans = []
+        for a in self.keyed:
+            last, many = ceil(self.size[a] / self.block[a]), w.parts(a)
+            spans.append(range(now[a] * many, min((now[a] + 1) * many, last)) if a in now else range(last))
+        return list(product(*spans))
+
+    def region(self, key: tuple[int, ...]) -> tuple[slice, ...]:
+        at = dict(zip(self.keyed, key, strict=True))
+        return tuple(
+            slice(at[a.name] * self.block[a.name], (at[a.name] + 1) * self.block[a.name])
+            if a.name in at
+            else slice(None)
+            for a in self.tile.axes
+        )
+
+    def took(self, keys: list[tuple[int, ...]], consumer: str) -> None:
+        for key in keys:
+            self.unread[key].remove(consumer)
+            if not self.unread[key]:
+                del self.unread[key]
+                for sent in self.memories.values():
+                    sent.known[self.region(key)] = False
+
+    def describe(self) -> str:
+        q = self.queue
+        return f"queue of {q.tile!r} {q.producer!r} -> {', '.join(q.consumers)} (depth {q.depth})"
+
+
+def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> dict[str, int]:
+    """The size of every axis, read off the tensors where it is not declared."""
+    declared = [a for s in p.stages for op in s.ops if op.out is not None for a in op.out.axes]
+    size = {a.name: a.size for a in (*declared, *(a for t in p.tensors for a in t.axes)) if a.size is not None}
+    for t in p.tensors:
+        if t.name not in tensors:
+            continue
+        shape = tuple(tensors[t.name].shape)
+        if len(shape) != len(t.axes):
+            raise InputError(f"tensor {t.name!r} has {len(shape)} dimensions, not {len(t.axes)}", "give it its shape")
+        for axis, n in zip(t.axes, shape, strict=True):
+            if size.setdefault(axis.name, n) != n:
+                raise InputError(
+                    f"{t.name!r}: axis {axis.name!r} is {n} here, {size[axis.name]} elsewhere", "make them agree"
+                )
+    for a in declared:
+        if a.name not in size:
+            raise InputError(f"no tensor has axis {a.name!r}, so its size is not known", "declare the size of the axis")
+    return size
+
+
+def _grid(positions: list[Array]) -> tuple[Array, ...]:
+    """An index of all combinations."""
+    return torch.meshgrid(*positions, indexing="ij") if positions else ()

@@ -1,0 +1,91 @@
+"""The workers of a stage: which part of an axis each has, at which step, for which op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+
+from tilestream.ir.axes import At, View
+from tilestream.ir.derive import divided
+from tilestream.ir.pipeline import Stage, TileOp
+
+Coordinates = tuple[int, ...]
+"""One worker: a digit a direction of the mesh."""
+
+Steps = Mapping[str, int]
+"""Where the loops stand."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The mesh of ``stage``, over axes of these sizes.
+
+    A looped axis is dealt out in blocks of the loop's tile, round after round; another is cut into one block a worker.
+    """
+
+    stage: Stage
+    size: Mapping[str, int]
+
+    def all(self) -> list[Coordinates]:
+        return list(product(*(range(d.size) for d in self.stage.mesh)))
+
+    def parts(self, axis: str) -> int:
+        """Workers that an axis is dealt to."""
+        return prod(d.size for d in self.stage.mesh if axis in d.axes)
+
+    def block(self, axis: str) -> int:
+        """Positions of the axis that a worker takes at once."""
+        looped = {loop.axis: loop.tile for loop in self.stage.loops}
+        return looped.get(axis) or max(1, ceil(self.size[axis] / self.parts(axis)))
+
+    def steps(self, axis: str) -> int:
+        """Rounds of the loop over ``axis``."""
+        return ceil(self.size[axis] / (self.block(axis) * self.parts(axis)))
+
+    def step(self, axis: str, now: Steps) -> Tensor:
+        """Positions of this round, of all workers together."""
+        if axis not in now:
+            return torch.arange(self.size[axis])
+        many = self.block(axis) * self.parts(axis)
+        return torch.arange(now[axis] * many, min((now[axis] + 1) * many, self.size[axis]))
+
+    def share(self, positions: Tensor, axis: str, op: TileOp, me: Coordinates) -> Tensor:
+        """Those of ``positions`` that are this worker's in ``op``."""
+        digit, mine = positions // self.block(axis), torch.ones_like(positions, dtype=torch.bool)
+        for i, d in reversed(list(enumerate(self.stage.mesh))):
+            if axis in d.axes:
+                if divided(op, d) == axis:
+                    mine &= digit % d.size == me[i]
+                digit = digit // d.size
+        return positions[mine]
+
+
+def coordinate(at: At, positions: Mapping[str, Tensor], order: tuple[str, ...], memory: Mapping[str, Tensor]) -> Tensor:
+    """Positions along one dimension, broadcastable over ``order``: a length or 1 for each of its axes."""
+    where = torch.tensor(at.offset).reshape([1] * len(order))
+    for axis, stride in zip(at.axes, at.strides or [1] * len(at.axes), strict=True):
+        shape = [len(positions[a]) if a == axis else 1 for a in order]
+        where = where + stride * positions[axis].reshape(shape)
+    return memory[at.index][where.clamp(0, len(memory[at.index]) - 1)].long() if at.index else where
+
+
+def read(
+    source: Tensor, view: View, positions: Mapping[str, Tensor], memory: Mapping[str, Tensor], outside: int = 0
+) -> Tensor:
+    """``source`` under ``view``, one dimension an axis that the view mentions; ``outside`` of it, that."""
+    at, order = view.at or (), view.axes
+    if not at:
+        return source
+    index = [coordinate(c, positions, order, memory) for c in at]
+    beyond = torch.zeros([1] * len(order), dtype=torch.bool)
+    for k, size in enumerate(source.shape):
+        beyond = beyond | (index[k] < 0) | (index[k] >= size)
+        index[k] = index[k].clamp(0, size - 1)
+    value = source[tuple(torch.broadcast_tensors(*index))]
+    shape = torch.broadcast_shapes(value.shape, beyond.shape)
+    return torch.where(beyond.expand(shape), torch.tensor(outside, dtype=value.dtype), value.expand(shape))

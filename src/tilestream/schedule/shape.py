@@ -1,0 +1,66 @@
+"""Which kernel shape a stage needs, asked of derived facts alone, and why there is none for it yet."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tilestream.ir.axes import ROWS, Level
+from tilestream.ir.derive import exchanges, result_axes, sums
+from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.ir.plain import by_rows, plain
+
+
+class KernelShape(StrEnum):
+    """What is summed over a loop, and where workers exchange, make four shapes.
+
+    ========================================  ==========================  ============  ==============
+    summed over a loop                        no exchange, or in the CTA  DSM           L2 or memory
+    ========================================  ==========================  ============  ==============
+    nothing                                   row stream                  shared tile   shared tile
+    an inner loop (hidden columns, taps)      chunked contraction         shared tile   shared tile
+    the outermost (rows; hidden, few rows)    one CTA                     shared tile   stationary sum
+    ========================================  ==========================  ============  ==============
+    """
+
+    ROW_STREAM = "row stream"
+    CHUNKED_CONTRACTION = "chunked contraction"
+    SHARED_TILE = "shared tile"
+    ONE_CTA = "one CTA"
+    STATIONARY_SUM = "stationary sum"
+
+
+def kernel_shape(stage: Stage) -> KernelShape:
+    """The shape of a stage whose ops are in plain form (``ir.plain``)."""
+    looped = [loop.axis for loop in stage.loops]
+    summed = {a for op in stage.ops if op.out is not None for a in sums(op) if a in looped}
+    levels = {e.level for e in exchanges(stage)} - {Level.WARPGROUP}
+    # Sums of one loop that every CTA has a part of meet in memory.
+    apart = any(d.level is Level.GRID and not summed.isdisjoint(d.axes) for d in stage.mesh)
+    into_memory = apart or any(op.kind == "store_add" for op in stage.ops)
+    if Level.CLUSTER in levels:
+        return KernelShape.SHARED_TILE
+    if summed and looped[0] in summed:
+        return KernelShape.STATIONARY_SUM if levels or into_memory else KernelShape.ONE_CTA
+    if levels or into_memory:
+        return KernelShape.SHARED_TILE
+    return KernelShape.CHUNKED_CONTRACTION if summed else KernelShape.ROW_STREAM
+
+
+def why_no_kernel(pipeline: Pipeline) -> str:
+    """Why no kernel can be made of ``pipeline`` yet; empty if one can, as far as axes go. Widths are the schedule's."""
+    if by_rows(pipeline):
+        return ""
+    for stage in plain(pipeline).stages:
+        shape = kernel_shape(stage)
+        if shape is not KernelShape.ROW_STREAM:
+            return f"stage {stage.name!r} is a {shape}: only a row stream has a kernel so far"
+        for op in stage.ops:
+            where = op.source or f"{op.kind} in stage {stage.name!r}"
+            if any(at.index for v in op.views for at in v.at or ()):
+                return f"{where}: a gather or a scatter by index has no kernel so far"
+            others = [a for a in result_axes(op) if a != ROWS.name]
+            if len(others) > 1 or any(at.strides or len(at.axes) > 1 for v in op.views for at in v.at or ()):
+                return f"{where}: tiles are rows by columns in kernels so far"
+        if [loop.axis for loop in stage.loops] != [ROWS.name]:
+            return f"stage {stage.name!r} loops over {', '.join(loop.axis for loop in stage.loops) or 'nothing'}"
+    return "its ops have coordinates: kernels are made from ops of rows (linear, cat, layer_norm)"
