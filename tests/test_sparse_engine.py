@@ -366,8 +366,9 @@ def test_errors_name_the_node():
     broken = SparseTensor(
         "B", (6, 6), kernel.format, (small["C"].levels[0], Level(6, np.array([0, 9]), np.zeros(3))), np.ones(3)
     )
-    with pytest.raises(SparseError, match="segments"):
-        engine.run(graph, small | {"B": broken}, shapes={})
+    for run in (engine.run, run_spec.run):
+        with pytest.raises(SparseError, match="segments"):
+            run(graph, small | {"B": broken}, shapes={})
     node = Node("B_9", "scan", (("ref", Port("root_B", "ref")),), (("tensor", "B"), ("level", 9)))
     with pytest.raises(SparseError, match="level 9"):
         engine.run(Graph("deep", (Node("root_B", "root"), node)), tensors, shapes={})

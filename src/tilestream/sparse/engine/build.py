@@ -157,11 +157,6 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
             row[at.B] = machine.keep(f"seg {i}", np.ascontiguousarray(level.seg, dtype=np.int64))
             row[at.C] = machine.keep(f"crd {i}", np.ascontiguousarray(level.crd, dtype=np.int64))
             row[at.G] = len(level.seg) - 1
-            if np.any(np.diff(level.seg, prepend=0) < 0) or level.seg[-1] > len(level.crd):
-                raise SparseError(
-                    f"level {depth} of tensor {tensor.name!r} has segments that go down or end after its coordinates",
-                    "make it with storage.pack or one of storage's from_ functions",
-                )
     elif kind == "array":
         values = np.ascontiguousarray(tensors[str(node.attr("tensor"))].values, dtype=np.float64)
         row[at.B], row[at.D] = machine.keep(f"values {i}", values), len(values)

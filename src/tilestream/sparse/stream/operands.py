@@ -17,8 +17,8 @@ def check_operands(
     """Whether ``graph`` can be run on ``tensors``, with ``shapes`` (logical shape, format) of its results.
 
     Raises:
-        SparseError: a tensor or a shape is missing, or a tensor has other blocks than the graph, or coordinates that do
-            not go up within a fiber.
+        SparseError: a tensor or a shape is missing, or a tensor has other blocks than the graph, or fibers that are
+            out of bounds or not sorted.
     """
     if missing := [x for x in graph.tensors() if x not in tensors]:
         raise SparseError(f"graph {graph.name!r} reads tensor {missing[0]!r}, which is not given", "pass it")
@@ -31,14 +31,16 @@ def check_operands(
         )
     for name in graph.tensors():
         for depth, level in enumerate(tensors[name].levels):
-            if level.seg is not None and level.crd is not None and not _go_up(level.seg, level.crd):
+            if level.seg is not None and level.crd is not None and (wrong := _wrong_fibers(level.seg, level.crd)):
                 raise SparseError(
-                    f"level {depth} of tensor {name!r} has coordinates that do not go up within a fiber",
+                    f"level {depth} of tensor {name!r} has {wrong}",
                     "make it with storage.pack or one of storage's from_ functions, which sort and add up",
                 )
 
 
-def _go_up(seg: np.ndarray, crd: np.ndarray) -> bool:
-    """Whether each fiber's coordinates are sorted and there once: what joiners take for granted."""
+def _wrong_fibers(seg: np.ndarray, crd: np.ndarray) -> str:
+    """What is wrong with a compressed level: joiners take sorted fibers, each coordinate once, for granted."""
+    if np.any(np.diff(seg, prepend=0) < 0) or seg[-1] > len(crd):
+        return "segments that go down or end after its coordinates"
     down = np.flatnonzero(np.diff(crd) <= 0) + 1
-    return len(down) == 0 or bool(np.isin(down, seg).all())
+    return "" if np.isin(down, seg).all() else "coordinates that do not go up within a fiber"
