@@ -139,10 +139,15 @@ class Graph(nn.Module):
         if kind == "pair":
             return draw.choice(PAIRS), (at, draw.randrange(len(values)))
         if kind == "write":
-            at = draw.randrange(len(self.shapes))  # what it means to write where elements share memory is not defined
-            return _clone if self.forms[at] in (_overlapping, _expanded) else _written, (at,)
+            at = draw.randrange(len(self.shapes))
+            return _clone if self._shares_elements(at) else _written, (at,)
         choices = {"unary": UNARY, "view": VIEWS, "along": ALONG, "break": (_break,), "gather": (_gather,)}
         return (self._count if kind == "state" else draw.choice(choices[kind])), (at,)
+
+    def _shares_elements(self, index: int) -> bool:
+        """Whether elements of an input share memory: what it means to write there is not defined."""
+        form = self.forms[0] if self.forms[index] in (_alias, _same) else self.forms[index]
+        return form in (_overlapping, _expanded)
 
     def _linear(self, draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
         width = x.shape[-1] if x.dim() else 1

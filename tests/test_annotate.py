@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from golden_cuda import NAMED
 from programs import chain, nerf
 from samples import spatial, vertical
 
@@ -38,3 +39,22 @@ def test_a_line_that_ends_in_a_backslash_hides_no_code():
     ops = tuple(replace(op, source="model.py:3 in forward: h = a + \\") for op in stage.ops)
     text = emit(replace(p, stages=(replace(stage, ops=ops),)), annotate=True).text
     assert all(not line.rstrip().endswith("\\") for line in COMMENT.findall(text))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_text_says_nothing_that_means_nothing(name: str):
+    """No loop of one trip, no condition on a constant, no sum with zero; masks only where columns pad a block."""
+    for launch in cut_at_dram(NAMED[name]()):
+        for body in re.findall(r"^TS_DEV void consume\(.*?^}", emit(launch).text, re.MULTILINE | re.DOTALL):
+            assert not re.search(r"< 1; \+\+|constexpr bool|= (true|false);|\|\| true|\b1 \* l|\+ 0[ ,)]", body)
+            assert bool(re.search(r"\bok[01]\b", body)) == ("const bool ok0" in body)
+            # Directives stand with what they are about; the loop over units has the first.
+            assert [line for line in body.splitlines() if line.startswith("#")] == ["#pragma unroll 1"]
+
+
+def test_tables_and_workers_name_their_columns():
+    text = emit(chain(4)).text
+    assert "PAGE_OPS[] = {  // map, x, y, bytes, ring, half" in text and "/*stage*/ 0, /*step*/ 2" in text
+    assert all(len(line) <= 122 for line in text.split("struct Params")[0].splitlines() if line.startswith("    {"))
+    for word in ("TS_LANES", "TS_PASS", "TS_REG"):
+        assert re.search(rf"^//.*{word}", text, re.MULTILINE), f"{word} is not explained"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from math import ceil
 
 import pytest
@@ -17,11 +19,13 @@ from tilestream.ir.plain import by_rows
 from tilestream.ir.read import axes, program, tensors
 from tilestream.ir.text import show_op
 from tilestream.ir.verify import verify
+from tilestream.plan.mesh_traffic import mesh_traffic
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.schedule.shape import KernelShape, kernel_shape
 
 GRID, CLUSTER, WARPS = Level.GRID, Level.CLUSTER, Level.WARPGROUP
+LEVELS = ("shared", "dsm", "l2")
 ROWS = 150  # nine tiles of 16 and a ragged one
 
 NAMES = axes("rows k=32 hid=48 out=24")
@@ -60,6 +64,10 @@ def checked(p: Pipeline, inputs, oracle) -> Moved:
     assert got.keys() == want.keys()
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
+    size = {a.name: n for t in p.tensors if t.name in wide for a, n in zip(t.axes, wide[t.name].shape, strict=True)}
+    size |= {a.name: a.size for tile in p.tiles().values() for a in tile.axes if a.size is not None}
+    counted = mesh_traffic(p, size)
+    assert {level: counted.get(level, 0) for level in LEVELS} == {level: moved.bytes[level] for level in LEVELS}
     near = reference.run(p, inputs)
     for name, value in want.items():
         assert (near[name].double() - value).norm() <= 0.02 * value.norm(), name
@@ -204,7 +212,9 @@ def spatial(depth: int) -> Pipeline:
 
 def test_stages_side_by_side() -> None:
     p = spatial(4)
-    assert checked(p, data(p, rows=ROWS), mlp).bytes["l2"] == 2 * 2 * ROWS * 48 * 2 + ROWS * 24 * 2
+    queues = 2 * 2 * ROWS * 48 * 2  # written once and read once
+    weights = (2 * 48 * 32 + 3 * 24 * 48) * 2  # once a CTA
+    assert checked(p, data(p, rows=ROWS), mlp).bytes["l2"] == queues + weights + ROWS * (32 + 24) * 2
     with pytest.raises(VerifyError, match="depth 1 < 2: the workers of stage 'up'"):
         verify(spatial(1))
     with pytest.raises(PipelineDeadlock, match="room for 2 tiles.*depth 1"):
@@ -302,6 +312,30 @@ def test_a_convolution_is_a_product_over_taps() -> None:
         return {"Y": F.conv2d(X.permute(0, 3, 1, 2), W.permute(0, 3, 1, 2), padding=1).permute(0, 2, 3, 1)}
 
     checked(p, data(p), oracle)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_loops_and_meshes_of_a_block(seed: int) -> None:
+    """What the verifier accepts is right, whatever loops over and divides which axis."""
+    rng = random.Random(seed)
+    tiles = {"rows": 8, "k": 8, "hid": 12, "out": 6}
+    loops = [(a, tiles[a]) for a in rng.sample(sorted(tiles), rng.randint(0, 3))]
+    mesh = tuple(
+        Spread(
+            level, rng.choice((2, 3) if level is GRID else (2,)), tuple(rng.sample(sorted(tiles), rng.randint(1, 3)))
+        )
+        for level in rng.sample((GRID, CLUSTER, WARPS), rng.randint(1, 3))
+    )
+    kinds = (*MLP_TENSORS, *tensors("W3[hid,k]", NAMES))
+    p = one(program(GATED, NAMES), loops, *mesh, kinds=kinds)
+    try:
+        verify(p)
+    except VerifyError as refused:
+        assert re.search(r"workers that divide it|on other axes", str(refused)), refused
+        return
+    inputs = {n: x.double() for n, x in data(p, rows=50).items()}
+    want = (F.silu(inputs["X"] @ inputs["W1"].T) * (inputs["X"] @ inputs["W3"].T)) @ inputs["W2"].T
+    torch.testing.assert_close(run_meshes(p, inputs, FLOAT64)["Y"], want, rtol=1e-12, atol=1e-12)
 
 
 # -- what is refused, with the arithmetic

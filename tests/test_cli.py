@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tilestream import devices
 from tilestream.cli.main import app
 from tilestream.cuda.compile import compiler_version
 
@@ -132,6 +133,19 @@ def test_simulate_and_trace(model: str, tmp_path) -> None:
     done = run("trace", model, "--out", str(tmp_path / "t.json"))
     assert done.exit_code == 0
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_trace_measured_needs_a_gpu_and_a_region(model: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = run("trace", model, "--measured", "--out", str(tmp_path / "t.json"))
+    assert done.exit_code == 2 and not (tmp_path / "t.json").exists()
+    assert "no CUDA GPU is visible" in done.output and "run it on an H100 or H200" in done.output
+    monkeypatch.setattr("tilestream.cuda.available", lambda: "")
+    monkeypatch.setattr("tilestream.devices.detect", lambda: devices.get("h200"))
+    done = run("trace", model, "--measured", "--device", "a100")
+    assert done.exit_code == 2 and "leave --device out" in done.output
+    done = run("trace", model, "--measured", "--mode", "inference")
+    assert done.exit_code == 2 and "leave --mode and --size out" in done.output
 
 
 @pytest.mark.smoke

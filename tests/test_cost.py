@@ -142,7 +142,7 @@ def test_nor_where_another_stage_becomes_the_busiest(seed: int):
 
 
 def test_whole_steps():
-    stage = replace(chain(1).stages[0], replicas=132)
+    stage = chain(1).stages[0].with_(replicas=132)
     per_wave = 132 * 2 * 64
     assert steps_of(stage, per_wave) == 1
     assert steps_of(stage, per_wave + 1) == 2

@@ -247,7 +247,7 @@ def test_one_region_that_cannot_be_planned_costs_itself_alone(quick: None, monke
     assert [a.problem for a in prepare.analyses()] == ["not this one. Remedy: use the other", ""]
 
 
-@pytest.mark.parametrize("where", ["lower", "aten.emit"])
+@pytest.mark.parametrize("where", ["lower", "operators.emit"])
 def test_a_mistake_in_one_region_leaves_the_other(
     quick: None, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -258,9 +258,9 @@ def test_a_mistake_in_one_region_leaves_the_other(
         fails = lambda owner, group, *a: broken() if "addmm" == group[0].name else right(owner, group, *a)  # noqa: E731
         monkeypatch.setattr(selection, "lower", fails)
     else:
-        emit = selection.aten.emit
+        emit = selection.operators.emit
         fails = lambda e, node: broken() if "addmm" == node.name else emit(e, node)  # noqa: E731
-        monkeypatch.setattr(selection.aten, "emit", fails)
+        monkeypatch.setattr(selection.operators, "emit", fails)
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(two_regions(), torch.randn(37, 9).bfloat16())
     assert len(prepare.analyses()) == 1

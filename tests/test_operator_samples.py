@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilestream.run.oracle import Float64
 
@@ -62,43 +63,64 @@ class Tally:
 
 def _outcome(case: Case, seed: int) -> tuple[list[str], str]:
     strategy = eager_regions.strategy_of(seed)
-    run = _train if case.train else _infer
     try:
-        plain = pytree.tree_leaves(run(case, None)[0])
+        with _Draws() as draws:
+            plain = pytree.tree_leaves(_eager(case))
+        if draws.seen:
+            return ["not run"], ""
         with Float64():
             wide = tuple(x.double() if x.is_floating_point() else x for x in case.tensors)
-            exact = pytree.tree_leaves(run(replace(case, tensors=wide), None)[0])
-        faithful = run(case, "")[0]  # traced, without regions
+            exact = pytree.tree_leaves(_eager(replace(case, tensors=wide)))
+        run = _traced(case)
+        faithful = run("")[0]
         if len(plain) != len(exact) or eager_regions.judge(faithful, plain, exact):
             return ["not run"], ""
     except Exception:
         return ["not run"], ""
     try:
-        got, made = run(case, strategy)
+        got, made = run(strategy)
     except Exception as failure:
         where = traceback.format_tb(failure.__traceback__)[-1]
         return ["raised"], f"{type(failure).__name__}: {str(failure)[:300]} {where}"
     outcome = ["taken" if any(m.taken for m in made) else "nothing taken"]
     outcome += ["unplanned"] if any(m.unplanned for m in made) else []
-    wrong = eager_regions.judge(got, plain, exact)
+    wrong = eager_regions.judge(got, plain, exact, cancels=case.train)
     return [*outcome, "wrong"] if wrong else outcome, f"{wrong} with {strategy}" if wrong else ""
 
 
-def _infer(case: Case, strategy: str | None) -> tuple[list[Any], list[eager_regions.Regions]]:
+class _Draws(TorchDispatchMode):
+    """Whether an operator draws numbers, as dropout inside attention: torch's samples seed it, which no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _eager(case: Case) -> Any:
+    if case.train:
+        return eager_regions.gradients(case.function, case.tensors)
     with torch.no_grad():
-        if strategy is None:
-            return case.function(*case.tensors), []
-        traced = eager_regions.trace(case.function, case.tensors)
+        return case.function(*case.tensors)
+
+
+def _traced(case: Case) -> Callable[[str], tuple[list[Any], list[eager_regions.Regions]]]:
+    """The case as graphs, to be run with regions of a strategy; with none, operator by operator."""
+    if case.train:
+        return eager_regions.Trained(case.function, case.tensors).run
+    graph = eager_regions.trace(case.function, case.tensors)
+
+    def run(strategy: str) -> tuple[list[Any], list[eager_regions.Regions]]:
         if not strategy:
-            return traced(*case.tensors), []
-        made = eager_regions.Regions(traced, strategy)
+            with torch.no_grad():
+                return graph(*case.tensors), []
+        made = eager_regions.Regions(graph, strategy)
         return made(case.tensors), [made]
 
-
-def _train(case: Case, strategy: str | None) -> tuple[list[Any], list[eager_regions.Regions]]:
-    if strategy is None:
-        return eager_regions.gradients(case.function, case.tensors), []
-    return eager_regions.train(case.function, case.tensors, strategy)
+    return run
 
 
 def samples(chosen: Callable[[], bool]) -> Iterator[Case]:

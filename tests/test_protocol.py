@@ -22,7 +22,15 @@ from random_programs import Limits
 from samples import spatial
 
 from tilestream import reference
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, fixed_addresses, run_on_host
+from tilestream.cuda.host.build import (
+    HostRace,
+    HostRun,
+    HostTrap,
+    Mutation,
+    fixed_addresses,
+    run_on_host,
+    stamped_on_host,
+)
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
@@ -108,7 +116,7 @@ PIPELINES = {
     "one layer": lambda: one_stage(1, 128),
     "streamed weights": lambda: one_stage(3, 128),
     "split columns": lambda: one_stage(3, 128, placement=1),
-    "split norm": lambda: edge_block(128).with_stages((replace(edge_block(128).stages[0], placement=Shard(1)),)),
+    "split norm": lambda: edge_block(128).with_stages((edge_block(128).stages[0].with_(placement=Shard(1)),)),
     "split mean": lambda: split_mean(),
     "odd rows": lambda: chain(2, 63),
     "one in flight": lambda: one_stage(3, 128, in_flight=1),
@@ -136,6 +144,13 @@ def test_no_race(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_no_race_whatever_the_copy_engine_does_first(seed: int, folder: Path) -> None:
     assert run("rings", folder, rows=700, seed=seed) < 4e-3
+
+
+@pytest.mark.parametrize("name", ["rings", "split norm", "pair"])
+def test_no_race_in_what_stamps_write(name: str, folder: Path) -> None:
+    pipeline = PIPELINES[name]()
+    _, logs = stamped_on_host(pipeline, tensors_for(pipeline, 400, seed=1), HostRun(sanitize=True, folder=folder))
+    assert logs and all(role.activities for log in logs for role in log.roles[:2])
 
 
 @pytest.mark.parametrize("seed", range(FUZZ))

@@ -164,7 +164,7 @@ def test_gradients_stream(name: str, outs: int):
         return F.linear(DERIVED[name](F.linear(x, w)), v)
 
     inputs = [(torch.randn(s) / 2).bfloat16() for s in ((70, 9), (16, 9), (outs, 16))]
-    got, (_, backward) = eager_regions.train(forward, inputs, "vertical")
+    got, (_, backward) = eager_regions.Trained(forward, inputs).run("vertical")
     plain = eager_regions.gradients(forward, inputs)
     with Float64():
         exact = eager_regions.gradients(forward, [x.double() for x in inputs])

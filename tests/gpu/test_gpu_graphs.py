@@ -1,4 +1,4 @@
-"""CUDA graphs, a thousand replays, and two streams at once."""
+"""CUDA graphs, the user's and our own; a thousand replays, and two streams at once."""
 
 from __future__ import annotations
 
@@ -187,3 +187,69 @@ def test_capture_before_any_launch():
     graph.graph.replay()
     graph.graph.replay()
     assert_same_bits(cuda.build(pipeline)(tensors, rows), graph.out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CAPTURED)
+def test_calls_at_addresses_that_come_back_are_a_graph(name: str):
+    """One by one, then a graph of the launches, which sees data and weights of the moment; on each stream its own."""
+    compiled, rows = cuda.build(NAMED[name]()), 300
+    sets = [data(compiled, rows, seed) for seed in range(4)]
+    wanted = [compiled(s, rows) for s in sets]
+    tensors = {k: t.clone() for k, t in sets[0].items()}
+    bound = compiled.bind(tensors, rows, tuple(wanted[0]))
+    out = {k: torch.empty_like(t) for k, t in wanted[0].items()}
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for fresh, right in zip(sets, wanted, strict=True):
+                for k, t in tensors.items():
+                    t.copy_(fresh[k])
+                for t in out.values():
+                    t.fill_(float("nan"))
+                bound(tuple(out.values()))
+                torch.cuda.synchronize()
+                assert_same_bits(right, out)
+    assert (len(bound._launches), len(bound._graphs)) == (0, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_capture_of_what_is_a_graph_already(name: str):
+    """What a user captures has a workspace of its own, also at addresses that calls outside have used."""
+    compiled, rows = cuda.build(NAMED[name]()), 300
+    tensors = data(compiled, rows, 5)
+    wanted = compiled(tensors, rows)
+    bound = compiled.bind(tensors, rows, tuple(wanted))
+    out = {k: torch.empty_like(t) for k, t in wanted.items()}
+    for _ in range(3):
+        bound(tuple(out.values()))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound(tuple(out.values()))
+    for _ in range(5):
+        for t in out.values():
+            t.fill_(float("nan"))
+        graph.replay()
+        bound(tuple(out.values()))
+    torch.cuda.synchronize()
+    assert_same_bits(wanted, out)
+
+
+@pytest.mark.gpu
+def test_graphs_of_addresses_are_given_back():
+    """A call whose results lie elsewhere each time keeps few graphs."""
+    from tilestream.cuda.launch import KEPT
+
+    compiled, rows = cuda.build(NAMED["nerf"]()), 64
+    tensors = data(compiled, rows, 1)
+    wanted = compiled(tensors, rows)
+    bound = compiled.bind(tensors, rows, tuple(wanted))
+    outs = [{k: torch.empty_like(t) for k, t in wanted.items()} for _ in range(3 * KEPT)]
+    for out in outs:
+        for _ in range(3):
+            bound(tuple(out.values()))
+        assert len(bound._graphs) + len(bound._launches) <= KEPT
+    torch.cuda.synchronize()
+    for out in outs:
+        assert_same_bits(wanted, out)

@@ -21,6 +21,7 @@ from tilestream.options import Options, parse
 if TYPE_CHECKING:
     from tilestream.apps.load import Workload
     from tilestream.plan.analysis import Analysis
+    from tilestream.report.measured import Measurements
     from tilestream.report.simulation import Simulation
 
 HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predict and measure its time.
@@ -153,21 +154,32 @@ def trace(
     queue_depth: Depth = None,
     mode: Mode = None,
     size: Size = None,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Also run the pipelines on this GPU, and write what every warp did when.")
+    ] = False,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
     """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens; of every launch, with --mode."""
+    from tilestream.report import measured as measured_
     from tilestream.report import timeline
 
+    if measured:
+        device = measured_.device_here(device)
     if kitsune.is_whole(model, strategy, mode, size):
+        if measured:
+            raise OptionError("trace --measured is for regions, which run as kernels", "leave --mode and --size out")
         kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
         kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, output)
         return
     made = _simulated(model, rows, dtype, strategy, device, queue_depth)
-    timeline.write(output, made.timelines())
+    found = _recorded(made) if measured else None
+    timeline.write(output, made.timelines(), found.recordings() if found else None)
     out.print(made)
+    if found:
+        out.print(found)
     out.print(f"timeline: {output} (open it in ui.perfetto.dev or chrome://tracing)")
-    write_json(json_, {**made.json(), "timeline": str(output)})
+    write_json(json_, {**made.json(), "timeline": str(output), **({"measured": found.json()} if found else {})})
 
 
 @app.command()
@@ -380,6 +392,13 @@ def _simulated(
     with Progress() as progress:
         options = _options(strategy, device or "h200", "auto", queue_depth, cache=True)
         return Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
+
+
+def _recorded(simulated: Simulation) -> Measurements:
+    from tilestream.report.measured import Measurements
+
+    with Progress() as progress:
+        return Measurements.of(simulated, progress)
 
 
 def _measured(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:

@@ -31,7 +31,7 @@ def available() -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(pipeline: Pipeline) -> tuple[KernelSource, ...]:
+def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ...]:
     """The CUDA source of each launch.
 
     Raises:
@@ -41,7 +41,7 @@ def sources(pipeline: Pipeline) -> tuple[KernelSource, ...]:
     if reason:
         what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
         raise VerifyError(what, "run it by tilestream.reference")
-    return tuple(emit(launch) for launch in cut_at_dram(pipeline))
+    return tuple(emit(launch, stamped=stamped) for launch in cut_at_dram(pipeline))
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:
@@ -54,12 +54,12 @@ def compile_only(pipeline: Pipeline) -> list[KernelReport]:
     return [compiled(source) for source in sources(pipeline)]
 
 
-def start(pipelines: Sequence[Pipeline]) -> None:
+def start(pipelines: Sequence[Pipeline], stamped: bool = False) -> None:
     """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for."""
     wanted: list[KernelSource] = []
     for pipeline in pipelines:
         with contextlib.suppress(TilestreamError):
-            wanted += sources(pipeline)
+            wanted += sources(pipeline, stamped)
     compile_ahead(wanted)
 
 
@@ -78,8 +78,11 @@ def ready(pipeline: Pipeline, timeout_s: float | None) -> bool:
     return True
 
 
-def build(pipeline: Pipeline, device: torch.device | None = None):
+def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool = False):
     """A ``CompiledPipeline`` on ``device`` (torch's current one by default).
+
+    Args:
+        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it.
 
     Raises:
         DeviceError: no GPU, one that is not Hopper, or one too small for the pipeline.
@@ -90,13 +93,14 @@ def build(pipeline: Pipeline, device: torch.device | None = None):
     where = (
         device if device is not None and device.index is not None else torch.device("cuda", torch.cuda.current_device())
     )
-    return _build(pipeline, where)
+    return _build(pipeline, where, stamped)
 
 
 @lru_cache(maxsize=256)
-def _build(pipeline: Pipeline, device: torch.device):
+def _build(pipeline: Pipeline, device: torch.device, stamped: bool):
     from tilestream.cuda.launch import CompiledPipeline, Launch
 
     with torch.cuda.device(device):
-        start([pipeline])
-        return CompiledPipeline(pipeline, [Launch(s, compiled(s), device) for s in sources(pipeline)], device)
+        start([pipeline], stamped)
+        launches = [Launch(s, compiled(s), device) for s in sources(pipeline, stamped)]
+        return CompiledPipeline(pipeline, launches, device)

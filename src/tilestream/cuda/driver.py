@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -102,20 +103,69 @@ class PreparedLaunch:
     ) -> None:
         d = _driver()
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        self._keep = (function, params, pointers)
-        where = ctypes.addressof(pointers)
-        self._name = function.name
+        self._keep = (params, pointers)
+        self._function, self._grid, self._threads, self._cooperative = function, grid, threads, cooperative
+        self._where = ctypes.addressof(pointers)
         self._launch = d.cuLaunchCooperativeKernel if cooperative else d.cuLaunchKernel
         extra = () if cooperative else (0,)
         self._args = (
-            function.handle, grid[0], grid[1], 1, threads, 1, 1, function.shared_bytes, stream, where, *extra,
+            function.handle, *grid, 1, threads, 1, 1, function.shared_bytes, stream, self._where, *extra,
         )  # fmt: skip
         self._success = d.CUresult.CUDA_SUCCESS
 
     def __call__(self) -> None:
         result = self._launch(*self._args)
         if result[0] != self._success:
-            check(result, f"launch of {self._name}")
+            check(result, f"launch of {self._function.name}")
+
+    def add_to(self, graph: Any, after: list[Any]) -> Any:
+        """A node of a CUDA graph that makes this launch, once the nodes ``after`` are through."""
+        d = _driver()
+        node = d.CUDA_KERNEL_NODE_PARAMS()
+        node.func = self._function.handle
+        node.gridDimX, node.gridDimY, node.gridDimZ = *self._grid, 1
+        node.blockDimX, node.blockDimY, node.blockDimZ = self._threads, 1, 1
+        node.sharedMemBytes, node.kernelParams = self._function.shared_bytes, self._where
+        made = check(d.cuGraphAddKernelNode(graph, after, len(after), node), f"node for {self._function.name}")
+        if self._cooperative:
+            value = d.CUkernelNodeAttrValue()
+            value.cooperative = 1
+            attribute = d.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            check(d.cuGraphKernelNodeSetAttribute(made, attribute, value), "cuGraphKernelNodeSetAttribute")
+        return made
+
+
+class LaunchGraph:
+    """Launches, one after another, as a CUDA graph: call it to enqueue all of them at once.
+
+    On an H200's host a kernel's launch takes 5 us, and a graph of one or two of them 2.5 us.
+    """
+
+    def __init__(self, launches: Sequence[PreparedLaunch], stream: int) -> None:
+        d = _driver()
+        with _outside_captures():
+            graph = check(d.cuGraphCreate(0), "cuGraphCreate")
+            try:
+                after: list[Any] = []
+                for launch in launches:
+                    after = [launch.add_to(graph, after)]
+                executable = check(d.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+            finally:
+                d.cuGraphDestroy(graph)
+        weakref.finalize(self, _destroy, executable).atexit = False  # the process's end frees it anyway
+        self._launch, self._args = d.cuGraphLaunch, (executable, d.CUstream(stream))
+        self._success = d.CUresult.CUDA_SUCCESS
+
+    def __call__(self) -> None:
+        result = self._launch(*self._args)
+        if result[0] is not self._success:
+            check(result, "cuGraphLaunch")
+
+
+def _destroy(executable: Any) -> None:
+    """Give an executable graph back, which ends when what it has enqueued does; also during a capture."""
+    with _outside_captures():
+        _driver().cuGraphExecDestroy(executable)
 
 
 def capture_number(stream: int) -> int:
@@ -157,6 +207,14 @@ def _outside_captures() -> Iterator[None]:
         yield
     finally:
         d.cuThreadExchangeStreamCaptureMode(before)
+
+
+def read(address: int, size: int) -> bytearray:
+    """``size`` bytes of device memory, once all work that was enqueued before has ended."""
+    d = _driver()
+    made = bytearray(size)
+    check(d.cuMemcpyDtoH(made, address, size), f"reading {size} bytes")
+    return made
 
 
 def free(address: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -16,13 +17,20 @@ import jinja2
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
+from tilestream.errors import CompileError
 from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.schedule import build
-from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule, ceil_to
 from tilestream.schedule.places import REGISTER_SPLITS
 
 THREADS = 384
+
+ROLES = ("warpgroup 0", "warpgroup 1", "loader 0", "loader 1", "loader 2", "loader 3")
+"""Who writes stamps: a CTA's consumer warpgroups and the warps of its loader group, in the order of the kernel."""
+
+COUNTER_BYTES = 16 * len(ROLES)
+"""Of shared memory: where each role's next stamp goes."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class KernelSource:
     shared_bytes: int
     pipeline: Pipeline
     register_splits: tuple[tuple[int, int], ...]  # (consumer, loader) to try: the first without spills is taken
+    stamped: bool = False
 
     @property
     def cooperative(self) -> bool:
@@ -67,15 +76,16 @@ class KernelSource:
         return len(self.stages) > 1
 
 
-def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
+def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> KernelSource:
     """Generate the kernel of a pipeline without DRAM queues.
 
     Args:
         annotate: add comments for people. Text to be compiled has none.
+        stamped: the kernel writes down what its warps do when (``cuda.stamps``). Otherwise nothing of that is in it.
 
     Raises:
         VerifyError: from the schedule, naming the user's line.
-        CompileError: a tile op has no CUDA snippet.
+        CompileError: a tile op has no CUDA snippet, or shared memory has no room for the stamps' counters.
     """
     tables = Tables()
     add_queues(tables, pipeline)
@@ -90,7 +100,7 @@ def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
         shared, registers = max(shared, layout.total), max(registers, schedule.registers)
         at = add_stage(tables, schedule, layout, pipeline)
         at.pointers, at.credits = len(tables.stage_pointers), len(tables.credits)
-        emitter = ConsumerEmitter(schedule, layout, pipeline, tables)
+        emitter = ConsumerEmitter(schedule, layout, pipeline, tables, stamped)
         body = emitter.body()
         kind = StageKind(
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
@@ -105,6 +115,7 @@ def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
         uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
         products |= _products(schedule, layout)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    counters = place_counters(shared) if stamped else None
     text = _template().render(
         name=name,
         pipeline=pipeline,
@@ -115,10 +126,27 @@ def emit(pipeline: Pipeline, annotate: bool = False) -> KernelSource:
         threads=THREADS,
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
+        counters=counters,
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
-    return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits)
+    shared = shared if counters is None else counters + COUNTER_BYTES
+    return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits, stamped)
+
+
+def place_counters(shared_bytes: int) -> int:
+    """Where in shared memory the roles' counters go, behind all that a kernel has there.
+
+    Raises:
+        CompileError: there is no room.
+    """
+    at = ceil_to(shared_bytes, 16)
+    if at + COUNTER_BYTES > SHARED_LIMIT:
+        raise CompileError(
+            f"the kernel has {shared_bytes} bytes of shared memory, and stamps need {COUNTER_BYTES} of {SHARED_LIMIT}",
+            "measure another strategy",
+        )
+    return at
 
 
 def _same(a: StageKind, b: StageKind) -> bool:
@@ -148,6 +176,17 @@ def headers_digest() -> str:
     return hashlib.sha256("".join(f"{k}{v}" for k, v in sorted(headers().items())).encode()).hexdigest()
 
 
+def _entries(rows: Sequence[Sequence[int]], last: Sequence[int]) -> str:
+    """The rows of a table as C++ initialisers, as many a line as fit."""
+    lines = [""]
+    for row in (*rows, last):
+        entry = "{" + ", ".join(map(str, row)) + "}, "
+        if len(lines[-1]) + len(entry) > 116:
+            lines.append("")
+        lines[-1] += entry
+    return "\n".join("    " + line.rstrip() for line in lines)
+
+
 @lru_cache(maxsize=1)
 def _template() -> jinja2.Template:
     # PTX operands look like Jinja's default delimiters ({%0).
@@ -156,4 +195,5 @@ def _template() -> jinja2.Template:
         comment_start_string="<#", comment_end_string="#>", trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined, autoescape=False,
     )  # fmt: skip
+    env.filters["entries"] = _entries
     return env.from_string((files("tilestream.cuda") / "templates" / "kernel.cu.j2").read_text())

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tilestream.cuda import driver, pack
+from tilestream.cuda import driver, pack, stamps
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
-from tilestream.cuda.driver import PreparedLaunch
+from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
 from tilestream.cuda.workspace import Workspace, Workspaces
@@ -25,7 +25,7 @@ from tilestream.ir.sizes import tiles_of
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT = 16
-"""Sets of addresses that a ``Bound`` keeps its launches prepared for: where results go varies from call to call."""
+"""Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""
 
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that the queue's name is known
 
@@ -63,8 +63,10 @@ class Launch:
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
-        self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48) // 64) * 64)
+        self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48 + 8 * source.stamped) // 64) * 64)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if self.tables.queues else None
+
+        self._written: stamps.Buffer | None = None
 
     def check(self) -> None:
         """Raise ``QueueTimeout`` if an earlier launch expired."""
@@ -79,6 +81,16 @@ class Launch:
         params = self._params(where, space, rows)
         kernel = self.function.prepare((self._grid(rows), 1), THREADS, stream, params, self.source.cooperative)
         return [*packing, kernel]
+
+    def log(self) -> stamps.LaunchLog | None:
+        """The stamps of the last launch, which has ended; None where there was none, or the kernel has no stamps."""
+        return self._written.read() if self._written is not None else None
+
+    def _stamps(self, rows: int) -> stamps.Buffer:
+        """Where a launch with stamps writes them. All launches of one number of rows share it: one runs at a time."""
+        if self._written is None or self._written.rows != rows:
+            self._written = stamps.Buffer(self.source, rows, self._grid(rows))
+        return self._written
 
     def _grid(self, rows: int) -> int:
         if len(self.source.stages) > 1:
@@ -116,7 +128,11 @@ class Launch:
             struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
             struct.pack_into("<q", raw, o.strides + 8 * k, stride)
         dump = self.dump.address if self.dump is not None else 0
-        struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, 0)
+        written = self._stamps(rows) if self.source.stamped else None
+        room = written.room if written is not None else 0
+        struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, room)
+        if written is not None:
+            struct.pack_into("<Q", raw, o.tail + 48, written.address)
         return raw
 
 
@@ -131,6 +147,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_address = torch.Tensor.data_ptr
 
 
 class CompiledPipeline:
@@ -154,6 +171,15 @@ class CompiledPipeline:
     def reports(self) -> list[KernelReport]:
         return [launch.report for launch in self.launches]
 
+    def logs(self) -> list[stamps.LaunchLog]:
+        """What the kernels of a pipeline that was built with stamps wrote in the last call, launch by launch.
+
+        Waits for the device. Empty for kernels without stamps, and before the first call.
+        """
+        torch.cuda.synchronize(self.device)
+        found = [launch.log() for launch in self.launches]
+        return [log for log in found if log is not None]
+
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], rows: int, out: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
@@ -175,7 +201,8 @@ class CompiledPipeline:
         given = out or {}
         results = {t.name: self._writable(t, given, rows, have) for t in self.outputs}
         bound = self.bind(have, rows, written=tuple(results))
-        bound(tuple(results.values()))
+        with torch.cuda.device_of(next(iter(results.values()))):
+            bound(tuple(results.values()))
         return results
 
     def bind(self, tensors: Mapping[str, torch.Tensor], rows: int, written: Sequence[str]) -> Bound:
@@ -234,19 +261,22 @@ class CompiledPipeline:
 class Bound:
     """A compiled pipeline whose tensors lie where they lie. A call gives only those that are new each time.
 
-    Launches are kept prepared by stream and addresses: in steady state a call enqueues and nothing else.
+    What a call enqueues is kept by stream and addresses: prepared launches at first, and where the same addresses come
+    back, a CUDA graph of them. In steady state a call enqueues that graph and does nothing else.
     """
 
     def __init__(
         self, compiled: CompiledPipeline, where: dict[str, Where], rows: int, written: tuple[str, ...]
     ) -> None:
         self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
-        self._prepared: dict[tuple[int, ...], list[PreparedLaunch]] = {}
+        self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
+        self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
+        self._is_empty = not rows or not compiled.launches
         self._device = compiled.device.index or 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Enqueue on torch's current stream of the pipeline's device.
+        """Enqueue on torch's current stream. The pipeline's device must be the current one.
 
         Args:
             tensors: those named ``written``, in that order, with contiguous rows.
@@ -256,38 +286,41 @@ class Bound:
         """
         for launch in self._checked:
             launch.check()
-        if not self._rows or not self._compiled.launches:
+        if self._is_empty:
             return
-        # Kernels and streams are those of the tensors' device, whichever is current, as with torch's own operators.
-        if torch._C._cuda_getDevice() != self._device:
-            with torch.cuda.device(self._device):
-                return self._enqueue(tensors)
-        return self._enqueue(tensors)
-
-    def _enqueue(self, tensors: Sequence[torch.Tensor]) -> None:
         if not _thread.ready:
             driver.ensure_context(self._device)
             _thread.ready = True
-        buffers = [self._compiled.empty(t, self._rows) for t in self._compiled.buffers]
+        if self._compiled.buffers:
+            tensors = [*tensors, *[self._compiled.empty(t, self._rows) for t in self._compiled.buffers]]
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        key = (stream, *[t.data_ptr() for t in tensors], *[t.data_ptr() for t in buffers])
-        capturing = torch._C._cuda_isCurrentStreamCapturing()
-        prepared = None if capturing else self._prepared.get(key)
-        if prepared is None:
-            prepared = self._prepare(tensors, buffers, stream, driver.capture_number(stream) if capturing else 0)
-            if not capturing:
-                if len(self._prepared) >= KEPT:
-                    self._prepared.clear()
-                self._prepared[key] = prepared
-        for launch in prepared:
+        key = (stream, *map(_address, tensors))
+        if torch._C._cuda_isCurrentStreamCapturing():
+            for launch in self._prepared(tensors, stream, driver.capture_number(stream)):
+                launch()
+            return
+        graph = self._graphs.get(key)
+        if graph is None:
+            self._enqueue_anew(key, tensors, stream)
+        else:
+            graph()
+
+    def _enqueue_anew(self, key: tuple[int, ...], tensors: Sequence[torch.Tensor], stream: int) -> None:
+        """Enqueue at addresses that have no graph yet: the second time they get one, since it takes long to make."""
+        launches = self._launches.pop(key, None)
+        if launches is not None:
+            self._graphs[key] = LaunchGraph(launches, stream)
+            return self._graphs[key]()
+        if len(self._launches) + len(self._graphs) >= KEPT:
+            self._launches.clear()
+            self._graphs.clear()
+        launches = self._launches[key] = self._prepared(tensors, stream, 0)
+        for launch in launches:
             launch()
 
-    def _prepare(
-        self, tensors: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], stream: int, capture: int
-    ) -> list[PreparedLaunch]:
-        where = dict(self._where)
-        where |= {name: _where(t) for name, t in zip(self._written, tensors, strict=True)}
-        where |= {t.name: _where(b) for t, b in zip(self._compiled.buffers, buffers, strict=True)}
+    def _prepared(self, tensors: Sequence[torch.Tensor], stream: int, capture: int) -> list[PreparedLaunch]:
+        names = (*self._written, *[t.name for t in self._compiled.buffers])
+        where = {**self._where, **{name: _where(t) for name, t in zip(names, tensors, strict=True)}}
         return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
 
 

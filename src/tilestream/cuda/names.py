@@ -18,13 +18,22 @@ class Names:
         self.split = schedule.stage.placement.dim == 1
         self.pointers = 0
 
+    @property
+    def column(self) -> str:
+        """The tile's column that is the first of a lane's pair."""
+        return "col0 + col_of(t, i)" if self.split else "col_of(t, i)"
+
+    def barrier(self) -> str:
+        """Waits for all that work on the tile: one warpgroup, or both."""
+        return "named_sync(BOTH_GROUPS, 256);" if self.split else "named_sync(GROUP_BARRIER + g, 128);"
+
     def row(self, tile: str) -> str:
         return "row_" + re.sub(r"\W", "_", tile)
 
     def pointer(self, kind: str, name: str) -> str:
         self.tables.stage_pointers.append(self.tables.pointer(kind, name))
         self.pointers += 1
-        return f"p.pointer(w.pointers + @P{self.pointers - 1}@)"
+        return f"p.pointer(w.pointers@P{self.pointers - 1}@)"
 
     def buffer(self, tile: str) -> str:
         k = self.s.buffers[tile]
@@ -48,10 +57,10 @@ class Names:
         parts = self.s.parts(self.s.streams[tile].dtype)
         return [name] if parts == 1 else [f"{name}_{k}" for k in range(parts)]
 
-    def in_chunk(self, chunks: list[str], dtype: str) -> str:
+    def in_chunk(self, chunks: list[str], dtype: str, k: str) -> str:
         """Address of a lane's pair in block ``k`` of a turn that has these chunks of ``dtype``."""
         t = self.element(dtype)
         if len(chunks) == 1:
-            return f"pair_addr<{t}>({chunks[0]}, t, k, j)"
+            return f"pair_addr<{t}>({chunks[0]}, t, {k}, j)"
         blocks = columns_of(dtype) // 8
-        return f"pair_addr<{t}>(k < {blocks} ? {chunks[0]} : {chunks[1]}, t, k % {blocks}, j)"
+        return f"pair_addr<{t}>({k} < {blocks} ? {chunks[0]} : {chunks[1]}, t, {k} % {blocks}, j)"

@@ -71,6 +71,11 @@ class Tables:
     credits: list[tuple[int, int]] = field(default_factory=list)
     lines: int = 0
 
+    @property
+    def queue_infos(self) -> list[tuple[int, int, int]]:
+        """First flag line, depth and number of consumers of every queue."""
+        return [(q.line, q.depth, len(q.consumers)) for q in self.queues]
+
     def map(self, spec: MapSpec) -> int:
         if spec not in self.maps:
             self.maps.append(spec)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from tilestream.cuda.names import Names
 from tilestream.cuda.snippets import expression
+from tilestream.cuda.text import plus
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import Phase, Place, Sink, Step, ceil_to
 
 
 class Values:
-    """Evaluates a phase: operands are fetched, expressions named, each once."""
+    """Evaluates a phase: operands are fetched, expressions named, each once.
+
+    Attributes:
+        masks: some pairs have columns that are not the tile's, but pad its last block: ``ok0`` and ``ok1`` say which.
+        turns: of the pass; blocks are counted by ``k`` in a turn, and by ``i`` where there is but one.
+    """
 
     def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
         self.e, self.step, self.phase, self.width = e, step, phase, width
+        self.masks = step.features != 2 * width if e.split else step.features % 8 != 0
+        self.turns = ceil_to(width, e.s.pass_columns) // e.s.pass_columns
         self.values: dict[str, tuple[str, str]] = {}
         self.lines: list[str] = []
         self.setup: list[str] = []
@@ -35,7 +43,7 @@ class Values:
         if name not in self.vectors:
             var = f"v{len(self.vectors)}"
             self.vectors[name] = var
-            self.setup.append(f"  const void* {var} = {self.e.pointer(kind, name)};")
+            self.setup.append(f"const void* {var} = {self.e.pointer(kind, name)};")
         return self.vectors[name]
 
     def fresh(self, a: str, b: str) -> tuple[str, str]:
@@ -75,7 +83,12 @@ class Values:
     def masked(self, tile: str) -> tuple[str, str]:
         """Zero in the columns that pad the last block, so that products may read them."""
         a, b = self.pair(tile)
-        return f"ok0 ? {a} : 0.0f", f"ok1 ? {b} : 0.0f"
+        return (f"ok0 ? {a} : 0.0f", f"ok1 ? {b} : 0.0f") if self.masks else (a, b)
+
+    def where(self, which: int, statement: str, condition: str = "") -> str:
+        """``statement`` if the pair's column ``which`` is the tile's, and ``condition`` holds."""
+        conditions = [f"ok{which}"] * self.masks + [condition] * bool(condition)
+        return f"if ({' && '.join(conditions)}) {statement}" if conditions else statement
 
     def _leaf(self, tile: str) -> tuple[str, str]:
         e, s = self.e, self.e.s
@@ -83,7 +96,8 @@ class Values:
             return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
         if tile in s.streams:
             dtype = s.streams[tile].dtype
-            return self.fill(f"Io<{e.element(dtype)}>::load({e.in_chunk(e.chunk_names(tile), dtype)}, {{a}}, {{b}});")
+            at = e.in_chunk(e.chunk_names(tile), dtype, "k" if self.turns > 1 else "i")
+            return self.fill(f"Io<{e.element(dtype)}>::load({at}, {{a}}, {{b}});")
         base, start = s.views.get(tile, (tile, 0))
         place = s.places[base]
         if place is Place.ROW:
@@ -97,15 +111,16 @@ class Values:
         # Columns that pad the last block or chunk of a view may lie past the buffer: nobody wants their values.
         if start % 8 == 0:
             past = start + self._columns() > s.buffer_features[s.buffers[base]]
-            block = f"(ok0 ? i + {start // 8} : 0)" if past else f"i + {start // 8}"
+            block = plus("i", start // 8)
+            if past and self.masks:
+                block = f"(ok0 ? {block} : 0)"
             at = f"pair_addr<{t}>({buffer}{e.own_chunks(dtype)}, t, {block}, j)"
             return self.fill(f"Io<{t}>::load({at}, {{a}}, {{b}});")
-        col = f"col0 + col_of(t, i) + {start}"
+        first, second = plus(e.column, start), plus(e.column, start + 1)
+        if self.masks:
+            first, second = f"ok0 ? {first} : 0", f"ok1 ? {second} : 0"
         at = f"{buffer}, (u32)row_of(t, j)"
-        return self.fresh(
-            f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)(ok0 ? {col} : 0)))",
-            f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)(ok1 ? {col} + 1 : 0)))",
-        )
+        return self.fresh(*(f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)({column})))" for column in (first, second)))
 
     def _columns(self) -> int:
         """Columns that the pass goes over, padding included."""
@@ -118,21 +133,22 @@ class Values:
         var = self.vectors[name]
         if tensor.features == 1:
             return self.fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
-        whole = "ok1 && ok0" if self.e.split else f"8 * i + 8 <= {self.step.features}"
-        return self.fill(
-            f"vector_pair<{tensor.dtype}, {self.step.features}>({var}, col0 + col_of(t, i), {whole}, {{a}}, {{b}});"
-        )
+        whole = "true"
+        if self.masks:
+            whole = "ok1 && ok0" if self.e.split else "whole"
+        of = f"{tensor.dtype}, {self.step.features}"
+        return self.fill(f"vector_pair<{of}>({var}, {self.e.column}, {whole}, {{a}}, {{b}});")
 
     def direct(self, sink: Sink, a: str, b: str) -> list[str]:
         tensor = self.e.pipeline.tensor(sink.target)
         var = self.vectors[sink.target]
         io = f"Io<{tensor.dtype}>"
-        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + (col0 + col_of(t, i) + {sink.column})"
+        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + ({plus(self.e.column, sink.column)})"
         inside = "tile * ROWS + row_of(t, j) < p.rows"
         even = tensor.features % 2 == 0 and sink.column % 2 == 0 and DTYPE_BYTES[tensor.dtype] == 2
         if even and self.step.features % 2 == 0:
-            return [f"if (ok0 && {inside}) {io}::global2((void*){var}, {at}, {a}, {b});"]
+            return [self.where(0, f"{io}::global2((void*){var}, {at}, {a}, {b});", inside)]
         return [
-            f"if (ok0 && {inside}) {io}::global1((void*){var}, {at}, {a});",
-            f"if (ok1 && {inside}) {io}::global1((void*){var}, {at} + 1, {b});",
+            self.where(0, f"{io}::global1((void*){var}, {at}, {a});", inside),
+            self.where(1, f"{io}::global1((void*){var}, {at} + 1, {b});", inside),
         ]

@@ -30,7 +30,7 @@ from tilestream.ir.derive import (
     sums,
     wanted,
 )
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.sentence import COMBINE, align, say
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
@@ -186,6 +186,7 @@ class _Machine:
 
     def _apply(self, op: TileOp, now: Steps, s: _Running) -> None:
         """One op in all workers, in lock-step."""
+        s.loading.clear()
         for me in s.workers.all():
             if op.out is None and not s.first_of_equals(op, me):
                 continue
@@ -209,6 +210,7 @@ class _Machine:
 
     def _operand(self, op: TileOp, view: View, at: dict[str, Array], me: Coordinates, s: _Running) -> Array:
         if view.of in self.memory:
+            self._count_load(view, at, me, s)
             return read(self.memory[view.of], view, at, self.memory)
         maker, source = s.makers[view.of], s.private[me][view.of]
         assert maker.out is not None
@@ -259,6 +261,16 @@ class _Machine:
             parts[peer] = prod(map(len, owned)) * each
         return made, parts
 
+    def _count_load(self, view: View, at: dict[str, Array], me: Coordinates, s: _Running) -> None:
+        """Once for all workers of a cluster that read the same at once; once for good where it is resident."""
+        resident = view.of in s.stage.resident
+        what = (s.cta(me), view, tuple(tuple(at[a].tolist()) for a in view.axes))
+        if what in (s.loaded if resident else s.loading):
+            return
+        (s.loaded if resident else s.loading).add(what)
+        dtype = self.p.tensor(view.of).dtype
+        self.moved.bytes["l2"] += prod(len(at[a]) for a in view.axes) * (DTYPE_BYTES | INDEX_BYTES)[dtype]
+
     def _make(self, op: TileOp, operands: list[Array], at: dict[str, Array], now: Steps, private: dict) -> None:
         """Evaluate, and combine with what earlier rounds of a loop gave."""
         assert op.out is not None
@@ -288,7 +300,8 @@ class _Machine:
             target.index_put_(tuple(index), value, accumulate=True)
         else:
             target[tuple(index)] = self.arithmetic.rounded(value, dtype)
-        self.moved.bytes["l2"] += value.numel() * DTYPE_BYTES[dtype]
+        stored = prod(len(at[a]) for a in order)
+        self.moved.bytes["l2"] += stored * DTYPE_BYTES[dtype]
 
     def _nothing(self, tile: Tile) -> _Held:
         return _Held.nothing([self.size[a.name] for a in tile.axes], self.arithmetic.dtype)
@@ -315,6 +328,8 @@ class _Running:
                 ops.insert(len(ops) if whole else at + 1, TileOp("push", None, (own,), attrs=which))
         self.program = loops_of(Stage(stage.name, tuple(ops), stage.loops, stage.mesh))
         self.makers = {op.out.name: op for op in ops if op.out is not None}
+        self.loading: set[tuple[object, ...]] = set()
+        self.loaded: set[tuple[object, ...]] = set()
         self.private: dict[Coordinates, dict[str, _Held]] = {c: {} for c in self.workers.all()}
 
     def private_of(self, tile: str) -> dict[Coordinates, _Held]:

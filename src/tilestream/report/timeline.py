@@ -1,4 +1,4 @@
-"""Simulated runs as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Simulated and recorded runs as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -7,39 +7,110 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilestream.cuda.emit import ROLES
+from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
 from tilestream.simulator import Simulation, Span
 
+PROCESSES = 3
+"""Of one title: the simulated run, the recorded one, and what the warps of some SMs did."""
 
-def trace(runs: Mapping[str, Simulation]) -> dict[str, Any]:
+
+def trace(runs: Mapping[str, Simulation], recordings: Mapping[str, Recording] | None = None) -> dict[str, Any]:
     """One process a run, one thread an SM, one slice a step; times in microseconds.
 
-    A wait comes before the step that it delayed and names what was waited for.
+    A wait comes before the step that it delayed and names what was waited for. A recorded run follows the simulated one
+    of its title: a thread for each warpgroup of each SM, with waits where they were, and in a process of its own all
+    that the warps of the first SM of each stage did.
 
     Args:
         runs: simulations by the title that the viewer shows.
+        recordings: measured runs by the title of their simulation.
     """
+    recordings = recordings or {}
     events: list[dict[str, Any]] = []
-    for pid, (title, run) in enumerate(runs.items(), start=1):
-        events.append(_name("process_name", pid, None, f"{title}: {run.time_us:.1f} us on {run.device}"))
-        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+    for index, (title, run) in enumerate(runs.items()):
+        pid = 1 + PROCESSES * index
+        events += _process(pid, f"{title}: {run.time_us:.1f} us on {run.device}")
+        if title in recordings:
+            events += _recorded(pid + 1, title, recordings[title])
         for worker, spans in by_worker(run).items():
             stages = ", ".join(dict.fromkeys(f"{s.stage}[{s.replica}]" for s in spans))
-            events.append(_name("thread_name", pid, worker, f"SM {worker}: {stages}"))
-            events.append(
-                {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": worker, "args": {"sort_index": worker}}
-            )
+            events += _thread(pid, worker, f"SM {worker}: {stages}")
             for span, (start, why) in zip(spans, waits(spans), strict=True):
                 if why:
                     events.append(_wait(pid, span, start, why))
                 events.append(_step(pid, span))
-    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"source": "tilestream simulate"}}
+    about = {title: _about(recording) for title, recording in recordings.items()}
+    other = {"source": "tilestream trace --measured", "measured": about} if about else {"source": "tilestream simulate"}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
 
-def write(path: Path, runs: Mapping[str, Simulation]) -> Path:
-    """Write ``trace(runs)`` to ``path`` and return it."""
+def write(path: Path, runs: Mapping[str, Simulation], recordings: Mapping[str, Recording] | None = None) -> Path:
+    """Write ``trace(runs, recordings)`` to ``path`` and return it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(trace(runs), separators=(",", ":")))
+    path.write_text(json.dumps(trace(runs, recordings), separators=(",", ":")))
     return path
+
+
+def _process(pid: int, title: str) -> list[dict[str, Any]]:
+    order = {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    return [_name("process_name", pid, None, title), order]
+
+
+def _about(run: Recording) -> dict[str, Any]:
+    """What a recording says of itself in the file: what it cost, and how exact it is."""
+    return {
+        "us": run.time_us,
+        "us_with_stamps": run.stamped_us,
+        "overhead": run.overhead,
+        "clock_ns": run.clock_ns,
+        "dropped_stamps": run.dropped,
+        "device": run.device,
+        "rows": run.rows,
+    }
+
+
+def _recorded(pid: int, title: str, run: Recording) -> list[dict[str, Any]]:
+    """A recorded run as two processes: all SMs, and the warps of one SM a stage."""
+    times = f"{run.time_us:.1f} us, {run.stamped_us:.1f} us with stamps"
+    events = _process(pid, f"{title}, measured: {times} on {run.device}")
+    events += _process(pid + 1, f"{title}, measured, inside the first SM of each stage")
+    stages: dict[int, dict[str, None]] = {}
+    details: dict[tuple[int, int], dict[str, None]] = {}
+    for s in run.slices:
+        if s.role < CONSUMERS and s.kind != DETAIL:
+            events.append(_slice(pid, s))
+            stages.setdefault(s.worker, {})[f"{s.stage}[{s.replica}]"] = None
+        if s.replica == 0:
+            events.append(_slice(pid + 1, s))
+            if s.kind == DETAIL:
+                details.setdefault((s.worker, s.role), {})[s.name] = None
+    for worker, names in stages.items():
+        for role in range(CONSUMERS):
+            text = f"SM {worker}, {ROLES[role]}: {', '.join(names)}"
+            events += _thread(pid, worker * len(ROLES) + role, text)
+    for (worker, role), names in details.items():
+        stage = ", ".join(stages[worker])
+        events += _thread(pid + 1, worker * len(ROLES) + role, f"{stage} {ROLES[role]}: {', '.join(names)}")
+    return events
+
+
+def _slice(pid: int, s: Slice) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": s.kind,
+        "name": f"wait: {s.name}" if s.kind == WAIT else s.name,
+        "pid": pid,
+        "tid": s.worker * len(ROLES) + s.role,
+        "ts": round(s.start_us, 4),
+        "dur": round(s.end_us - s.start_us, 4),
+        "args": {"tiles": f"{s.tile}", "replica": s.replica, "sm": s.sm},
+    }
+
+
+def _thread(pid: int, tid: int, text: str) -> list[dict[str, Any]]:
+    order = {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+    return [_name("thread_name", pid, tid, text), order]
 
 
 def _name(what: str, pid: int, tid: int | None, text: str) -> dict[str, Any]:

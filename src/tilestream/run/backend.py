@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+# Takes a second to load. ``torch.compile`` loads this module, so that the model's first call need not wait for it.
+import torch._inductor.compile_fx  # noqa: F401
 from torch import fx
 
 from tilestream.announce import announce
 from tilestream.errors import DeviceError, OptionError
 from tilestream.options import Options, split
 from tilestream.run import fallback
+from tilestream.run.graphs import Compilation
+from tilestream.run.inductor import compile_graph
 from tilestream.run.target import Target, resolve
 
 
@@ -37,9 +41,6 @@ def tilestream(graph: fx.GraphModule, inputs: list[Any], **given: Any) -> Callab
     target = _target(options, inputs)
     if target is None:
         return fallback.whole(graph, inputs, patches)
-    from tilestream.run.graphs import Compilation
-    from tilestream.run.inductor import compile_graph
-
     return compile_graph(graph, inputs, Compilation(options, target, inputs, patches))
 
 

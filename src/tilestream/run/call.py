@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-# What Inductor's code allocates with takes a third of torch.empty's time.
-from torch._C._dynamo.guards import _empty_strided_cuda  # pyright: ignore[reportAttributeAccessIssue]
+# What Inductor's code allocates with: a third of torch.empty's time.
+from torch._C._dynamo.guards import (
+    _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
+    _empty_strided_cuda,  # pyright: ignore[reportAttributeAccessIssue]
+)
 
 from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
@@ -28,6 +31,8 @@ KEPT = 512
 Build = Callable[[Pipeline], Executable]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and dtype of a result."""
+
+_address = torch.Tensor.data_ptr
 
 
 class RegionCall:
@@ -56,7 +61,7 @@ class RegionCall:
             InputError: a tensor's dtype, device or size is not what was compiled.
             QueueTimeout: an earlier launch of this region expired: its results are lost.
         """
-        key: tuple[Any, ...] = tuple([t.data_ptr() for t in tensors])
+        key: tuple[Any, ...] = tuple(map(_address, tensors))
         if not self.spec.is_static:  # else two calls differ in addresses alone
             key = (*key, *sizes, *[(t.shape, t.stride()) for t in tensors])
         bound = self._bound.get(key)
@@ -110,11 +115,11 @@ class RegionCall:
         return Bound(
             layouts=tuple((shape, row_major(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)),
             orders=tuple(r.order for r in spec.results),
-            device=self.device,
+            allocate=_empty_strided_cuda if self.device.type == "cuda" else _empty_strided_cpu,
+            gpu=self.device.index if self.device.type == "cuda" else None,
             moving=tuple((self._position[o.index], o.steps) for o in moving.values()),
             enqueue=enqueue,
             reorders=any(r.order is not None for r in spec.results),
-            on_gpu=self.device.type == "cuda",
         )
 
     def _check(self, operand: Operand, tensor: torch.Tensor) -> None:
@@ -130,26 +135,24 @@ class RegionCall:
 class Bound:
     """A region at one set of addresses: a call allocates the results and enqueues.
 
-    ``moving`` are operands that are copied at every call, since their rows do not lie as kernels read them: position
-    among the tensors, and steps.
+    ``gpu`` is the device's number, None on a CPU. ``moving`` are operands that are copied at every call, since their
+    rows do not lie as kernels read them: position among the tensors, and steps.
     """
 
     layouts: tuple[Layout, ...]
     orders: tuple[tuple[int, ...] | None, ...]
-    device: torch.device
+    allocate: Callable[..., torch.Tensor]
+    gpu: int | None
     moving: tuple[tuple[int, Steps], ...]
     enqueue: Enqueue
     reorders: bool
-    on_gpu: bool
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if self.on_gpu and torch._C._cuda_getDevice() == self.device.index:
-            results = [_empty_strided_cuda(*layout) for layout in self.layouts]
-        else:
-            results = [
-                torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
-                for shape, stride, dtype in self.layouts
-            ]
+        if self.gpu is not None and self.gpu != torch._C._cuda_getDevice():
+            # Memory, kernels and streams are those of the tensors' device, as with torch's own operators.
+            with torch.cuda.device(self.gpu):
+                return self(tensors)
+        results = [self.allocate(*layout) for layout in self.layouts]
         if self.moving:
             self.enqueue([*results, *[ready(apply(tensors[at], steps)) for at, steps in self.moving]])
         else:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException
 
 from tilestream.announce import announce, first_line
 
@@ -23,6 +22,8 @@ def whole(graph: fx.GraphModule, inputs: list[Any], patches: Mapping[str, Any] |
 
     ``patches`` is Inductor's configuration for this graph. Where Inductor fails, the graph runs eagerly.
     """
+    from torch._dynamo.exc import TorchDynamoException
+
     try:
         from torch._inductor.compile_fx import compile_fx
 

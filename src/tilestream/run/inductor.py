@@ -22,7 +22,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.nodes import is_constant
-from tilestream.run import fallback
+from tilestream.run import epilogues, fallback
 from tilestream.run.direct import direct, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.stopwatch import timed
@@ -107,6 +107,8 @@ def _inner(
         if taken and not backward and not kwargs.get("cudagraphs") and is_direct(streamed):
             compilation.keep()
             return direct(streamed)
+        if taken and compilation.target.kind == "cuda":
+            epilogues.fuse(streamed, compilation.patches)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:

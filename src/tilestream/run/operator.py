@@ -22,7 +22,7 @@ _library.define(
 REGION = torch.ops.tilestream.region.default
 """What stands in a graph."""
 
-_calls: dict[tuple[str, torch.device], RegionCall] = {}
+_calls: dict[tuple[str, int], RegionCall] = {}
 
 
 def run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], spec: str) -> list[torch.Tensor]:
@@ -32,7 +32,7 @@ def run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], spec: str) -> list
         CacheError: ``spec`` was written by another version.
         InputError, QueueTimeout: as ``RegionCall``.
     """
-    key = (spec, inputs[0].device)
+    key = (spec, inputs[0].get_device())  # a number, -1 for the CPU: cheaper to make and to compare than a device
     call = _calls.get(key)
     if call is None:
         call = _calls[key] = RegionCall(decode(spec), inputs[0].device)

@@ -73,6 +73,7 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
     launches_us: list[float] = []
     spans: list[Span] = []
     utilisation: dict[str, float] = {}
+    waits_us: dict[str, dict[str, float]] = {}
     busy_s = {"tensor": 0.0, "l2": 0.0, "dram": 0.0}
     for number, (launch, cost) in enumerate(zip(cut_at_dram(pipeline), predicted.launches, strict=True)):
         try:
@@ -85,8 +86,9 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
             busy_s[name] += found.busy_s[name]
         scale = cost.total_s / found.seconds if pipeline.strategy == "bulk" else 1.0
         spans += _spans(found, launch, rows, number, start_us, 1e6 * scale)
-        for stage, busy in zip(launch.stages, found.stage_busy_s, strict=True):
+        for stage, busy, waits in zip(launch.stages, found.stage_busy_s, found.waits, strict=True):
             utilisation[stage.name] = busy / (stage.replicas * found.seconds)
+            waits_us[stage.name] = {why: seconds * 1e6 * scale for why, seconds in waits.items()}
         launches_us.append(found.seconds * 1e6 * scale)
         start_us += launches_us[-1]
     seconds = start_us * 1e-6
@@ -102,6 +104,7 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
         traffic(pipeline, rows).levels(),
         utilisation,
         simulated_rows=rows,
+        waits_us=waits_us,
     )
 
 

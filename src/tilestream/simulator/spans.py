@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Simulation:
     ``bytes`` are those of each level (``traffic.Traffic.levels``). ``utilisation`` maps every stage to the working
     share of its SMs while its launch ran, and "tensor", "l2" and "dram" to the share of the device's rate over the
     whole time. ``exact`` is False where only the first ``simulated_rows`` rows were simulated and the rest follows from
-    the steady rate; ``note`` says so.
+    the steady rate; ``note`` says so. ``waits_us`` are, of every stage, the microseconds that its CTAs waited for each
+    of ``core.REASONS``, all CTAs together, in the rows that were simulated.
     """
 
     pipeline: str
@@ -48,3 +49,4 @@ class Simulation:
     exact: bool = True
     simulated_rows: int = 0
     note: str = ""
+    waits_us: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -20,8 +20,10 @@ from pathlib import Path
 
 import torch
 
+from tilestream.cuda import stamps
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
+from tilestream.cuda.stamps import LaunchLog
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
@@ -112,7 +114,20 @@ def run_on_host(
         HostTrap: another bounded wait expired, or a barrier was misused.
         HostRace: ThreadSanitizer saw a race.
     """
-    options = options or HostRun()
+    return _launches(pipeline, tensors, options or HostRun(), stamped=False)[0]
+
+
+def stamped_on_host(
+    pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
+) -> tuple[dict[str, torch.Tensor], list[LaunchLog]]:
+    """As ``run_on_host``, by kernels with stamps, and what they wrote down. The clocks are those of this machine."""
+    return _launches(pipeline, tensors, options or HostRun(), stamped=True)
+
+
+def _launches(
+    pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun, stamped: bool
+) -> tuple[dict[str, torch.Tensor], list[LaunchLog]]:
+    logs: list[LaunchLog] = []
     rows = tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
     have = dict(tensors)
     for launch in cut_at_dram(pipeline):
@@ -120,11 +135,11 @@ def run_on_host(
             # NaNs: an element that nobody writes shows
             have[t.name] = torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype])
         if rows:
-            _run(emit(launch), have, rows, options)
-    return {t.name: have[t.name] for t in pipeline.by_role(Role.OUTPUT)}
+            logs += _run(emit(launch, stamped=stamped), have, rows, options)
+    return {t.name: have[t.name] for t in pipeline.by_role(Role.OUTPUT)}, logs
 
 
-def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> None:
+def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> list[LaunchLog]:
     program = compile_for_host(source, options)
     tables, pipeline = source.tables, source.pipeline
     arena = _Arena()
@@ -146,11 +161,14 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
     words.append(len(tables.pointers))
     for _, name in tables.pointers:
         words += [at[name], tensors[name].stride(0) if tensors[name].dim() else 1]
-    words += [flags + 2 * LINE, flags, flags + LINE, record, int(options.flag_limit_s * 1e9), rows]
+    ctas = _ctas(source, rows)
+    room = stamps.capacity(source, rows, ctas) if source.stamped else 0
+    written = arena.add(b"\0" * stamps.buffer_bytes(ctas, room)) if source.stamped else 0
+    words += [flags + 2 * LINE, flags, flags + LINE, record, int(options.flag_limit_s * 1e9), rows, written, room]
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, words)
-        done = _execute(program, path, source, rows, options)
+        done = _execute(program, path, source, ctas, options)
         with path.open("rb") as f:
             f.seek(record)
             dump.words.copy_(torch.frombuffer(bytearray(f.read(dump.words.numel() * 8)), dtype=torch.int64))
@@ -163,16 +181,26 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
                 f.seek(at[t.name])
                 raw = bytearray(f.read(rows * t.features * DTYPE_BYTES[t.dtype]))
                 tensors[t.name] = torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype]).reshape(rows, t.features)
+            if not source.stamped:
+                return []
+            f.seek(written)
+            return [stamps.read(f.read(stamps.buffer_bytes(ctas, room)), source, rows, ctas, room)]
 
 
-def _execute(program: Path, path: Path, source: KernelSource, rows: int, options: HostRun):
+def _ctas(source: KernelSource, rows: int) -> int:
+    """CTAs of a launch."""
     stages = source.pipeline.stages
     wanted = sum(s.replicas for s in source.stages)
-    group = max(s.group for s in stages)
-    if len(stages) == 1:
-        wanted = min(wanted, MOST_CTAS, -(-rows // (64 * stages[0].tiles_per_step)))
-        wanted = max(group, -(-wanted // group) * group)
-    numbers = (wanted, group, source.shared_bytes, options.launches, options.limit_s, options.seed)
+    if len(stages) > 1:
+        return wanted
+    stage = source.pipeline.stages[0]
+    wanted = min(wanted, MOST_CTAS, -(-rows // (64 * stage.tiles_per_step)))
+    return max(stage.group, -(-wanted // stage.group) * stage.group)
+
+
+def _execute(program: Path, path: Path, source: KernelSource, ctas: int, options: HostRun):
+    group = max(s.group for s in source.pipeline.stages)
+    numbers = (ctas, group, source.shared_bytes, options.launches, options.limit_s, options.seed)
     command = [str(program), str(path), *map(str, numbers)]
     environment = dict(os.environ)
     if options.sanitize:

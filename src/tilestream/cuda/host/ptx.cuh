@@ -37,6 +37,7 @@ TS_DEV u32 lane_in_warp() { return 0; }
 TS_DEV int warp_index() { return ts_host::warp(); }
 TS_DEV u32 sm_id() { return (u32)ts_host::cta(); }
 TS_DEV u64 now_ns() { return ts_host::now_ns(); }
+TS_DEV u64 sm_clock() { return ts_host::now_ns(); }
 TS_DEV void trap() { ts_host::trap("trap"); }
 TS_DEV void sync_cta() { ts_host::sync_cta(); }
 TS_DEV int cta_index() { return ts_host::cta(); }
@@ -72,6 +73,7 @@ TS_DEV void bar_expect(u32 bar, u32 bytes) { ts_host::bar_arrive(bar, 1, bytes);
 TS_DEV void group_arrive(u32 bar) { ts_host::bar_arrive(bar, 4, 0); }
 TS_DEV void group_arrive_pair(u32 bar) { ts_host::bar_arrive_cluster(bar, 4); }
 TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
+TS_DEV bool bar_ready(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
 TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads); }
 
@@ -126,6 +128,11 @@ TS_DEV T load_global(const T* p) {
 template <class T>
 TS_DEV void store_global(T* p, T v) {
   *p = v;
+}
+
+TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
+  u32* const to = reinterpret_cast<u32*>(address);
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
 }
 
 // ---- warpgroup products: read their operands as late as the program allows, at the wait for them

@@ -1,7 +1,8 @@
 // The host program around one generated kernel. build.py appends TS_MAIN(name) to the kernel's text.
 //
 // Its file starts with words of 64 bits: count of maps, six words for each; count of pointers, address and
-// stride for each; flags, epoch, exits, dump, limit in nanoseconds, rows. Addresses are offsets into the file.
+// stride for each; flags, epoch, exits, dump, limit in nanoseconds, rows; of a kernel
+// with stamps, their address and room. Addresses are offsets into the file.
 #pragma once
 
 namespace ts_host {
@@ -24,6 +25,10 @@ void fill(P& p, const u64* words, char* base) {
   p.dump = (ts::Dump*)(base + words[3]);
   p.limit_ns = words[4];
   p.rows = (int)words[5];
+#ifdef TS_STAMPS
+  p.stamps = base + words[6];
+  p.stamp_capacity = (int)words[7];
+#endif
 }
 
 }  // namespace ts_host

@@ -55,6 +55,11 @@ TS_DEV u64 now_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
+TS_DEV u64 sm_clock() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t));
+  return t;
+}
 TS_DEV void trap() { asm volatile("trap;"); }
 TS_DEV void sync_cta() { __syncthreads(); }
 TS_DEV int cta_index() { return (int)blockIdx.x; }
@@ -118,6 +123,16 @@ TS_DEV bool bar_try(u32 bar, u32 parity) {
   u32 ok;
   asm volatile(
       "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(ok)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return ok;
+}
+// Does not suspend, as a try may.
+TS_DEV bool bar_ready(u32 bar, u32 parity) {
+  u32 ok;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
       : "=r"(ok)
       : "r"(bar), "r"(parity)
       : "memory");
@@ -193,6 +208,10 @@ TS_DEV T load_global(const T* p) {
 template <class T>
 TS_DEV void store_global(T* p, T v) {
   *p = v;
+}
+
+TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // ---- warpgroup products: descriptors of K-major operands with the 128-byte swizzle

@@ -1,6 +1,7 @@
 // The warps around the consumers: one loads weights, one per warpgroup loads inputs, one publishes.
 // Each walks a constant table that the emitter wrote; a stage S gives the tables and the layout.
 #pragma once
+#include "stamps.cuh"
 
 namespace ts {
 
@@ -51,6 +52,7 @@ struct Sync {  // what hand-over through global memory needs
   u64 limit_ns;
   u64 epoch;  // launches of this workspace before this one, in the high half
   int stage, lines;
+  Stamps stamps;
 };
 
 TS_DEV u64 ticket(const Sync& s, int tile) { return s.epoch | (u64)(u32)(tile + 1); }
@@ -79,10 +81,14 @@ TS_DEV void flag_wait(const Sync& s, int line, u64 expected, int queue, int tile
   u64 found = flag_acquire(s.flags + line * LINE);
   if (found >= expected) return;
   u64 start = now_ns();
+  const u32 since = s.stamps.now();
 #pragma unroll 1
   for (u32 spin = 1;; ++spin) {
     found = flag_acquire(s.flags + line * LINE);
-    if (found >= expected) return;
+    if (found >= expected) {
+      s.stamps.waited(waits_for_free ? QUEUE_FULL : QUEUE_EMPTY, since, queue);
+      return;
+    }
     if ((spin & 255) == 0 && now_ns() - start > s.limit_ns) expire(s, queue, tile, waits_for_free, expected, found);
   }
 }
@@ -140,16 +146,19 @@ TS_DEV void load_page(const P& p, const PageOp& op, R& ring) {
   ring.advance();
 }
 template <class S, class P>
-TS_DEV void load_weights(const P& p, u32 smem, const Worker& w, int index) {
+TS_DEV void load_weights(const P& p, const Sync& sync, u32 smem, const Worker& w, int index) {
   if (lane_in_warp() != 0) return;
-  Ring<S::PAGES, S::PAGE_BYTES> ring(smem + S::PAGE_BARS + index * S::PAGES * 16,
-                                     smem + S::PAGE_DATA + index * S::PAGES * S::PAGE_BYTES);
+  using Pages = Ring<S::PAGES, S::PAGE_BYTES>;
+  Timed<Pages> ring(Pages(smem + S::PAGE_BARS + index * S::PAGES * 16, smem + S::PAGE_DATA + index * S::PAGES * S::PAGE_BYTES),
+                    sync.stamps, WEIGHTS_AHEAD);
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
+    sync.stamps.mark(LOAD_WEIGHTS, u.tile(0));
 #pragma unroll 1
     for (int k = 0; k < S::PAGE_OPS; ++k) {
       PageOp op = p.page_op(w.page_ops + k);
       if (S::PAGE_RINGS == 1 || op.ring == index) load_page<S>(p, op, ring);
     }
+    sync.stamps.mark(IDLE, u.tile(0));
     if (S::RESIDENT) return;
   }
 }
@@ -220,9 +229,12 @@ TS_DEV void load_odd_chunk(u32 dst, const P& p, const LoadOp& op, int tile) {
 template <class S, class P>
 TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w, int g) {
   using T = typename S::T;
-  Ring<S::IN_SLOTS, CHUNK_BYTES> ring(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES);
+  using Chunks = Ring<S::IN_SLOTS, CHUNK_BYTES>;
+  Timed<Chunks> ring(Chunks(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES),
+                     sync.stamps, ROWS_AHEAD);
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
+    sync.stamps.mark(LOAD_ROWS, tile);
 #pragma unroll 1
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
@@ -256,6 +268,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
       sync_warp();
       ring.advance();
     }
+    sync.stamps.mark(IDLE, tile);
   }
 }
 
@@ -264,6 +277,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
 // the one before has been read: `unread` is the empty barrier of the copy still being read.
 template <class S, class P, class R>
 TS_DEV void publish_group(const P& p, const Sync& sync, R& ring, u32& unread, int tile, int begin, int end) {
+  sync.stamps.mark(STORE_TILE, tile);
 #pragma unroll 1
   for (int e = begin; e < end; ++e) {
     StoreOp op = p.store_op(e);
@@ -290,13 +304,16 @@ TS_DEV void publish_group(const P& p, const Sync& sync, R& ring, u32& unread, in
       queue_publish(sync, info, tile);
     }
   }
+  sync.stamps.mark(IDLE, tile);
 }
 // Serves warpgroup 0, 1 or both; chunks go in the order of the program.
 template <class S, bool ZERO, bool ONE, class P>
 TS_DEV void publish(const P& p, const Sync& sync, u32 smem, const Worker& w) {
   if (lane_in_warp() != 0) return;
-  Ring<S::OUT_SLOTS, CHUNK_BYTES> zero(smem + S::OUT_BARS, smem + S::OUT_DATA);
-  Ring<S::OUT_SLOTS, CHUNK_BYTES> one(smem + S::OUT_BARS + S::OUT_SLOTS * 16, smem + S::OUT_DATA + S::OUT_SLOTS * CHUNK_BYTES);
+  using Chunks = Ring<S::OUT_SLOTS, CHUNK_BYTES>;
+  Timed<Chunks> zero(Chunks(smem + S::OUT_BARS, smem + S::OUT_DATA), sync.stamps, NOTHING_STAGED);
+  Timed<Chunks> one(Chunks(smem + S::OUT_BARS + S::OUT_SLOTS * 16, smem + S::OUT_DATA + S::OUT_SLOTS * CHUNK_BYTES), sync.stamps,
+                    NOTHING_STAGED);
   u32 unread = 0;
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
 #pragma unroll 1
@@ -320,14 +337,14 @@ TS_DEV void publish(const P& p, const Sync& sync, u32 smem, const Worker& w) {
 template <class S, class P>
 TS_DEV void loader_warp(const P& p, const Sync& sync, u32 smem, const Worker& w, int warp) {
   if (warp == 0) {
-    if (S::PAGES > 0) load_weights<S>(p, smem, w, 0);
+    if (S::PAGES > 0) load_weights<S>(p, sync, smem, w, 0);
     if (S::OUT_SLOTS > 0 && S::TWO_PUBLISHERS) publish<S, false, true>(p, sync, smem, w);
   } else if (warp == 3) {
     if (S::OUT_SLOTS > 0) publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);
   } else if (warp == 1 || S::TILES == 2) {
     if (S::IN_SLOTS > 0) load_inputs<S>(p, sync, smem, w, warp - 1);
   } else if (S::PAGES > 0 && S::PAGE_RINGS == 2) {
-    load_weights<S>(p, smem, w, 1);
+    load_weights<S>(p, sync, smem, w, 1);
   }
 }
 

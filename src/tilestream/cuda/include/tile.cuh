@@ -96,6 +96,7 @@ struct Io<f32> {
 // With PAIR, consumers free a slot in both CTAs of a cluster: a multicast fills both.
 template <int SLOTS, int BYTES, bool PAIR = false>
 struct Ring {
+  static constexpr int COUNT = SLOTS;
   u32 bars, data;
   int slot = 0, behind = 0;
   u32 parity = 0;
@@ -142,14 +143,16 @@ struct Ring {
 // Weights that stay: as a ring of all pages, filled once and never freed.
 template <int SLOTS, int BYTES>
 struct Resident {
+  static constexpr u32 parity = 0;
   u32 bars, data;
   int slot = 0;
   TS_DEV Resident(u32 bars, u32 data) : bars(bars), data(data) {}
   TS_DEV void start() { slot = 0; }  // a tile takes every page once, so addresses are constants
   TS_DEV u32 addr() const { return data + (u32)slot * BYTES; }
+  TS_DEV u32 full() const { return bars + (u32)slot * 16; }
   TS_DEV void advance() { ++slot; }
   TS_DEV u32 take() {
-    bar_wait(bars + (u32)slot * 16, 0);
+    bar_wait(full(), parity);
     return addr();
   }
   TS_DEV void release() {}

@@ -1,0 +1,122 @@
+"""Bytes that a pipeline of any axes moves at each level of memory, by formulas; its ops are in plain form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import ceil, prod
+
+from tilestream.ir.axes import Level, Spread, View, along
+from tilestream.ir.derive import WRITES, Partial, Replicate, divided, exchange, mentions, placement, wanted
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Stage, TileOp
+
+PARTIAL_BYTES = 4
+"""A partial result travels in fp32, everything else in its dtype."""
+
+
+def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by level: ``shared`` and ``dsm`` of collectives inside a CTA and a cluster, ``l2``, and ``dram``.
+
+    ``dram`` is compulsory: each tensor once, and DRAM queues. ``l2``: what CTAs load (a cluster loads once what all of
+    it wants), store, send through queues and exchange over the grid. What is not resident is loaded again for each step
+    of a loop that the op has and the tensor lacks.
+
+    Args:
+        size: of every axis, those that are read at the call too.
+    """
+    moved: Counter[str] = Counter()
+    for t in p.tensors:
+        each = (DTYPE_BYTES | INDEX_BYTES)[t.dtype]
+        moved["dram"] += prod(size[a.name] for a in t.axes) * each
+    for stage in p.stages:
+        s = _Counts(stage, size)
+        for op in stage.ops:
+            for view in op.views[len(op.tiles) :]:
+                dtype = p.tensor(view.of).dtype
+                each = (DTYPE_BYTES | INDEX_BYTES)[dtype]
+                moved["l2"] += each * (s.stored(op, view) if op.kind in WRITES else s.loaded(op, view))
+        for op in stage.ops:
+            moved.update(s.exchanged(op))
+    for q in p.queues:
+        moved[q.transport.value] += _through(p, q, size)
+    return dict(moved)
+
+
+class _Counts:
+    """Elements that the workers of one stage move."""
+
+    def __init__(self, stage: Stage, size: Mapping[str, int]) -> None:
+        self.stage, self.size = stage, size
+        self.tile = {loop.axis: loop.tile for loop in stage.loops}
+        self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
+
+    def loaded(self, op: TileOp, view: View) -> int:
+        """By all CTAs, or clusters where one load is multicast."""
+        once = prod(self.size[a] for a in view.axes)
+        return once * self._again(op, view) * self._alike(op)
+
+    def _again(self, op: TileOp, view: View) -> int:
+        """Times that parts are loaded for positions of axes that the tensor lacks."""
+        return prod(self._groups(op, a, view.of in self.stage.resident) for a in mentions(op) - set(view.axes))
+
+    def _groups(self, op: TileOp, axis: str, resident: bool) -> int:
+        """Steps of all CTAs along ``axis``: each takes one block for each of its own workers."""
+        over = [d for d in self.stage.mesh if divided(op, d) == axis]
+        ctas = prod(d.size for d in over if d.level is Level.GRID)
+        inside = prod(d.size for d in over if d.level is not Level.GRID)
+        block = self.tile.get(axis) or ceil(self.size[axis] / prod(d.size for d in self.stage.mesh if axis in d.axes))
+        steps = ceil(self.size[axis] / (block * inside))
+        return min(steps, ctas) if resident or axis not in self.tile else steps
+
+    def _alike(self, op: TileOp) -> int:
+        """CTAs that all do the same."""
+        return prod(d.size for d in self.stage.mesh if d.level is Level.GRID and not divided(op, d))
+
+    def stored(self, op: TileOp, view: View) -> int:
+        """By the first of those that have the same, by each of those that have a part of a sum."""
+        maker = self.makers.get(op.ins[0])
+        parts = [d.size for d in self.stage.mesh if maker is not None and self._adds(op, maker, d)]
+        return prod(self.size[a] for a in view.axes) * prod(parts)
+
+    def _adds(self, op: TileOp, maker: TileOp, d: Spread) -> bool:
+        return op.kind == "store_add" and not divided(op, d) and isinstance(placement(maker, d), Partial)
+
+    def exchanged(self, op: TileOp) -> Counter[str]:
+        """Bytes by level, of the collectives of one op; several at once are taken one after another."""
+        moved: Counter[str] = Counter()
+        for view in op.views[: len(op.tiles)]:
+            maker = self.makers.get(view.of)
+            if maker is None or maker.out is None:
+                continue
+            whole = prod(self.size[a.name] for a in maker.out.axes)
+            rounds = prod(self._rounds(a) for a in mentions(op) - set(view.axes) if a in self.tile)
+            for d in self.stage.mesh:
+                how = exchange(op, view, maker, d, self.stage)
+                if not how:
+                    continue
+                others = [x for x in self.stage.mesh if x is not d]
+                if op.out is None:  # of those that have the same, the first stores; each adds its part of a sum
+                    alike = prod(x.size for x in others if self._adds(op, maker, x))
+                else:
+                    wants = ((x.size, wanted(op, view, maker.out, x, self.stage)) for x in others)
+                    alike = prod(n for n, want in wants if isinstance(want, Replicate))
+                partial = isinstance(placement(maker, d), Partial)
+                each = PARTIAL_BYTES if partial else DTYPE_BYTES[maker.out.dtype]
+                peers = {"all-reduce": d.size * (d.size - 1), "all-to-all": (d.size - 1) / d.size}
+                moved[d.level.memory] += round(whole * each * peers.get(how, d.size - 1) * alike * rounds)
+        return moved
+
+    def _rounds(self, axis: str) -> int:
+        return ceil(self.size[axis] / (self.tile[axis] * prod(d.size for d in self.stage.mesh if axis in d.axes)))
+
+
+def _through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
+    """Bytes written to and read from a queue."""
+    tile, producer = p.tiles()[q.tile], p.stage(q.producer)
+    maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
+    partial = [d.size for d in producer.mesh if isinstance(placement(maker, d), Partial)]
+    each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
+    whole = prod(size[a.name] for a in tile.axes) * each * prod(partial)
+    take = TileOp("copy", tile, (along(tile.name, [a.name for a in tile.axes]),))
+    readers = sum(_Counts(p.stage(c), size)._alike(take) for c in q.consumers)
+    return whole * (1 + readers)

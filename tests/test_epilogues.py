@@ -1,0 +1,76 @@
+"""ReLU as an epilogue of the products that stay with Inductor: which, and that they compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from eager_regions import trace
+from torch import Tensor, fx, nn
+
+from tilestream.run import epilogues
+
+aten = torch.ops.aten
+
+
+def traced(net: nn.Module, rows: int) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
+    names, parameters = zip(*net.named_parameters(), strict=True)
+    inputs = (torch.randn(rows, next(net.children()).in_features).to(parameters[0].dtype), *parameters)  # pyright: ignore
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(net, dict(zip(names, values, strict=True)), (x,))
+
+    return trace(run, inputs), inputs
+
+
+def products(graph: fx.GraphModule) -> list[fx.Node]:
+    return graph.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)
+
+
+@pytest.mark.parametrize("depth", [64, 479])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_wide_layer_computes_the_same_with_the_epilogue(depth: int, dtype: torch.dtype):
+    graph, inputs = traced(nn.Sequential(nn.Linear(depth, 1024), nn.ReLU(), nn.Linear(1024, 8)).to(dtype), 65)
+    with torch.no_grad():
+        want = graph(*inputs)
+        assert epilogues.fuse(graph, {}) == 1
+        (got,), (plain,) = graph(*inputs), want
+    (product,) = products(graph)
+    padded = depth % 8 != 0
+    assert (product.args[1].target is aten.constant_pad_nd.default) == padded  # pyright: ignore
+    assert not graph.graph.find_nodes(op="call_function", target=aten.relu.default)
+    torch.testing.assert_close(got, plain)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(479, 64), nn.ReLU()).bfloat16(),  # padding would take as long as it saves
+        nn.Sequential(nn.Linear(64, 1001), nn.ReLU()).bfloat16(),  # results that lie at odd addresses
+        nn.Sequential(nn.Linear(64, 64), nn.GELU()).bfloat16(),  # rounded between the product and GELU
+        nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()).bfloat16(),
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU()),
+    ],
+)
+def test_other_layers_are_left_alone(net: nn.Module):
+    graph, _ = traced(net, 65)
+    assert epilogues.fuse(graph, {}) == 0
+    assert not products(graph)
+
+
+def test_a_product_that_is_used_elsewhere_is_left_alone():
+    layer = nn.Linear(64, 64).bfloat16()
+
+    class Both(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self[0](x)
+            return y.relu() + y
+
+    graph, _ = traced(Both(layer), 65)
+    assert epilogues.fuse(graph, {}) == 0
+
+
+@pytest.mark.parametrize("name", ["max_autotune", "max_autotune_gemm"])
+def test_tuned_products_keep_their_own_epilogues(name: str):
+    graph, _ = traced(nn.Sequential(nn.Linear(64, 64), nn.ReLU()).bfloat16(), 65)
+    assert epilogues.fuse(graph, {name: True}) == 0
+    assert epilogues.fuse(graph, {}) == 1
