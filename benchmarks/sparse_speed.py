@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from tilestream.sparse import engine, run_spec
-from tilestream.sparse.graph import Graph, with_broadcasts
 from tilestream.sparse.kernels import Kernel, Wiring, chain, elementwise, matmul, matmul_dense, matmul_parallel
 from tilestream.sparse.memory import SIMPLE_HBM, hbm
-from tilestream.sparse.result import Result
 from tilestream.sparse.storage import Format, SparseTensor, pack
+from tilestream.sparse.stream.graph import Graph, with_broadcasts
+from tilestream.sparse.stream.result import Result
 
 Shapes = Mapping[str, tuple[tuple[int, ...], Format]]
 

@@ -57,6 +57,18 @@ def test_the_reference_cycles_from_a_shell(files: list[str], tmp_path: Path) -> 
         assert abs(json.loads(path.read_text())["cycles"] / 2145 - 1) < 0.005
 
 
+def test_sams_timing_from_a_shell(files: list[str], tmp_path: Path) -> None:
+    found = {}
+    for name in ("comal", "sam"):
+        path = tmp_path / f"{name}.json"
+        formats = ["--format", "compressed,compressed:1,0", "--format", "compressed,compressed"]
+        order = ["--order", "k,i,j", "--timing", name]
+        call("simulate", PRODUCT, *files[:2], *formats, *order, "--json", str(path))
+        found[name] = json.loads(path.read_text())["cycles"]
+    assert found["comal"] - found["sam"] == 42
+    assert "use comal or sam" in call("simulate", PRODUCT, *files[:2], "--timing", "dam", code=2)
+
+
 @pytest.mark.parametrize("sparse", [True, False])
 def test_a_matrix_of_one_column_is_a_vector(files: list[str], tmp_path: Path, sparse: bool) -> None:
     vector = kernels.hashed(50, 20, 4)[:, :1]

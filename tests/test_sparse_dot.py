@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 import pytest
+from sam_graphs import run_dot, sam
 
 from tilestream.errors import SparseError
-from tilestream.sparse.dot import DotGraph, from_dot, index_names, to_dot
-from tilestream.sparse.dot_text import parse, quote
-from tilestream.sparse.graph import Port
+from tilestream.sparse.dot import from_dot, to_dot
+from tilestream.sparse.dot.names import index_names
+from tilestream.sparse.dot.text import parse, quote
 from tilestream.sparse.kernels import (
     DCSC,
     DCSR,
@@ -24,8 +25,10 @@ from tilestream.sparse.kernels import (
     sddmm,
 )
 from tilestream.sparse.run_spec import run
-from tilestream.sparse.storage import Format, pack
+from tilestream.sparse.storage import Format
+from tilestream.sparse.stream.graph import Port
 
+ORDERS = ("ijk", "ikj", "jik", "jki", "kij", "kji")
 KERNELS = [
     elementwise("mul"),
     elementwise("add"),
@@ -34,7 +37,7 @@ KERNELS = [
     matmul_parallel(3, ordered=True),
     sddmm("locate"),
     sddmm("coiterate"),
-    *map(matmul, ("ijk", "ikj", "jik", "jki", "kij", "kji")),
+    *map(matmul, ORDERS),
 ]
 
 
@@ -46,7 +49,7 @@ def as_sam(kernel: Kernel) -> str:
     """The text without all that only we write."""
     text = to_dot(kernel.graph, formats(kernel))
     text = re.sub(r"^ *generator=.*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r' (kind|source|[ar]_\w+|root_node|out|in)="[^"]*"', "", text)
+    return re.sub(r' (node|kind|source|[ar]_\w+|(?:root|over)_\w+|out|in)="[^"]*"', "", text)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.graph.name)
@@ -74,25 +77,6 @@ def test_sam_dialect_means_the_same(kernel):
     theirs = run_dot(got, arrays, (12, 12))
     assert np.array_equal(theirs.outputs["X"].to_dense(), ours.outputs["X"].to_dense())
     assert abs(theirs.cycles - ours.cycles) <= 4  # a reduction that is told its rows waits for one more node
-
-
-def run_dot(got: DotGraph, arrays: dict[str, np.ndarray], shape: tuple[int, ...]):
-    tensors = {name: pack(name, arrays[name], got.formats[name]) for name in got.graph.tensors()}
-    return run(got.graph, tensors, shapes={name: (shape, got.formats[name]) for name in got.graph.results()})
-
-
-def sam(nodes: str, edges: str, comment: str) -> str:
-    """A file in SAM's way, from short lines ``id type key=value ...`` and ``from to label``."""
-    lines = []
-    for line in filter(None, map(str.strip, nodes.splitlines())):
-        name, kind, *rest = line.split()
-        attrs = " ".join(f'{k}="{v}"' for k, v in (x.split("=") for x in rest))
-        lines.append(f'  {name} [comment="type={kind}" label="{kind}\n{name}" type="{kind}" {attrs}]')
-    for line in filter(None, map(str.strip, edges.splitlines())):
-        src, dst, label = line.split()
-        kind, _, tag = label.partition("_")
-        lines.append(f'  {src} -> {dst} [label="{label}" type="{kind}" comment="{tag}"]')
-    return "\n".join(["digraph SAM {", f'  comment="{comment}"', "  # a line that is left out", *lines, "}"])
 
 
 HELD = sam(
@@ -351,16 +335,6 @@ def test_constants_are_kept(name):
     assert np.allclose(result.outputs["x"].to_dense(), 0.2 * np.arange(5.0))
 
 
-def test_what_is_written_has_its_attributes_in_comments():
-    """SAM's own generator takes a node's attributes from its comment, and stops without ``root``."""
-    dot = parse(to_dot(matmul("kij").graph, {"B": DCSC, "C": DCSR, "X": DCSR}))
-    for name, attrs in dot.nodes.items():
-        said = dict(part.split("=", 1) for part in attrs["comment"].split(","))
-        assert said["type"] == attrs["type"], name
-        if attrs["type"] in ("fiberlookup", "repeat"):
-            assert said["root"] in ("true", "false")
-
-
 def test_index_names():
     names = index_names(matmul("ikj").graph)
     assert [names[Port(n, "crd")] for n in ("B_i", "B_k", "C_k", "meet_k", "C_j")] == ["i", "j", "j", "j", "k"]
@@ -369,10 +343,11 @@ def test_index_names():
 
 def test_drawn_attributes():
     dot = parse(to_dot(matmul("kij").graph, {"B": DCSC, "C": DCSR, "X": DCSR}))
-    assert dot.attrs["comment"] == "B=ss10,C=ss01,X=ss01"
-    assert dot.nodes["B_k"] | {"type": "fiberlookup", "mode": "1", "root": "true", "tensor": "B"} == dot.nodes["B_k"]
-    assert dot.nodes["spacc"]["order"] == "2"
-    assert "root_B" not in dot.nodes
+    assert dot.attrs["comment"] == "X=ss01,B=ss10,C=ss01", "the result first"
+    nodes = {attrs["node"]: attrs for attrs in dot.nodes.values()}
+    assert nodes["B_k"] | {"type": "fiberlookup", "mode": "1", "root": "true", "tensor": "B"} == nodes["B_k"]
+    assert nodes["spacc"]["order"] == "2"
+    assert "root_B" not in nodes
 
 
 def test_quotes_and_comments():
@@ -395,10 +370,9 @@ def test_quotes_and_comments():
         ('digraph { a [type="glb"] }', "'glb'"),
         ('digraph { generator="tilestream" a [kind="teleport"] }', "'teleport'"),
         ('digraph { a [type="mul"] b [type="mul"] a -> b [type="val"] b -> a [type="val"] }', "cycle"),
-        ('digraph { a [type="crddrop" outer="j" inner="val" mode="0"] }', "zero"),
         ('digraph { a [type="spaccumulator" order="1" in0="j"] }', "order 1"),
-        ('digraph { a [type="crdhold" outer="i" inner="j" vals="true"] }', "crdhold on values"),
-        ('digraph { a [type="crddrop" outer="i" inner="j" vals="true"] }', "crddrop on values"),
+        ('digraph { a [type="crddrop" outer="i" inner="j" vals="true"] }', "no crd stream feeds node 'a'"),
+        ('digraph { a [type="locator" lvl="0" dim_size="30"] }', "of type 'locator'"),
         ('digraph { a [type="mul" speed="9"] }', "speed='9', which is not understood"),
     ],
 )

@@ -10,10 +10,10 @@ import pytest
 from tilestream.errors import SparseError, StreamDeadlock
 from tilestream.sparse import engine, run_spec
 from tilestream.sparse.engine import build, compiled, layout, machine
-from tilestream.sparse.graph import Port, with_broadcasts
 from tilestream.sparse.kernels import Wiring, chain, elementwise, hashed, matmul, matmul_dense, matmul_parallel
 from tilestream.sparse.memory import SIMPLE_HBM, hbm
 from tilestream.sparse.storage import Format, pack
+from tilestream.sparse.stream.graph import Port, with_broadcasts
 
 runner = importlib.import_module("tilestream.sparse.engine.run")  # the package's attribute of this name is the function
 ARRAYS = {name: hashed(20, 3, seed) for name, seed in (("B", 1), ("C", 2), ("W", 3))}

@@ -9,10 +9,10 @@ import pytest
 
 from tilestream.errors import SparseError
 from tilestream.sparse import engine
-from tilestream.sparse.graph import with_broadcasts
 from tilestream.sparse.kernels import Wiring, chain, elementwise, hashed, matmul, matmul_parallel
 from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
 from tilestream.sparse.storage import Format, pack
+from tilestream.sparse.stream.graph import with_broadcasts
 
 ARRAYS = {name: hashed(24, 3, seed) for name, seed in (("B", 1), ("C", 2), ("W", 3))}
 KERNELS = {k.graph.name: k for k in (matmul("ikj"), matmul("kij"), chain(), elementwise("add"), matmul_parallel(4))}

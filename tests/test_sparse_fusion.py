@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, parse
 from tilestream.sparse.fusion import fuse
-from tilestream.sparse.pog import PartialOrder
+from tilestream.sparse.orders.pog import PartialOrder
 from tilestream.sparse.program import Program, compile_einsum, declare
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import compressed, pack

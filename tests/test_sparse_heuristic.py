@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tilestream.errors import SparseError
 from tilestream.sparse import graphs, kernels, pareto, run_spec
-from tilestream.sparse.heuristic import estimate
 from tilestream.sparse.kernels import Kernel
+from tilestream.sparse.orders.heuristic import estimate
 
 
 def _both(kernel: Kernel, arrays: dict[str, np.ndarray], shape: tuple[int, ...]):

@@ -174,10 +174,18 @@ def test_blocks_multiply_tiles():
     np.testing.assert_allclose(transposed.run(engine="spec").output, b @ c)
 
 
-def test_blocks_that_do_not_fit():
-    operands = [pack("B", np.eye(6), DCSR), pack("C", np.eye(6), DCSR)]
-    with pytest.raises(SparseError, match="size 6 in blocks of 4"):
-        compile_einsum("ik,kj->ij", operands, Schedule(block=4))
+def test_a_result_in_blocks_beyond_its_edge():
+    """Six rows in blocks of four: two blocks, whose padding is in no sum and in no result."""
+    rng = np.random.default_rng(1)
+    b, c = rng.standard_normal((6, 7)), rng.standard_normal((7, 5))
+    program = compile_einsum("ik,kj->ij", [pack("B", b, DCSR), pack("C", c, dense(2))], Schedule(block=4))
+    for engine in ("fast", "spec"):
+        result = program.run(engine=engine)
+        np.testing.assert_allclose(result.output, b @ c)
+        assert result.regions["T"].node("matmul_T").flops == 8 * 2 * 4**3
+
+
+def test_a_mask_of_part_of_a_block():
     ij = ("i", "j")
     statement = Statement("T", ij, "mask", (Access("S", ij), Access("m", ij)), fill=-np.inf)
     inputs = {"S": pack("S", np.ones((4, 4)), dense(2)), "m": pack("m", np.eye(4), DCSR)}

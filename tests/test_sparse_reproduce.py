@@ -26,24 +26,28 @@ from tilestream.sparse.reproduce.study import markdown, off, text
 ROOT = Path(__file__).parent.parent
 
 
-def test_every_reference_count_of_comal_is_met() -> None:
+def test_every_reference_count_is_met() -> None:
     study = run("kernels", Options())
-    compared = 0
+    compared = as_sam = 0
     for row in study.rows:
         assert row["exact"], row
         if row["Comal"]:
             assert abs(row["cycles"] / row["Comal"] - 1) < 0.005, row
             compared += 1
+        if row["SAM in Python"]:
+            assert abs(row["as SAM times"] / row["SAM in Python"] - 1) < 0.005, row
+            as_sam += 1
         for got, want in (("values written", "reference values"), ("sum", "reference sum")):
             assert row[want] is None or row[got] == row[want], row
-    assert compared == 15
+    assert (compared, as_sam) == (15, 8)
 
 
 def test_sampled_products_are_exact_and_near_sams() -> None:
     rows = run("sddmm", Options()).rows
     assert len(rows) == 9 and all(row["exact"] for row in rows)
     for row in rows:
-        assert abs(row["cycles"] - row["SAM in Python"]) < 51, row  # SAM's writers count each of the 50 rows
+        assert abs(row["as SAM times"] - row["SAM in Python"]) <= 4, row
+        assert row["as SAM times"] >= row["cycles"]
 
 
 def test_the_best_order_beats_the_worst_as_published() -> None:

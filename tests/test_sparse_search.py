@@ -10,7 +10,7 @@ import pytest
 
 from tilestream.errors import OptionError, SparseError
 from tilestream.sparse import Program, Schedule, compile_einsum, kernels, pack
-from tilestream.sparse.estimates import estimate_program, on_chip_bytes
+from tilestream.sparse.expected import estimate_program, on_chip_bytes
 from tilestream.sparse.search import Space, search
 
 

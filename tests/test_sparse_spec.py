@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilestream.errors import SparseError, StreamDeadlock
-from tilestream.sparse.assemble import assemble
-from tilestream.sparse.graph import NODES, Node, Port, with_broadcasts
 from tilestream.sparse.kernels import (
     DCSR,
     DENSE,
@@ -26,6 +24,8 @@ from tilestream.sparse.kernels import (
 from tilestream.sparse.run_spec import run, run_node
 from tilestream.sparse.spec import MEANING
 from tilestream.sparse.storage import Format, pack
+from tilestream.sparse.stream.assemble import assemble
+from tilestream.sparse.stream.graph import NODES, Node, Port, with_broadcasts
 from tilestream.sparse.timing import COMAL, Timing
 
 ORDERS = ("ijk", "ikj", "jik", "jki", "kij", "kji")
@@ -270,7 +270,7 @@ def test_every_kind_of_node_has_a_meaning_and_a_cost():
 
 
 def test_impossible_timings():
-    for wrong in ({"mode": "fast"}, {"block": 0}, {"channel_latency": -1}):
+    for wrong in ({"mode": "fast"}, {"block": 0}, {"channel_latency": -1}, {"style": "dam"}):
         with pytest.raises(SparseError):
             Timing(**wrong)
     with pytest.raises(SparseError, match="no timing"):

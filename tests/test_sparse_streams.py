@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import NODES, Node, Port
 from tilestream.sparse.run_spec import run_node
 from tilestream.sparse.spec.text import read, write
 from tilestream.sparse.storage import Format, Level, SparseTensor, pack
+from tilestream.sparse.stream.graph import NODES, Node, Port
 
 VALUES = {("array", "val"), ("alu", "a"), ("alu", "b"), ("alu", "val"), ("reduce", "val"), ("spacc", "val")}
+VALUES |= {("val_drop", "val")}
 
 
 def through(kind: str, tensor: SparseTensor | None = None, attrs: dict | None = None, /, **streams: str):

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilestream.sparse.graph import Node, Port
 from tilestream.sparse.run_spec import run_node
 from tilestream.sparse.storage import Format, Level, SparseTensor
-from tilestream.sparse.tokens import DONE, stop
+from tilestream.sparse.stream.graph import Node, Port
+from tilestream.sparse.stream.tokens import DONE, stop
 
 Tree = dict[int, Any]
 """Coordinates to subtrees; to values at the last level."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tilestream.cli.console import out, reported, write_json
+from tilestream.cli.grouped import grouped
 from tilestream.cli.progress import Progress
 from tilestream.errors import OptionError
 
@@ -18,45 +20,66 @@ app = typer.Typer(
     help="Sparse programs as streaming dataflow graphs: values, cycles, schedules, and the paper's results again.",
 )
 
-Target = Annotated[str, typer.Argument(help="An einsum, as 'ik,kj->ij', or FILE.py:FUNCTION -> (module, inputs).")]
-Operands = Annotated[list[Path] | None, typer.Argument(help="Matrix Market files, one an operand of the einsum.")]
-Formats = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--format", help="An operand's levels, as compressed,dense or compressed,compressed:1,0; of a module NAME=..."
-    ),
-]
-Fuse = Annotated[str, typer.Option(help="none, all, or regions of statements: T0,T1/T2.")]
-Order = Annotated[str, typer.Option(help="Indices from the outside, as i,k,j, or the number of an order.")]
-Parallel = Annotated[list[str] | None, typer.Option(help="INDEX=FACTOR; may be given for several indices.")]
-Block = Annotated[int, typer.Option(help="Edge of the square blocks that are the values; 1: scalars.")]
 Depth = Annotated[int | None, typer.Option(help="Slots of every channel; without it, channels have no bound.")]
 Memory = Annotated[str, typer.Option(help="none, simple, or hbm:channels=8,latency=40.")]
+Timing = Annotated[str, typer.Option(help="Whose reductions and accumulators: comal, or sam (SAM's simulator).")]
 Engine = Annotated[str, typer.Option(help="fast (compiled), or spec (token by token in Python).")]
 Check = Annotated[bool, typer.Option(help="Hold values against dense PyTorch; exit code 1 where they differ.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page with the graphs, their tokens and stalls.")]
 Timeline = Annotated[Path | None, typer.Option(help="Write a timeline that ui.perfetto.dev opens.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+@dataclass(frozen=True)
+class What:
+    """What is run, on what."""
+
+    target: Annotated[str, typer.Argument(help="An einsum, as 'ik,kj->ij', or FILE.py:FUNCTION -> (module, inputs).")]
+    operands: Annotated[list[Path] | None, typer.Argument(help="Matrix Market files, one an operand.")] = None
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An operand's levels, as compressed,dense or compressed,compressed:1,0; of a module NAME=..."
+        ),
+    ] = None
+
+    def load(self, progress: Progress) -> Any:
+        from tilestream.sparse import load
+
+        progress(f"loading {self.target}")
+        return load.load(self.target, self.operands or (), self.format or ())
+
+
+@dataclass(frozen=True)
+class How:
+    """Its schedule."""
+
+    fuse: Annotated[str, typer.Option(help="none, all, or regions of statements: T0,T1/T2.")] = "all"
+    order: Annotated[str, typer.Option(help="Indices from the outside, as i,k,j, or the number of an order.")] = ""
+    parallel: Annotated[list[str] | None, typer.Option(help="INDEX=FACTOR; may be given for several indices.")] = None
+    block: Annotated[int, typer.Option(help="Edge of the square blocks that are the values; 1: scalars.")] = 1
+
+    def schedule(self) -> Any:
+        from tilestream.sparse import load
+
+        return load.parse_schedule(self.fuse, self.order, self.parallel or (), self.block)
+
+
 @app.command()
 @reported
+@grouped
 def run(
-    target: Target,
-    operands: Operands = None,
-    format: Formats = None,
-    fuse: Fuse = "all",
-    order: Order = "",
-    parallel: Parallel = None,
-    block: Block = 1,
+    what: What,
+    how: How,
     depth: Depth = None,
     engine: Engine = "fast",
     target_: Annotated[
         str, typer.Option("--target", help="streams, or cpu: compiled loops, and their time.")
     ] = "streams",
     check: Check = True,
-    output: Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")] = None,
+    output: Out = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -64,12 +87,10 @@ def run(
     if target_ not in ("streams", "cpu"):
         raise OptionError(f"--target is {target_!r}", "use streams or cpu")
     if target_ == "cpu":
-        _run_loops(target, operands, format, load_schedule(fuse, order, parallel, block), check, output, json_)
+        _run_loops(what, how, check, output, json_)
         return
     with Progress() as progress:
-        loaded, program, made = _execute(
-            target, operands, format, fuse, order, parallel, block, engine, progress, depth=depth
-        )
+        loaded, program, made = _execute(what, how, engine, progress, depth=depth)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {made.cycles:,} cycles")
     _save(output, made)
@@ -78,19 +99,16 @@ def run(
 
 @app.command()
 @reported
+@grouped
 def simulate(
-    target: Target,
-    operands: Operands = None,
-    format: Formats = None,
-    fuse: Fuse = "all",
-    order: Order = "",
-    parallel: Parallel = None,
-    block: Block = 1,
+    what: What,
+    how: How,
     depth: Depth = None,
     memory: Memory = "none",
+    timing: Timing = "comal",
     engine: Engine = "fast",
     check: Check = True,
-    output: Annotated[Path | None, typer.Option("--out", help="Write the result as Matrix Market.")] = None,
+    output: Out = None,
     table: Annotated[bool, typer.Option(help="Print the fusion table of every region.")] = False,
     html: Html = None,
     timeline: Timeline = None,
@@ -101,14 +119,12 @@ def simulate(
     from tilestream.sparse import load, report
 
     with Progress() as progress:
-        settings: dict[str, Any] = {"depth": depth, "memory": load.parse_memory(memory)}
+        settings = {"depth": depth, "memory": load.parse_memory(memory), "timing": load.parse_timing(timing)}
         if engine == "spec":
             if memory != "none":
                 raise OptionError("--memory with --engine spec", "memory is timed by --engine fast")
             del settings["memory"]
-        loaded, program, made = _execute(
-            target, operands, format, fuse, order, parallel, block, engine, progress, **settings
-        )
+        loaded, program, made = _execute(what, how, engine, progress, **settings)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
     out.print(f"schedule: {program.schedule}", soft_wrap=True, markup=False)
@@ -132,10 +148,9 @@ def simulate(
 
 @app.command()
 @reported
+@grouped
 def search(
-    target: Target,
-    operands: Operands = None,
-    format: Formats = None,
+    what: What,
     budget: Annotated[float, typer.Option(help="Seconds.")] = 60.0,
     orders: Annotated[int, typer.Option(help="Index orders to try of each fusion.")] = 4,
     factors: Annotated[str, typer.Option(help="Parallel factors, separated by commas.")] = "2,4",
@@ -150,11 +165,10 @@ def search(
     debug: Debug = False,
 ) -> None:
     """Estimate, prune and simulate schedules within a budget; prints the Pareto front and the best schedule as code."""
-    from tilestream.sparse import load
     from tilestream.sparse import search as search_
 
     with Progress() as progress:
-        loaded = load.load(target, operands or (), format or ())
+        loaded = what.load(progress)
         names = tuple(filter(None, indices.split(",")))
         space = search_.Space(orders, _numbers("factors", factors), names, _numbers("blocks", blocks))
         found = search_.search(
@@ -219,56 +233,26 @@ def reproduce(
     write_json(json_, {"studies": made})
 
 
-def _execute(
-    target: str,
-    operands: list[Path] | None,
-    formats: list[str] | None,
-    fuse: str,
-    order: str,
-    parallel: list[str] | None,
-    block: int,
-    engine: str,
-    progress: Progress,
-    **settings: Any,
-) -> tuple[Any, Any, Any]:
-    from tilestream.sparse import load
-
+def _execute(what: What, how: How, engine: str, progress: Progress, **settings: Any) -> tuple[Any, Any, Any]:
     if engine not in ("fast", "spec"):
         raise OptionError(f"--engine is {engine!r}", "use fast or spec")
     if settings.get("depth") is not None and settings["depth"] < 1:
         raise OptionError(f"--depth is {settings['depth']}", "use 1 or more, or leave it out")
-    schedule = load_schedule(fuse, order, parallel, block)
-    progress(f"loading {target}")
-    loaded = load.load(target, operands or (), formats or ())
+    schedule = how.schedule()
+    loaded = what.load(progress)
     progress("compiling")
     program = loaded.make(schedule)
     progress(f"simulating {len(program.regions)} regions")
     return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
 
 
-def load_schedule(fuse: str, order: str, parallel: list[str] | None, block: int) -> Any:
-    """The schedule that options say."""
-    from tilestream.sparse import load
-
-    return load.parse_schedule(fuse, order, parallel or (), block)
-
-
-def _run_loops(
-    target: str,
-    operands: list[Path] | None,
-    formats: list[str] | None,
-    schedule: Any,
-    check: bool,
-    output: Path | None,
-    json_: Path | None,
-) -> None:
+def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Path | None) -> None:
     """A program as loops on the CPU: compiled, run three times, the fastest of which counts."""
-    from tilestream.sparse import load
     from tilestream.sparse.cpu import CpuProgram
 
+    schedule = how.schedule()
     with Progress() as progress:
-        progress(f"loading {target}")
-        loaded = load.load(target, operands or (), formats or ())
+        loaded = what.load(progress)
         progress("compiling")
         program = loaded.make(schedule)
         loops = CpuProgram(program)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
-from tilestream.sparse.graph import Graph, Node
-from tilestream.sparse.result import NodeStats, Result
+from tilestream.sparse.stream.graph import Graph, Node
+from tilestream.sparse.stream.result import NodeStats, Result
 
 BOX, HEIGHT, GAP, LEVEL, PAD = 148, 66, 18, 48, 16
 

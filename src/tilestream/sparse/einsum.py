@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import ALU_UNARY
 from tilestream.sparse.storage import Format
+from tilestream.sparse.stream.graph import ALU_UNARY
 
 BINARY = ("mul", "add", "sub", "div", "max", "min", "gt", "ge", "eq", "ne", "keep", "mask")
 """``mask`` keeps the left operand where the right one stores a value; elsewhere is the statement's ``fill``."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, fresh, subscript
-from tilestream.sparse.ops import fill_after
-from tilestream.sparse.pog import PartialOrder
+from tilestream.sparse.lowering.ops import fill_after
+from tilestream.sparse.orders.pog import PartialOrder
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,14 +248,14 @@ def _matched(view: View, access: Access, index: str, binding: dict[str, str]) ->
 
 def _below(views: Sequence[View]) -> list[View]:
     """The views and everything they are made of, each once."""
-    found: dict[int, View] = {}
+    found: dict[View, None] = {}
     stack = list(views)
     while stack:
         view = stack.pop()
-        if id(view) not in found:
-            found[id(view)] = view
+        if view not in found:
+            found[view] = None
             stack.extend(view.operands if isinstance(view, Op) else ())
-    return list(found.values())
+    return list(found)
 
 
 def _in_order(roots: Iterable[View]) -> list[View]:

@@ -204,14 +204,16 @@ def from_pyg(data: object, name: str = "pyg", classes: int = 0) -> GraphSet:
     """A graph from a ``torch_geometric.data.Data`` (or anything with ``edge_index``, ``x`` or ``num_nodes``).
 
     Raises:
-        SparseError: no ``edge_index`` of shape [2, edges].
+        SparseError: no ``edge_index`` of shape [2, edges], a node that is not there, or no number of nodes.
     """
     edges = getattr(data, "edge_index", None)
     edges = None if edges is None else np.asarray(edges)
     if edges is None or edges.ndim != 2 or edges.shape[0] != 2:
         raise SparseError(f"{type(data).__name__} has no edge_index of [2, edges]", "give a torch_geometric Data")
     features = getattr(data, "x", None)
-    nodes = getattr(data, "num_nodes", None) or (len(features) if features is not None else int(edges.max()) + 1)
+    nodes = getattr(data, "num_nodes", None)
+    if nodes is None:
+        nodes = len(features) if features is not None else int(edges.max(initial=-1)) + 1
     labels = getattr(data, "y", None)
     count = classes or (int(labels.max()) + 1 if labels is not None and labels.numel() else 0)
     width = int(features.shape[1]) if features is not None else 0
@@ -222,7 +224,7 @@ def from_ogb(graph: dict, name: str = "ogb", classes: int = 0) -> GraphSet:
     """A graph from the dictionary that OGB's library-agnostic loaders give (``edge_index``, ``num_nodes``, ...).
 
     Raises:
-        SparseError: keys that are missing.
+        SparseError: keys that are missing, or a node that is not there.
     """
     if missing := [key for key in ("edge_index", "num_nodes") if graph.get(key) is None]:
         raise SparseError(f"the graph has no {missing[0]}", "give the dictionary of ogb's NodePropPredDataset[0][0]")
@@ -274,6 +276,9 @@ def _undirected(pairs: np.ndarray, nodes: int) -> scipy.sparse.csr_matrix:
 
 
 def _directed(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_matrix:
+    if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
+        wrong = edges.max() if edges.min() >= 0 else edges.min()
+        raise SparseError(f"an edge of node {wrong}, of {nodes}", f"number nodes from 0 to {nodes - 1}")
     made = scipy.sparse.csr_matrix((np.ones(edges.shape[1]), (edges[0], edges[1])), shape=(nodes, nodes))
     made.sum_duplicates()
     made.data[:] = 1.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import Graph, Node, Port, with_broadcasts
-from tilestream.sparse.result import Result
 from tilestream.sparse.storage import Format, SparseTensor, pack
+from tilestream.sparse.stream.graph import Graph, Node, Port, with_broadcasts
+from tilestream.sparse.stream.result import Result
 
 DCSR = Format(("compressed", "compressed"))
 DCSC = Format(("compressed", "compressed"), (1, 0))

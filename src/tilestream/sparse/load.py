@@ -20,6 +20,7 @@ from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
 from tilestream.sparse.program import Program, compile_einsum
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, from_scipy, pack
+from tilestream.sparse.timing import TIMINGS, Timing
 
 CHECKED = 50_000_000  # elements up to which results are held against dense PyTorch
 CORNER = 1_000  # rows and columns of the instance that is held against it otherwise
@@ -220,6 +221,17 @@ def parse_schedule(fuse: str, order: str, parallel: Sequence[str], block: int) -
         if len(set(chosen)) != len(chosen) or "" in chosen:
             raise OptionError(f"--order {order!r}", "name each index once, as i,k,j, or give a number")
     return Schedule(fuse=regions, order=chosen, parallel=factors, block=block)
+
+
+def parse_timing(text: str) -> Timing:
+    """``comal`` or ``sam``: whose reductions and accumulators are timed.
+
+    Raises:
+        OptionError: another name.
+    """
+    if text not in TIMINGS:
+        raise OptionError(f"--timing {text!r}", f"use {' or '.join(TIMINGS)}")
+    return TIMINGS[text]
 
 
 def parse_memory(text: str) -> Memory:

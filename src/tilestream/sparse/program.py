@@ -12,13 +12,13 @@ import torch
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
+from tilestream.sparse.lowering.build import plan
+from tilestream.sparse.lowering.tiles import Edge, TileFormat, to_tiles
 from tilestream.sparse.moves import perform
-from tilestream.sparse.region import Region
-from tilestream.sparse.regions import plan
-from tilestream.sparse.result import Result
+from tilestream.sparse.region import Region, Source
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack, to_coo, to_torch
-from tilestream.sparse.tiles import TileFormat, to_tiles
+from tilestream.sparse.stream.result import Result
 
 Engine = Literal["fast", "spec"]
 Value = torch.Tensor | SparseTensor
@@ -94,7 +94,7 @@ class Program:
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
         )
         self.steps = plan(einsums, schedule)
-        self._views: dict[tuple[int, str, Format], SparseTensor] = {}
+        self._views: dict[tuple[str, str, Format], SparseTensor] = {}
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -117,7 +117,7 @@ class Program:
         """Regions that read only inputs and constants, with the tensors that their graphs need."""
         have = self.bind(*inputs)
         for region in self.regions:
-            if all(isinstance(source, int) or source in have for source, _ in region.inputs.values()):
+            if all(not isinstance(source, str) or source in have for source, _ in region.inputs.values()):
                 yield region, self._feed(region, have)
 
     def run(
@@ -206,15 +206,17 @@ class Program:
     def _feed(self, region: Region, have: Mapping[str, SparseTensor]) -> dict[str, SparseTensor]:
         return {name: self.view(name, source, format, have) for name, (source, format) in region.inputs.items()}
 
-    def view(self, name: str, source: str | int, format: Format, have: Mapping[str, SparseTensor]) -> SparseTensor:
+    def view(self, name: str, source: Source, format: Format, have: Mapping[str, SparseTensor]) -> SparseTensor:
         """A tensor in the format that a region reads it in."""
         if isinstance(source, int):
             empty = np.zeros((0, format.block, format.block)) if format.block > 1 else np.zeros(0)
             return SparseTensor(name, (source,), format, (Level(source),), empty)
-        tensor = have[source]
-        key = (id(tensor), name, format)
+        if isinstance(source, Edge):
+            return source.tensor(name)
+        key = (source, name, format)
         if key in self._views:
             return self._views[key]
+        tensor = have[source]
         stored = to_tiles(tensor, name, format) if isinstance(format, TileFormat) else repack(tensor, format, name)
         if source in self.constants:
             self._views[key] = stored

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from tilestream.sparse.einsum import Statement
 from tilestream.sparse.fusion import Fused, Leaf
-from tilestream.sparse.graph import Graph
+from tilestream.sparse.lowering.tiles import Edge, from_tiles
 from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.stream.graph import Graph
 from tilestream.sparse.table import FusionTable
-from tilestream.sparse.tiles import from_tiles
+
+Source = str | int | Edge
+"""A tensor's name; or the size of a full range, or an index's edge, which stand for no tensor."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Region:
         einsums: the statements, in program order.
         table: the fusion table.
         inputs: by the name that the graph uses, the tensor it is a view of and the view's format; a full range of an
-            index (``range_i``) stands for no tensor and has its size instead of a name.
+            index (``range_i``) stands for no tensor and has its size instead of a name, the tiles of one that blocks do
+            not divide (``edge_i``) its ``Edge``.
         outputs: shape and format of each result.
         order: the global order of its indices.
         orders: the topological orders that were looked at.
@@ -36,7 +40,7 @@ class Region:
     einsums: tuple[Statement, ...]
     table: FusionTable
     graph: Graph
-    inputs: Mapping[str, tuple[str | int, Format]]
+    inputs: Mapping[str, tuple[Source, Format]]
     outputs: Mapping[str, tuple[tuple[int, ...], Format]]
     order: tuple[str, ...]
     orders: tuple[tuple[str, ...], ...] = ()

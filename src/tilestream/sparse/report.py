@@ -12,8 +12,8 @@ import numpy as np
 from rich.table import Table
 
 from tilestream.sparse import drawing
-from tilestream.sparse.graph import Graph
-from tilestream.sparse.result import NodeStats, Result
+from tilestream.sparse.stream.graph import Graph
+from tilestream.sparse.stream.result import NodeStats, Result
 
 BUCKETS = 256
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tilestream.errors import SparseError, StreamDeadlock
-from tilestream.sparse.assemble import assemble
-from tilestream.sparse.graph import Graph, Node, Port, StreamType
-from tilestream.sparse.operands import check_operands
-from tilestream.sparse.result import Result, Stream
 from tilestream.sparse.spec import MEANING, Channel, Clock, Token
 from tilestream.sparse.storage import Format, SparseTensor
-from tilestream.sparse.stream_types import stream_types
+from tilestream.sparse.stream.assemble import assemble
+from tilestream.sparse.stream.graph import Graph, Node, Port, StreamType
+from tilestream.sparse.stream.operands import check_operands
+from tilestream.sparse.stream.result import Result, Stream
+from tilestream.sparse.stream.types import stream_types
 from tilestream.sparse.timing import COMAL, Timing
 
 
@@ -128,7 +128,8 @@ def _result(name: str, clocks: Sequence[Clock], shape: tuple[int, ...], format: 
     values = next(c.values for c in writers if c.node.kind == "write_val")
     empty = np.zeros((0, format.block, format.block) if format.block > 1 else 0)
     kept = np.array(values, dtype=np.float64) if values else empty
-    return assemble(name, shape, format, [np.array(c.words, dtype=np.int64) for c in levels], kept)
+    skips = any(c.node.attr("skip_empty") for c in levels)
+    return assemble(name, shape, format, [np.array(c.words, dtype=np.int64) for c in levels], kept, skips)
 
 
 def _stream(channel: Channel, type: StreamType) -> Stream:

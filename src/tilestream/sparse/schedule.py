@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tilestream.errors import SparseError
-from tilestream.sparse.pog import MAX_ORDERS
+from tilestream.sparse.orders.pog import MAX_ORDERS
 
 Order = int | tuple[str, ...]
 

@@ -18,10 +18,10 @@ from rich.table import Table
 from tilestream.errors import OptionError, SparseError, StreamDeadlock
 from tilestream.sparse import pareto
 from tilestream.sparse.checks import compare
-from tilestream.sparse.estimates import estimate_program, on_chip_bytes
-from tilestream.sparse.heuristic import Estimate
+from tilestream.sparse.expected import estimate_program, on_chip_bytes
+from tilestream.sparse.lowering.build import Region
+from tilestream.sparse.orders.heuristic import Estimate
 from tilestream.sparse.program import Program
-from tilestream.sparse.regions import Region
 from tilestream.sparse.schedule import Schedule
 
 Compile = Callable[[Schedule], Program]

@@ -275,7 +275,7 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
     Zeros that a sparse layout stores stay; a strided tensor's zeros are left out of compressed levels.
 
     Raises:
-        SparseError: complex numbers; otherwise as ``default_format`` and ``from_coo``.
+        SparseError: complex numbers, or row pointers that go down; otherwise as ``default_format`` and ``from_coo``.
     """
     if tensor.is_complex():
         raise SparseError(f"tensor {name!r} of complex numbers", "use its real and imaginary parts")
@@ -284,6 +284,7 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
     if tensor.layout == torch.strided:
         return pack(name, tensor.double().numpy(), wanted)
     if tensor.layout != torch.sparse_coo:
+        _check_pointers(name, tensor)
         tensor = tensor.to_sparse_coo()
     tensor = tensor.coalesce()
     coordinates, values = tensor.indices().numpy().T, tensor.values().double().numpy()
@@ -294,6 +295,19 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
             [np.repeat(coordinates, len(tail), axis=0), np.tile(tail, (len(coordinates), 1))], axis=1
         )
     return from_coo(name, coordinates, values.ravel(), tuple(tensor.shape), wanted)
+
+
+def _check_pointers(name: str, tensor: torch.Tensor) -> None:
+    """PyTorch converts what it did not check: pointers that go down end the process there."""
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    pointers = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    entries = (tensor.col_indices() if by_rows else tensor.row_indices()).shape[-1]
+    steps = torch.diff(pointers, prepend=pointers.new_zeros(*pointers.shape[:-1], 1))
+    if bool((steps < 0).any()) or bool((pointers[..., 0] != 0).any()) or bool((pointers[..., -1] != entries).any()):
+        raise SparseError(
+            f"tensor {name!r} has {'row' if by_rows else 'column'} pointers that do not go up from 0 to {entries}",
+            "make it with check_invariants=True, which says where",
+        )
 
 
 def plain(value: Any) -> Any:

@@ -13,12 +13,13 @@ from typing import Literal
 from tilestream.errors import SparseError
 
 Mode = Literal["scalar", "block", "block_scalar"]
+Style = Literal["comal", "sam"]
 
 CONTROL_LATENCY = 1
 """Stops, N and done leave with this latency, whatever the values of the node cost."""
 
 _EVERY_STEP = frozenset(
-    "root scan repsig repeat intersect union locate array alu reduce spacc crd_hold fork join "
+    "root scan repsig repeat intersect union locate array alu reduce spacc crd_hold val_drop fork join "
     "write_crd write_val".split()
 )
 _FREE = frozenset(("broadcast", "crd_drop"))
@@ -33,21 +34,29 @@ class Timing:
     (the released code's block-timing mode). ``channel_latency``: least cycles between a writer's clock and a token's
     arrival. ``response_latency``: cycles after a token is taken from a full channel until its writer may use the room.
 
+    ``style``: whose reductions and accumulators. ``"comal"``: a sum and the stop after it leave in one step, and the
+    end of every fiber above an accumulator's innermost one is a step. ``"sam"``: as SAM's simulator in Python has
+    them: the stop leaves a step after the sum, and an accumulator of order 2 or more takes coordinates by points, so
+    that only the innermost stream costs steps. All else is timed alike by the two.
+
     The released code's scanners have a row buffer too: an element in five leaves with latency 0 instead of 1. Its
     channels make that 1 again, so the buffer changes no cycle and is not here.
 
     Raises:
-        SparseError: a mode that is not one of these, a block below 1, or a latency below 0.
+        SparseError: a mode or style that is not one of these, a block below 1, or a latency below 0.
     """
 
     mode: Mode = "block"
     block: int = 1
     channel_latency: int = 1
     response_latency: int = 1
+    style: Style = "comal"
 
     def __post_init__(self) -> None:
         if self.mode not in ("scalar", "block", "block_scalar"):
             raise SparseError(f"timing mode {self.mode!r}", "use scalar, block or block_scalar")
+        if self.style not in ("comal", "sam"):
+            raise SparseError(f"timing style {self.style!r}", "use comal or sam")
         if self.block < 1:
             raise SparseError(f"timing for blocks of {self.block}", "use 1 for scalars, or the edge of the blocks")
         if self.channel_latency < 0 or self.response_latency < 0:
@@ -85,3 +94,9 @@ class Timing:
 
 COMAL = Timing()
 """The table of the released code: scalars in a graph of scalars, true block timings in a blocked one."""
+
+SAM = Timing(style="sam")
+"""SAM's reductions and accumulators; all else as ``COMAL``."""
+
+TIMINGS = {"comal": COMAL, "sam": SAM}
+"""By name."""

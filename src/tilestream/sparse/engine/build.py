@@ -14,10 +14,10 @@ from tilestream.sparse.engine.machine import Machine
 from tilestream.sparse.engine.scheduler import MEMORY_ROW, SIZE, SLOTS
 from tilestream.sparse.engine.scheduler import NODES as ALL_NODES
 from tilestream.sparse.engine.traffic import connect
-from tilestream.sparse.graph import NODES, Graph, Node, Port, StreamType
 from tilestream.sparse.memory import Memory
 from tilestream.sparse.storage import SparseTensor
-from tilestream.sparse.stream_types import stream_types
+from tilestream.sparse.stream.graph import NODES, Graph, Node, Port, StreamType
+from tilestream.sparse.stream.types import stream_types
 from tilestream.sparse.timing import CONTROL_LATENCY, Timing
 
 _RING = 1024
@@ -42,8 +42,11 @@ def build(
     """Rows for a run.
 
     Raises:
-        SparseError: a tensor that does not fit the graph, an unknown operation, or a depth below 1 or of no stream.
+        SparseError: a tensor that does not fit the graph, an unknown operation, a depth below 1 or of no stream, or no
+            values where what is kept depends on them.
     """
+    if not with_values and (drops := [node.name for node in graph.nodes if node.kind == "val_drop"]):
+        raise SparseError(f"val_drop {drops[0]!r} keeps what is not 0, and there are no values", "run with values")
     readers = {port: found[0][0].name for port, found in graph.consumers().items()}
     ports = [p for node in graph.nodes for p in (Port(node.name, port) for port in node.outs) if p in readers]
     place = {node.name: i for i, node in enumerate(graph.nodes)}
@@ -66,7 +69,7 @@ def build(
     index = {port: i for i, port in enumerate(ports)}
     for i, node in enumerate(graph.nodes):
         _node(machine, i, node, index, timing, graph.block**2 if with_values else 0)
-        _constants(machine, i, node, tensors)
+        _constants(machine, i, node, tensors, timing)
     machine.queue[SIZE], machine.queue[ALL_NODES] = len(graph.nodes), machine.node_row(0)
     machine.queue[SLOTS] = machine.keep("queue", np.zeros(len(graph.nodes), dtype=np.int64))
     if memory.kind != "none":
@@ -134,7 +137,7 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
     row[at.SCRATCH] = machine.keep(f"scratch {i}", np.zeros((2, width)))
 
 
-def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, SparseTensor]) -> None:
+def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, SparseTensor], timing: Timing) -> None:
     row, block = machine.nodes[i], machine.graph.block
     kind = node.kind
     if kind in ("scan", "locate"):
@@ -154,11 +157,6 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
             row[at.B] = machine.keep(f"seg {i}", np.ascontiguousarray(level.seg, dtype=np.int64))
             row[at.C] = machine.keep(f"crd {i}", np.ascontiguousarray(level.crd, dtype=np.int64))
             row[at.G] = len(level.seg) - 1
-            if np.any(np.diff(level.seg, prepend=0) < 0) or level.seg[-1] > len(level.crd):
-                raise SparseError(
-                    f"level {depth} of tensor {tensor.name!r} has segments that go down or end after its coordinates",
-                    "make it with storage.pack or one of storage's from_ functions",
-                )
     elif kind == "array":
         values = np.ascontiguousarray(tensors[str(node.attr("tensor"))].values, dtype=np.float64)
         row[at.B], row[at.D] = machine.keep(f"values {i}", values), len(values)
@@ -179,6 +177,9 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
             raise SparseError(f"node {node.name!r} reduces by {op!r}", f"use one of: {', '.join(FOLD_OPS)}")
         row[at.A] = FOLD_OPS.index(op)
         order = int(node.attr("order") or 0)
+        # Of a reduction, the cycles from a sum to the stop after it; of an accumulator, those of an outer fiber's end.
+        costs = timing.style == ("comal" if order else "sam")
+        row[at.C] = row[at.INTERVAL] if costs else 0
         if kind == "spacc" and order != len(node.ins) - 2:
             raise SparseError(
                 f"spacc {node.name!r} of order {order} takes {order + 1} coordinate streams, not {len(node.ins) - 1}",

@@ -10,7 +10,7 @@ from tilestream.sparse.engine import layout as at
 from tilestream.sparse.engine.compiled import rehash
 from tilestream.sparse.engine.scheduler import COUNT, FIRST, QUEUE_CELLS, SIZE
 from tilestream.sparse.engine.table import FREE
-from tilestream.sparse.graph import Graph, Port
+from tilestream.sparse.stream.graph import Graph, Port
 
 _STORE = 1024
 _TABLE = 64

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.assemble import assemble
 from tilestream.sparse.engine import layout as at
 from tilestream.sparse.engine.build import Depth, build
 from tilestream.sparse.engine.compiled import go, settle
@@ -18,13 +17,14 @@ from tilestream.sparse.engine.kernels.parallel import UNEVEN
 from tilestream.sparse.engine.machine import Machine
 from tilestream.sparse.engine.scheduler import NEEDS_ROOM, NEEDS_STORE, NEEDS_TRACE, PAUSED
 from tilestream.sparse.engine.traffic import moved
-from tilestream.sparse.graph import Graph
 from tilestream.sparse.memory import NO_MEMORY, Memory
-from tilestream.sparse.operands import check_operands
-from tilestream.sparse.result import NodeStats, Result, Stream
 from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.stream.assemble import assemble
+from tilestream.sparse.stream.graph import Graph
+from tilestream.sparse.stream.operands import check_operands
+from tilestream.sparse.stream.result import NodeStats, Result, Stream
+from tilestream.sparse.stream.tokens import show
 from tilestream.sparse.timing import COMAL, Timing
-from tilestream.sparse.tokens import show
 
 _CALLS = 100_000
 """Nodes called before compiled code returns, so that a run can be interrupted."""
@@ -184,7 +184,9 @@ def _result(machine: Machine, name: str, shape: tuple[int, ...], format: Format)
     if values.shape[1] == 0:
         values = np.zeros((len(values), block**2))
     shaped = values.reshape(-1, block, block) if block > 1 else values[:, 0]
-    return assemble(name, shape, format, [machine.stored(f"store {i}")[:, 0] for _, i in levels], shaped)
+    crds = [machine.stored(f"store {i}")[:, 0] for _, i in levels]
+    skips = any(n.attr("skip_empty") for _, n in mine)
+    return assemble(name, shape, format, crds, shaped, skips)
 
 
 def _stream(machine: Machine, index: int) -> Stream:

@@ -50,7 +50,7 @@ from tilestream.sparse.engine.spans import (
     waiting,
     was_busy,
 )
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 
 @kernel

@@ -44,7 +44,7 @@ from tilestream.sparse.engine.spans import (
     was_busy,
 )
 from tilestream.sparse.engine.table import FREE, find
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.stream.tokens import DONE, EMPTY
 
 _LAST = 1 << 62
 

@@ -10,8 +10,8 @@ from tilestream.sparse.engine import layout as at
 from tilestream.sparse.engine.hbm import PART
 from tilestream.sparse.engine.kernels import KINDS
 from tilestream.sparse.engine.machine import Machine
-from tilestream.sparse.graph import Node
 from tilestream.sparse.memory import Memory
+from tilestream.sparse.stream.graph import Node
 
 _BATCH = 8
 _APART = 1 << 36

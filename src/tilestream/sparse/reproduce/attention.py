@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tilestream.apps.sparse import gpt3 as app
-from tilestream.sparse.estimates import estimate_program
+from tilestream.sparse.expected import estimate_program
 from tilestream.sparse.program import Program
 from tilestream.sparse.reproduce import models, paper
 from tilestream.sparse.reproduce.models import Case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tilestream.sparse import graphs
-from tilestream.sparse.estimates import estimate_program
+from tilestream.sparse.expected import estimate_program
 from tilestream.sparse.reproduce import attention, models, paper
 from tilestream.sparse.reproduce.study import Cell, Options, Study
 

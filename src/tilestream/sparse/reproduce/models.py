@@ -11,7 +11,7 @@ from torch import nn
 
 from tilestream.apps.sparse import GCN, SAE, GraphSAGE
 from tilestream.apps.sparse.gcn import sparse_weight
-from tilestream.sparse.estimates import estimate_program
+from tilestream.sparse.expected import estimate_program
 from tilestream.sparse.frontend import compile
 from tilestream.sparse.graphs import GraphSet
 from tilestream.sparse.program import Program

@@ -9,7 +9,7 @@ from tilestream.sparse.spec.compute import alu, reduce, spacc
 from tilestream.sparse.spec.joiners import intersect, union
 from tilestream.sparse.spec.levels import array, locate, root, scan
 from tilestream.sparse.spec.parallel import broadcast, fork, join
-from tilestream.sparse.spec.repeats import crd_drop, crd_hold, repeat, repsig
+from tilestream.sparse.spec.repeats import crd_drop, crd_hold, repeat, repsig, val_drop
 from tilestream.sparse.spec.writers import write_crd, write_val
 
 MEANING: dict[str, Callable[[Clock], Steps]] = {
@@ -26,6 +26,7 @@ MEANING: dict[str, Callable[[Clock], Steps]] = {
     "spacc": spacc,
     "crd_drop": crd_drop,
     "crd_hold": crd_hold,
+    "val_drop": val_drop,
     "fork": fork,
     "join": join,
     "broadcast": broadcast,

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import Node
-from tilestream.sparse.result import NodeStats
 from tilestream.sparse.storage import Level, SparseTensor
+from tilestream.sparse.stream.graph import Node
+from tilestream.sparse.stream.result import NodeStats
+from tilestream.sparse.stream.tokens import show
 from tilestream.sparse.timing import CONTROL_LATENCY, Timing
-from tilestream.sparse.tokens import show
 
 Steps = Generator[None, None, None]
 """A running node: it yields whenever it has to wait for another."""

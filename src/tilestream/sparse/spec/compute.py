@@ -10,7 +10,7 @@ import numpy as np
 from tilestream.errors import SparseError
 from tilestream.sparse.spec.arithmetic import BINARY, REDUCE, UNARY
 from tilestream.sparse.spec.clock import Clock, Steps, Token, nothing
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
 
 def alu(node: Clock) -> Steps:
@@ -43,7 +43,8 @@ def alu(node: Clock) -> Steps:
 
 
 def reduce(node: Clock) -> Steps:
-    """One value a fiber: at Sn, the value, then S(n-1) if n > 0, in one step. N is 0 and costs no cycle.
+    """One value a fiber: at Sn, the value, then S(n-1) if n > 0, in one step (in two as SAM times it). N is 0 and
+    costs no cycle.
 
     An empty fiber gives 0, or -inf as a maximum. A bare S1 may be an element whose fiber is empty, or no element;
     this node takes it as the former. Where the latter can be, use ``spacc`` of order 0, which is told.
@@ -63,6 +64,8 @@ def reduce(node: Clock) -> Steps:
             yield from node.put(("val", 0, fold.sums.get((), fold.none)))
             fold.sums.clear()
             if stop_level(token.tag):
+                if node.timing.style == "sam":
+                    node.step()
                 yield from node.put(("val", stop(stop_level(token.tag) - 1), fold.zero))
         node.step()
 
@@ -136,7 +139,8 @@ def _gather(node: Clock, fold: _Fold, depth: int, path: tuple[int, ...]) -> Gene
             after = yield from node.take(port)
             if after.tag != stop(stop_level(end) - 1):
                 raise node.mismatch(after, Token(end, 0.0, 0))
-            node.step()
+            if node.timing.style != "sam":  # its points have no stops of outer levels
+                node.step()
             return after.tag
         elif is_stop(head.tag):
             yield from _bare(node, depth - 1, stop_level(head.tag) + 1)
@@ -184,9 +188,7 @@ def _reduce_by(node: Clock) -> Steps:
     fold = _Fold(node)
     while True:
         crd = yield from node.look("crd0")
-        if crd.tag == EMPTY:
-            raise node.mismatch(crd)
-        if crd.tag < 0:
+        if crd.tag < EMPTY:
             value = yield from node.take("val")
             yield from node.take("crd0")
             if value.tag != (DONE if crd.tag == DONE else stop(stop_level(crd.tag) + 1)):
@@ -209,6 +211,8 @@ def _reduce_by(node: Clock) -> Steps:
             after = yield from node.take("crd0")
             if after.tag != stop(stop_level(value.tag) - 1):
                 raise node.mismatch(after, value)
+            if node.timing.style == "sam":
+                node.step()
             yield from node.put(("val", after.tag, fold.zero))
         node.step()
 

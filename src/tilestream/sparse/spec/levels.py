@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilestream.sparse.spec.clock import Clock, Steps, nothing
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
 WORD = 4
 """Bytes of a value, a coordinate or a segment bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from tilestream.sparse.spec.clock import Clock, Steps, Token
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
 
 def broadcast(node: Clock) -> Steps:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tilestream.sparse.spec.clock import Clock, Steps
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop, stop, stop_level
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop, stop, stop_level
 
 REPEAT = 0
 """Tag of a repeat signal that says: once more. Any stop says: next; ``DONE`` ends."""
@@ -73,6 +75,25 @@ def crd_hold(node: Clock) -> Steps:
                 if not is_stop(outer.tag):
                     raise node.mismatch(outer, inner)
             yield from node.put(("outer", inner.tag, 0.0))
+        node.step()
+
+
+def val_drop(node: Clock) -> Steps:
+    """Coordinates whose value is not 0, and those values. N is 0. Fibers that lose all they have stay, empty."""
+    while True:
+        crd = yield from node.look("crd")
+        val = yield from node.look("val")
+        yield from node.take("crd")
+        yield from node.take("val")
+        if crd.tag >= 0 and val.tag >= EMPTY:
+            if val.tag >= 0 and np.any(val.value != 0):
+                yield from node.put(("crd", crd.tag, 0.0), ("val", 0, val.value))
+        elif crd.tag != val.tag or crd.tag == EMPTY:
+            raise node.mismatch(crd, val)
+        else:
+            yield from node.put(("crd", crd.tag, 0.0), ("val", crd.tag, val.value))
+        if crd.tag == DONE:
+            return
         node.step()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilestream.errors import SparseError
-from tilestream.sparse.tokens import DONE, EMPTY, show, stop
+from tilestream.sparse.stream.tokens import DONE, EMPTY, show, stop
 
 
 def read(text: str, values: bool = False) -> list[tuple[int, Any]]:

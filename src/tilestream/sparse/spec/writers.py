@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilestream.sparse.spec.clock import Clock, Steps
 from tilestream.sparse.spec.levels import WORD
-from tilestream.sparse.tokens import DONE, EMPTY, is_stop
+from tilestream.sparse.stream.tokens import DONE, EMPTY, is_stop
 
 
 def write_crd(node: Clock) -> Steps:

@@ -14,7 +14,7 @@ from tilestream.sparse.engine.kernels.clients import (
 from tilestream.sparse.engine.kernels.joiners import intersect, union
 from tilestream.sparse.engine.kernels.levels import array, locate, root, scan
 from tilestream.sparse.engine.kernels.parallel import broadcast, fork, join_ordered, join_unordered
-from tilestream.sparse.engine.kernels.repeats import crd_drop, crd_hold, repeat, repsig
+from tilestream.sparse.engine.kernels.repeats import crd_drop, crd_hold, repeat, repsig, val_drop
 from tilestream.sparse.engine.kernels.values import alu, reduce, reduce_by
 from tilestream.sparse.engine.kernels.writers import write_crd, write_val
 from tilestream.sparse.engine.layout import FINISHED, KIND, STATE, WAITING
@@ -23,7 +23,7 @@ from tilestream.sparse.engine.ports import END
 KINDS: tuple[str, ...] = tuple(
     "root scan repsig repeat intersect union locate array alu reduce reduce_by spacc crd_drop crd_hold fork "
     "join_unordered join_ordered broadcast write_crd write_val "
-    "scan_from_memory array_in_batches array_by_lines write_to_memory".split()
+    "scan_from_memory array_in_batches array_by_lines write_to_memory val_drop".split()
 )
 """Kernels by number. A graph's ``spacc`` of order 0 is ``reduce_by``, its ``join`` one of two."""
 
@@ -81,5 +81,7 @@ def call(node: int) -> None:
         array_in_batches(node)
     elif kind == 22:
         array_by_lines(node)
-    else:
+    elif kind == 23:
         write_to_memory(node)
+    else:
+        val_drop(node)

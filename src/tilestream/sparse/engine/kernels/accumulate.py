@@ -1,9 +1,10 @@
 """The sparse accumulator, of any order from 1. ``sparse.spec.compute`` says what it means.
 
 Inputs: values, then crd0 .. crdn; outputs: values, then crd0 .. crd(n-1). Its cells hold: A: operation; D: order n;
-B: bits a coordinate; P: addresses of the table's keys, Q: of its values, R: its size - 1, S: keys in it, T and U: lists
-of them; V: the packed coordinates above each depth. State: E: depth, F: stop in hand, G: depth at which a bare stop was
-met, H: next token of it to take, or next key to put out, W: sorted keys.
+B: bits a coordinate; C: cycles of the end of a fiber above the innermost one; P: addresses of the table's keys, Q: of
+its values, R: its size - 1, S: keys in it, T and U: lists of them; V: the packed coordinates above each depth. State:
+E: depth, F: stop in hand, G: depth at which a bare stop was met, H: next token of it to take, or next key to put out,
+W: sorted keys.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tilestream.sparse.engine.layout import (
     STATE,
     WAITING,
     B,
+    C,
     D,
     E,
     F,
@@ -39,7 +41,7 @@ from tilestream.sparse.engine.layout import (
 from tilestream.sparse.engine.ports import advance, emit, fail, finish, pop, ready, reserve, seen, tag_at, value_at
 from tilestream.sparse.engine.stretches_compute import gather_stretch
 from tilestream.sparse.engine.table import FREE, find, sort
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 _OUTER, _GATHER, _BARE, _LEAVE, _AFTER, _EMIT, _ENDS = 0, 1, 2, 3, 4, 5, 6
 
@@ -232,7 +234,7 @@ def _after(node: int) -> bool:
     if depth == ld(node, D):
         _start_emitting(node)
     else:
-        clock = advance(node, ld(node, INTERVAL), clock)
+        clock = advance(node, ld(node, C), clock)
         st(node, E, depth + 1)
         st(node, STATE, _LEAVE)
     st(node, CLOCK, clock)

@@ -57,7 +57,7 @@ from tilestream.sparse.engine.ports import (
     tag_at,
     value_at,
 )
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 _BATCH = 8
 _IDLE, _BOUNDS, _FIBER, _COORDINATES, _CLOSE = 0, 1, 2, 3, 4

@@ -20,7 +20,7 @@ from tilestream.sparse.engine.ports import (
     taken_value,
 )
 from tilestream.sparse.engine.stretches_compute import skip_stretch
-from tilestream.sparse.tokens import DONE, EMPTY
+from tilestream.sparse.stream.tokens import DONE, EMPTY
 
 _NONE = 1 << 62
 

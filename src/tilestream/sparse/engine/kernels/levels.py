@@ -23,7 +23,7 @@ from tilestream.sparse.engine.layout import (
 )
 from tilestream.sparse.engine.ports import advance, fail, finish, pop, put, put_both, ready, seen, tag_at
 from tilestream.sparse.engine.stretches import array_stretch, scan_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 IDLE, FIBER, CLOSE = 0, 1, 2
 MISMATCH, OUTSIDE = 1, 2

@@ -35,7 +35,7 @@ from tilestream.sparse.engine.ports import (
     taken_value,
 )
 from tilestream.sparse.engine.stretches import broadcast_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 UNEVEN = 3
 

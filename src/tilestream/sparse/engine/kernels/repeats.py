@@ -1,26 +1,28 @@
-"""Nodes that line up streams of neighbouring levels: repsig, repeat, crd_hold, crd_drop: ``sparse.spec.repeats``."""
+"""Nodes that line up streams: repsig, repeat, crd_hold, crd_drop, val_drop: see ``sparse.spec.repeats``."""
 
 from __future__ import annotations
 
-from tilestream.sparse.engine.cells import ld, st
+from tilestream.sparse.engine.cells import ld, ldf, st
 from tilestream.sparse.engine.jit import kernel
 from tilestream.sparse.engine.kernels.levels import MISMATCH
-from tilestream.sparse.engine.layout import CLOCK, INTERVAL, LATENCY, PENDING, STATE, E, F, G
+from tilestream.sparse.engine.layout import CLOCK, INTERVAL, LATENCY, NODE_WIDTH, PENDING, STATE, E, F, G
 from tilestream.sparse.engine.ports import (
     advance,
+    emit,
     fail,
     finish,
     pop,
     put,
     put_both,
     ready,
+    reserve,
     seen,
     tag_at,
     taken_value,
     value_at,
 )
 from tilestream.sparse.engine.stretches import repeat_stretch, repsig_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 
 @kernel
@@ -133,6 +135,38 @@ def crd_hold(node: int) -> None:
         clock = advance(node, interval, clock)
     st(node, E, inner)
     st(node, STATE, state)
+    st(node, CLOCK, clock)
+
+
+@kernel
+def val_drop(node: int) -> None:
+    """Inputs and outputs: coordinates, then values."""
+    clock = ld(node, CLOCK)
+    interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
+    while ld(node, PENDING) == 0:
+        if not (ready(node, 0) and ready(node, 1)):
+            break
+        clock = seen(node, 1, seen(node, 0, clock))
+        crd, val, value = tag_at(node, 0), tag_at(node, 1), value_at(node, 1)
+        pop(node, 0, clock)
+        pop(node, 1, clock)
+        if crd >= 0 and val >= EMPTY:
+            kept = False
+            for i in range(width if val >= 0 else 0):
+                kept = kept or ldf(value, i) != 0.0
+            if kept:
+                clock = reserve(node, 0, 2, clock)
+                emit(node, 0, crd, 0, latency, clock)
+                emit(node, 1, 0, value, latency, clock)
+        elif crd != val or crd == EMPTY:
+            fail(node, MISMATCH, crd, val)
+            return
+        else:
+            clock = put_both(node, crd, crd, latency, clock)
+        if crd == DONE:
+            finish(node, clock)
+            return
+        clock = advance(node, interval, clock)
     st(node, CLOCK, clock)
 
 

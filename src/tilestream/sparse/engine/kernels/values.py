@@ -36,7 +36,7 @@ from tilestream.sparse.engine.ports import (
     taken_value,
 )
 from tilestream.sparse.engine.stretches_compute import binary_stretch, reduce_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 
 @kernel
@@ -108,7 +108,7 @@ def accumulate(node: int, value: int, target: int, fresh: bool) -> None:
 
 @kernel
 def reduce(node: int) -> None:
-    """A: operation. F: whether the scratch holds something."""
+    """A: operation. C: cycles from a sum to the stop after it. F: whether the scratch holds something."""
     clock = ld(node, CLOCK)
     interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
     scratch = ld(node, SCRATCH)
@@ -134,6 +134,7 @@ def reduce(node: int) -> None:
             st(node, F, 0)
             clock = put(node, 0, 0, scratch, latency, clock)
             if tag < S0:
+                clock = advance(node, ld(node, C), clock)
                 clock = put(node, 0, tag + 1, 0, latency, clock)
         clock = advance(node, interval, clock)
     st(node, CLOCK, clock)
@@ -144,7 +145,7 @@ _HEAD, _BARE, _FIBER, _AFTER = 0, 1, 2, 3
 
 @kernel
 def reduce_by(node: int) -> None:
-    """``spacc`` of order 0. Inputs: values, then the coordinates above. A, F: as in ``reduce``. E: a stop in hand."""
+    """``spacc`` of order 0. Inputs: values, then the coordinates above. A, C, F: as in ``reduce``. E: stop in hand."""
     clock = ld(node, CLOCK)
     interval, latency, width = ld(node, INTERVAL), ld(node, LATENCY), ld(node, NODE_WIDTH)
     scratch = ld(node, SCRATCH)
@@ -156,10 +157,7 @@ def reduce_by(node: int) -> None:
         clock = seen(node, port, clock)
         tag = tag_at(node, port)
         if state == _HEAD:
-            if tag == EMPTY:
-                fail(node, MISMATCH, tag, tag)
-                return
-            state = _FIBER if tag >= 0 else _BARE
+            state = _FIBER if tag >= EMPTY else _BARE
             end = tag
             continue
         pop(node, port, clock)
@@ -179,6 +177,7 @@ def reduce_by(node: int) -> None:
                 fail(node, MISMATCH, tag, end)
                 return
             state = _HEAD
+            clock = advance(node, ld(node, C), clock)
             clock = put(node, 0, tag, 0, latency, clock)
             clock = advance(node, interval, clock)
         elif tag == DONE:

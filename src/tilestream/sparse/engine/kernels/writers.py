@@ -19,7 +19,7 @@ from tilestream.sparse.engine.layout import (
 )
 from tilestream.sparse.engine.ports import advance, fail, finish, may_write, pop, seen, tag_at, value_at
 from tilestream.sparse.engine.stretches import write_stretch
-from tilestream.sparse.tokens import DONE, EMPTY, S0
+from tilestream.sparse.stream.tokens import DONE, EMPTY, S0
 
 
 @kernel

@@ -8,11 +8,16 @@ import numpy as np
 
 from tilestream.errors import SparseError
 from tilestream.sparse.storage import Format, Level, SparseTensor
-from tilestream.sparse.tokens import show
+from tilestream.sparse.stream.tokens import show
 
 
 def assemble(
-    name: str, shape: tuple[int, ...], format: Format, crds: Sequence[np.ndarray], values: np.ndarray
+    name: str,
+    shape: tuple[int, ...],
+    format: Format,
+    crds: Sequence[np.ndarray],
+    values: np.ndarray,
+    skip_empty: bool = False,
 ) -> SparseTensor:
     """The tensor that a result's writers were given.
 
@@ -21,6 +26,7 @@ def assemble(
         format: compressed levels keep what came, empty fibers included; dense ones are filled with zeros.
         crds: one int64 array of tags a level, outermost first: coordinates and stops, without done.
         values: float64 [n] or [n, block, block], stops left out.
+        skip_empty: the level above may lack the coordinates of fibers that hold nothing, as where they were dropped.
 
     Raises:
         SparseError: streams that do not fit together.
@@ -39,6 +45,9 @@ def assemble(
     levels: list[Level] = []
     for depth, tags in enumerate(np.asarray(x, dtype=np.int64) for x in crds):
         stops = tags < 0
+        if skip_empty and depth and np.count_nonzero(stops) > len(fibers):
+            tags = _without_empty(tags)
+            stops, fibers = tags < 0, fibers[fibers]
         ends = np.flatnonzero(stops)
         lengths = np.diff(ends, prepend=-1) - 1
         if len(ends) != len(fibers) or lengths[~fibers].any() or (len(tags) and not stops[-1]):
@@ -73,3 +82,14 @@ def assemble(
     kept = np.zeros((count, *((block, block) if block > 1 else ())))
     kept[where] = values
     return SparseTensor(name, tuple(shape), format, tuple(levels), kept)
+
+
+def _without_empty(tags: np.ndarray) -> np.ndarray:
+    """The coordinates and one stop behind each fiber that has some: the highest of those that came."""
+    kept: list[int] = []
+    for tag in tags.tolist():
+        if tag >= 0 or (kept and kept[-1] >= 0):
+            kept.append(tag)
+        elif kept:
+            kept[-1] = min(kept[-1], tag)
+    return np.array(kept, dtype=np.int64)

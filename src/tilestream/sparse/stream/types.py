@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestream.sparse.graph import NODES, Graph, Port, StreamType
+from tilestream.sparse.stream.graph import NODES, Graph, Port, StreamType
 
 
 def stream_types(graph: Graph) -> dict[Port, StreamType]:

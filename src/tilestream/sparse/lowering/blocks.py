@@ -2,16 +2,21 @@
 
 Values are [b, b] tiles. The two innermost indices of a tensor run along a tile's rows and columns; an index that two
 factors and their product share (a batch, a head) stays scalar. A vector's tile repeats it along the other axis.
+
+The last block of an index may hold less than the others. What lies behind the index's end is padding: 0 in what is
+read, anything in what is computed, and gone before it is summed over or written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilestream.errors import SparseError
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
-from tilestream.sparse.graph import Port
-from tilestream.sparse.states import StreamLevel, StreamState
-from tilestream.sparse.streams import Builder
-from tilestream.sparse.tiles import TileFormat
+from tilestream.sparse.lowering.states import StreamLevel, StreamState
+from tilestream.sparse.lowering.tiles import Edge, TileFormat
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import Port
 
 Tile = tuple[str | None, str | None]
 """The indices along a tile's rows and columns; None: the same value all along."""
@@ -24,19 +29,18 @@ class Blocks:
     """The tiles of a region. Makes the sizes of blocked indices counts of blocks.
 
     Raises:
-        SparseError: a size that is no multiple of the block, or operands whose tiles do not fit together.
+        SparseError: operands whose tiles do not fit together.
     """
 
     def __init__(self, fused: Fused, block: int) -> None:
         self.block = block
         self.blocked = _blocked(fused)
+        self.ragged: dict[str, Edge] = {}
         for index in sorted(self.blocked):
-            if fused.sizes[index] % block:
-                raise SparseError(
-                    f"index {index!r} of size {fused.sizes[index]} in blocks of {block}",
-                    "pad it to a multiple of the block, or use another block",
-                )
-            fused.sizes[index] //= block
+            edge = Edge(fused.sizes[index], block)
+            if edge.size % block:
+                self.ragged[index] = edge
+            fused.sizes[index] = edge.blocks
         self.tiles: dict[View, Tile] = {}
         self.inner: dict[Op, tuple[Tile, str]] = {}
         for view in fused.views:
@@ -76,8 +80,11 @@ class Blocks:
             rows, columns = columns, None
         return rows, columns
 
-    def compute(self, build: Builder, op: Op, values: list[Port]) -> Port:
-        """The value of a statement before the reduction over blocks, reduced within the tile."""
+    def compute(self, build: Builder, op: Op, values: list[Port], edge: Callable[[str], Port]) -> Port:
+        """The value of a statement before the reduction over blocks, reduced within the tile.
+
+        ``edge``: the tiles of a ragged index, one an element of the innermost loop (``Edge``).
+        """
         statement, source = op.statement, op.statement.source
         (rows, columns), shared = self.inner[op]
         tiles = [self.tiles[v] for v in op.operands]
@@ -85,7 +92,21 @@ class Blocks:
         def unary(name: str, value: Port) -> Port:
             return build.alu(name, [value], None, op.name, source)
 
+        def without_padding(value: Port, index: str, axis: int, reduction: str = "add") -> Port:
+            """The value with what its reduction leaves as it is behind the end of an index."""
+            if index not in self.ragged:
+                return value
+            inside = edge(index) if axis else unary("transpose", edge(index))
+            value = build.alu("keep", [value, inside], None, op.name, source)
+            if reduction == "max":  # the logarithm of ones and zeros: 0, and minus infinity
+                value = build.alu("add", [value, unary("log", inside)], None, op.name, source)
+            return value
+
         if shared:
+            values = [
+                value if isinstance(view, Leaf) else without_padding(value, shared, tile.index(shared))
+                for view, tile, value in zip(op.operands, tiles, values, strict=True)
+            ]
             first = values[0] if tiles[0][1] == shared else unary("transpose", values[0])
             product = "matmul" if tiles[1][0] == shared else "matmul_t"
             value = build.alu(product, [first, values[1]], None, op.name, source)
@@ -100,10 +121,10 @@ class Blocks:
             plain = statement.op in ("mask", "copy")
             value = fitted[0] if plain else build.alu(statement.op, fitted, statement.scalar, op.name, source)
         across = "rowsum" if statement.reduction == "add" else "rowmax"
-        if columns in op.reduced:
-            value, columns = unary(across, value), None
-        if rows in op.reduced:
-            value = unary(across, unary("transpose", value))
+        if columns is not None and columns in op.reduced:
+            value, columns = unary(across, without_padding(value, columns, 1, statement.reduction)), None
+        if rows is not None and rows in op.reduced:
+            value = unary(across, unary("transpose", without_padding(value, rows, 0, statement.reduction)))
         return value
 
     def stored(self, build: Builder, op: Op, state: StreamState) -> StreamState:

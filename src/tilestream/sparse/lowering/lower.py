@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilestream.sparse.blocks import Blocks
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
-from tilestream.sparse.graph import Port
-from tilestream.sparse.joins import Joins
-from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.states import (
+from tilestream.sparse.lowering.blocks import Blocks
+from tilestream.sparse.lowering.joins import Joins
+from tilestream.sparse.lowering.states import (
     LeafState,
     Level,
     Loop,
@@ -25,8 +23,11 @@ from tilestream.sparse.states import (
     StreamLevel,
     StreamState,
 )
+from tilestream.sparse.lowering.tiles import edge_name
+from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format
-from tilestream.sparse.streams import Builder
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import Port
 
 
 class Lowering:
@@ -47,11 +48,10 @@ class Lowering:
         self.parallel = {index: ways for index, ways in parallel.items() if ways > 1}
         self.build = Builder()
         self.joins = Joins(self)
-        self._closed: dict[tuple[int, Loops], StreamState] = {}
+        self._closed: dict[tuple[State, Loops], StreamState] = {}
         self._started: dict[View, State] = {}
-        self._prepared: dict[tuple[int, str, Loops], OpState] = {}
-        self._values: dict[tuple[int, Loops], Port] = {}
-        self._kept: list[State] = []  # keeps the ids in the keys above alive
+        self._prepared: dict[tuple[State, str, Loops], OpState] = {}
+        self._values: dict[tuple[State, Loops], Port] = {}
 
     def start(self, view: View) -> State:
         """A view before its first loop."""
@@ -71,9 +71,8 @@ class Lowering:
         if isinstance(state, StreamState):
             return state
         assert isinstance(state, OpState)
-        key = (id(state), outer)
+        key = (state, outer)
         if key not in self._closed:
-            self._kept.append(state)
             self._closed[key] = self._lower(state, outer)
         return self._closed[key]
 
@@ -119,18 +118,17 @@ class Lowering:
             return above, value, lanes
         crds = [x.crd for x in reversed(below)] + [own.crd]
         made, value = self.build.spacc(kind, crds, value, name, source)
-        filled = own.full and own.nonempty
-        out = [
-            StreamLevel(x.index, crd, x.full and filled, x.full and filled and x.nonempty, x.lanes)
-            for x, crd in zip(below, reversed(made), strict=True)
-        ]
-        return above + out, value, lanes
+        filled, out = own.full and own.nonempty, []
+        for x, crd in zip(reversed(below), made, strict=True):
+            full = x.full and filled
+            out.append(StreamLevel(x.index, crd, full, full and x.nonempty, x.lanes))
+            filled = filled and x.nonempty  # sums are kept by all their coordinates: no fiber comes out empty
+        return above + out[::-1], value, lanes
 
     def _prepare(self, state: OpState, index: str, loops: Loops) -> OpState:
         """End the operands that cannot take part in the loop over ``index``, or have nothing left to iterate."""
-        key = (id(state), index, loops)
+        key = (state, index, loops)
         if key not in self._prepared:
-            self._kept.append(state)
             self._prepared[key] = self._ready(state, index, loops)
         return self._prepared[key]
 
@@ -178,7 +176,7 @@ class Lowering:
         kids = state.kids[:1] if statement.op == "mask" else state.kids
         values = [self.value(kid, loops) for kid in kids]
         if self.blocks is not None:
-            return self.blocks.compute(self.build, state.op, values)
+            return self.blocks.compute(self.build, state.op, values, lambda index: self.edge(index, loops))
         if statement.op in ("mask", "copy"):
             first = state.kids[0]
             if isinstance(first, StreamState) and first.missing:  # a reduction would pass over N, which stands for 0
@@ -189,9 +187,8 @@ class Lowering:
 
     def value(self, state: State, loops: Loops) -> Port:
         """The values of an operand, one an element of the innermost loop."""
-        key = (id(state), loops)
+        key = (state, loops)
         if key not in self._values:
-            self._kept.append(state)
             self._values[key] = self._value(state, loops)
         return self._values[key]
 
@@ -211,6 +208,12 @@ class Lowering:
         for loop in loops[at:]:
             port = self.build.repeat(port, loop.signal, loop.index, what)
         return port
+
+    def edge(self, index: str, loops: Loops) -> Port:
+        """Tiles that say what is inside a ragged index, one an element of the innermost loop."""
+        at = next(n for n, loop in enumerate(loops) if loop.index == index)
+        crd = self.scatter(index, loops[at].crd) if index in self.parallel else loops[at].crd
+        return self.build.array(edge_name(index), self.lift(crd, at + 1, loops, index), f"the edge of {index}")
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 

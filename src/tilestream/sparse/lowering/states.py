@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.sparse.fusion import Leaf, Op
-from tilestream.sparse.graph import Port
+from tilestream.sparse.stream.graph import Port
 
 
 class NotFusible(Exception):

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from tilestream.errors import SparseError
 from tilestream.sparse.fusion import Fused, Leaf, Op
-from tilestream.sparse.graph import Port
-from tilestream.sparse.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
+from tilestream.sparse.lowering.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
 from tilestream.sparse.storage import Format
-from tilestream.sparse.streams import Builder
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import Port
 
 Moves = dict[Port, Port]
 
@@ -40,15 +40,13 @@ class Joins:
     def __init__(self, lowering: Lowering) -> None:
         self.lowering, self.build = lowering, lowering.build
         self.ranges: set[str] = set()
-        self._stepped: dict[tuple[int, str, Loops], tuple[Level, OpState]] = {}
-        self._moved: dict[tuple[int, frozenset[tuple[Port, Port]], bool, int], State] = {}
-        self._kept: list[State] = []  # keeps the ids in the keys above alive
+        self._stepped: dict[tuple[State, str, Loops], tuple[Level, OpState]] = {}
+        self._moved: dict[tuple[State, frozenset[tuple[Port, Port]], bool, int], State] = {}
 
     def step(self, state: OpState, index: str, loops: Loops) -> tuple[Level, OpState]:
         """The coordinates of a statement at one loop, from its operands that have the index."""
-        key = (id(state), index, loops)
+        key = (state, index, loops)
         if key not in self._stepped:
-            self._kept.append(state)
             self._stepped[key] = self._step(state, index, loops)
         return self._stepped[key]
 
@@ -201,9 +199,8 @@ class Joins:
         """The view with its streams of this loop replaced; ``missing``: some are N now."""
         if not moves and not missing:
             return state
-        key = (id(state), frozenset(moves.items()), missing, at)
+        key = (state, frozenset(moves.items()), missing, at)
         if key not in self._moved:
-            self._kept.append(state)
             self._moved[key] = self._move(state, moves, missing, at)
         return self._moved[key]
 
@@ -227,15 +224,15 @@ class Joins:
         return state if kids == state.kids else OpState(state.op, kids, state.left)
 
 
-def vanishes(state: State, at: int, known: dict[int, bool] | None = None) -> bool:
+def vanishes(state: State, at: int, known: dict[State, bool] | None = None) -> bool:
     """Whether a view's value is 0 where its streams of the loop before ``at`` are N (which counts as 0)."""
     known = {} if known is None else known
-    if id(state) not in known:
-        known[id(state)] = _vanishes(state, at, known)
-    return known[id(state)]
+    if state not in known:
+        known[state] = _vanishes(state, at, known)
+    return known[state]
 
 
-def _vanishes(state: State, at: int, known: dict[int, bool]) -> bool:
+def _vanishes(state: State, at: int, known: dict[State, bool]) -> bool:
     if isinstance(state, LeafState):
         return state.at == at and state.leaf.fill == 0
     if isinstance(state, StreamState):

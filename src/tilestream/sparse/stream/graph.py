@@ -84,11 +84,22 @@ NODES: dict[str, NodeSpec] = {
         {"outer": _CRD, "inner": _ANY},
         doc="outer coordinates whose fibers hold something",
     ),
+    "val_drop": NodeSpec(
+        {"crd": _CRD, "val": _VAL},
+        {"crd": _CRD, "val": _VAL},
+        doc="coordinates whose value is not 0, and those values",
+    ),
     "crd_hold": NodeSpec({"outer": _CRD, "inner": _CRD}, {"outer": _CRD}, doc="the outer coordinate once an inner one"),
     "fork": NodeSpec({"in": _ANY}, {"out*": _ANY}, (), ("level",), doc="elements dealt round-robin; stops to all"),
     "join": NodeSpec({"in*": _ANY}, {"out": _ANY}, (), ("level",), doc="fibers gathered round-robin"),
     "broadcast": NodeSpec({"in": _ANY}, {"out*": _ANY}, doc="one stream to several consumers"),
-    "write_crd": NodeSpec({"crd": _CRD}, {}, ("tensor", "level"), doc="one compressed level of a result"),
+    "write_crd": NodeSpec(
+        {"crd": _CRD},
+        {},
+        ("tensor", "level"),
+        ("skip_empty",),
+        doc="one level of a result; skip_empty=1: fibers that hold nothing may be left out, as SAM's writers do",
+    ),
     "write_val": NodeSpec({"val": _VAL}, {}, ("tensor",), doc="the values of a result"),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilestream.sparse.graph import Node, Port
+from tilestream.sparse.stream.graph import Node, Port
 
 
 def expand_lanes(nodes: Sequence[Node]) -> tuple[Node, ...]:

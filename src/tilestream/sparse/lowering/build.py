@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilestream.errors import SparseError
-from tilestream.sparse.blocks import Blocks
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, fresh_name
-from tilestream.sparse.estimate import extents, ranked
 from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
-from tilestream.sparse.graph import with_broadcasts
-from tilestream.sparse.joins import range_name
-from tilestream.sparse.lower import lower
-from tilestream.sparse.parallel import expand_lanes
-from tilestream.sparse.partition import Group, ancestors, check_names, groups, outputs_of, sequence
-from tilestream.sparse.region import Region
+from tilestream.sparse.lowering.blocks import Blocks
+from tilestream.sparse.lowering.joins import range_name
+from tilestream.sparse.lowering.lower import lower
+from tilestream.sparse.lowering.parallel import expand_lanes
+from tilestream.sparse.lowering.partition import Group, ancestors, check_names, groups, outputs_of, sequence
+from tilestream.sparse.lowering.states import NotFusible, StreamState
+from tilestream.sparse.lowering.tiles import Edge, edge_name
+from tilestream.sparse.orders.work import extents, ranked
+from tilestream.sparse.region import Region, Source
 from tilestream.sparse.schedule import Order, Schedule
-from tilestream.sparse.states import NotFusible, StreamState
 from tilestream.sparse.storage import Format
-from tilestream.sparse.streams import Builder
+from tilestream.sparse.stream.builder import Builder
+from tilestream.sparse.stream.graph import with_broadcasts
 from tilestream.sparse.table import fusion_table
 
 
@@ -175,7 +176,8 @@ def _blocked_output(
     sizes = dict(zip(op.indices, program.shapes[op.name], strict=True))
     kinds = tuple("dense" if level.full else "compressed" for level in state.levels)
     order = tuple(dims.index(level.index) for level in state.levels)
-    return tuple(sizes.get(i, blocks.block) for i in dims), Format(kinds, order, blocks.block)
+    whole = [Edge(sizes[i], blocks.block).blocks * blocks.block if i in blocks.blocked else sizes.get(i) for i in dims]
+    return tuple(blocks.block if n is None else n for n in whole), Format(kinds, order, blocks.block)
 
 
 def _levels(leaf: Leaf, order: tuple[str, ...]) -> tuple[str, ...]:
@@ -241,11 +243,14 @@ def _finish(
         declared[name] = Declared(shape, format, sizes, op.fill)
     nodes = expand_lanes(build.live(ends))
     graph = with_broadcasts(group.name, nodes, blocks.block if blocks else 1)
-    inputs: dict[str, tuple[str | int, Format]] = {}
+    inputs: dict[str, tuple[Source, Format]] = {}
+    edges = {edge_name(i): edge for i, edge in blocks.ragged.items()} if blocks else {}
     by_name = {name: (leaf.tensor, format) for leaf, (name, format) in views.items()}
     for tensor in graph.tensors():
         if tensor in by_name:
             inputs[tensor] = by_name[tensor]
+        elif tensor in edges:
+            inputs[tensor] = (edges[tensor], Format(("dense",), block=graph.block))
         else:
             size = next((n for i, n in fused.sizes.items() if range_name(i) == tensor), 1)
             inputs[tensor] = (size, Format(("dense",), block=graph.block))

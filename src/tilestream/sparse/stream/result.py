@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilestream.sparse.graph import Port
 from tilestream.sparse.storage import SparseTensor
+from tilestream.sparse.stream.graph import Port
 
 
 @dataclass(frozen=True)

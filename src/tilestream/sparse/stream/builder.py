@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestream.sparse.graph import Node, Port
+from tilestream.sparse.stream.graph import Node, Port
 
 Attrs = tuple[tuple[str, str | int | float], ...]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tilestream.sparse.fusion import Fused, Leaf, Op, View
-from tilestream.sparse.pog import PartialOrder
+from tilestream.sparse.orders.pog import PartialOrder
 from tilestream.sparse.table import nests
 
 _ACCUMULATOR = 0.02

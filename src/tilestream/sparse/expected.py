@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tilestream.sparse.einsum import Move
-from tilestream.sparse.graph import Graph
-from tilestream.sparse.heuristic import Estimate, Profile, estimate
+from tilestream.sparse.lowering.build import Region
 from tilestream.sparse.moves import perform
+from tilestream.sparse.orders.heuristic import Estimate, Profile, estimate
 from tilestream.sparse.program import Program
-from tilestream.sparse.regions import Region
 from tilestream.sparse.storage import Format, SparseTensor
+from tilestream.sparse.stream.graph import Graph
 from tilestream.sparse.timing import COMAL, Timing
 
 WORD = 4

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilestream.errors import SparseError
-from tilestream.sparse.graph import Graph, Node, Port
 from tilestream.sparse.storage import SparseTensor
+from tilestream.sparse.stream.graph import Graph, Node, Port
 from tilestream.sparse.timing import COMAL, Timing
 
 WORD = 4
@@ -155,6 +155,7 @@ class _Work:
             "spacc": self._spacc,
             "crd_drop": self._drop,
             "crd_hold": self._hold,
+            "val_drop": self._keep,
             "fork": self._fork,
             "join": self._gather,
         }
@@ -374,6 +375,12 @@ class _Work:
         out = replace(outer, counts=(*outer.counts[:-1], kept), marginal=marginal, visits=visits)
         self.put(node, out, inner.at((*inner.counts[:-2], kept, inner.n) if len(inner.counts) > 1 else inner.counts))
         return 0.0, 0.0, outer.tokens
+
+    def _keep(self, node: Node) -> tuple[float, float, float]:
+        """As if no value were 0: values are not known here."""
+        crd, val = self.flows[node.input("crd")], self.flows[node.input("val")]
+        self.put(node, crd, val)
+        return 0.0, 0.0, crd.tokens
 
     def _hold(self, node: Node) -> tuple[float, float, float]:
         outer, inner = self.flows[node.input("outer")], self.flows[node.input("inner")]

@@ -1,0 +1,1 @@
+"""From fused statements to stream graphs."""

@@ -1,0 +1,1 @@
+"""Orders of indices: which there are, and which is taken by default."""

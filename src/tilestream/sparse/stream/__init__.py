@@ -1,0 +1,1 @@
+"""Streams and the graphs of primitives that they join."""
