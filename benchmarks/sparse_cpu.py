@@ -19,7 +19,7 @@ import torch
 from tilestream.errors import SparseError
 from tilestream.sparse import Schedule, compile, graphs
 from tilestream.sparse.cpu import CpuProgram
-from tilestream.sparse.estimates import estimate_program
+from tilestream.sparse.expected import estimate_program
 from tilestream.sparse.graphs import GraphSet
 from tilestream.sparse.program import Program
 from tilestream.sparse.reproduce import models
