@@ -13,10 +13,10 @@ from tilestream.ir.sizes import tiles_of
 def check_complete(pipeline: Pipeline, run: Recording, rows: int) -> None:
     """Every tile of every stage is there once, by one warpgroup or by both."""
     for stage in pipeline.stages:
-        steps = [s for s in run.slices if s.stage == stage.name and s.kind == STEP and s.tile < tiles_of(rows)]
+        steps = [s for s in run.slices if s.stage == stage.name and s.kind == STEP and s.tile < tiles_of(rows, stage)]
         by_rows = stage.placement.dim == 0
         found = Counter((s.tile if by_rows else (s.tile, s.role)) for s in steps)
-        wanted = range(tiles_of(rows))
+        wanted = range(tiles_of(rows, stage))
         assert set(found) == (set(wanted) if by_rows else {(t, g) for t in wanted for g in range(CONSUMERS)})
         assert set(found.values()) == {1}, f"{stage.name}: {found}"
 

@@ -62,7 +62,7 @@ def check(pipeline: Pipeline, rows: int, folder: Path, seed: int = 0, **options)
 
 
 def with_stage(p: Pipeline, **changes) -> Pipeline:
-    return p.with_stages((replace(p.stages[0], **changes),))
+    return p.with_stages((p.stages[0].with_(**changes),))
 
 
 def odd(dtype: str = "bf16") -> Pipeline:

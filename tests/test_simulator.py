@@ -63,7 +63,7 @@ def test_every_stage_works_on_every_tile_once_and_no_worker_on_two_steps(p, rows
         seen[span.launch, span.stage] += range(span.tile, span.tile + span.tiles)
         by_worker[span.launch, span.worker].append(span)
     assert {stage for _, stage in seen} == {s.name for s in p.stages}
-    assert all(sorted(tiles) == list(range(tiles_of(rows))) for tiles in seen.values())
+    assert all(sorted(tiles) == list(range(tiles_of(rows, p))) for tiles in seen.values())
     for spans in by_worker.values():
         ordered = sorted(spans, key=lambda s: s.start_us)
         assert all(a.end_us <= b.start_us + 1e-6 for a, b in zip(ordered, ordered[1:], strict=False))
@@ -76,7 +76,7 @@ def test_no_tile_is_used_before_it_is_made(p, rows):
     run = simulate(p, rows, H200)
     per_tile = {(s.stage, t): s for s in run.spans for t in range(s.tile, s.tile + s.tiles)}
     for q in p.queues:
-        for tile in range(tiles_of(rows)):
+        for tile in range(tiles_of(rows, p)):
             for consumer in q.consumers:
                 assert per_tile[consumer, tile].start_us >= per_tile[q.producer, tile].end_us - 1e-6
 

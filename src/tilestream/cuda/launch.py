@@ -96,7 +96,7 @@ class Launch:
         if len(self.source.stages) > 1:
             return self.wanted
         stage = self.source.pipeline.stages[0]
-        steps = math.ceil(tiles_of(rows) / stage.tiles_per_step)
+        steps = math.ceil(tiles_of(rows, stage) / stage.tiles_per_step)
         grid = min(self.sms, self.wanted, steps)
         grid = max(stage.group, (grid + stage.group - 1) // stage.group * stage.group)
         return grid - stage.group if grid > self.sms else grid

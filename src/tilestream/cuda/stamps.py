@@ -117,7 +117,7 @@ def capacity(source: KernelSource, rows: int, ctas: int) -> int:
     # Of a unit: two activities a step, two a group of stores, and every wait there is.
     each = 2 * steps + len(tables.store_bounds) + waits + 4
     taken = max(s.tiles_per_step for s in source.pipeline.stages)
-    tiles = ceil_to(tiles_of(rows), taken)
+    tiles = ceil_to(tiles_of(rows, source.pipeline), taken)
     units = max(
         math.ceil(tiles / s.tiles_per_step / (ctas if len(source.stages) == 1 else s.replicas))
         for s in source.pipeline.stages

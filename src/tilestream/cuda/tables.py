@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Transport
 from tilestream.schedule.layout import Layout
 from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, ceil_to, columns_of
 
@@ -208,7 +208,7 @@ def _load(
     if stream.queue:
         q = tables.queue(stream.queue)
         spec = tables.queues[q]
-        index = tables.map(MapSpec("ring", str(q), dtype, spec.features, 64, spec.depth * 64))
+        index = tables.map(MapSpec("ring", str(q), dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS))
         tables.load_ops.append((index, start, q, 0, 0, 0, 0, again, 0))
         return
     tensor = pipeline.tensor(stream.tensor)
@@ -216,7 +216,7 @@ def _load(
     at_end = stream.start + stream.features == tensor.features
     on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
     if on_16_bytes and (at_end or valid == columns):
-        index = tables.map(MapSpec("input", stream.tensor, dtype, tensor.features, 64))
+        index = tables.map(MapSpec("input", stream.tensor, dtype, tensor.features, TILE_ROWS))
         tables.load_ops.append((index, start, -1, 0, 0, 0, 0, again, 0))
     else:
         pointer = tables.pointer("input", stream.tensor)
@@ -264,5 +264,6 @@ def _store_target(tables: Tables, sink: Sink, pipeline: Pipeline) -> tuple[int, 
     if sink.target.startswith("queue:"):
         queue = tables.queue(sink.target.removeprefix("queue:"))
         spec = tables.queues[queue]
-        return tables.map(MapSpec("ring", str(queue), spec.dtype, spec.features, 64, spec.depth * 64)), queue
-    return tables.map(MapSpec("output", sink.target, sink.dtype, pipeline.tensor(sink.target).features, 64)), -1
+        ring = MapSpec("ring", str(queue), spec.dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS)
+        return tables.map(ring), queue
+    return tables.map(MapSpec("output", sink.target, sink.dtype, pipeline.tensor(sink.target).features, TILE_ROWS)), -1

@@ -21,6 +21,8 @@ from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, View, sizes
 from tilestream.ir.tileops import OPS, OpSpec
 
 TILE_ROWS = 64
+"""Rows of a tile unless a stage says otherwise: what one warpgroup multiplies at once."""
+
 DTYPE_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 INDEX_BYTES = {"i32": 4, "i64": 8}
 
@@ -103,8 +105,9 @@ class Tile:
         return prod(a.size for a in self.axes if a.size is not None)
 
     @property
-    def bytes(self) -> int:
-        return TILE_ROWS * self.features * DTYPE_BYTES[self.dtype]
+    def row_bytes(self) -> int:
+        """Of one row, or other position of the axes that are read at the call."""
+        return self.features * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,11 @@ class Stage:
         """
         bare = Stage(name, ops, in_flight=in_flight)
         return bare.with_(replicas=replicas, placement=placement, residency=residency, group=group)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile: of one step of the loop over them."""
+        return self.loops[0].tile
 
     def with_(self, **words: Any) -> Stage:
         """The same row stage with other ``replicas``, ``placement``, ``residency``, ``group`` or ``in_flight``."""
@@ -287,6 +295,11 @@ class Pipeline:
 
     def tiles(self) -> dict[str, Tile]:
         return {name: tile for stage in self.stages for name, tile in stage.defined().items()}
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile, of which all stages of a row pipeline take equally many."""
+        return self.stages[0].tile_rows
 
     def by_role(self, role: Role) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role is role)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.tileops import OPS
 
 SWIZZLE_BYTES = 128  # a linear's input is stored in rows of this many bytes, zero-filled
@@ -17,7 +17,7 @@ class Phase:
 
     ``flops`` are the tensor core's, padding included; ``lane_ops`` are issued fp32 lane operations and
     ``sfu_ops`` those of the special function unit; ``handed`` are elements that leave the registers.
-    All of one tile of ``TILE_ROWS`` rows.
+    All of one tile.
     """
 
     flops: float
@@ -40,14 +40,15 @@ def phases(stage: Stage, pipeline: Pipeline) -> tuple[Phase, ...]:
 
 def _phase(ops: list[TileOp], stage: Stage, pipeline: Pipeline, tiles: dict[str, Tile]) -> Phase:
     flops, dtype, lane, sfu, handed = 0.0, "bf16", 0.0, 0.0, 0
+    rows = stage.tile_rows
     for op in ops:
         if op.kind == "linear":
             weight = pipeline.tensor(op.params[0])
-            flops, dtype = padded_flops(weight), weight.dtype
+            flops, dtype = padded_flops(weight, rows), weight.dtype
             if len(op.params) == 2:
-                lane += TILE_ROWS * weight.shape[0]
+                lane += rows * weight.shape[0]
             continue
-        spec, elements = OPS[op.kind], TILE_ROWS * width(op, tiles)
+        spec, elements = OPS[op.kind], rows * width(op, tiles)
         lane += spec.flops * elements
         sfu += spec.transcendental * elements
         if op.kind == "store":
@@ -56,7 +57,7 @@ def _phase(ops: list[TileOp], stage: Stage, pipeline: Pipeline, tiles: dict[str,
     queued = {q.tile for q in pipeline.queues if q.producer == stage.name}
     for op in ops:
         if op.out is not None and op.kind not in ("load", "cat") and op.out.name in used_by_linear | queued:
-            handed += TILE_ROWS * op.out.features
+            handed += rows * op.out.features
     return Phase(flops, dtype, lane, sfu, handed)
 
 
@@ -66,11 +67,11 @@ def width(op: TileOp, tiles: dict[str, Tile]) -> int:
     return max(outs + [tiles[n].features for n in op.ins])
 
 
-def padded_flops(weight: Tensor) -> float:
-    """Tensor-core FLOPs of one tile through ``weight`` [out, in]: out padded to 8, in to 128 bytes."""
+def padded_flops(weight: Tensor, rows: int) -> float:
+    """Tensor-core FLOPs of ``rows`` rows through ``weight`` [out, in]: out padded to 8, in to 128 bytes."""
     out, inner = weight.shape
     k = SWIZZLE_BYTES // DTYPE_BYTES[weight.dtype]
-    return 2.0 * TILE_ROWS * (8 * ceil(out / 8)) * (k * ceil(inner / k))
+    return 2.0 * rows * (8 * ceil(out / 8)) * (k * ceil(inner / k))
 
 
 def bytes_of(tensor: Tensor, rows: int) -> int:
@@ -85,10 +86,11 @@ def weight_bytes(stage: Stage, pipeline: Pipeline) -> int:
     return sum(bytes_of(pipeline.tensor(n), 0) for n in names)
 
 
-def tiles_of(rows: int) -> int:
-    return ceil(rows / TILE_ROWS)
+def tiles_of(rows: int, p: Pipeline | Stage) -> int:
+    """Tiles that ``p`` cuts so many rows into."""
+    return ceil(rows / p.tile_rows)
 
 
 def steps_of(stage: Stage, rows: int) -> int:
     """Steps of the busiest replica: whole steps of ``tiles_per_step`` tiles, dealt round-robin."""
-    return ceil(ceil(tiles_of(rows) / stage.tiles_per_step) / stage.replicas)
+    return ceil(ceil(tiles_of(rows, stage) / stage.tiles_per_step) / stage.replicas)

@@ -73,5 +73,6 @@ def _at(c: At) -> str:
 
 
 def _queue(q: Queue, p: Pipeline) -> str:
-    depth = "" if q.transport is Transport.DRAM else f", {q.depth} tiles of {p.tiles()[q.tile].bytes} bytes"
+    size = next((loop.tile for loop in p.stage(q.producer).loops), 1) * p.tiles()[q.tile].row_bytes
+    depth = "" if q.transport is Transport.DRAM else f", {q.depth} tiles of {size} bytes"
     return f"-> {q.tile} to {', '.join(q.consumers)} ({q.transport.value}{depth})"

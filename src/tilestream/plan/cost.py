@@ -133,8 +133,8 @@ def _ring_bound(launch: Pipeline, costs: dict[str, StageCost], rows: int, device
     tiles = launch.tiles()
     bound = 0.0
     for q in launch.queues:
-        held = device.queue_s(tiles[q.tile].bytes) + max(costs[c].step_s for c in q.consumers)
-        bound = max(bound, tiles_of(rows) / q.depth * held)
+        held = device.queue_s(launch.tile_rows * tiles[q.tile].row_bytes) + max(costs[c].step_s for c in q.consumers)
+        bound = max(bound, tiles_of(rows, launch) / q.depth * held)
     return bound
 
 
@@ -147,7 +147,7 @@ def _fill(launch: Pipeline, costs: dict[str, StageCost], device: Device) -> floa
         for q in launch.queues:
             if q.producer == stage.name:
                 for c in q.consumers:
-                    arrival[c] = max(arrival[c], done + device.queue_s(tiles[q.tile].bytes))
+                    arrival[c] = max(arrival[c], done + device.queue_s(launch.tile_rows * tiles[q.tile].row_bytes))
     return max(arrival[s.name] + costs[s.name].step_s for s in launch.stages)
 
 

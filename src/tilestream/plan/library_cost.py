@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilestream.devices import Device
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.ir.sizes import padded_flops, tiles_of, width
 from tilestream.ir.tileops import OPS
 from tilestream.plan.traffic import dram_of
@@ -68,16 +68,18 @@ def _product_s(op: TileOp, launch: Pipeline, rows: int, device: Device) -> float
     weight = launch.tensor(op.params[0])
     aligned = all(n * DTYPE_BYTES[weight.dtype] % 16 == 0 for n in weight.shape)
     rate = device.tensor_flops[weight.dtype] * (1.0 if aligned else device.unaligned_share)
-    return tiles_of(rows) * padded_flops(weight) / rate
+    whole = tiles_of(rows, launch) * launch.tile_rows
+    return padded_flops(weight, whole) / rate
 
 
 def _lanes_s(ops: list[TileOp], launch: Pipeline, rows: int, device: Device) -> float:
     """Of an elementwise kernel, which reaches a share of the lanes' rate."""
     tiles = launch.tiles()
-    issued = sum(OPS[op.kind].flops * TILE_ROWS * width(op, tiles) for op in ops)
-    special = sum(OPS[op.kind].transcendental * TILE_ROWS * width(op, tiles) for op in ops)
+    issued = sum(OPS[op.kind].flops * width(op, tiles) for op in ops)
+    special = sum(OPS[op.kind].transcendental * width(op, tiles) for op in ops)
     rate = device.library_lanes
-    return tiles_of(rows) * max(issued / (rate * device.simt_flops), special / device.sfu_ops_per_s)
+    whole = tiles_of(rows, launch) * launch.tile_rows
+    return whole * max(issued / (rate * device.simt_flops), special / device.sfu_ops_per_s)
 
 
 def _memory_s(size: float, device: Device) -> float:

@@ -9,7 +9,7 @@ from math import ceil, log2
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Residency, Stage, Transport
+from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
 from tilestream.schedule.counts import WARPGROUP, EpilogueCounts, StepCounts, code_size, counts
@@ -122,7 +122,7 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
     """Seconds of the hand-over of each tile that ``stage`` takes from an L2 queue."""
     tiles = pipeline.tiles()
     return [
-        device.queue_s(tiles[q.tile].bytes)
+        device.queue_s(stage.tile_rows * tiles[q.tile].row_bytes)
         for q in pipeline.queues
         if stage.name in q.consumers and q.transport is Transport.L2
     ]
@@ -131,7 +131,7 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
 def first_input_s(stage: Stage, pipeline: Pipeline, device: Device) -> float:
     """Seconds until an input has come whose rows TMA cannot address: the loader warp waits for every few of them."""
     sizes = (bytes_of(pipeline.tensor(op.params[0]), 1) for op in stage.ops if op.kind == "load")
-    rounds = (ceil(TILE_ROWS * size / ODD_LOAD_BYTES) for size in sizes if size % 16)
+    rounds = (ceil(stage.tile_rows * size / ODD_LOAD_BYTES) for size in sizes if size % 16)
     return device.load_s * max(rounds, default=0)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency, Role, Stage, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Transport
 from tilestream.ir.sizes import bytes_of, tiles_of, weight_bytes, width
 
 
@@ -97,7 +97,7 @@ def l2_of(launch: Pipeline, rows: int) -> tuple[int, int]:
     weights = 0
     for stage in launch.stages:
         once = weight_bytes(stage, launch)
-        total_steps = ceil(tiles_of(rows) / stage.tiles_per_step)
+        total_steps = ceil(tiles_of(rows, stage) / stage.tiles_per_step)
         times = stage.replicas if stage.residency is Residency.RESIDENT else total_steps
         weights += max(0, times - 1) * once
     return rings + again, weights
@@ -117,14 +117,14 @@ def _registers(stage: Stage, launch: Pipeline, rows: int) -> int:
 
 def _shared(stage: Stage, launch: Pipeline, rows: int) -> int:
     tiles = launch.tiles()
-    count = tiles_of(rows)
+    count = tiles_of(rows, stage)
     steps = ceil(count / stage.tiles_per_step)
     total = 0
     for op in stage.ops:
         if op.kind == "linear":
             weight = bytes_of(launch.tensor(op.params[0]), 0)
             loads = stage.replicas if stage.residency is Residency.RESIDENT else steps
-            total += 2 * rows * tiles[op.ins[0]].bytes // TILE_ROWS + weight * (count + loads)
+            total += 2 * rows * tiles[op.ins[0]].row_bytes + weight * (count + loads)
         elif op.kind in ("load", "store"):
             total += rows * width(op, tiles) * DTYPE_BYTES[launch.tensor(op.params[0]).dtype]
     return total

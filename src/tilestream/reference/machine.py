@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tilestream.errors import PipelineDeadlock
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.pipeline import Pipeline, Role, Stage, Tile, TileOp, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
 from tilestream.ir.verify import verify
@@ -44,7 +44,7 @@ def run(
     Args:
         tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype (or
             float64 in ``float64`` precision), on the CPU.
-        observe: called with tile name, tile index and value (at most ``[64, features]``, before rounding) of each
+        observe: called with tile name, tile index and value (at most a tile's rows, before rounding) of each
             tile that a stage makes. Rows beyond the end are left out.
 
     Returns:
@@ -97,6 +97,7 @@ class _Launch:
     ) -> None:
         self.pipeline = pipeline
         self.rows = rows
+        self.tile_rows = pipeline.tile_rows
         self.arithmetic = arithmetic
         self.observe = observe
         self.described = pipeline.tiles()
@@ -109,7 +110,7 @@ class _Launch:
         self.rings = [Ring(q) for q in pipeline.queues if q.transport is not Transport.DRAM]
         # Every stage must see whole steps, or one of two tiles a step would wait for a tile that nobody makes.
         step = max((s.tiles_per_step for s in pipeline.stages), default=1)
-        self.tiles = -(-rows // (TILE_ROWS * step)) * step
+        self.tiles = -(-rows // (pipeline.tile_rows * step)) * step
 
     def run(self) -> dict[str, torch.Tensor]:
         workers = [_Worker(stage, r, self.rings) for stage in self.pipeline.stages for r in range(stage.replicas)]
@@ -135,7 +136,7 @@ class _Launch:
         worker.advance()
 
     def _apply(self, op: TileOp, values: dict[str, torch.Tensor], t: int) -> None:
-        start, stop = t * TILE_ROWS, min((t + 1) * TILE_ROWS, self.rows)
+        start, stop = t * self.tile_rows, min((t + 1) * self.tile_rows, self.rows)
         if op.out is None:
             if start < stop:
                 tensor = self.outputs[op.params[0]]
@@ -153,9 +154,10 @@ class _Launch:
 
     def _load(self, name: str, tile: Tile, start: int, stop: int) -> torch.Tensor:
         if start >= stop:
-            return torch.zeros(TILE_ROWS, tile.features, dtype=self.arithmetic.dtype)
+            return torch.zeros(self.tile_rows, tile.features, dtype=self.arithmetic.dtype)
         value = self.arithmetic.widen(self.inputs[name][start:stop])
-        return functional.pad(value, (0, 0, 0, TILE_ROWS - (stop - start))) if stop - start < TILE_ROWS else value
+        short = self.tile_rows - (stop - start)
+        return functional.pad(value, (0, 0, 0, short)) if short else value
 
     def _deadlock(self, blocked: list[_Worker], fired: int) -> PipelineDeadlock:
         waits = ((w, w.blocked()) for w in blocked)

@@ -63,6 +63,7 @@ def stage_map(launch: Pipeline) -> list[dict[str, Any]]:
 def queue_facts(pipeline: Pipeline, queue: Queue) -> dict[str, Any]:
     """A queue with the bytes of one tile and of its whole ring."""
     tile = pipeline.tiles()[queue.tile]
+    size = pipeline.tile_rows * tile.row_bytes
     return {
         "tile": queue.tile,
         "producer": queue.producer,
@@ -71,8 +72,8 @@ def queue_facts(pipeline: Pipeline, queue: Queue) -> dict[str, Any]:
         "depth": queue.depth,
         "features": tile.features,
         "dtype": tile.dtype,
-        "tile_bytes": tile.bytes,
-        "ring_bytes": tile.bytes * queue.depth,
+        "tile_bytes": size,
+        "ring_bytes": size * queue.depth,
     }
 
 

@@ -12,7 +12,7 @@ from tilestream.report.words import count, microseconds
 
 COST_MODEL_ERROR = 0.10
 """Mean absolute error of the cost model on candidates that were timed after it was fitted (docs/cost-model.md)."""
-SIMULATOR_ERROR = 0.12
+SIMULATOR_ERROR = 0.11
 """The same of the simulator on kernels that nothing was fitted on (docs/truth.md)."""
 COST_MODEL = f"cost model, {COST_MODEL_ERROR:.0%} mean error on an H200"
 SIMULATOR = f"simulator, {SIMULATOR_ERROR:.0%} mean error on an H200, over kernels of all kinds"

@@ -57,7 +57,8 @@ def stages_fit_sm(launch: Pipeline, device: Device) -> None:
 def rings_fit_l2(launch: Pipeline, device: Device) -> None:
     """All rings of a launch together fit the L2: past it, they would spill to DRAM."""
     tiles = launch.tiles()
-    rings = [(q.tile, q.depth, tiles[q.tile].bytes) for q in launch.queues if q.transport is Transport.L2]
+    queues = [q for q in launch.queues if q.transport is Transport.L2]
+    rings = [(q.tile, q.depth, launch.tile_rows * tiles[q.tile].row_bytes) for q in queues]
     total = sum(depth * size for _, depth, size in rings)
     if total > device.l2_bytes:
         parts = " + ".join(f"{name} {depth} x {size}" for name, depth, size in rings)

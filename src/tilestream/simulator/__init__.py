@@ -12,7 +12,7 @@ from dataclasses import replace
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock, WorkloadError
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Transport
+from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.ir.sizes import tiles_of
 from tilestream.plan.cost import predict, traffic
 from tilestream.simulator import core
@@ -39,7 +39,7 @@ def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MO
     """
     if rows <= 0:
         return Simulation(pipeline.name, device.name, 0, 0.0, (), (), traffic(pipeline, 0).levels(), {})
-    steps = sum(tiles_of(rows) / s.tiles_per_step for s in pipeline.stages)
+    steps = sum(tiles_of(rows, s) / s.tiles_per_step for s in pipeline.stages)
     if steps > most_steps:
         return _extrapolated(pipeline, rows, device, most_steps, int(rows * most_steps / steps))
     return _exact(pipeline, rows, device)
@@ -47,8 +47,8 @@ def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MO
 
 def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int) -> Simulation:
     """Simulate about ``part`` rows and half of them, in whole rounds of the stages, and go on at the rate between."""
-    unit = 2 * TILE_ROWS * max(s.replicas * s.tiles_per_step for s in pipeline.stages)
-    part -= part % (unit if part > unit else 2 * TILE_ROWS)
+    unit = 2 * pipeline.tile_rows * max(s.replicas * s.tiles_per_step for s in pipeline.stages)
+    part -= part % (unit if part > unit else 2 * pipeline.tile_rows)
     whole, half = _exact(pipeline, part, device), _exact(pipeline, part // 2, device)
     scale = (rows - part) / (part - part // 2)
     launches = tuple(a + (a - b) * scale for a, b in zip(whole.launches_us, half.launches_us, strict=True))
@@ -128,7 +128,7 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
                     cta - first_cta,
                     cta,
                     tile,
-                    min(per_step, tiles_of(rows) - tile),
+                    min(per_step, tiles_of(rows, stage) - tile),
                     offset_us + start * us,
                     offset_us + end * us,
                     waited * us,

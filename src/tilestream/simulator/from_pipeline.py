@@ -15,7 +15,7 @@ from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock
 from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Queue, Residency, Stage, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import bytes_of, phases, tiles_of, weight_bytes
 from tilestream.plan.stage_cost import first_input_s, overlapped, stage_cost
@@ -61,7 +61,7 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
     late = overlapped(compute, memory) - max(compute, memory)
     work = replace(work, latency_s=max(0.0, compute - max(compute_s(work, device))) + late)
-    steps = ceil(tiles_of(rows) / per_step)
+    steps = ceil(tiles_of(rows, stage) / per_step)
     ctas = max(1, min(stage.replicas, steps))
     return SimStage(
         stage.name,
@@ -86,12 +86,12 @@ def _work(stage: Stage, launch: Pipeline, loaded: set[str]) -> TileWork:
     read = written = from_dram = 0
     for op in stage.ops:
         if op.kind == "load":
-            size = bytes_of(launch.tensor(op.params[0]), TILE_ROWS)
+            size = bytes_of(launch.tensor(op.params[0]), stage.tile_rows)
             read += size
             from_dram += 0 if op.params[0] in loaded else size
             loaded.add(op.params[0])
         elif op.kind == "store":
-            written += bytes_of(launch.tensor(op.params[0]), TILE_ROWS)
+            written += bytes_of(launch.tensor(op.params[0]), stage.tile_rows)
     return TileWork(
         tensor_flops=sum(p.flops for p in done),
         dtype=next((p.dtype for p in done if p.flops), "bf16"),
@@ -113,7 +113,7 @@ def _queue(q: Queue, stages: dict[str, Stage], launch: Pipeline) -> SimQueue:
             f"which holds {q.depth}",
             "check the pipeline with verify(): its queues hold too little",
         )
-    payload = launch.tiles()[q.tile].bytes * per_step
+    payload = launch.tile_rows * launch.tiles()[q.tile].row_bytes * per_step
     # A step of two tiles is worth two steps of one, also where the last step is short of a tile.
     ratios = tuple((stages[name].tiles_per_step, per_step) for name in q.consumers)
     room = q.depth // per_step

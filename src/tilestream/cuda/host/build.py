@@ -27,7 +27,7 @@ from tilestream.cuda.stamps import LaunchLog
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
@@ -144,7 +144,7 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
     tables, pipeline = source.tables, source.pipeline
     arena = _Arena()
     at = {t.name: arena.add(_bytes(tensors[t.name])) for t in pipeline.tensors}
-    rings = [arena.add(b"\xff" * (q.depth * 64 * q.features * DTYPE_BYTES[q.dtype])) for q in tables.queues]
+    rings = [arena.add(b"\xff" * (q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype])) for q in tables.queues]
     packed = [arena.add(_bytes(pack(spec, tensors[spec.weight]))) for spec in tables.packs]
     flags = arena.add(b"\0" * ((2 + tables.lines) * LINE))
     dump = Dump(tables, [s.name for s in source.stages])
@@ -194,7 +194,7 @@ def _ctas(source: KernelSource, rows: int) -> int:
     if len(stages) > 1:
         return wanted
     stage = source.pipeline.stages[0]
-    wanted = min(wanted, MOST_CTAS, -(-rows // (64 * stage.tiles_per_step)))
+    wanted = min(wanted, MOST_CTAS, -(-rows // (stage.tile_rows * stage.tiles_per_step)))
     return max(stage.group, -(-wanted // stage.group) * stage.group)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline
+from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.cost import stage_cost
 from tilestream.plan.traffic import dram_of, l2_of
 
@@ -70,9 +70,9 @@ def _solve(launch: Pipeline, device: Device) -> dict[str, int]:
 def memory_bound(launch: Pipeline, device: Device) -> float:
     """Tiles a second that DRAM and L2 can carry for ``launch``."""
     many = 1024  # tiles: enough that parameters, read once, do not count
-    read, written = dram_of(launch, many * TILE_ROWS)
+    read, written = dram_of(launch, many * launch.tile_rows)
     parameters = dram_of(launch, 0)[0]
     dram = (sum(read.values()) + sum(written.values()) - sum(parameters.values())) / many
-    rings, _ = l2_of(launch, many * TILE_ROWS)
+    rings, _ = l2_of(launch, many * launch.tile_rows)
     l2 = dram + rings / many
     return min(device.dram_bytes_per_s / max(dram, 1.0), device.l2_bytes_per_s / max(l2, 1.0))

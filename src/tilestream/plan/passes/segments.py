@@ -24,8 +24,8 @@ class Body:
     remade: dict[str, TileOp]
 
     def width_of(self, cut: int) -> int:
-        """Bytes of one tile of everything that is made before op ``cut`` and used from it on."""
-        return sum(tile.bytes for tile in self.crossing(cut))
+        """Bytes of one row of everything that is made before op ``cut`` and used from it on."""
+        return sum(tile.row_bytes for tile in self.crossing(cut))
 
     def crossing(self, cut: int) -> list[Tile]:
         before = {op.out.name: op.out for op in self.ops[:cut] if op.out is not None}

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from tilestream.errors import SparseError
 from tilestream.sparse.cpu import products
 from tilestream.sparse.cpu.expressions import COSTLY, expression, number
-from tilestream.sparse.cpu.leaves import Leaves
+from tilestream.sparse.cpu.making import Making
 from tilestream.sparse.cpu.registers import ROWS
 from tilestream.sparse.cpu.scope import Array, Scope, Tile
 from tilestream.sparse.fusion import Leaf, Op, View
@@ -29,12 +29,11 @@ PANEL = 1 << 16
 """Elements of a view's rows in a tile, about: half of what a core's second-level cache holds, or less."""
 
 
-class Nests(Leaves):
-    """The code of one region. ``buffers``: size and dtype of the arrays that it works in."""
+class Nests(Making):
+    """The code of one region."""
 
     def __init__(self, region: Region, dense: Collection[str], free: Collection[str]) -> None:
         super().__init__(region, dense, free)
-        self.buffers: dict[str, tuple[int, str]] = {}
         self._users = Counter(kid for view in self.fused.views if isinstance(view, Op) for kid in {*view.operands})
 
     def source(self) -> str:
@@ -47,11 +46,6 @@ class Nests(Leaves):
         head = [f"    {name} = np.empty({size}, {dtype})" for name, (size, dtype) in self.buffers.items()]
         arguments = (*self.arguments.values(), *(array.name for array in made.values()), *self.sizes.values())
         return "\n".join([f"def region({', '.join(arguments)}):", *head, *self.lines, "    return"])
-
-    def buffer(self, base: str, size: int, dtype: str = "np.float64") -> str:
-        made = self.name(base)
-        self.buffers[made] = max(1, size), dtype
-        return made
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
@@ -130,11 +124,6 @@ class Nests(Leaves):
         if local is not target:
             assert isinstance(local, str)
             self._put(op, target, local, scope, fresh)
-
-    def enter(self, op: Op, index: str, scope: Scope) -> None:
-        """Begin a loop, and move on what can be moved on in it."""
-        self.open(op, index, scope)
-        self.catch_up(op, scope)
 
     def _fill(self, op: Op, target: Array, scope: Scope) -> None:
         """Put into the target what it starts with, as far as its loops are not open."""

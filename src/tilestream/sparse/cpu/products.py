@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilestream.sparse.cpu.kernels import LISTED, SUMS
+from tilestream.sparse.cpu.making import Making
 from tilestream.sparse.cpu.scope import Array, Scope
 from tilestream.sparse.fusion import Leaf, Op, View
-
-if TYPE_CHECKING:
-    from tilestream.sparse.cpu.nests import Nests
 
 NARROW = 4
 """Rows of fewer elements are left to plain loops."""
@@ -27,14 +23,14 @@ def below(op: Op) -> list[View]:
     return list(found)
 
 
-def is_dense(nests: Nests, view: View) -> bool:
+def is_dense(nests: Making, view: View) -> bool:
     """Whether a view has every element and can be had as an array: a plain one, or made of such by itself."""
     if isinstance(view, Leaf):
         return view.tensor in nests.dense
     return bool(view.reduced) or all(is_dense(nests, one) for one in view.operands)
 
 
-def is_product(nests: Nests, op: Op) -> bool:
+def is_product(nests: Making, op: Op) -> bool:
     """Whether a view sums products of two dense views over one index that both have."""
     if not _sums_products(op) or len(op.reduced) != 1:
         return False
@@ -47,7 +43,7 @@ def _sums_products(op: Op) -> bool:
     return found and bool(op.reduced) and statement.reduction == "add"
 
 
-def arranged(nests: Nests, op: Op, loops: list[str]) -> list[str]:
+def arranged(nests: Making, op: Op, loops: list[str]) -> list[str]:
     """Loops of a view; a product of dense matrices has first what both matrices have, so that each is one product."""
     if not is_product(nests, op):
         return loops
@@ -55,7 +51,7 @@ def arranged(nests: Nests, op: Op, loops: list[str]) -> list[str]:
     return both + [i for i in loops if i not in both]
 
 
-def multiply(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope) -> bool:
+def multiply(nests: Making, op: Op, loops: list[str], target: Array, scope: Scope) -> bool:
     """Make what is left of a view as a product of two matrices, if it is one; the order of its loops is the kernel's.
 
     The factor with the target's innermost index is the right one; it and the target have to lie along that index.
@@ -90,7 +86,7 @@ def multiply(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope
     return True
 
 
-def _array(nests: Nests, view: View, last: str, scope: Scope) -> Array | None:
+def _array(nests: Making, view: View, last: str, scope: Scope) -> Array | None:
     """The array that a dense view is in, with ``last`` innermost; what only is computed on the way is put into one."""
     if isinstance(view, Leaf):
         return nests.plain(view, last)
@@ -101,7 +97,7 @@ def _array(nests: Nests, view: View, last: str, scope: Scope) -> Array | None:
     return array if array is None or not last or array.dims[-1] == last else None
 
 
-def sum_rows(nests: Nests, op: Op, loops: list[str], target: Array, scope: Scope, fresh: bool) -> bool:
+def sum_rows(nests: Making, op: Op, loops: list[str], target: Array, scope: Scope, fresh: bool) -> bool:
     """Make rows as sums of rows of a dense view, each times a number, if that is what is left of a view.
 
     The loops list the numbers and where the rows lie; a kernel adds up the rows of many sums, each in registers.
