@@ -10,21 +10,22 @@ import torch
 from typer.testing import CliRunner
 
 from tilestream import devices, reference
+from tilestream.bench import queue_pipeline
 from tilestream.cli.main import app
-from tilestream.cuda import bench_queues, compile_only
+from tilestream.cuda import compile_only
 from tilestream.errors import DeviceError, OptionError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Transport
 from tilestream.schedule.fits import verify_on
 
-EVERY = bench_queues.cases(bench_queues.PAYLOADS, bench_queues.DEPTHS, ("l2", "dram"))
+EVERY = queue_pipeline.cases(queue_pipeline.PAYLOADS, queue_pipeline.DEPTHS, ("l2", "dram"))
 
 
 def test_every_combination_fits_an_h200():
     h200 = devices.get("h200")
-    assert len(EVERY) == len(bench_queues.PAYLOADS) * (len(bench_queues.DEPTHS) + 1)
+    assert len(EVERY) == len(queue_pipeline.PAYLOADS) * (len(queue_pipeline.DEPTHS) + 1)
     for case in EVERY:
-        made = bench_queues.pipeline(case, h200.sms // 2)
+        made = queue_pipeline.pipeline(case, h200.sms // 2)
         verify_on(made, h200)
         assert made.tiles()["tile"].bytes == case.payload
         launches = 1 if case.transport is Transport.L2 else 2
@@ -32,21 +33,21 @@ def test_every_combination_fits_an_h200():
 
 
 @pytest.mark.parametrize("case", [EVERY[0], EVERY[-2], EVERY[-1]], ids=str)
-def test_the_pipelines_compute_the_largest_sum(case: bench_queues.Case):
+def test_the_pipelines_compute_the_largest_sum(case: queue_pipeline.Case):
     x, row = torch.randn(200, 1).bfloat16(), torch.randn(case.width).bfloat16()
-    got = reference.run(bench_queues.pipeline(case, 2), {"x": x, "row": row})["y"]
+    got = reference.run(queue_pipeline.pipeline(case, 2), {"x": x, "row": row})["y"]
     assert torch.equal(got, (x.float() + row.float().max()).bfloat16())
 
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("case", [EVERY[0], EVERY[-6], EVERY[-1]], ids=str)
-def test_the_kernels_compile_without_spills(case: bench_queues.Case):
-    assert all(report.spills == 0 for report in compile_only(bench_queues.pipeline(case, 66)))
+def test_the_kernels_compile_without_spills(case: queue_pipeline.Case):
+    assert all(report.spills == 0 for report in compile_only(queue_pipeline.pipeline(case, 66)))
 
 
 def test_runs_through_dram_do_not_stay_in_l2():
     for case in EVERY:
-        tiles = bench_queues.tiles_for(case, 66, 50 << 20)
+        tiles = queue_pipeline.tiles_for(case, 66, 50 << 20)
         assert tiles > 100 * 66
         if case.transport is Transport.DRAM:
             assert tiles * case.payload > 3.9 * (50 << 20)
@@ -63,13 +64,13 @@ def test_runs_through_dram_do_not_stay_in_l2():
 )
 def test_impossible_combinations_are_refused(given: dict, says: str):
     with pytest.raises(OptionError, match=says):
-        bench_queues.run(**given)
+        queue_pipeline.run(**given)
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="Remedy: run this on an H100 or H200"):
-        bench_queues.run()
+        queue_pipeline.run()
     done = CliRunner().invoke(app, ["bench", "queues"], catch_exceptions=False)
     assert done.exit_code == 2
     assert done.stderr.startswith("error: queues can only be measured on a Hopper GPU")
@@ -77,12 +78,12 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.gpu
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    short = bench_queues.run
+    short = queue_pipeline.run
 
     def quick(progress):
         return short(payloads=(2_048, 65_536), depths=(4,), seconds=0.5, progress=progress)
 
-    monkeypatch.setattr(bench_queues, "run", quick)
+    monkeypatch.setattr(queue_pipeline, "run", quick)
     path = tmp_path / "queues.json"
     done = CliRunner().invoke(app, ["bench", "queues", "--json", str(path)], catch_exceptions=False)
     assert done.exit_code == 0 and "payload" in done.output
