@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from math import ceil
 
 import pytest
 import torch
+from random_pipelines import random_pipeline, tensors_for
+from random_programs import Limits
 from torch.nn import functional as F
 
 from tilestream import cuda, reference
 from tilestream.errors import PipelineDeadlock, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import exchanges, held
-from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.read import axes, program, tensors
 from tilestream.ir.text import show_op
@@ -423,3 +426,20 @@ def test_the_kernel_shape_follows_from_what_is_summed_and_exchanged(loops, mesh,
     assert kernel_shape(p.stages[0]) is shape
     with pytest.raises(VerifyError, match="no kernel can be made of pipeline 'case'"):
         cuda.sources(p)
+
+
+@pytest.mark.parametrize("changes", [{"tile": 32}, {"transport": Transport.DSM}])
+def test_row_pipelines_that_kernels_cannot_run_run_on_the_reference_machine(changes) -> None:
+    p = random_pipeline(5, Limits(max_width=24, ops=8, launches=1))
+    assert p.queues
+    if "tile" in changes:
+        loops = (Loop("rows", changes["tile"]),)
+        other = p.with_stages(tuple(replace(s, loops=loops) for s in p.stages))
+    else:
+        other = p.with_stages(p.stages, tuple(replace(q, transport=changes["transport"]) for q in p.queues))
+    inputs = {n: x.double() for n, x in tensors_for(p, rows=200).items()}
+    want = reference.run(p, inputs, precision="float64")
+    got = reference.run(other, inputs, precision="float64")
+    assert all(torch.allclose(got[n], want[n], equal_nan=True) for n in want)
+    with pytest.raises(VerifyError, match="no kernel can be made of pipeline"):
+        cuda.sources(other)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
 
 
@@ -48,6 +48,9 @@ def kernel_shape(stage: Stage) -> KernelShape:
 
 def why_no_kernel(pipeline: Pipeline) -> str:
     """Why no kernel can be made of ``pipeline`` yet; empty if one can, as far as axes go. Widths are the schedule's."""
+    for q in pipeline.queues:
+        if q.transport is Transport.DSM:
+            return f"the queue of {q.tile!r} is in distributed shared memory: kernels have rings in the L2"
     if by_rows(pipeline):
         odd = next((s for s in pipeline.stages if s.tile_rows != TILE_ROWS), None)
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
