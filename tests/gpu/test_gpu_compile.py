@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from torch import Tensor, nn
 
+from tilestream import announce
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.bench.accuracy import Oracle, repeatable, tensors
 from tilestream.plan import planner
 from tilestream.run import executable as execution
-from tilestream.run import fallback, prepare
+from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -30,7 +31,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(execution, "_executables", {})
     monkeypatch.setattr(prepare, "_plans", {})
     monkeypatch.setattr(prepare, "_analyses", [])
-    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(announce, "_said", set())
 
 
 @pytest.fixture
