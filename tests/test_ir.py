@@ -49,7 +49,7 @@ def test_everything_is_frozen():
 
 
 def test_sizes():
-    assert T.bytes == 64 * 4 * 2 and Tile.of("t", 3, "f32").bytes == 64 * 3 * 4
+    assert T.row_bytes == 4 * 2 and Tile.of("t", 3, "f32").row_bytes == 3 * 4
     assert Tensor.of("s", Role.PARAMETER, (), "f32").features == 1
     assert Stage.of("s", (), placement=Shard(0)).tiles_per_step == 2
     assert Stage.of("s", (), placement=Shard(1)).tiles_per_step == 1
