@@ -68,8 +68,7 @@ def checked(p: Pipeline, inputs, oracle) -> Moved:
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
     size = {a.name: n for t in p.tensors if t.name in wide for a, n in zip(t.axes, wide[t.name].shape, strict=True)}
-    size |= {a.name: a.size for tile in p.tiles().values() for a in tile.axes if a.size is not None}
-    counted = mesh_traffic(p, size)
+    counted = mesh_traffic(p, p.sizes() | size)
     assert {level: counted.get(level, 0) for level in LEVELS} == {level: moved.bytes[level] for level in LEVELS}
     near = reference.run(p, inputs)
     for name, value in want.items():

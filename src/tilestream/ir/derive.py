@@ -76,8 +76,6 @@ def wanted(op: TileOp, view: View, tile: Tile, d: Spread, stage: Stage) -> Place
     for own, at in zip(tile.axes, view.at or (), strict=True):
         if not axis or axis not in at.axes:
             continue
-        if own.name == axis and at.axes == (axis,) and not (at.offset or at.index or at.strides):
-            return Shard(axis)
         plain = at.axes == (axis,) and not (at.offset or at.index or at.strides)
         cut_alike = all((own.name in x.axes) == (axis in x.axes) for x in stage.mesh)
         return Shard(own.name if plain and cut_alike and {own.name, axis}.isdisjoint(looped) else axis)
@@ -90,6 +88,9 @@ COLLECTIVES: Mapping[tuple[type, type], str] = {
     (Partial, Shard): "reduce-scatter",
     (Shard, Shard): "all-to-all",
 }
+
+PARTIAL_BYTES = 4
+"""An element of a partial result travels in fp32, everything else in its dtype."""
 
 
 def collective(have: Placement, want: Placement) -> str:
@@ -177,11 +178,6 @@ def held(stage: Stage, tile: str) -> tuple[str, ...]:
     return tuple(a.name for a in stage.defined()[tile].axes if a.name not in inside)
 
 
-def passes(stage: Stage, axis: str) -> int:
-    """How often a stage runs over ``axis``."""
-    return sum(1 for item in _nests(loops_of(stage)) if item.axis == axis)
-
-
 def _touches(op: TileOp, tile: str) -> bool:
     return (op.out is not None and op.out.name == tile) or tile in op.ins
 
@@ -192,10 +188,3 @@ def _paths(body: Sequence[TileOp | Nest], path: tuple[Nest, ...] = ()) -> Iterat
             yield from _paths(item.body, (*path, item))
         else:
             yield item, path
-
-
-def _nests(body: Sequence[TileOp | Nest]) -> Iterator[Nest]:
-    for item in body:
-        if isinstance(item, Nest):
-            yield item
-            yield from _nests(item.body)

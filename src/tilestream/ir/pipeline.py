@@ -25,6 +25,7 @@ TILE_ROWS = 64
 
 DTYPE_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 INDEX_BYTES = {"i32": 4, "i64": 8}
+ELEMENT_BYTES = DTYPE_BYTES | INDEX_BYTES
 
 
 class Role(StrEnum):
@@ -300,6 +301,11 @@ class Pipeline:
     def tile_rows(self) -> int:
         """Rows of a tile, of which all stages of a row pipeline take equally many."""
         return self.stages[0].tile_rows
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the axes that have a name and are not read at the call."""
+        axes = (a for t in (*self.tensors, *self.tiles().values()) for a in t.axes)
+        return {a.name: a.size for a in axes if a.name and a.size is not None}
 
     def by_role(self, role: Role) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role is role)

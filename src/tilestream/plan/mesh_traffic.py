@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from math import ceil, prod
 
 from tilestream.ir.axes import Level, Spread, View, along
-from tilestream.ir.derive import WRITES, Partial, Replicate, divided, exchange, mentions, placement, wanted
-from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Stage, TileOp
-
-PARTIAL_BYTES = 4
-"""A partial result travels in fp32, everything else in its dtype."""
+from tilestream.ir.derive import (
+    PARTIAL_BYTES,
+    WRITES,
+    Partial,
+    Replicate,
+    divided,
+    exchange,
+    mentions,
+    placement,
+    wanted,
+)
+from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp
 
 
 def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
@@ -26,7 +33,7 @@ def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
     """
     moved: Counter[str] = Counter()
     for t in p.tensors:
-        each = (DTYPE_BYTES | INDEX_BYTES)[t.dtype]
+        each = ELEMENT_BYTES[t.dtype]
         moved["dram"] += prod(size[a.name] for a in t.axes) * each
     for stage in p.stages:
         moved += stage_traffic(p, stage, size)
@@ -41,7 +48,7 @@ def stage_traffic(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Counter
     s = _Counts(stage, size)
     for op in stage.ops:
         for view in op.views[len(op.tiles) :]:
-            each = (DTYPE_BYTES | INDEX_BYTES)[p.tensor(view.of).dtype]
+            each = ELEMENT_BYTES[p.tensor(view.of).dtype]
             moved["l2"] += each * (s.stored(op, view) if op.kind in WRITES else s.loaded(op, view))
         moved += s.exchanged(op)
     return moved

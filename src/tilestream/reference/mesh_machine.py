@@ -18,6 +18,7 @@ from torch import Tensor as Array
 from tilestream.errors import InputError, PipelineDeadlock
 from tilestream.ir.axes import Level, View, along
 from tilestream.ir.derive import (
+    PARTIAL_BYTES,
     Nest,
     Partial,
     Replicate,
@@ -30,13 +31,10 @@ from tilestream.ir.derive import (
     sums,
     wanted,
 )
-from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
 from tilestream.reference.ops import Arithmetic
-from tilestream.reference.sentence import COMBINE, align, say
+from tilestream.reference.sentence import COMBINE, say
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
-
-PARTIAL_BYTES = 4
-"""A partial result travels in fp32, everything else in its dtype."""
 
 
 @dataclass
@@ -269,7 +267,7 @@ class _Machine:
             return
         (s.loaded if resident else s.loading).add(what)
         dtype = self.p.tensor(view.of).dtype
-        self.moved.bytes["l2"] += prod(len(at[a]) for a in view.axes) * (DTYPE_BYTES | INDEX_BYTES)[dtype]
+        self.moved.bytes["l2"] += prod(len(at[a]) for a in view.axes) * ELEMENT_BYTES[dtype]
 
     def _make(self, op: TileOp, operands: list[Array], at: dict[str, Array], now: Steps, private: dict) -> None:
         """Evaluate, and combine with what earlier rounds of a loop gave."""
@@ -294,7 +292,7 @@ class _Machine:
         order = to.axes
         index = torch.broadcast_tensors(*(coordinate(c, at, order, self.memory) for c in to.at or ()))
         value = say(op, [value], {a: len(x) for a, x in at.items()}, self.arithmetic.dtype)
-        value = align(value, order, order).expand(index[0].shape) if index else value
+        value = value.expand(index[0].shape) if index else value
         dtype = self.p.tensor(op.params[-1]).dtype
         if op.kind == "store_add":
             target.index_put_(tuple(index), value, accumulate=True)
@@ -402,7 +400,7 @@ class _Ring:
 def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> dict[str, int]:
     """The size of every axis, read off the tensors where it is not declared."""
     declared = [a for s in p.stages for op in s.ops if op.out is not None for a in op.out.axes]
-    size = {a.name: a.size for a in (*declared, *(a for t in p.tensors for a in t.axes)) if a.size is not None}
+    size = p.sizes()
     for t in p.tensors:
         if t.name not in tensors:
             continue

@@ -12,8 +12,8 @@ from math import ceil, prod
 from tilestream.devices import Device
 from tilestream.errors import DeviceError
 from tilestream.ir.axes import Level
-from tilestream.ir.derive import divided, exchanges, mentions, sums
-from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Stage, TileOp, Transport
+from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
+from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
 from tilestream.plan.mesh_traffic import stage_traffic
@@ -30,7 +30,7 @@ def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -
         DeviceError: a cluster is larger than the device's, or the device has none.
     """
     p = plain(pipeline)
-    size = {**_known(p), **size}
+    size = {**p.sizes(), **size}
     seen: set[str] = set()
     launches = []
     for number, stages in enumerate(_launches(p)):
@@ -40,12 +40,6 @@ def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -
         queues = tuple(_queue(p, q, size, {s.name: s for s in made}) for q in rings)
         launches.append(SimLaunch(f"{p.name}.{number}", made, queues))
     return Workload(p.name, tuple(launches))
-
-
-def _known(p: Pipeline) -> dict[str, int]:
-    """Sizes that the pipeline declares."""
-    axes = (a for t in (*p.tensors, *p.tiles().values()) for a in t.axes)
-    return {a.name: a.size for a in axes if a.size is not None}
 
 
 def _launches(p: Pipeline) -> list[list[Stage]]:
@@ -73,7 +67,7 @@ def _stage(p: Pipeline, stage: Stage, size: Mapping[str, int], device: Device, s
     steps, ctas = _steps(stage, size), stage.workers(Level.GRID) * cluster
     tiles = max(1, min(steps * ctas, _blocks(stage, size) * cluster))
     read, written = _dram(p, stage, size, seen)
-    stored = sum(_bytes(p, op.params[-1], size) for op in stage.ops if op.kind in ("store", "store_add"))
+    stored = sum(_bytes(p, op.params[-1], size) for op in stage.ops if op.kind in WRITES)
     loaded = sum(
         _bytes(p, n, size) for n in dict.fromkeys(n for op in stage.ops if op.out is not None for n in op.params)
     )
@@ -140,7 +134,7 @@ def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str]) ->
     read = written = 0.0
     for op in stage.ops:
         for name in dict.fromkeys(op.params):
-            if op.kind in ("store", "store_add"):
+            if op.kind in WRITES:
                 written += _bytes(p, name, size)
             elif name not in seen:
                 seen.add(name)
@@ -156,7 +150,7 @@ def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str]) ->
 
 def _bytes(p: Pipeline, name: str, size: Mapping[str, int]) -> float:
     t = p.tensor(name)
-    return float(prod(size[a.name] for a in t.axes) * (DTYPE_BYTES | INDEX_BYTES)[t.dtype])
+    return float(prod(size[a.name] for a in t.axes) * ELEMENT_BYTES[t.dtype])
 
 
 def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Device) -> float:
