@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tilestream.cuda.annotate import comments
+from tilestream.cuda.column_loop import column_loop
 from tilestream.cuda.epilogue import Epilogue
 from tilestream.cuda.names import Names
 from tilestream.cuda.tables import Tables
@@ -38,7 +39,7 @@ class ConsumerEmitter(Names):
 
     def body(self) -> str:
         """Text of everything inside the loop over units."""
-        blocks = [self._step(step) for step in self.s.steps]
+        blocks = [self._step(step) for step in self.s.steps if self._begins(step)]
         if self.split and self.reduces % 2:
             # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
             blocks.append("    named_sync(BOTH_GROUPS, 256);")
@@ -47,7 +48,10 @@ class ConsumerEmitter(Names):
 
     def annotated(self) -> str:
         """The text of ``body``, which was made before, with a comment on every step."""
-        notes = comments(self.s, self.pipeline)
+        made = zip(self.s.steps, comments(self.s, self.pipeline), strict=True)
+        notes: list[str] = []
+        for step, note in made:  # a block has the comments of all its steps
+            notes = [*notes, note] if self._begins(step) else [*notes[:-1], f"{notes[-1]}\n{note}"]
         return "\n".join(_roll(self.blocks, notes + [""] * (len(self.blocks) - len(notes))))
 
     def declarations(self) -> str:
@@ -86,28 +90,40 @@ class ConsumerEmitter(Names):
 
     # -- a step
 
+    def _begins(self, step: Step) -> bool:
+        """Whether a block of text begins with ``step``: a loop over columns is one, with the product that sums."""
+        loop = self.s.loop_of(step) or self.s.summed(step)
+        return loop is None or step.index == loop.first
+
     def _step(self, step: Step) -> str:
+        loop = self.s.loop_of(step)
+        if loop is not None:
+            return "\n".join("    " + line for line in block("", column_loop(self, loop)))
         blocks = ceil_to(self.s.width(step), 8) // 8
         lines = [f"Fragment<{blocks}> acc;"]
         if self.split:
             lines.append(f"const int col0 = g * {self.s.stride(step)};")
         if step.gemm is not None:
-            lines += [*self._mark("PRODUCT"), *self._gemm(step, step.gemm, blocks)]
-        if step.phases:
-            lines += self._mark("EPILOGUE")
+            lines += [*self.mark("PRODUCT"), *self._gemm(step, step.gemm, blocks)]
+        lines += self.epilogues(step)
+        return "\n".join("    " + line for line in block("", lines))
+
+    def epilogues(self, step: Step) -> list[str]:
+        """Every pass over the fragment ``acc``."""
+        lines = self.mark("EPILOGUE") if step.phases else []
         for k, phase in enumerate(step.phases):
             made = Epilogue(self, step, phase, self.operands, self.reduces)
             if self.split:
                 self.reduces += len(phase.reduces)
             lines += block("", [*made.lines(), *([] if made.empty else self._credits(step.index, k))])
-        return "\n".join("    " + line for line in block("", lines))
+        return lines
 
-    def _mark(self, event: str) -> list[str]:
+    def mark(self, event: str) -> list[str]:
         return [f"sync.stamps.mark({event}, tile);"] if self.stamped else []
 
     def _gemm(self, step: Step, gemm: Gemm, blocks: int) -> list[str]:
         width = self.s.width(step)
-        lines = [self._start(gemm, blocks, width), "pin(acc);"]
+        lines = [self.start(gemm, blocks, width), "pin(acc);"]
         streamed = [s for s in gemm.segments if s.place is Place.STREAM]
         body: list[str] = []
         first = True
@@ -135,23 +151,24 @@ class ConsumerEmitter(Names):
             skipped = loop("c", chunks, skipped, pragma="")
         return [*lines, *block("if (g == 0)", body), *(block("else", skipped) if skipped else [])]
 
-    def _start(self, gemm: Gemm, blocks: int, width: int) -> str:
+    def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc") -> str:
         """Accumulators start from the bias, or from zero."""
         if not gemm.bias:
-            return "start_from_zero(acc);"
-        whole = "true" if gemm.features == width * (2 if self.split else 1) and width % 8 == 0 else "false"
+            return f"start_from_zero({acc});"
+        parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
+        whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
         vector = self.pipeline.tensor(gemm.bias)
-        bias, col0 = self.pointer("vector", gemm.bias), "col0" if self.split else "0"
-        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>(acc, {bias}, {col0});"
+        bias, col0 = self.pointer("vector", gemm.bias), "col0" if self.shifted else "0"
+        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>({acc}, {bias}, {col0});"
 
-    def _subs(self, blocks: int) -> list[tuple[int, int]]:
+    def subs(self, blocks: int) -> list[tuple[int, int]]:
         """(blocks, first block) of each page that a product's columns are spread over."""
         page = self.layout.page_rows // 8
         return [(min(page, blocks - at), at) for at in range(0, blocks, page)]
 
     def _streamed_chunks(self, count, ksteps, blocks, first) -> list[str]:
         """Chunks that come through the input ring."""
-        subs = self._subs(blocks)
+        subs = self.subs(blocks)
         lines = ["const u32 a = in.take();"]
         for n, (sub, at) in enumerate(subs):
             lines.append(f"product_shared<Mma<T, {sub}, {at}>, {ksteps}>(acc, a, pages.take());")
@@ -179,7 +196,7 @@ class ConsumerEmitter(Names):
         columns = self.s.chunk_columns
         lines = []
         for c in range(done, done + count):
-            for sub, at in self._subs(blocks):
+            for sub, at in self.subs(blocks):
                 m = f"Mma<T, {sub}, {at}>, {ksteps}"
                 if seg.place is Place.REGISTERS:
                     block = (seg.start + c * columns) // 8

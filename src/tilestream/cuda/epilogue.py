@@ -121,7 +121,7 @@ class Epilogue:
         """``ok0``, ``ok1``: whether the pair's columns are the tile's, or pad its last block."""
         features = self.step.features
         column = f"const int col = {self.names.column};"
-        if self.names.split:
+        if self.names.shifted:
             return [column, f"const bool ok0 = col < {features}, ok1 = col + 1 < {features};"]
         return [
             column,

@@ -7,7 +7,7 @@ import re
 from tilestream.cuda.tables import Tables
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.layout import Layout
-from tilestream.schedule.model import Schedule, columns_of
+from tilestream.schedule.model import ColumnLoop, Schedule, columns_of
 
 
 class Names:
@@ -16,12 +16,18 @@ class Names:
     def __init__(self, schedule: Schedule, layout: Layout, pipeline: Pipeline, tables: Tables) -> None:
         self.s, self.layout, self.pipeline, self.tables = schedule, layout, pipeline, tables
         self.split = schedule.stage.placement.dim == 1
+        self.loop: ColumnLoop | None = None  # that the text being made is in
         self.pointers = 0
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a fragment's first column is ``col0`` of the tile: a half's, or that of a turn of a loop."""
+        return self.split or self.loop is not None
 
     @property
     def column(self) -> str:
         """The tile's column that is the first of a lane's pair."""
-        return "col0 + col_of(t, i)" if self.split else "col_of(t, i)"
+        return "col0 + col_of(t, i)" if self.shifted else "col_of(t, i)"
 
     def barrier(self) -> str:
         """Waits for all that work on the tile: one warpgroup, or both."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Transport
-from tilestream.schedule.layout import Layout
+from tilestream.schedule.layout import Layout, boxes_of
 from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, ceil_to, columns_of
 
 ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that are not of the operands' dtype
@@ -76,6 +76,11 @@ class Tables:
         """First flag line, depth and number of consumers of every queue."""
         return [(q.line, q.depth, len(q.consumers)) for q in self.queues]
 
+    @property
+    def boxes(self) -> bool:
+        """Whether some pages are of several boxes."""
+        return any(len(op) > 6 for op in self.page_ops)
+
     def map(self, spec: MapSpec) -> int:
         if spec not in self.maps:
             self.maps.append(spec)
@@ -121,7 +126,13 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     left = Counter(_takes(schedule))
     for step in schedule.steps:
         if step.gemm is not None:
-            _weights(tables, schedule, layout, step, pipeline)
+            loop = schedule.loop_of(step) or schedule.summed(step)
+            if loop is None:
+                _weights(tables, schedule, layout, step, pipeline)
+            elif step.index == loop.first:
+                for turn in range(loop.turns):
+                    for inner in loop.steps:
+                        _weights(tables, schedule, layout, schedule.steps[inner], pipeline, turn)
             for segment in step.gemm.segments:
                 if segment.place is Place.STREAM:
                     left[segment.tile] -= 1
@@ -159,7 +170,8 @@ def _epilogue_chunks(schedule: Schedule, step: Step, phase: Phase) -> list[tuple
     return chunks
 
 
-def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline) -> None:
+def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline, turn: int = 0) -> None:
+    """Pages of one product, or of one ``turn`` of a loop over columns."""
     gemm = step.gemm
     columns, width = schedule.chunk_columns, schedule.width(step)
     element = DTYPE_BYTES[schedule.dtype]
@@ -184,9 +196,22 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         if spec not in tables.packs:
             tables.packs.append(spec)
         index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), dtype, at, half or box, out))
+    loop = schedule.loop_of(step)
+    if loop is not None:
+        boxes = boxes_of(schedule, step, layout.page_rows)
+        for segment in gemm.segments:
+            for c in range(0, segment.chunks(columns), boxes):
+                more = min(boxes, segment.chunks(columns) - c) - 1
+                for y in range(0, width, layout.page_rows):
+                    at = (start[segment] + c * columns, turn * width + y)
+                    tables.page_ops.append((index, *at, box * 128, 0, 0, more))
+        return
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
+    summed = schedule.summed(step)
+    share = summed.chunk // columns if summed is not None else 0
     for segment in gemm.segments:
-        for c in range(segment.chunks(columns)):
+        chunks = range(segment.chunks(columns))
+        for c in chunks if summed is None else chunks[turn * share : (turn + 1) * share]:
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
                     y = first + sub * layout.page_rows

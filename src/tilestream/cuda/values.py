@@ -19,7 +19,7 @@ class Values:
 
     def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
         self.e, self.step, self.phase, self.width = e, step, phase, width
-        self.masks = step.features != 2 * width if e.split else step.features % 8 != 0
+        self.masks = step.features != 2 * width if e.split else step.features % (8 if e.loop is None else width) != 0
         self.turns = ceil_to(width, e.s.pass_columns) // e.s.pass_columns
         self.values: dict[str, tuple[str, str]] = {}
         self.lines: list[str] = []
@@ -135,7 +135,7 @@ class Values:
             return self.fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
         whole = "true"
         if self.masks:
-            whole = "ok1 && ok0" if self.e.split else "whole"
+            whole = "ok1 && ok0" if self.e.shifted else "whole"
         of = f"{tensor.dtype}, {self.step.features}"
         return self.fill(f"vector_pair<{of}>({var}, {self.e.column}, {whole}, {{a}}, {{b}});")
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilestream.ir.axes import ROWS, At, Axis, Spread, View, along
+from tilestream.ir.columns import column_axis, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import Pipeline, Stage, Tensor, Tile, TileOp
 from tilestream.ir.tileops import OPS
@@ -25,8 +26,13 @@ def is_plain(op: TileOp) -> bool:
 
 def by_rows(p: Pipeline) -> bool:
     """Whether ``p`` is written in ops of rows, streamed by every stage, which kernels can be made of."""
-    rows = all(len(s.loops) == 1 and s.loops[0].axis == ROWS.name for s in p.stages)
+    rows = all(s.loops and s.loops[0].axis == ROWS.name and _of_columns(s) for s in p.stages)
     return rows and not any(v.at is not None for s in p.stages for op in s.ops for v in op.views)
+
+
+def _of_columns(stage: Stage) -> bool:
+    """Whether all loops inside the one over rows are over columns of tiles."""
+    return {loop.axis for loop in stage.loops[1:]} <= {column_axis(name) for name in stage.defined()}
 
 
 def plain(p: Pipeline) -> Pipeline:
@@ -67,8 +73,11 @@ class _Writer:
 
     tensors: Mapping[str, Tensor]
     tiles: dict[str, Tile] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)  # linear of a looped layer -> the axis of all its columns
 
     def stage(self, stage: Stage) -> list[TileOp]:
+        layers = looped_layers(stage)
+        self.shared |= {op.out.name: layer.axis for layer in layers for op in layer.linears if op.out is not None}
         features = {n: self.tiles[n].features for n in stage.taken()} | {
             n: t.features for n, t in stage.defined().items()
         }
@@ -107,7 +116,8 @@ class _Writer:
 
     def _new(self, op: TileOp) -> Axis | None:
         assert op.out is not None
-        return Axis(f"{op.out.name}.c", op.out.features) if op.out.features != 1 else None
+        name = self.shared.get(op.out.name, column_axis(op.out.name))
+        return Axis(name, op.out.features) if op.out.features != 1 else None
 
     def _load(self, op: TileOp) -> TileOp:
         column = self._new(op)

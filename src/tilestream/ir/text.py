@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilestream.ir.axes import At, View
+from tilestream.ir.columns import column_axis
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, Tensor, TileOp, Transport
 
 
@@ -29,6 +30,7 @@ def _tensor(t: Tensor) -> str:
 def _stage(s: Stage) -> str:
     if _by_rows(s):
         rare = ", in pairs" * (s.group == 2) + ", one product in flight" * (s.in_flight == 1)
+        rare += "".join(f", {loop.axis} by {loop.tile}" for loop in s.loops[1:])
         return f"stage {s.name}: {s.replicas} replicas, Shard({s.placement.dim}), {s.residency.value}{rare}"
     loops = ", ".join(f"{loop.axis}/{loop.tile}" for loop in s.loops) or "none"
     mesh = ", ".join(f"{d.level.value} {d.size} ({', '.join(d.axes) or 'columns'})" for d in s.mesh) or "one worker"
@@ -38,7 +40,8 @@ def _stage(s: Stage) -> str:
 
 def _by_rows(s: Stage) -> bool:
     """Whether the words of row stages say all there is of the mesh."""
-    return len(s.loops) == 1 and s.mesh == s.with_().mesh
+    columns = {column_axis(name) for name in s.defined()}
+    return bool(s.loops) and {loop.axis for loop in s.loops[1:]} <= columns and s.mesh == s.with_().mesh
 
 
 def _call(op: TileOp) -> str:

@@ -14,6 +14,7 @@ from tilestream.ir.axis_rules import (
     rings_hold_what_is_in_flight,
     tensors_have_their_roles,
 )
+from tilestream.ir.columns import hidden_layers, looped_layers
 from tilestream.ir.derive import WRITES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
@@ -131,13 +132,29 @@ def tiles_fit_registers(p: Pipeline) -> None:
     tiles = p.tiles()
     for stage in p.stages:
         widest = WIDEST[stage.placement.dim]
+        never_whole = {name for layer in looped_layers(stage) for name in layer.names}
         for name in _in_registers(p, stage):
+            if name in never_whole:
+                continue
             width = tiles[name].features
             if width > widest:
                 raise VerifyError(
                     f"{named(stage)}: tile {name!r} has {width} features > {widest},"
                     f" the widest that Shard({stage.placement.dim}) holds in registers",
                     "use Shard(1)" if width <= WIDEST[1] else "split the layer over several stages",
+                )
+
+
+def loops_are_of_layers(p: Pipeline) -> None:
+    """A loop over columns is over a layer that one linear alone reads, and all that it is made of."""
+    for stage in p.stages:
+        known = {layer.axis for layer in hidden_layers(stage, [q.tile for q in p.queues])}
+        for loop in stage.loops[1:]:
+            if loop.axis not in known:
+                raise VerifyError(
+                    f"{named(stage)} loops over {loop.axis!r}, which is no hidden layer of its own: a linear's columns,"
+                    " with ops element by element behind it, that one other linear alone reads",
+                    "remove the loop",
                 )
 
 
@@ -160,6 +177,7 @@ ROW_RULES: tuple[Callable[[Pipeline], None], ...] = (
     tiles_are_used,
     outputs_are_stored_once,
     tiles_fit_registers,
+    loops_are_of_layers,
     launches_in_order,
 )
 

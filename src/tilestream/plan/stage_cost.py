@@ -167,7 +167,7 @@ class _Sm:
         """From a product to its epilogue and to the next one, and barriers between passes."""
         barriers = sum(p.barriers for p in step.passes)
         return (
-            self.device.turnaround_s if step.flops else 0.0
+            self.device.turnaround_s * step.turns if step.flops else 0.0
         ) + barriers * self.device.barrier_cycles / self.device.clock_hz
 
     def input_wait_s(self, step: StepCounts, slots: int) -> float:
@@ -191,7 +191,7 @@ class _Sm:
 
         With two products in flight a page is held until the next one has come.
         """
-        if not step.pages:
+        if not step.pages or step.turns > 1:  # a loop's pages come while its epilogues run
             return 0.0
         each = self.product_s(step) / step.pages
         load = self.device.page_s + layout.page_bytes * layout.page_rings / self.device.sm_bytes_per_s
@@ -217,6 +217,6 @@ class _Sm:
 def _ahead(steps: Sequence[StepCounts], products: Sequence[float], layout: Layout) -> float:
     """Share of the products during which one warpgroup can be an epilogue ahead of the other: both take the same pages,
     so one is never further ahead than the ring is long (8 x 256 chain: 586 us with 4 pages, a layer's; 472 with 5)."""
-    shares = (s * min(1.0, (layout.pages - 1) / step.pages) for step, s in zip(steps, products, strict=True) if s)
+    shares = (s * min(1.0, (layout.pages - 1) * step.turns / step.pages) for step, s in zip(steps, products, strict=True) if s)
     total = sum(products)
     return sum(shares) / total if total else 1.0

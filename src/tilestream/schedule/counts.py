@@ -46,6 +46,8 @@ class StepCounts:
     ``flops``: of the tensor cores, padding included. ``shared_bytes``: read and written in
     shared memory while they multiply. ``pages``: of weights, and ``chunks``: of inputs, that one ring gives to the
     product; ``queued`` chunks come from an L2 queue. ``passes``: the epilogue; its first holds the bias.
+    ``turns``: of the loop over columns that the product is in, and ``copies`` of the epilogue: one a turn, or one behind
+    the loop. All else is of all turns together.
     """
 
     flops: float
@@ -55,6 +57,8 @@ class StepCounts:
     queued: int
     passes: tuple[EpilogueCounts, ...]
     product_instructions: float
+    turns: int = 1
+    copies: int = 1
 
     @property
     def instructions(self) -> float:
@@ -74,7 +78,7 @@ def code_size(schedule: Schedule, layout: Layout) -> float:
     """Instructions of the consumers' code. Equal steps one after another are one loop; all else is unrolled."""
     steps = [(_shape(step, schedule), _step(step, schedule, layout)) for step in schedule.steps]
     first_of_run = (next(group)[1] for _, group in groupby(steps, key=lambda s: s[0]))
-    return sum(s.instructions + s.product_instructions for s in first_of_run)
+    return sum(s.instructions / s.copies + s.product_instructions / s.turns for s in first_of_run)
 
 
 def _shape(step: Step, schedule: Schedule) -> tuple[object, ...]:
@@ -91,27 +95,31 @@ def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
     split = schedule.stage.placement.dim == 1
     width = schedule.width(step)
     columns = ceil_to(width, 8)
-    guarded = step.features != 2 * width if split else step.features % 8 != 0
-    elements = columns * TILE_ROWS // WARPGROUP  # of one thread
+    loop = schedule.loop_of(step)
+    copies = loop.turns if loop is not None else 1
+    guarded = step.features != 2 * width if split else step.features % (8 if loop is None else width) != 0
+    elements = copies * columns * TILE_ROWS // WARPGROUP  # of one thread
     passes = tuple(_passes(step, schedule, elements, guarded))
     if step.gemm is None:
         return StepCounts(0.0, 0, 0, 0, 0, passes, 0.0)
     gemm, chunk = step.gemm, schedule.chunk_columns
     depth = {place: _depth(gemm, place, chunk) for place in (Place.STREAM, Place.SHARED, Place.REGISTERS)}
-    total = sum(depth.values())
+    total = copies * sum(depth.values())
     streamed = [s for s in gemm.segments if s.place is Place.STREAM]
     chunks = sum(s.chunks(chunk) for s in streamed)
     queued = sum(s.chunks(chunk) for s in streamed if schedule.streams[s.tile].queue)
     warpgroups = 1 if split and gemm.features <= width else 2
     subs = -(-columns // layout.page_rows)
     weights = total * columns * K_BYTES
-    left = (total - depth[Place.REGISTERS]) * TILE_ROWS * K_BYTES * subs
+    left = (total - copies * depth[Place.REGISTERS]) * TILE_ROWS * K_BYTES * subs
     loaded = 0 if schedule.stage.residency is Residency.RESIDENT else weights * (warpgroups if split else 1)
     shared = warpgroups * (weights + left) + loaded + chunks * CHUNK * (1 if split else 2)
     pages = pages_of(schedule, step, gemm, layout.page_rows)
     k = K_BYTES // DTYPE_BYTES[schedule.dtype]
     flops = 2.0 * TILE_ROWS * max(columns, LEAST_COLUMNS) * k * total * warpgroups
-    return StepCounts(flops, shared, pages, chunks, queued, passes, PRODUCT * total * subs)
+    summed = schedule.summed(step)
+    turns = summed.turns if summed is not None else copies
+    return StepCounts(flops, shared, pages, chunks, queued, passes, PRODUCT * total * subs, turns, copies)
 
 
 def _depth(gemm: Gemm, place: Place, chunk: int) -> int:

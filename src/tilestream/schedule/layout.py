@@ -44,10 +44,34 @@ def widest(schedule: Schedule) -> int:
     return max((ceil_to(schedule.width(s), 8) for s in schedule.steps if s.gemm), default=8)
 
 
+def boxes_of(schedule: Schedule, step: Step, rows: int) -> int:
+    """Chunks of a product's depth that share a page of ``rows`` weight rows: one, but in a loop over columns,
+
+    whose products are narrow, as many as have room.
+    """
+    loop = schedule.loop_of(step)
+    return max(1, rows // loop.chunk) if loop is not None else 1
+
+
 def pages_of(schedule: Schedule, step: Step, gemm: Gemm, rows: int) -> int:
-    """Pages of ``rows`` weight rows that one product takes from a weight ring."""
+    """Pages of ``rows`` weight rows that one product takes from a weight ring; in a loop over columns, in all turns."""
     subs = -(-ceil_to(schedule.width(step), 8) // rows)
-    return subs * sum(seg.chunks(schedule.chunk_columns) for seg in gemm.segments)
+    loop, boxes = schedule.loop_of(step), boxes_of(schedule, step, rows)
+    chunks = sum(-(-seg.chunks(schedule.chunk_columns) // boxes) for seg in gemm.segments)
+    return subs * chunks * (loop.turns if loop is not None else 1)
+
+
+def _together(schedule: Schedule, rows: int) -> list[int]:
+    """Pages that each product takes before the next one; of a loop over columns, those of a turn."""
+    counts: dict[int, int] = {}  # by the step that the pages lead up to
+    for step in schedule.steps:
+        if step.gemm is None:
+            continue
+        loop = schedule.loop_of(step) or schedule.summed(step)
+        pages = pages_of(schedule, step, step.gemm, rows)
+        at = step.index if loop is None else loop.sums
+        counts[at] = counts.get(at, 0) + (pages if loop is None else pages // loop.turns)
+    return list(counts.values())
 
 
 def chunks_in(schedule: Schedule) -> int:
@@ -106,7 +130,7 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
         in_slots = max(need_in, min(want_in, (left - pages * page_all) // (rings * CHUNK))) if want_in else 0
     else:
         # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
-        enough = max(2, min(max(per_step) + 1, total_pages))
+        enough = max(2, min(max(_together(schedule, page_rows)) + 1, total_pages))
         in_slots = need_in
         while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1

@@ -109,6 +109,28 @@ class Step:
 
 
 @dataclass(frozen=True)
+class ColumnLoop:
+    """Steps ``first`` to ``last`` make ``chunk`` columns a turn; the product of step ``sums`` adds them up as they come.
+
+    ``features``: of each of them; the last turn is filled up with zeros.
+    """
+
+    first: int
+    last: int
+    sums: int
+    features: int
+    chunk: int
+
+    @property
+    def turns(self) -> int:
+        return -(-self.features // self.chunk)
+
+    @property
+    def steps(self) -> range:
+        return range(self.first, self.sums + 1)
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A stage, ordered. Slots are register variables, buffers are in shared memory.
 
@@ -130,6 +152,15 @@ class Schedule:
     buffer_features: tuple[int, ...]
     buffer_dtypes: tuple[str, ...]
     registers: int
+    loops: tuple[ColumnLoop, ...] = ()
+
+    def loop_of(self, step: Step) -> ColumnLoop | None:
+        """The loop that makes a step's columns chunk by chunk."""
+        return next((loop for loop in self.loops if loop.first <= step.index <= loop.last), None)
+
+    def summed(self, step: Step) -> ColumnLoop | None:
+        """The loop over whose chunks a step's product sums."""
+        return next((loop for loop in self.loops if loop.sums == step.index), None)
 
     @property
     def chunk_columns(self) -> int:
@@ -149,7 +180,13 @@ class Schedule:
         return sum(self.parts(s.dtype) for s in phase.sinks if s.kind == "staged")
 
     def width(self, step: Step) -> int:
-        """Columns of a step that one warpgroup owns; under Shard(1) the second one may have fewer, or none."""
+        """Columns of a step that one warpgroup owns; under Shard(1) the second one may have fewer, or none.
+
+        Of a step in a loop over columns: those of one turn.
+        """
+        loop = self.loop_of(step)
+        if loop is not None:
+            return loop.chunk
         if self.stage.placement.dim == 0:
             return step.features
         return min(step.features, self.stride(step))

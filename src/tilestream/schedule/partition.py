@@ -17,6 +17,17 @@ def partition(stage: Stage, pipeline: Pipeline) -> Schedule:
     """
     walk = Walk(stage, pipeline).run()
     places = assign_places(walk)
+    steps = _steps(walk, places)
+    if walk.loops:  # whose operands crowd the registers out: what waits in shared memory takes as little as it can
+        places = assign_places(walk, _overwritten(steps, walk, places))
+    return Schedule(
+        walk.stage, walk.dtype, walk.pass_columns, steps, walk.tiles, places.place, walk.streams, walk.views,
+        places.slots, places.slot_features, places.buffers, places.buffer_features, places.buffer_dtypes,
+        places.registers, walk.loops,
+    )  # fmt: skip
+
+
+def _steps(walk: Walk, places: Places) -> tuple[Step, ...]:
     steps = []
     scope = Scope(walk.streams, walk.rows, walk.floating, walk.step_of, walk.views, walk.features)
     for k, draft in enumerate(walk.drafts):
@@ -27,11 +38,22 @@ def partition(stage: Stage, pipeline: Pipeline) -> Schedule:
         first = draft.linear or (draft.nodes[0] if draft.nodes else None)
         source = first.source if first is not None else ""
         steps.append(Step(k, draft.features, gemm, held, phases, source))
-    return Schedule(
-        walk.stage, walk.dtype, walk.pass_columns, tuple(steps), walk.tiles, places.place, walk.streams, walk.views,
-        places.slots, places.slot_features, places.buffers, places.buffer_features, places.buffer_dtypes,
-        places.registers,
-    )  # fmt: skip
+    return tuple(steps)
+
+
+def _overwritten(steps: tuple[Step, ...], walk: Walk, places: Places) -> set[tuple[str, str]]:
+    """(old, new): whole tiles in shared memory of which a step reads the one for the last time where it writes the
+    other. Each lane reads its own elements before it writes them, so both can have one place: a residual stream."""
+    whole = {t for t in places.buffers if t not in walk.cats and t not in walk.shared}
+    pairs = set()
+    for step in steps:
+        for p, phase in enumerate(step.phases):
+            now = {i for n in phase.nodes for i in n.ins}
+            later = {i for other in step.phases[p + 1 :] for n in other.nodes for i in n.ins}
+            for sink in phase.sinks:
+                if sink.kind == "shared" and sink.target == sink.tile and sink.tile in whole:
+                    pairs |= {(old, sink.tile) for old in (now - later) & whole}
+    return pairs
 
 
 def _gemm(walk: Walk, draft: Draft, places: Places) -> Gemm:

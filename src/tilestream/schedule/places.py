@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from tilestream.schedule.model import Place, Sink, ceil_to
+from tilestream.schedule.model import ColumnLoop, Place, Sink, ceil_to
 from tilestream.schedule.walk import Walk
 
 # Registers of a consumer and of a loader thread, set by setmaxnreg. 256 and 128 threads share the 168 x 384
@@ -43,8 +44,14 @@ class _Life:
         return self.last < step or (self.last == step and step not in self.reads)
 
 
-def assign_places(b: Walk) -> Places:
-    """Registers first; while a step needs more than REGISTER_LIMIT, its longest-lived tile moves out."""
+def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places:
+    """Registers first; while a step needs more than REGISTER_LIMIT, its longest-lived tile moves out.
+
+    ``in_place``: (old, new) tiles, of which a step overwrites the one with the other as it reads it.
+
+    Raises:
+        VerifyError: chunks of a hidden layer are left no registers.
+    """
     lives = _lives(b)
     wide = b.dtype == "f32" or b.stage.placement.dim == 1
     in_registers = {t for t in lives if not wide and t not in b.shared and b.stored(t) == b.dtype}
@@ -52,7 +59,11 @@ def assign_places(b: Walk) -> Places:
         registers, crowded = _pressure(b, lives, in_registers)
         if registers <= REGISTER_LIMIT or not crowded:
             break
+        if b.loops:  # what a loop reads every turn goes last
+            every_turn = {p for draft in b.drafts if draft.layer and draft.linear for p in draft.linear.ins} | set(b.layers)
+            crowded = [t for t in crowded if t not in every_turn] or crowded
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
+    _check_chunks(b, lives, in_registers)
     out = Places(registers=registers)
     out.place = {t: Place.REGISTERS if t in in_registers else Place.SHARED for t in lives}
     out.place |= (
@@ -62,7 +73,7 @@ def assign_places(b: Walk) -> Places:
     )
     out.slots, kinds = _colour({t: lives[t] for t in in_registers}, b, 16)
     out.slot_features = tuple(width for _, width in kinds)
-    out.buffers, kinds = _colour({t: lives[t] for t in lives if t not in in_registers}, b, b.pass_columns)
+    out.buffers, kinds = _colour({t: lives[t] for t in lives if t not in in_registers}, b, b.pass_columns, in_place)
     out.buffer_features, out.buffer_dtypes = tuple(width for _, width in kinds), tuple(dtype for dtype, _ in kinds)
     for t, life in lives.items():
         if t not in b.cats:
@@ -90,8 +101,21 @@ def _lives(b: Walk) -> dict[str, _Life]:
         born = b.step_of[tile]
         if tile in b.cats:
             born = min(b.made_by(p) for p in b.parts(tile))
-        lives[tile] = _Life(tile, born, tuple(products.get(tile, ())), tuple(reads.get(tile, ())))
+        uses = products.get(tile, [])
+        # What a loop uses, it uses again in its next turn.
+        uses = uses + [loop.sums for loop in b.loops if not set(loop.steps).isdisjoint(uses)]
+        lives[tile] = _Life(tile, born, tuple(uses), tuple(reads.get(tile, ())))
     return lives
+
+
+def _check_chunks(b: Walk, lives: dict[str, _Life], in_registers: set[str]) -> None:
+    for tile, layer in b.layers.items():
+        if tile in lives and tile not in in_registers:
+            raise VerifyError(
+                f"the hidden layer at {layer.ops[0].source or b.stage.name} is taken by chunks of {b.chunk_of(tile)}"
+                f" columns, and tile {tile!r} ({b.tiles[tile].dtype}) has no place in registers",
+                "use smaller chunks, or leave the layer to Inductor",
+            )
 
 
 def _pressure(b: Walk, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, list[str]]:
@@ -99,27 +123,48 @@ def _pressure(b: Walk, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, 
     worst, crowd = 0, []
     row_registers = 2 * min(len(b.rows), 6)
     overhead = OVERHEAD if len(b.pipeline.stages) == 1 else OVERHEAD_WITH_QUEUES
+    sums = {loop.sums for loop in b.loops}
     for k, draft in enumerate(b.drafts):
         share = (
             draft.features if b.stage.placement.dim == 0 else min(draft.features, ceil_to(-(-draft.features // 2), 64))
         )
         fragment = ceil_to(share, 8) // 2
         live = [t for t in chosen if lives[t].born < k <= lives[t].last]
-        total = fragment + sum(ceil_to(b.features[t], 16) // 4 for t in live) + row_registers + overhead
+        rows = row_registers
+        loop = next((loop for loop in b.loops if loop.first <= k <= loop.last), None)
+        if loop is not None:  # a chunk and the sum; what the turn before has made may still be read
+            fragment = (loop.chunk + ceil_to(b.drafts[loop.sums].features, 8)) // 2
+            live = [t for t in chosen if lives[t].born <= loop.last and lives[t].last >= loop.sums]
+            rows = 2 * _rows_across(b, loop)
+        elif k in sums:  # the loop is over: its operands and its chunks are dead
+            live = [t for t in live if lives[t].last > k]
+        total = fragment + sum(ceil_to(b.chunk_of(t), 16) // 4 for t in live) + rows + overhead
         if total > worst:
             worst, crowd = total, live
     return worst, crowd
 
 
-def _colour(lives: dict[str, _Life], b: Walk, multiple: int) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
+def _gives_way(old: _Life, new: _Life, in_place: Collection[tuple[str, str]]) -> bool:
+    return old.free_for(new.born) or ((old.tile, new.tile) in in_place and old.last == new.born)
+
+
+def _rows_across(b: Walk, loop: ColumnLoop) -> int:
+    """Row values that are made before the loop and used behind it."""
+    before = {t for t in b.rows if b.step_of[t] < loop.first}
+    return len({i for draft in b.drafts[loop.sums :] for node in draft.nodes for i in node.ins} & before)
+
+
+def _colour(
+    lives: dict[str, _Life], b: Walk, multiple: int, in_place: Collection[tuple[str, str]] = ()
+) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
     """Give tiles of equal dtype and width one place after another; in order of birth."""
     homes: dict[str, int] = {}
     kinds: list[tuple[str, int]] = []
     tenants: list[list[_Life]] = []
     for tile, life in sorted(lives.items(), key=lambda kv: (kv[1].born, kv[0])):
-        kind = b.stored(tile), ceil_to(b.features[tile], multiple)
+        kind = b.stored(tile), ceil_to(b.chunk_of(tile), multiple)
         for k, there in enumerate(tenants):
-            if kinds[k] == kind and all(t.free_for(life.born) for t in there):
+            if kinds[k] == kind and all(_gives_way(t, life, in_place) for t in there):
                 homes[tile] = k
                 there.append(life)
                 break

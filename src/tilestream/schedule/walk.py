@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tilestream.errors import VerifyError
+from tilestream.ir.columns import LoopedLayer, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
-from tilestream.schedule.model import ACC_LIMIT, Sink, Stream, columns_of
+from tilestream.schedule.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
 
 
 @dataclass
@@ -15,6 +17,7 @@ class Draft:
     """A step under construction."""
 
     features: int
+    layer: LoopedLayer | None = None  # whose columns it makes chunk by chunk
     linear: TileOp | None = None
     nodes: list[TileOp] = field(default_factory=list)
     sinks: list[Sink] = field(default_factory=list)
@@ -33,8 +36,10 @@ class Walk:
             if op.out is not None:
                 self.tiles.setdefault(op.out.name, op.out)
                 self.features[op.out.name] = op.out.features
+        self.layers = {name: layer for layer in looped_layers(stage) for name in layer.names}
         self.dtype = self._operand_dtype()
         self._check_group()
+        self._check_loops()
         self.drafts: list[Draft] = []
         self.step_of: dict[str, int] = {}
         self.streams: dict[str, Stream] = {}
@@ -92,6 +97,37 @@ class Walk:
                 f"{len(self.pipeline.stages) - 1} other stages in its launch",
                 "use group 1; 2 is for a stage alone in its launch, streamed weights, an even number of replicas",
             )
+
+    def _check_loops(self) -> None:
+        if not self.layers:
+            return
+        s, depth = self.stage, columns_of(self.dtype)
+        source = next(iter(self.layers.values())).ops[0].source or s.name
+        if self.dtype == "f32":
+            raise VerifyError(
+                f"the hidden layer at {source} is taken by chunks, which wait in registers: operands of fp32 products"
+                " cannot",
+                "use bf16 or f16, or take the layer whole",
+            )
+        if s.placement.dim != 0 or s.group != 1 or s.residency is not Residency.STREAMED:
+            raise VerifyError(
+                f"the hidden layer at {source} is taken by chunks under Shard({s.placement.dim}), group {s.group},"
+                f" {s.residency} weights",
+                "use Shard(0), group 1 and streamed weights",
+            )
+        odd = next((loop for loop in s.loops[1:] if loop.tile % depth), None)
+        if odd is not None:
+            raise VerifyError(
+                f"stage {s.name!r} takes {odd.tile} columns of {odd.axis} a turn",
+                f"use a multiple of {depth}: products take rows of 128 bytes",
+            )
+
+    def chunk_of(self, tile: str) -> int:
+        """Columns of ``tile`` that there are at once: all, or those of a turn of its loop."""
+        layer = self.layers.get(tile)
+        if layer is None:
+            return self.features[tile]
+        return next(loop.tile for loop in self.stage.loops if loop.axis == layer.axis)
 
     def _check_width(self, features: int, op: TileOp) -> None:
         limit = ACC_LIMIT[self.stage.placement.dim]
@@ -154,6 +190,27 @@ class Walk:
         self.step_of[name] = last
         self.shared.add(name)
 
+    @cached_property
+    def loops(self) -> tuple[ColumnLoop, ...]:
+        """The loops over columns, as steps; known when the walk is over.
+
+        Raises:
+            VerifyError: a step that is of no loop lies inside of one.
+        """
+        loops = []
+        for layer in dict.fromkeys(self.layers.values()):
+            steps = [k for k, draft in enumerate(self.drafts) if draft.layer is layer]
+            assert layer.reader.out is not None
+            sums = self.step_of[layer.reader.out.name]
+            if [*steps, sums] != list(range(steps[0], sums + 1)):
+                raise VerifyError(
+                    f"the hidden layer at {layer.ops[0].source or self.stage.name} is taken by chunks, and other steps"
+                    " lie between it and the linear that reads it",
+                    "order its ops directly before that linear (plan.passes.chunk_hidden does)",
+                )
+            loops.append(ColumnLoop(steps[0], steps[-1], sums, layer.features, self.chunk_of(layer.tile)))
+        return tuple(loops)
+
     # -- the walk over the ops
 
     def run(self) -> Walk:
@@ -200,9 +257,32 @@ class Walk:
 
     def _linear(self, op: TileOp) -> None:
         assert op.out is not None
+        layer = self.layers.get(op.out.name)
+        if layer is None:
+            self._product(op, None)
+            return
+        for other in layer.linears:  # what they read comes before the loop
+            self._operands(other, layer)
+        self._product(op, layer)
+
+    def _product(self, op: TileOp, layer: LoopedLayer | None) -> None:
+        assert op.out is not None
+        segments = self._operands(op, layer)
+        if layer is None:
+            step = self.new_step(op.out.features, op)
+        else:
+            self.drafts.append(Draft(op.out.features, layer))
+            step = len(self.drafts) - 1
+        self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
+        self.step_of[op.out.name] = step
+
+    def _operands(self, op: TileOp, layer: LoopedLayer | None) -> list[str]:
+        """The parts of a product's left operand, copied where a product cannot take them; a loop reads them each turn."""
         segments = []
         for part in self.parts(op.ins[0]):
-            if part in self.rows or part in self.floating or self.stored(part) != self.dtype:
+            if layer is not None and part in self.streams:
+                part = self.as_tile(part, op, self.dtype)
+            elif part in self.rows or part in self.floating or self.stored(part) != self.dtype:
                 part = self.as_tile(part, op, self.dtype)
             elif part in self.views:
                 base, start = self.views[part]
@@ -212,9 +292,7 @@ class Walk:
                 ):
                     part = self.as_tile(part, op)
             segments.append(part)
-        step = self.new_step(op.out.features, op)
-        self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
-        self.step_of[op.out.name] = step
+        return segments
 
     def _store(self, op: TileOp) -> None:
         pass  # sinks are made when every tile has its step

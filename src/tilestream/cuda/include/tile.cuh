@@ -271,6 +271,24 @@ TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
   for (int k = 0; k < KSTEPS; ++k) M::shared(acc, da + 2 * k, db + 2 * k);
   mma_commit();
 }
+// The same over a page of several chunks of A's columns, STRIDE bytes of weights each; a chunk has four steps.
+template <class M, int KSTEPS, int STRIDE, int BLOCKS>
+TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
+  u64 da = mma_desc(a), db = mma_desc(b);
+  mma_fence();
+#pragma unroll
+  for (int k = 0; k < KSTEPS; ++k)
+    M::shared(acc, da + (k / 4) * (CHUNK_BYTES / 16) + 2 * (k % 4), db + (k / 4) * (STRIDE / 16) + 2 * (k % 4));
+  mma_commit();
+}
+template <class M, int KSTEPS, int STRIDE, int BLOCKS, int ABLOCKS>
+TS_DEV void product_registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int first, u32 b) {
+  u64 db = mma_desc(b);
+  mma_fence();
+#pragma unroll
+  for (int k = 0; k < KSTEPS; ++k) M::registers(acc, a, 2 * first + 4 * k, db + (k / 4) * (STRIDE / 16) + 2 * (k % 4));
+  mma_commit();
+}
 // A from registers: KSTEPS steps of 16 columns, from column block `first` of `a`.
 template <class M, int KSTEPS, int BLOCKS, int ABLOCKS>
 TS_DEV void product_registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int first, u32 b) {

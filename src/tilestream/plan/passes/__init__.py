@@ -4,6 +4,7 @@ from tilestream.plan.passes.balance import balance
 from tilestream.plan.passes.choose_in_flight import choose_in_flight
 from tilestream.plan.passes.choose_placement import choose_placement
 from tilestream.plan.passes.choose_residency import choose_residency
+from tilestream.plan.passes.chunk_hidden import chunk_hidden
 from tilestream.plan.passes.cut_vertical import cut_vertical
 from tilestream.plan.passes.merge_common_ops import merge_common_ops
 from tilestream.plan.passes.order_memory_ops import order_memory_ops
@@ -17,6 +18,7 @@ __all__ = [
     "choose_in_flight",
     "choose_placement",
     "choose_residency",
+    "chunk_hidden",
     "cut_vertical",
     "merge_common_ops",
     "order_memory_ops",

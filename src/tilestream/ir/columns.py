@@ -1,0 +1,100 @@
+"""Layers of a row stage whose columns are looped: `Loop("a.c", 64)` takes 64 columns of the layer that makes ``a`` a turn.
+
+A looped layer is one linear, or several of the same width (a gate and what it gates), and what follows element by
+element. Where one linear alone reads its result, that linear sums over the loop: ``y += act(x W1[chunk]) W2[chunk]``,
+and the layer is never whole. Which ops those are is found here; a stage names the loops and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tilestream.ir.pipeline import Stage, TileOp
+from tilestream.ir.tileops import OPS
+
+
+@dataclass(frozen=True)
+class LoopedLayer:
+    """Columns that a loop over ``axis`` makes chunk by chunk.
+
+    Attributes:
+        ops: the linears and the elementwise ops between their results and ``tile``, in the stage's order.
+        tile: what leaves the loop.
+        reader: the linear that sums over the columns.
+    """
+
+    axis: str
+    ops: tuple[TileOp, ...]
+    tile: str
+    features: int
+    reader: TileOp
+
+    @property
+    def linears(self) -> tuple[TileOp, ...]:
+        return tuple(op for op in self.ops if op.kind == "linear")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the tiles that are never whole."""
+        return frozenset(op.out.name for op in self.ops if op.out is not None)
+
+
+def column_axis(tile: str) -> str:
+    """The name of a tile's columns, where they are written out (``ir.plain``) and where they are looped."""
+    return f"{tile}.c"
+
+
+def hidden_layers(stage: Stage, handed_on: Collection[str] = ()) -> tuple[LoopedLayer, ...]:
+    """Every layer of ``stage`` that can be made and consumed by chunks of its columns, in the order of their readers.
+
+    Args:
+        handed_on: tiles that queues take: those are whole.
+    """
+    made = {op.out.name: op for op in stage.ops if op.out is not None}
+    users: dict[str, list[TileOp]] = {}
+    for op in stage.ops:
+        for name in op.ins:
+            users.setdefault(name, []).append(op)
+    found: list[LoopedLayer] = []
+    taken: set[str] = set()
+    for reader in stage.ops:
+        if reader.kind != "linear" or reader.ins[0] not in made:
+            continue
+        tile = reader.ins[0]
+        names = _columns_behind(tile, made)
+        inside = [op for op in stage.ops if op.out is not None and op.out.name in names]
+        alone = all(u is reader or u in inside for n in names for u in users[n])
+        linears = [op for op in inside if op.kind == "linear"]
+        if not linears or not alone or not names.isdisjoint(handed_on) or not names.isdisjoint(taken):
+            continue
+        if not taken.isdisjoint(n for op in linears for n in op.ins):
+            continue  # what a chunk is made from must be whole
+        assert linears[0].out is not None
+        axis = column_axis(linears[0].out.name)
+        found.append(LoopedLayer(axis, tuple(inside), tile, linears[0].out.features, reader))
+        taken |= names
+    return tuple(found)
+
+
+def looped_layers(stage: Stage) -> tuple[LoopedLayer, ...]:
+    """The layers whose columns ``stage`` loops over."""
+    looped = {loop.axis for loop in stage.loops[1:]}
+    return tuple(layer for layer in hidden_layers(stage) if layer.axis in looped) if looped else ()
+
+
+def _columns_behind(tile: str, made: dict[str, TileOp]) -> frozenset[str]:
+    """Tiles that ``tile`` is made of element by element, back to linears; none where it is made of anything else."""
+    names: set[str] = set()
+    todo = [tile]
+    while todo:
+        name = todo.pop()
+        op = made.get(name)
+        if op is None or op.out is None or op.out.features != made[tile].out.features:  # pyright: ignore[reportOptionalMemberAccess]
+            return frozenset()
+        if op.kind != "linear" and OPS[op.kind].family not in ("unary", "binary"):
+            return frozenset()
+        if name not in names:
+            names.add(name)
+            todo += () if op.kind == "linear" else op.ins
+    return frozenset(names)
