@@ -131,6 +131,8 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     else:
         # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
         enough = max(2, min(max(_together(schedule, page_rows)) + 1, total_pages))
+        if schedule.loops:  # inputs come once, weights every turn
+            enough = min(2 * max(_together(schedule, page_rows)), total_pages)
         in_slots = need_in
         while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1

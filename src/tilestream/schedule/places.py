@@ -55,6 +55,7 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
     lives = _lives(b)
     wide = b.dtype == "f32" or b.stage.placement.dim == 1
     in_registers = {t for t in lives if not wide and t not in b.shared and b.stored(t) == b.dtype}
+    in_registers -= _mistaken(b)
     while True:
         registers, crowded = _pressure(b, lives, in_registers)
         if registers <= REGISTER_LIMIT or not crowded:
@@ -80,6 +81,17 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
             kind = "registers" if t in in_registers else "shared"
             out.sinks.setdefault(life.born, []).append(Sink(t, kind, t))
     return out
+
+
+def _mistaken(b: Walk) -> set[str]:
+    """Operands of a loop in as many registers as its chunks: ptxas (of CUDA 13.0) takes the two for one, and the first
+    turn overwrites what the others need."""
+    found: set[str] = set()
+    for loop in b.loops:
+        for draft in b.drafts[loop.first : loop.last + 1]:
+            operands = draft.linear.ins if draft.linear is not None else ()
+            found |= {t for t in operands if ceil_to(b.features[t], 16) == ceil_to(loop.chunk, 16)}
+    return found
 
 
 def _lives(b: Walk) -> dict[str, _Life]:

@@ -41,7 +41,15 @@ TS_DEV float gelu_slope(float x) {
   float tail = 0.5f * erfc_(abs_(x) * 0.70710678118654752f, e);
   return fma_(0.3989422804f * x, e, x < 0.0f ? tail : 1.0f - tail);
 }
-TS_DEV float gelu(float x) { return 0.5f * x * (1.0f + erf_(x * 0.70710678118654752f)); }
+// x Phi(x), with s = |x| sqrt(log2(e) / 2), so that 2^(-s s) = exp(-x x / 2). Of Phi the tail is computed: below zero
+// nothing cancels.
+TS_DEV float gelu(float x) {
+  float s = abs_(x) * 0.84932180028801905f;
+  float t = rcp_normal(fma_(0.27273748f, s, 1.0f)), e = ex2(-s * s);
+  float p = fma_(t, fma_(t, fma_(t, fma_(t, 0.5307027145f, -0.7265760135f), 0.7107068705f), -0.142248368f), 0.127414796f);
+  float tail = p * t * e;
+  return x * (x < 0.0f ? tail : 1.0f - tail);
+}
 TS_DEV float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanh_(0.79788456080286536f * fma_(0.044715f * x * x, x, x))); }
 // The host passes 1 / beta: an exact division costs more than the rest.
 TS_DEV float softplus(float x, float beta, float inverse, float threshold) {

@@ -222,6 +222,11 @@ TS_DEV void pin(Registers<float, K>& r) {
 #pragma unroll
   for (int k = 0; k < K; ++k) asm volatile("" : "+f"(r.v[k])::"memory");
 }
+template <int K>
+TS_DEV void pin(Registers<u32, K>& r) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) asm volatile("" : "+r"(r.v[k])::"memory");
+}
 TS_DEV void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TS_DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
