@@ -151,15 +151,15 @@ class ConsumerEmitter(Names):
             skipped = loop("c", chunks, skipped, pragma="")
         return [*lines, *block("if (g == 0)", body), *(block("else", skipped) if skipped else [])]
 
-    def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc") -> str:
-        """Accumulators start from the bias, or from zero."""
+    def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc", col0: str = "col0") -> str:
+        """Accumulators start from the bias, or from zero; ``col0``: their first column, where it is not always the first."""
         if not gemm.bias:
             return f"start_from_zero({acc});"
         parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
         whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
         vector = self.pipeline.tensor(gemm.bias)
-        bias, col0 = self.pointer("vector", gemm.bias), "col0" if self.shifted else "0"
-        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>({acc}, {bias}, {col0});"
+        bias, first = self.pointer("vector", gemm.bias), col0 if self.shifted else "0"
+        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>({acc}, {bias}, {first});"
 
     def subs(self, blocks: int) -> list[tuple[int, int]]:
         """(blocks, first block) of each page that a product's columns are spread over."""

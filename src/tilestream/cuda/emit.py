@@ -14,6 +14,7 @@ from importlib.resources import files
 
 import jinja2
 
+from tilestream.cuda.column_loop import halves_of
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
@@ -160,8 +161,10 @@ def _same(a: StageKind, b: StageKind) -> bool:
 def _products(schedule: Schedule, layout: Layout) -> set[tuple[str, int]]:
     """(dtype, blocks) of every product: whole pages and what is left over."""
     page = layout.page_rows // 8
-    widths = [ceil_to(schedule.width(s), 8) // 8 for s in schedule.steps if s.gemm]
+    whole = [s for s in schedule.steps if s.gemm and schedule.loop_of(s) is None]
+    widths = [ceil_to(schedule.width(s), 8) // 8 for s in whole]
     sizes = {min(page, w) for w in widths} | {w % page for w in widths if w > page and w % page}
+    sizes |= {loop.chunk // 8 // halves_of(schedule) for loop in schedule.loops}
     return {(schedule.dtype, n) for n in sizes}
 
 

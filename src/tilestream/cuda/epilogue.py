@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilestream.cuda.names import Names
 from tilestream.cuda.snippets import expression, literal
-from tilestream.cuda.text import block, loop, plus
+from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
@@ -24,11 +24,20 @@ class Epilogue:
     Args:
         operands: tiles that products of the stage take.
         reduces: how many reductions over both warpgroups the stage has before this phase.
+        part: the first of the fragment's blocks that it takes, and where they end; all, unless it is said.
     """
 
-    def __init__(self, names: Names, step: Step, phase: Phase, operands: set[str], reduces: int) -> None:
+    def __init__(
+        self,
+        names: Names,
+        step: Step,
+        phase: Phase,
+        operands: set[str],
+        reduces: int,
+        part: tuple[int, int] | None = None,
+    ) -> None:
         self.names, self.step, self.phase = names, step, phase
-        self.operands, self.reduces = operands, reduces
+        self.operands, self.reduces, self.part = operands, reduces, part
         schedule = names.s
         self.width = schedule.width(step)
         self.blocks = ceil_to(self.width, 8) // 8
@@ -36,7 +45,7 @@ class Epilogue:
         self.staged = [s for s in phase.sinks if s.kind == "staged"]
         self.shared = [s for s in phase.sinks if s.kind == "shared"]
         self.values = Values(names, step, phase, self.width)
-        self.turns = self.values.turns
+        self.turns = self.values.turns if part is None else 1
 
     @property
     def empty(self) -> bool:
@@ -109,6 +118,8 @@ class Epilogue:
         rows = [*masks, *loop("j", 2, self._pair(outs, guard))]
         if self.blocks == 1:
             return ["constexpr int i = 0;", *rows]
+        if self.part is not None:
+            return [UNROLL, *block(f"for (int i = {self.part[0]}; i < {self.part[1]}; ++i)", rows)]
         if self.turns == 1:
             return loop("i", self.blocks, rows)
         each = self.columns // 8

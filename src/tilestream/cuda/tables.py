@@ -210,8 +210,9 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     summed = schedule.summed(step)
     share = summed.chunk // columns if summed is not None else 0
     for segment in gemm.segments:
-        chunks = range(segment.chunks(columns))
-        for c in chunks if summed is None else chunks[turn * share : (turn + 1) * share]:
+        # The last turn takes whole pages too: beyond the weight's columns they are zeros.
+        whole = range(segment.chunks(columns)) if summed is None else range(turn * share, (turn + 1) * share)
+        for c in whole:
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
                     y = first + sub * layout.page_rows

@@ -58,7 +58,16 @@ def pages_of(schedule: Schedule, step: Step, gemm: Gemm, rows: int) -> int:
     subs = -(-ceil_to(schedule.width(step), 8) // rows)
     loop, boxes = schedule.loop_of(step), boxes_of(schedule, step, rows)
     chunks = sum(-(-seg.chunks(schedule.chunk_columns) // boxes) for seg in gemm.segments)
+    summed = schedule.summed(step)
+    if summed is not None:
+        chunks = summed.turns * summed.chunk // schedule.chunk_columns
     return subs * chunks * (loop.turns if loop is not None else 1)
+
+
+def _held(schedule: Schedule, rows: int) -> int:
+    """Pages that a warpgroup may need at once: two, or in a turn of a loop the last of a chunk and all that sum it up."""
+    subs = (-(-ceil_to(schedule.width(schedule.steps[loop.sums]), 8) // rows) for loop in schedule.loops)
+    return max(2, *(1 + n for n in subs)) if schedule.loops else 2
 
 
 def _together(schedule: Schedule, rows: int) -> list[int]:
@@ -93,10 +102,11 @@ def lay_out(schedule: Schedule, limit: int = SHARED_LIMIT) -> Layout:
     # Under Shard(1) shared memory's own bandwidth is the limit, and taller pages read the left operand less often
     # (GraphCast's block: 1261 us with two pages of 256 rows, 1298 us with four of 128).
     least = 3 if schedule.stage.placement.dim == 0 else 2
-    while rows > 64 and schedule.stage.residency is Residency.STREAMED and layout.pages:
+    narrowest = max([64, *(loop.chunk for loop in schedule.loops)])
+    while rows > narrowest and schedule.stage.residency is Residency.STREAMED and layout.pages:
         if layout.pages >= least and layout.total <= limit:
             break
-        rows = ceil_to(rows // 2, 64)
+        rows = max(narrowest, ceil_to(rows // 2, 64))
         layout = _lay_out(schedule, rows, limit)
     return layout
 
@@ -136,7 +146,7 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
         in_slots = need_in
         while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1
-        pages = max(2, min((left - in_slots * rings * CHUNK) // page_all, 64))
+        pages = max(_held(schedule, page_rows), min((left - in_slots * rings * CHUNK) // page_all, 64))
         in_slots = max(in_slots, min(want_in, (left - pages * page_all) // (rings * CHUNK)))
     offset = 0
     page_data, offset = offset, offset + pages * page_all
