@@ -84,10 +84,12 @@ class Emitter:
         known: values of nodes that have been found to be tile ops. Those that are not in
             ``members`` are read from memory with the same meaning.
         members: nodes of the region; ``None`` while a single node is checked.
+        wide: nodes that may be wider than a stage holds: hidden layers (``graph.wide``). ``None``: all may.
     """
 
     known: Mapping[fx.Node, Value]
     members: frozenset[fx.Node] | None = None
+    wide: frozenset[fx.Node] | None = frozenset()
     ops: list[TileOp] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     inputs: list[Binding] = field(default_factory=list)
@@ -100,6 +102,7 @@ class Emitter:
     _loads: dict[tuple[fx.Node, int], Tile] = field(default_factory=dict)
     _bound: dict[tuple[fx.Node, Steps], str] = field(default_factory=dict)
     _source: str = ""
+    _narrow: bool = True  # whether the node at hand must fit a stage
     _device: torch.device | None = None
 
     # -- shapes ---------------------------------------------------------------------------------
@@ -107,6 +110,7 @@ class Emitter:
     def start(self, node: fx.Node) -> None:
         """Begin the operations of ``node``."""
         self._source = source(node)
+        self._narrow = self.wide is not None and node not in self.wide
         fake = value(node)
         self._device = fake.device if fake is not None else None
 
@@ -262,7 +266,7 @@ class Emitter:
                 joining and feeding a linear are possible on wider ones: they stay in shared memory.
         """
         computed = [features] if kind == "linear" else [features, *(t.features for t in ins)]
-        if OPS[kind].family != "layout" and max(computed) > MAX_FEATURES:
+        if self._narrow and OPS[kind].family != "layout" and max(computed) > MAX_FEATURES:
             raise Unsupported(f"{max(computed)} features wide: a stage holds {MAX_FEATURES} columns at most")
         tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype)
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), self._source))

@@ -67,15 +67,19 @@ class Region:
 
 
 def lower(
-    owner: fx.GraphModule, nodes: Sequence[fx.Node], known: Mapping[fx.Node, Value], title: str
+    owner: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    known: Mapping[fx.Node, Value],
+    title: str,
+    wide: frozenset[fx.Node] = frozenset(),
 ) -> tuple[Region, tuple[fx.Node, ...]]:
-    """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
+    """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph. ``wide``: as ``Emitter``'s.
 
     Raises:
         Unsupported: with the node that stands in the way.
     """
     members = frozenset(nodes)
-    e = Emitter(known, members)
+    e = Emitter(known, members, wide)
     for node in nodes:
         try:
             operators.emit(e, node)

@@ -14,10 +14,11 @@ from torch import fx
 from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
 from tilestream.graph.convexity import Groups
-from tilestream.graph.lowering import Emitter, Value
+from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
+from tilestream.graph.wide import Facts, hidden
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class _Facts:
     tiles: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     parameters: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     reasons: dict[fx.Node, str] = field(default_factory=dict)
+    kinds: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)  # of its ops
 
 
 def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
@@ -76,13 +78,14 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused: dict[fx.Node, str] = {}
+    wide = _hidden(nodes)
     while True:
-        facts = _examine(nodes, refused)
+        facts = _examine(nodes, refused, wide)
         found = [g for g in _group(nodes, facts) if _worth(g, facts)]
         lowered = []
         for group in found:
             try:
-                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}"))
+                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide))
             except Unsupported as reason:
                 assert reason.node is not None
                 log.debug("%s leaves its region: %s", reason.node, reason.reason)
@@ -102,13 +105,24 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     return Partition(cuts, exclusions, len(compute))
 
 
-def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str]) -> _Facts:
-    """What each node is. Those that ``refused`` names are no tiles, and what reads them sees them as any tensor."""
+def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:
+    """Nodes wider than a stage holds that may be in a region nonetheless."""
+    last = (f.shape[-1] for n in nodes if is_product(n) and (f := value(n)) is not None and f.dim())
+    if not any(isinstance(size, int) and size > MAX_FEATURES for size in last):
+        return frozenset()
+    facts = _examine(nodes, {}, None)
+    return hidden(nodes, Facts(facts.known, facts.kinds, facts.tiles))
+
+
+def _examine(
+    nodes: list[fx.Node], refused: Mapping[fx.Node, str], wide: frozenset[fx.Node] | None = frozenset()
+) -> _Facts:
+    """What each node is, ``wide`` as ``Emitter``'s. Those that ``refused`` names are no tiles, and what reads them sees them as any tensor."""
     facts = _Facts()
     for node in nodes:
         if is_sym(node):
             continue
-        check = Emitter(facts.known)
+        check = Emitter(facts.known, wide=wide)
         try:
             if node in refused:
                 raise Unsupported(refused[node])
@@ -118,6 +132,7 @@ def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str]) -> _Facts:
         except Exception as failure:
             _exclude(facts, node, _mistake(node, failure))
         else:
+            facts.kinds[node] = tuple(op.kind for op in check.ops)
             facts.tiles[node] = frozenset(check.tile_nodes)
             facts.parameters[node] = frozenset(check.parameter_nodes)
     return facts

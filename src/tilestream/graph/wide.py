@@ -1,0 +1,82 @@
+"""Layers wider than a stage holds that can stream all the same: hidden layers, which are taken by chunks of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from tilestream.graph.lowering import MAX_FEATURES, Value
+from tilestream.graph.nodes import is_view
+from tilestream.ir.tileops import OPS
+from tilestream.ir.verify import WIDEST
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of nodes that are tile ops, whatever their width: their values, the kinds of their ops, the tiles they read."""
+
+    known: Mapping[fx.Node, Value]
+    kinds: Mapping[fx.Node, tuple[str, ...]]
+    tiles: Mapping[fx.Node, frozenset[fx.Node]]
+
+
+def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
+    """Wide nodes of which a kernel can be made: linears and what follows element by element, up to one linear that
+
+    alone reads them and whose own columns, and those of what they are made from, a fragment holds.
+    """
+    found: set[fx.Node] = set()
+    for node in nodes:
+        if node not in found and _is_linear(node, facts) and _width(node, facts) > MAX_FEATURES:
+            found |= _layer(node, facts)
+    return frozenset(found)
+
+
+def _layer(start: fx.Node, facts: Facts) -> set[fx.Node]:
+    """The hidden layer around a wide linear; nothing where it is none."""
+    inside: set[fx.Node] = set()
+    readers: set[fx.Node] = set()
+    todo = [start]
+    while todo:
+        node = todo.pop()
+        if node in inside:
+            continue
+        inside.add(node)
+        for user in node.users:
+            if _is_linear(user, facts):
+                readers.add(user)
+            elif _follows(user, start, facts):
+                todo.append(user)
+            else:
+                return set()
+        if _is_linear(node, facts):
+            if any(_width(x, facts) > WIDEST[0] for x in facts.tiles[node] & facts.known.keys()):
+                return set()
+        else:
+            todo += (x for x in facts.tiles[node] if x in facts.known)
+    alone = len(readers) == 1 and all(_width(r, facts) <= WIDEST[0] for r in readers)
+    equal = all(_width(n, facts) == _width(start, facts) for n in inside)
+    return inside if alone and equal and all(_plain(n, facts) for n in inside) else set()
+
+
+def _follows(node: fx.Node, start: fx.Node, facts: Facts) -> bool:
+    """Whether ``node`` computes a tile as wide as ``start`` element by element, or is that tile under another shape."""
+    return node in facts.known and _width(node, facts) == _width(start, facts) and _plain(node, facts)
+
+
+def _plain(node: fx.Node, facts: Facts) -> bool:
+    if is_view(node):
+        return node in facts.known
+    kinds = facts.kinds.get(node, ("",))
+    families = {OPS[k].family for k in kinds if k and k != "load"}
+    return bool(families) and families <= {"unary", "binary", "linear"}
+
+
+def _is_linear(node: fx.Node, facts: Facts) -> bool:
+    return "linear" in facts.kinds.get(node, ())
+
+
+def _width(node: fx.Node, facts: Facts) -> int:
+    return facts.known[node].tile.features
