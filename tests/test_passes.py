@@ -183,7 +183,7 @@ def test_vertical_is_cut_where_the_fewest_bytes_cross(monkeypatch):
     monkeypatch.setattr(
         import_module("tilestream.plan.passes.cut_vertical"),
         "_reason",
-        lambda b, start, stop, device: "big" if sum(op.kind == "linear" for op in b.ops[start:stop]) > 2 else "",
+        lambda b, start, stop, device, form: "big" if sum(op.kind == "linear" for op in b.ops[start:stop]) > 2 else "",
     )
     made = cut_vertical(program, H200)
     assert [made.tiles()[q.tile].features for q in made.queues] == [24]
@@ -197,7 +197,7 @@ def test_vertical_is_cut_beside_a_cast_where_dtypes_must_not_mix(monkeypatch):
     p.store(p.linear(p.linear(x, 64, "relu"), 64))
     program = p.build()
 
-    def one_dtype(b, start, stop, device):
+    def one_dtype(b, start, stop, device, form):
         return "mixes" if {op.kind for op in b.ops[start:stop]} >= {"sin", "linear"} else ""
 
     monkeypatch.setattr(import_module("tilestream.plan.passes.cut_vertical"), "_reason", one_dtype)

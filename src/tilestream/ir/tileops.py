@@ -50,7 +50,7 @@ OPS: dict[str, OpSpec] = {
         "linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"
     ),
     "relu": _unary(1, 0, "max(x, 0)"),
-    "gelu": _unary(17, 2, "x Phi(x), by erf"),
+    "gelu": _unary(14, 2, "x Phi(x), by erf"),
     "gelu_tanh": _unary(23, 2, "x Phi(x), tanh approximation"),
     "silu": _unary(4, 2, "x sigmoid(x)"),
     "sigmoid": _unary(4, 2, "1 / (1 + exp(-x))"),

@@ -167,7 +167,7 @@ class _Sm:
         """From a product to its epilogue and to the next one, and barriers between passes."""
         barriers = sum(p.barriers for p in step.passes)
         return (
-            self.device.turnaround_s * step.turns if step.flops else 0.0
+            self.device.turnaround_s * (step.turns + 1) / 2 if step.flops else 0.0
         ) + barriers * self.device.barrier_cycles / self.device.clock_hz
 
     def input_wait_s(self, step: StepCounts, slots: int) -> float:

@@ -16,6 +16,8 @@ CHUNK = 64
 def chunk_hidden(p: Pipeline, over: int = WIDEST[0], chunk: int = CHUNK) -> Pipeline:
     """Loop over the columns of every hidden layer wider than ``over``: ``y += act(x W1[chunk]) W2[chunk]``.
 
+    But for those whose sum no fragment holds.
+
     The layer never leaves the registers, and a warpgroup keeps a tile of its own however wide it is. Equal blocks one
     after another become short loops of code (four blocks of 192-384-192: 23,000 instructions whole).
     """
@@ -24,9 +26,13 @@ def chunk_hidden(p: Pipeline, over: int = WIDEST[0], chunk: int = CHUNK) -> Pipe
 
 
 def _chunked(stage: Stage, handed_on: list[str], over: int, chunk: int) -> Stage:
-    layers = [layer for layer in hidden_layers(stage, handed_on) if layer.features > over]
+    layers = [layer for layer in hidden_layers(stage, handed_on) if layer.features > over and _summed(layer)]
     loops = (stage.loops[0], *(Loop(layer.axis, chunk) for layer in layers))
     return replace(stage, loops=loops, ops=_beside_readers(stage.ops, layers))
+
+
+def _summed(layer: LoopedLayer) -> bool:
+    return layer.reader.out is not None and layer.reader.out.features <= WIDEST[0]
 
 
 def _beside_readers(ops: tuple[TileOp, ...], layers: list[LoopedLayer]) -> tuple[TileOp, ...]:
