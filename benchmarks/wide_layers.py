@@ -115,7 +115,10 @@ def main() -> int:
         print(f"{name}: {times} us; ok {found['ok']}; {time.perf_counter() - start:.0f} s", flush=True)
         for region in found["plan"]["regions"]:
             for c in (region.get("plan") or {}).get("candidates", ()):
-                print("   ", {k: c[k] for k in ("strategy", "detail", "predicted_us", "measured_us", "rejected") if c.get(k)})
+                print(
+                    "   ",
+                    {k: c[k] for k in ("strategy", "detail", "predicted_us", "measured_us", "rejected") if c.get(k)},
+                )
     return 0
 
 

@@ -2,7 +2,8 @@
 
 ``y += act(x W1[chunk]) W2[chunk]``: a chunk goes from the accumulators of the first product through its epilogue into
 the packed registers that are the left operand of the second. A turn works on halves of the chunk, so that the tensor
-cores have the other half, and the sum's first part, while the lanes are in an epilogue; the other warpgroup does the rest.
+cores have the other half, and the sum's first part, while the lanes are in an epilogue. The other warpgroup does the
+rest.
 """
 
 from __future__ import annotations
@@ -127,9 +128,7 @@ def _products(e: ConsumerEmitter, over: ColumnLoop, step: Step, halves: int, fli
     return ready
 
 
-def _sum(
-    e: ConsumerEmitter, over: ColumnLoop, step: Step, blocks: int, half: int, halves: int, flight: Flight
-) -> None:
+def _sum(e: ConsumerEmitter, over: ColumnLoop, step: Step, blocks: int, half: int, halves: int, flight: Flight) -> None:
     """A half's part of the product that sums over the columns."""
     assert step.gemm is not None
     slot, columns = e.s.slots[step.gemm.segments[0].tile], e.s.chunk_columns

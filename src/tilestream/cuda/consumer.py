@@ -152,7 +152,7 @@ class ConsumerEmitter(Names):
         return [*lines, *block("if (g == 0)", body), *(block("else", skipped) if skipped else [])]
 
     def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc", col0: str = "col0") -> str:
-        """Accumulators start from the bias, or from zero; ``col0``: their first column, where it is not always the first."""
+        """Accumulators start from the bias, or from zero; ``col0``: their first column, where it is not always 0."""
         if not gemm.bias:
             return f"start_from_zero({acc});"
         parts = 2 if self.split else self.loop.turns if self.loop is not None else 1

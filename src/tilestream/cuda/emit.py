@@ -46,6 +46,7 @@ class StageKind:
     resident: bool
     two_publishers: bool
     mixed: bool  # some odd rows are not of the operands' dtype
+    boxed: bool  # some pages are of several boxes
     declarations: str
     body: str
 
@@ -107,7 +108,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
-            emitter.declarations(), body,
+            bool(schedule.loops), emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in plain if _same(k, kind)), None)
         if same is None:
@@ -153,7 +154,7 @@ def place_counters(shared_bytes: int) -> int:
 def _same(a: StageKind, b: StageKind) -> bool:
     def key(k: StageKind) -> tuple:
         counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
-        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.declarations, k.body)
+        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.boxed, k.declarations, k.body)
 
     return key(a) == key(b)
 

@@ -180,6 +180,39 @@ def consumer_barriers_belong_to_proxy_fences(code: Code, source: KernelSource) -
     ]
 
 
+_OPERANDS = re.compile(r"R\d+, R(\d+), gdesc")
+_NO_RESULT = ("HGMMA", "ST", "RED", "BRA", "SYNCS", "BAR")
+
+
+def loops_keep_their_operands(code: Code, source: KernelSource) -> list[str]:
+    """A product in a loop over columns reads, turn after turn, registers that were written before the loop.
+
+    ptxas of CUDA 13.0 takes two operands of equally many registers for one: what the second product of a turn reads is
+    packed over what the first one needs again. ``schedule.places`` keeps such an operand in shared memory.
+    """
+    if all(len(s.loops) == 1 for s in source.pipeline.stages):
+        return []
+    out = []
+    turns = [(int(i.operands.split()[-1], 16), i.address) for i in code.having("BRA") if "0x" in i.operands]
+    for product in code.having("HGMMA"):
+        found = _OPERANDS.search(product.operands)
+        around = [(end - top, top, end) for top, end in turns if top <= product.address <= end]
+        if found is None or not around:
+            continue
+        _, top, end = min(around)
+        mine = {f"R{int(found[1]) + k}" for k in range(4)}
+        written = [
+            i.address
+            for i in code.instructions
+            if top <= i.address <= end
+            and not i.opcode.startswith(_NO_RESULT)
+            and re.split(r"[,.\s]", i.operands.strip())[0] in mine
+        ]
+        if written and min(written) > product.address:
+            out.append(f"operand overwritten at {min(written):#x} before the next turn: {product}")
+    return out
+
+
 RULES: tuple[Rule, ...] = (
     products_on_tensor_cores,
     tiles_by_tma,
@@ -189,6 +222,7 @@ RULES: tuple[Rule, ...] = (
     no_generic_addresses,
     consumers_never_wait_for_the_l2,
     consumer_barriers_belong_to_proxy_fences,
+    loops_keep_their_operands,
 )
 
 

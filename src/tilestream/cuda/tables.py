@@ -76,11 +76,6 @@ class Tables:
         """First flag line, depth and number of consumers of every queue."""
         return [(q.line, q.depth, len(q.consumers)) for q in self.queues]
 
-    @property
-    def boxes(self) -> bool:
-        """Whether some pages are of several boxes."""
-        return any(len(op) > 6 for op in self.page_ops)
-
     def map(self, spec: MapSpec) -> int:
         if spec not in self.maps:
             self.maps.append(spec)
@@ -204,7 +199,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
                 more = min(boxes, segment.chunks(columns) - c) - 1
                 for y in range(0, width, layout.page_rows):
                     at = (start[segment] + c * columns, turn * width + y)
-                    tables.page_ops.append((index, *at, box * 128, 0, 0, more))
+                    tables.page_ops.append((index, *at, box * 128, 0, more))
         return
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
     summed = schedule.summed(step)

@@ -117,7 +117,10 @@ def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:
 def _examine(
     nodes: list[fx.Node], refused: Mapping[fx.Node, str], wide: frozenset[fx.Node] | None = frozenset()
 ) -> _Facts:
-    """What each node is, ``wide`` as ``Emitter``'s. Those that ``refused`` names are no tiles, and what reads them sees them as any tensor."""
+    """What each node is; ``wide`` as ``Emitter``'s.
+
+    Those that ``refused`` names are no tiles, and what reads them sees them as any tensor.
+    """
     facts = _Facts()
     for node in nodes:
         if is_sym(node):

@@ -1,4 +1,4 @@
-"""Layers of a row stage whose columns are looped: `Loop("a.c", 64)` takes 64 columns of the layer that makes ``a`` a turn.
+"""Layers of a row stage whose columns are looped: `Loop("a.c", 64)` takes 64 columns of what makes ``a`` a turn.
 
 A looped layer is one linear, or several of the same width (a gate and what it gates), and what follows element by
 element. Where one linear alone reads its result, that linear sums over the loop: ``y += act(x W1[chunk]) W2[chunk]``,
@@ -85,12 +85,14 @@ def looped_layers(stage: Stage) -> tuple[LoopedLayer, ...]:
 
 def _columns_behind(tile: str, made: dict[str, TileOp]) -> frozenset[str]:
     """Tiles that ``tile`` is made of element by element, back to linears; none where it is made of anything else."""
+    whole = made[tile].out
+    features = whole.features if whole is not None else 0
     names: set[str] = set()
     todo = [tile]
     while todo:
         name = todo.pop()
         op = made.get(name)
-        if op is None or op.out is None or op.out.features != made[tile].out.features:  # pyright: ignore[reportOptionalMemberAccess]
+        if op is None or op.out is None or op.out.features != features:
             return frozenset()
         if op.kind != "linear" and OPS[op.kind].family not in ("unary", "binary"):
             return frozenset()

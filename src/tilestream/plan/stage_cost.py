@@ -217,6 +217,8 @@ class _Sm:
 def _ahead(steps: Sequence[StepCounts], products: Sequence[float], layout: Layout) -> float:
     """Share of the products during which one warpgroup can be an epilogue ahead of the other: both take the same pages,
     so one is never further ahead than the ring is long (8 x 256 chain: 586 us with 4 pages, a layer's; 472 with 5)."""
-    shares = (s * min(1.0, (layout.pages - 1) * step.turns / step.pages) for step, s in zip(steps, products, strict=True) if s)
+    shares = (
+        s * min(1.0, (layout.pages - 1) * step.turns / step.pages) for step, s in zip(steps, products, strict=True) if s
+    )
     total = sum(products)
     return sum(shares) / total if total else 1.0

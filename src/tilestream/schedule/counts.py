@@ -46,8 +46,8 @@ class StepCounts:
     ``flops``: of the tensor cores, padding included. ``shared_bytes``: read and written in
     shared memory while they multiply. ``pages``: of weights, and ``chunks``: of inputs, that one ring gives to the
     product; ``queued`` chunks come from an L2 queue. ``passes``: the epilogue; its first holds the bias.
-    ``turns``: of the loop over columns that the product is in, and ``copies`` of the epilogue: one a turn, or one behind
-    the loop. All else is of all turns together.
+    ``turns``: of the loop over columns that the product is in, and ``copies`` of the epilogue: one a turn, or one
+    behind the loop. All else is of all turns together.
     """
 
     flops: float

@@ -65,7 +65,7 @@ def pages_of(schedule: Schedule, step: Step, gemm: Gemm, rows: int) -> int:
 
 
 def _held(schedule: Schedule, rows: int) -> int:
-    """Pages that a warpgroup may need at once: two, or in a turn of a loop the last of a chunk and all that sum it up."""
+    """Pages that a warpgroup may need at once: two, or in a turn the last of a chunk's and all that sum it up."""
     subs = (-(-ceil_to(schedule.width(schedule.steps[loop.sums]), 8) // rows) for loop in schedule.loops)
     return max(2, *(1 + n for n in subs)) if schedule.loops else 2
 

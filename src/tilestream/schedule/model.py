@@ -110,7 +110,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ColumnLoop:
-    """Steps ``first`` to ``last`` make ``chunk`` columns a turn; the product of step ``sums`` adds them up as they come.
+    """Steps ``first`` to ``last`` make ``chunk`` columns a turn; the product of step ``sums`` adds up what comes.
 
     ``features``: of each of them; the last turn is filled up with zeros.
     """

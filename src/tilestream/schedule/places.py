@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from tilestream.errors import VerifyError
 from tilestream.schedule.model import ColumnLoop, Place, Sink, ceil_to
 from tilestream.schedule.walk import Walk
 
@@ -61,7 +62,9 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
         if registers <= REGISTER_LIMIT or not crowded:
             break
         if b.loops:  # what a loop reads every turn goes last
-            every_turn = {p for draft in b.drafts if draft.layer and draft.linear for p in draft.linear.ins} | set(b.layers)
+            every_turn = {p for draft in b.drafts if draft.layer and draft.linear for p in draft.linear.ins} | set(
+                b.layers
+            )
             crowded = [t for t in crowded if t not in every_turn] or crowded
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
     _check_chunks(b, lives, in_registers)

@@ -277,7 +277,7 @@ class Walk:
         self.step_of[op.out.name] = step
 
     def _operands(self, op: TileOp, layer: LoopedLayer | None) -> list[str]:
-        """The parts of a product's left operand, copied where a product cannot take them; a loop reads them each turn."""
+        """The parts of a product's left operand, copied where a product, or every turn of a loop, cannot take them."""
         segments = []
         for part in self.parts(op.ins[0]):
             if layer is not None and part in self.streams:

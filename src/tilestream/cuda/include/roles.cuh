@@ -7,8 +7,9 @@ namespace ts {
 
 struct PageOp {  // one page of weights
   int map, x, y, bytes, ring;
-  int half;  // rows that each CTA of a pair loads, or 0: all
-  int more;  // boxes of `bytes` that come with it into the same page, each a chunk's columns further on
+  // Rows that each CTA of a pair loads, or 0: all. Where pages are of several boxes: how many of `bytes` more come into the
+  // same page, each a chunk's columns further on.
+  int half;
 };
 // How odd rows become a chunk: they are the operands' type, that rounded from fp32 to tf32, or another that they keep.
 enum Form : int { OPERAND, ROUNDED, AS_BF16, AS_F16, AS_F32 };
@@ -133,17 +134,23 @@ TS_DEV void init_barriers(u32 smem) {
 }
 
 // ---- weights
+// Whether pages of a kind of stage are of several boxes; kernels specialise it where they are.
+template <class S>
+constexpr bool BOXED = false;
+
 template <class S, class P, class R>
 TS_DEV void load_page(const P& p, const PageOp& op, R& ring) {
   if (!S::RESIDENT) ring.wait_empty();
-  bar_expect(ring.full(), (u32)(op.bytes * (1 + op.more)));
+  bar_expect(ring.full(), (u32)(BOXED<S> ? op.bytes * (1 + op.half) : op.bytes));
   if (S::PAIR_COUNT == 2 && op.half > 0) {
     // Each CTA of the pair loads one half of the rows into both.
     const int row = (int)cluster_rank() * op.half;
     tma_multicast(ring.addr() + (u32)row * 128, &p.maps[op.map], op.x, op.y + row, ring.full(), 3, EVICT_LAST);
+  } else if (!BOXED<S>) {
+    tma_load(ring.addr(), &p.maps[op.map], op.x, op.y, ring.full(), EVICT_LAST);
   } else {
 #pragma unroll 1
-    for (int k = 0; k <= op.more; ++k)
+    for (int k = 0; k <= op.half; ++k)
       tma_load(ring.addr() + (u32)(k * op.bytes), &p.maps[op.map], op.x + k * (128 / S::T::BYTES), op.y, ring.full(), EVICT_LAST);
   }
   ring.advance();

@@ -10,7 +10,6 @@ from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.plan.passes.fit import isolated, narrowest
 from tilestream.plan.passes.segments import Body, body, cut
 
-
 Form = Callable[[Pipeline], Pipeline]
 """How the stages that are cut run: what is asked for a place on an SM, and handed on."""
 
