@@ -56,6 +56,10 @@ def why_no_kernel(pipeline: Pipeline) -> str:
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
+        if shape is KernelShape.CHUNKED_CONTRACTION:
+            return (
+                f"stage {stage.name!r} is a {shape}: its kernels are made from ops of rows (plan.passes.chunk_hidden)"
+            )
         if shape is not KernelShape.ROW_STREAM:
             return f"stage {stage.name!r} is a {shape}: only a row stream has a kernel so far"
         for op in stage.ops:
