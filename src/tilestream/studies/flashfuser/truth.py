@@ -1,0 +1,75 @@
+"""The cost model against every timed variant: rank correlation, error, and where the true best stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scipy.stats import spearmanr
+
+from tilestream import devices
+from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
+from tilestream.plan.search.cost import cost
+from tilestream.plan.search.variant import Middle
+from tilestream.studies.flashfuser.measured import Variant, variants
+
+
+@dataclass(frozen=True)
+class Score:
+    """One shape, warm or cold. ``rank``: the place that the model gives to the variant that is truly best, from 1.
+
+    ``lost``: how much slower than that the variant is that the model calls best; ``middles`` whether the model and
+    the measurements agree on L2, DSM or nothing for the middle.
+    """
+
+    shape: str
+    cold: bool
+    held_out: bool
+    count: int
+    error: float
+    worst: float
+    correlation: float
+    rank: int
+    lost: float
+    middle: Middle
+    measured_middle: Middle
+
+    def __str__(self) -> str:
+        kind = "held out" if self.held_out else "fitted"
+        return (
+            f"{self.shape} {'cold' if self.cold else 'warm'} ({kind}, {self.count} variants): mean error {self.error:.1%},"
+            f" worst {self.worst:.2f}x, rank correlation {self.correlation:.2f}, true best is number {self.rank},"
+            f" choice {self.lost:.1%} slower than it; middle {self.middle}, measured {self.measured_middle}"
+        )
+
+
+def judged(rates: SharedTileRates = H200_SHARED_TILE) -> list[Score]:
+    """Scores of every shape that was timed, held-out shapes first."""
+    shapes = sorted({v.shape for v in variants()}, key=lambda s: (not _any(s).held_out, s))
+    return [score(s, cold, rates) for s in shapes for cold in (False, True)]
+
+
+def score(shape: str, cold: bool, rates: SharedTileRates = H200_SHARED_TILE) -> Score:
+    device = devices.get("h200")
+    rows = [v for v in variants() if v.shape == shape]
+    predicted = [cost(v.chain, v.variant, device, cold, rates).us for v in rows]
+    true = [v.cold_us if cold else v.warm_us for v in rows]
+    errors = [abs(p / t - 1) for p, t in zip(predicted, true, strict=True)]
+    factors = [max(p / t, t / p) for p, t in zip(predicted, true, strict=True)]
+    best, chosen = true.index(min(true)), predicted.index(min(predicted))
+    return Score(
+        shape,
+        cold,
+        rows[0].held_out,
+        len(rows),
+        sum(errors) / len(errors),
+        max(factors),
+        float(spearmanr(predicted, true).statistic),
+        1 + sum(p < predicted[best] for p in predicted),
+        true[chosen] / true[best] - 1,
+        rows[chosen].variant.middle,
+        rows[best].variant.middle,
+    )
+
+
+def _any(shape: str) -> Variant:
+    return next(v for v in variants() if v.shape == shape)
