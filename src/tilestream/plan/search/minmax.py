@@ -85,7 +85,7 @@ def best(chain: Chain, device: Device, most_blocks: int = 16, count: int = TOP) 
         order = np.lexsort((total, -blocks, np.round(cost * 1e9)))[:count]
         where = zip(*np.unravel_index(order, shape), strict=True)
         found += [
-            (cost[i], -blocks[i], total[i], at.schedule, tuple(map(int, w)))
+            (float(cost[i]), -float(blocks[i]), float(total[i]), at.schedule, tuple(map(int, w)))
             for i, w in zip(order, where, strict=True)
             if np.isfinite(cost[i])
         ]

@@ -18,7 +18,7 @@ from tilestream.plan.cache import versions
 from tilestream.plan.dataflow.chain import Chain
 from tilestream.plan.search.cost import cost
 from tilestream.plan.search.enumerate import variants
-from tilestream.plan.search.variant import Middle, SharedTile, sequential
+from tilestream.plan.search.variant import TILE, Middle, SharedTile, sequential
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +105,9 @@ def search(
     ranked = rank(chain, device, deterministic, middles)
     if not ranked:
         raise PlanError(
-            f"chain {chain.name!r} (m {chain.m}, n {chain.n}, k {chain.k}, l {chain.l}) has no kernel of CTAs that share a"
-            f" tile on {device.name!r}: {-(-chain.m // 128)} tiles of 128 rows on {device.sms} SMs, n and l in parts of 8"
-            " columns that divide l",
+            f"chain {chain.name!r} (m {chain.m}, n {chain.n}, k {chain.k}, l {chain.l}) has no kernel of CTAs that"
+            f" share a tile on {device.name!r}: {-(-chain.m // TILE)} tiles of {TILE} rows on {device.sms} SMs, l in"
+            " equal parts of a multiple of 8 columns",
             "leave it to two products",
         )
     top = tuple(ranked[:TOP])

@@ -36,9 +36,9 @@ class Score:
     def __str__(self) -> str:
         kind = "held out" if self.held_out else "fitted"
         return (
-            f"{self.shape} {'cold' if self.cold else 'warm'} ({kind}, {self.count} variants): mean error {self.error:.1%},"
-            f" worst {self.worst:.2f}x, rank correlation {self.correlation:.2f}, true best is number {self.rank},"
-            f" choice {self.lost:.1%} slower than it; middle {self.middle}, measured {self.measured_middle}"
+            f"{self.shape} {'cold' if self.cold else 'warm'} ({kind}, {self.count} variants): mean error"
+            f" {self.error:.1%}, worst {self.worst:.2f}x, rank correlation {self.correlation:.2f}, true best is number"
+            f" {self.rank}, choice {self.lost:.1%} slower than it; middle {self.middle}, measured {self.measured_middle}"
         )
 
 
@@ -63,7 +63,7 @@ def score(shape: str, cold: bool, rates: SharedTileRates = H200_SHARED_TILE) -> 
         len(rows),
         sum(errors) / len(errors),
         max(factors),
-        float(spearmanr(predicted, true).statistic),
+        float(spearmanr(predicted, true)[0]),  # type: ignore[arg-type]
         1 + sum(p < predicted[best] for p in predicted),
         true[chosen] / true[best] - 1,
         rows[chosen].variant.middle,

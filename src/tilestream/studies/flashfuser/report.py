@@ -1,0 +1,251 @@
+"""A reproduction as text for a terminal and as an HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tilestream.report.page import Page, Section, write
+from tilestream.report.page import Table as PageTable
+from tilestream.studies.flashfuser.reproduce import Reproduction
+
+NOT = "not measured"
+
+RULES = ("rule", "what it leaves", "ours", "the paper's", "")
+READINGS = ("rule", "reading", "ours", "the paper's counts imply")
+BYTES = ("", "model", "m, n, k, l", "two kernels MB", "one MB", "saved %", "floor us: two", "one")
+PAPERS = (
+    "",
+    "gate",
+    "schedule",
+    "cluster",
+    "tiles",
+    "bound us",
+    "by",
+    "DSM MB",
+    "L2 MB",
+    "legal",
+    "tied",
+    "s",
+    "paper's s",
+)
+OURS = ("", "kernel", "predicted us", "measured us", "best other us", "ratio")
+ABLATION = ("", "two kernels us", "C: none", "DSM", "L2", "random", "tail: add", "partials", "DSM ", "least rings")
+ARMS = ("over", "all, without L2", "random", "no DSM", "with L2")
+MODEL = (
+    "shape",
+    "weights",
+    "",
+    "variants",
+    "mean error",
+    "worst",
+    "rank correlation",
+    "place of the true best",
+    "lost",
+)
+
+
+def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[list[str]]]]:
+    """(title, what it says, columns, cells) of every table."""
+    rows = data["workloads"]
+    return [
+        (
+            "The search space",
+            "Candidates of GPT-6.7B (M 256, N 16384, K and L 4096) after each pruning rule.",
+            RULES,
+            [
+                [
+                    s["rule"],
+                    s["factors"] or s["what"],
+                    _count(s["ours"]),
+                    _count(s["paper"]),
+                    "" if s["agrees"] else "differs",
+                ]
+                for s in data["rules"]
+            ],
+        ),
+        (
+            "Readings of the rules",
+            "What the words of a rule may mean: clusters of 625 and schedules of 41 that are left, and what the paper's"
+            " counts imply. No reading here was made to fit.",
+            READINGS,
+            [[r["rule"], r["reading"], str(r["ours"]), f"{r['implied']:.1f}"] for r in data["readings"]],
+        ),
+        (
+            "What bytes allow",
+            "DRAM bytes of two kernels and of one, and the time they take at the memory's rate. No kernel saves more.",
+            BYTES,
+            [
+                [
+                    w["key"],
+                    w["model"],
+                    ", ".join(str(n) for n in w["sizes"].values()),
+                    f"{w['unfused_bytes'] / 1e6:.1f}",
+                    f"{w['fused_bytes'] / 1e6:.1f}",
+                    f"{w['saved']:.0%}",
+                    f"{w['unfused_floor_us']:.1f}",
+                    f"{w['floor_us']:.1f}",
+                ]
+                for w in rows
+            ],
+        ),
+        (
+            "The paper's choice",
+            "By its rules and its cost, the slowest memory level. Legal: candidates; tied: within 1 % of the best.",
+            PAPERS,
+            [_papers(w, p) for w in rows for p in w["papers_choice"]],
+        ),
+        (
+            "Ours",
+            "The best kernel by the extended model. Measured with the weights in the L2 where they fit.",
+            OURS,
+            [_ours(w) for w in rows],
+        ),
+        (
+            "Ablation, by the model",
+            "Microseconds of the best kernel of each kind. Random: the median of 101 drawn from the paper's own means.",
+            ABLATION,
+            [_ablation(w) for w in rows if "predicted" in w],
+        ),
+        (
+            "Ablation, speedups over two kernels",
+            "Geometric means. The paper: all 3.29, random 2.11, no DSM 1.52, over no fusion.",
+            ARMS,
+            [
+                [a["over"], *(f"{a[k]:.2f}" if k in a else "" for k in ("all", "random", "no DSM", "with L2"))]
+                for a in data["ablation"]
+            ],
+        ),
+        (
+            "The cost model against measurement",
+            "Held-out shapes had no part in the fit. Lost: how much slower the model's choice is than the true best.",
+            MODEL,
+            [_score(s) for s in data["model"]],
+        ),
+        (
+            "What the paper states",
+            "",
+            ("figure", "the paper's", "ours", "why they differ"),
+            [
+                [c["what"], _value(c["paper"], c["unit"]), _value(c["ours"], c["unit"]), c["why"]]
+                for c in data["claims"]
+            ],
+        ),
+    ]
+
+
+def text(made: Reproduction) -> RenderableType:
+    """Every table, and the paper's contradictions."""
+    data = made.json()
+    parts: list[RenderableType] = [Text(f"FlashFuser on {made.device}", style="bold")]
+    for title, says, columns, cells in tables(data):
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, heading in enumerate(columns):
+            shown.add_column(heading, justify="right" if index and _numeric(cells, index) else "left", overflow="fold")
+        for line in cells:
+            shown.add_row(*line)
+        parts += [Text(title, style="bold"), *([Text(says)] if says else []), shown if cells else Text(f"{NOT}\n")]
+    parts += [Text("Where the paper contradicts itself", style="bold")]
+    parts += [Text(f"- {line}") for line in data["inconsistent"]]
+    return Group(*parts)
+
+
+def page(made: Reproduction) -> Page:
+    """The HTML report."""
+    data = made.json()
+    sections = [
+        Section(
+            title,
+            (says,) if says else (),
+            (),
+            (PageTable(columns, cells, [c for i, c in enumerate(columns) if _numeric(cells, i)]),),
+        )
+        for title, says, columns, cells in tables(data)
+    ]
+    pipelines = [[w["key"], w["ours"]["pipeline"]] for w in data["workloads"] if "ours" in w]
+    sections.append(Section("The chosen kernels as pipelines", (), (), (PageTable(("", "pipeline"), pipelines),)))
+    sections.append(Section("Where the paper contradicts itself", data["inconsistent"]))
+    exact = sum(s["agrees"] for s in data["rules"])
+    held = [s for s in data["model"] if s["held_out"]]
+    cards = [(f"{exact} of {len(data['rules'])}", "counts of the search space reproduced")]
+    cards += [(f"{a['with L2']:.2f}x", f"over two kernels, by the model, {a['over']}") for a in data["ablation"]]
+    if held:
+        cards.append((f"{sum(s['error'] for s in held) / len(held):.1%}", "mean error of the model, held-out shapes"))
+    cards.append((f"{made.seconds:.0f} s", "to reproduce"))
+    subtitle = f"On {made.device}, against arXiv 2512.12949v1 (HPCA 2026)"
+    return Page(
+        "FlashFuser's evaluation, reproduced", subtitle, cards, sections, "Made by tilestream reproduce flashfuser."
+    )
+
+
+def save(folder: Path, made: Reproduction) -> Path:
+    """Write the report into ``folder``; returns its path."""
+    return write(folder / "flashfuser.html", page(made))
+
+
+def _papers(w: dict[str, Any], p: dict[str, Any]) -> list[str]:
+    stated = w["papers_search_seconds"]
+    end = [f"{p['legal']:,}", f"{p['tied']:,}", f"{p['seconds']:.2f}", "" if stated is None else f"{stated:.1f}"]
+    if p["schedule"] is None:
+        return [w["key"], p["gate"], "none is legal", *[""] * 6, *end]
+    cells = [w["key"], p["gate"], p["schedule"], _four(p["cluster"]), _four(p["tiles"]), f"{p['us']:.2f}", p["limit"]]
+    return [*cells, f"{p['bytes']['dsm'] / 1e6:.1f}", f"{p['bytes']['l2'] / 1e6:.1f}", *end]
+
+
+def _ours(w: dict[str, Any]) -> list[str]:
+    best = w.get("ours")
+    cells = (
+        [w["key"], "left to two kernels", ""]
+        if best is None
+        else [w["key"], best["kernel"], f"{best['predicted_us']:.1f}"]
+    )
+    times = w["timed"]
+    if times is None:
+        return [*cells, NOT, NOT, ""]
+    ours, other = times["ours_us"], times["best_other_us"]
+    return [*cells, f"{ours:.1f}", f"{other:.1f}", f"{other / ours:.2f}"]
+
+
+def _ablation(w: dict[str, Any]) -> list[str]:
+    m = w["predicted"]
+    middles = [m["middles"].get(k) for k in ("none", "dsm", "l2")]
+    tails = [m["tails"].get(k) for k in ("add", "partials", "dsm")]
+    values = [m["unfused_us"], *middles, m["random_us"], *tails, m["shallow_us"]]
+    return [w["key"], *("" if v is None else f"{v:.1f}" for v in values)]
+
+
+def _score(s: dict[str, Any]) -> list[str]:
+    return [
+        s["shape"],
+        "from DRAM" if s["cold"] else "warm",
+        "held out" if s["held_out"] else "fitted",
+        str(s["count"]),
+        f"{s['error']:.1%}",
+        f"{s['worst']:.2f}x",
+        f"{s['correlation']:.2f}",
+        str(s["rank"]),
+        f"{s['lost']:.1%}",
+    ]
+
+
+def _four(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _count(value: float) -> str:
+    return f"{value:.3g}" if value >= 1e6 else f"{value:,.0f}"
+
+
+def _value(value: float, unit: str) -> str:
+    return f"{value:.0%}" if unit == "share" else f"{value:.2f}{unit}"
+
+
+def _numeric(cells: list[list[str]], index: int) -> bool:
+    values = [line[index] for line in cells if line[index] not in ("", NOT)]
+    return bool(values) and all(v[0].isdigit() for v in values) and all(" " not in v for v in values)
