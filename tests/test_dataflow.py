@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tilestream import devices
 from tilestream.errors import OptionError
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import held
@@ -13,14 +14,14 @@ from tilestream.ir.text import show
 from tilestream.ir.verify import verify
 from tilestream.plan.dataflow.chain import Chain, Gate
 from tilestream.plan.dataflow.lower import lower
-from tilestream.plan.dataflow.places import held_c, held_e
+from tilestream.plan.dataflow.places import held_c, held_e, places
 from tilestream.plan.dataflow.schedule import SCHEDULES, Cluster, Dataflow, Schedule, Tiles
-from tilestream.plan.dataflow.volumes import Candidates, volumes
+from tilestream.plan.dataflow.volumes import Candidates, dram, printed, volumes
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 
-TRIPS = {"m": 2, "n": 3, "k": 2, "l": 2}
-CLUSTERS = [Cluster(), Cluster(1, 2, 1, 2), Cluster(2, 2, 2, 2), Cluster(1, 4, 1, 2), Cluster(1, 2, 2, 4)]
+TRIPS = {"m": 2, "n": 2, "k": 2, "l": 2}
+CLUSTERS = [Cluster(), Cluster(1, 2, 1, 2), Cluster(2, 2, 2, 2), Cluster(1, 4, 1, 2)]
 
 
 def small(cluster: Cluster, gate: Gate = Gate.NONE) -> tuple[Chain, Tiles]:
@@ -143,6 +144,43 @@ def test_volumes_of_the_largest_shape_of_the_paper() -> None:
         made = volumes(chain, Candidates.of(chain, flow))
         assert (round(made.shuffle / 1e6), round(made.reduce / 1e6)) == want
         assert made.operands["B"] + made.operands["D"] == chain.weight_bytes
+
+
+def test_algorithm_1_as_printed_forgets_that_an_operand_is_read_again() -> None:
+    """A is needed by every tile of N: with N's loop around M's and K's it is read T_N times, printed: once."""
+    chain = Chain("G5", 128, 16384, 4096, 4096)
+    flow = Dataflow(Schedule("l", "nmk"), Cluster(), Tiles(64, 256, 64, 4096))
+    at = Candidates.of(chain, flow)
+    corrected, stated = volumes(chain, at).operands, printed(chain, at)
+    assert stated["A"] == 128 * 4096 * 2 and corrected["A"] == stated["A"] * 16384 // 256
+    assert stated["B"] == 16384 * 4096 * 2 and corrected["B"] == 2 * stated["B"]  # again for each of two tiles of M
+    inside = Candidates.of(chain, Dataflow(Schedule("l", "mkn"), Cluster(), Tiles(64, 256, 64, 4096)))
+    assert volumes(chain, inside).operands["A"] == printed(chain, inside)["A"], "a block of A serves all tiles of N"
+
+
+def test_operands_larger_than_the_l2_are_read_again_from_dram() -> None:
+    chain = Chain("G5", 256, 16384, 4096, 4096)
+    at = Candidates.of(chain, Dataflow(Schedule("n", "mlk"), Cluster(), Tiles(128, 128, 64, 256)))
+    assert dram(chain, at, 60e6) == chain.fused_bytes + chain.weight_bytes  # B and D, 134 MB each, for two tiles of M
+    assert dram(chain, at, 200e6) == chain.fused_bytes
+
+
+def test_greedy_placement_spills_from_registers_to_dsm() -> None:
+    chain = Chain("G5", 128, 16384, 4096, 4096)
+
+    def placed(cluster: Cluster, schedule: str, *tiles: int):
+        flow = Dataflow(Schedule(*schedule.split("|")), cluster, Tiles(*tiles))
+        return places(chain, Candidates.of(chain, flow), devices.get("h200"))
+
+    row = placed(Cluster(1, 16, 1, 16), "m|lnk", 128, 64, 64, 64)  # C whole: 4 MB over 16 blocks
+    assert row.c["registers"] == 0 and row.c["shared"] > 0 and row.on_chip()
+    assert sum(row.c.values()) == 128 * 16384 // 16 * 2
+    wide = placed(Cluster(1, 16, 1, 16), "m|lnk", 128, 512, 64, 64)  # a deeper ring leaves less shared memory
+    assert wide.c["dsm"] > 0
+    alone = placed(Cluster(), "m|lnk", 128, 64, 64, 64)
+    assert alone.c["dsm"] == 0 < alone.c["l2"] and not alone.on_chip()
+    partial = placed(Cluster(1, 16, 1, 16), "m|nlk", 128, 64, 64, 64)  # E whole: 128 x 256 fp32 fit registers
+    assert partial.e["registers"] == 128 * 256 * 4
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

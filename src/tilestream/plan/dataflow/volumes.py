@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tilestream.ir.axes import Level
 from tilestream.plan.dataflow.chain import ACCUMULATOR, ELEMENT, Chain, Gate
 from tilestream.plan.dataflow.lower import kept
@@ -168,5 +166,5 @@ def printed(chain: Chain, at: Candidates) -> dict[str, Counts]:
         moved = ELEMENT * size()
         for axis in at.schedule.loops:
             moved = moved * (at.trips[axis] if axis in own[name] else 1)
-        made[name] = np.asarray(moved) if isinstance(moved, np.ndarray) else moved
+        made[name] = moved
     return made

@@ -2,7 +2,7 @@
 
 A candidate is a schedule, a cluster and tiles. Rules 1 to 4 look at one of these alone, so what is left after them is a
 product of three counts; rule 5 needs all three. Where the paper's words can be read in several ways, ``READINGS`` has
-them with their counts: no rule here is bent until it gives the paper's number.
+them with their counts, and says of the one that was looked for because it fits that it was.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def consumers_can_meet(s: Schedule) -> bool:
 
 
 def fits(chain: Chain, at: Candidates, device: Device) -> np.ndarray:
-    """Rule 5: what is held fits into the lowest level it may spill to, which is DSM, and the ring into shared memory."""
+    """Rule 5: what is held fits into the lowest level it may spill to, DSM, and the ring into shared memory."""
     return places(chain, at, device).on_chip()
 
 
@@ -128,7 +128,7 @@ READINGS: tuple[tuple[str, str, Callable[[], int], float], ...] = (
     ),
     (
         "3 activation",
-        "the first product's loops in the order M, N, K, wherever L is",
+        "the first product's loops in the order M, N, K: in no sentence of the paper, found by looking for 24",
         lambda: sum(map(_in_order, SCHEDULES)),
         41 * PAPER[3] / PAPER[2],
     ),
@@ -140,7 +140,7 @@ READINGS: tuple[tuple[str, str, Callable[[], int], float], ...] = (
     ),
     (
         "4 dependency",
-        "L not spatial, after the order M, N, K",
+        "L not spatial, after that order",
         lambda: sum(_in_order(s) and consumers_can_meet(s) for s in SCHEDULES),
         41 * PAPER[4] / PAPER[2],
     ),

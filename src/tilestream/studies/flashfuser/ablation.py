@@ -12,6 +12,7 @@ from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
 from tilestream.plan.dataflow.chain import ACCUMULATOR, ELEMENT, Chain
 from tilestream.plan.search.cost import cost
+from tilestream.plan.search.enumerate import variants
 from tilestream.plan.search.search import Candidate, rank
 from tilestream.plan.search.variant import TILE, Middle, Tail
 
@@ -55,15 +56,15 @@ def ablation(chain: Chain, device: Device) -> Ablation | None:
     ranked = rank(chain, device)
     if not ranked:
         return None
-    papers = [c for c in ranked if c.variant.middle is not Middle.L2]
-    drawn = random.Random(0).choices(papers, k=SAMPLES) if papers else ranked
+    papers = [v for v in variants(chain, device) if v.middle is not Middle.L2]
+    drawn = random.Random(0).choices(papers, k=SAMPLES)
     best = ranked[0].variant
     least = replace(best, stages=2, weight_stages=2)
     return Ablation(
         chain,
         unfused_us(chain, device),
         _best(ranked, lambda c: c.variant.middle),
-        median(c.predicted_us for c in drawn),
+        median(cost(chain, v, device).us for v in drawn),
         _best((c for c in ranked if c.variant.middle is Middle.L2), lambda c: c.variant.tail),
         cost(chain, least, device).us,
     )

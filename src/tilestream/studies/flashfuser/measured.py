@@ -14,6 +14,12 @@ from tilestream.plan.search.variant import Middle, SharedTile, Tail
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 """Of a checkout; an installed package has none, and its tables say so."""
 
+LIBRARY = {
+    "": "the better of F.linear, relu, F.linear and torch._addmm_activation, in a CUDA graph",
+    "S2": "eager in a CUDA graph, four kernels: a weak baseline",
+}
+"""What the variants were timed against."""
+
 FIT = ("G4", "G8")
 """Shapes that the constants of the cost model were fitted on. All others judge it."""
 

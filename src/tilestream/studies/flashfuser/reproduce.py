@@ -15,6 +15,7 @@ from tilestream.errors import OptionError, PlanError
 from tilestream.ir.text import show
 from tilestream.plan.dataflow.chain import Chain, Gate
 from tilestream.plan.dataflow.lower import lower
+from tilestream.plan.dataflow.volumes import Candidates, printed
 from tilestream.plan.search import minmax, rules
 from tilestream.plan.search.search import Search, search
 from tilestream.studies.flashfuser import measured, paper
@@ -185,6 +186,7 @@ def timed(key: str, results: Path | None = None) -> dict[str, Any] | None:
     return {
         "ours_us": best.warm_us,
         "best_other_us": others[0],
+        "other": measured.LIBRARY.get(key, measured.LIBRARY[""]),
         "variant": str(best.variant),
         "source": "ffn_variants.json, a hand-written kernel",
     }
@@ -242,6 +244,7 @@ def _papers(name: str, chain: Chain, found: minmax.Found, seconds: float) -> dic
         "us": first.seconds * 1e6,
         "limit": first.limit,
         "bytes": first.volumes,
+        "printed_bytes": sum(printed(chain, Candidates.of(chain, first.flow)).values()),
     }
 
 

@@ -37,8 +37,9 @@ class Score:
         kind = "held out" if self.held_out else "fitted"
         return (
             f"{self.shape} {'cold' if self.cold else 'warm'} ({kind}, {self.count} variants): mean error"
-            f" {self.error:.1%}, worst {self.worst:.2f}x, rank correlation {self.correlation:.2f}, true best is number"
-            f" {self.rank}, choice {self.lost:.1%} slower than it; middle {self.middle}, measured {self.measured_middle}"
+            f" {self.error:.1%}, worst {self.worst:.2f}x, rank correlation {self.correlation:.2f}, true best is"
+            f" number {self.rank}, choice {self.lost:.1%} slower than it; middle {self.middle}, measured"
+            f" {self.measured_middle}"
         )
 
 
