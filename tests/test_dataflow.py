@@ -215,17 +215,37 @@ def test_a_spatial_gate_needs_two_halves() -> None:
         lower(Chain("c", 8, 16, 12, 12, Gate.SPATIAL), Dataflow(Schedule("n", "mlk"), Cluster(), Tiles(8, 8, 12, 12)))
 
 
-def test_convolutions_are_chains_where_the_second_has_one_tap() -> None:
+@pytest.mark.parametrize("schedule", ["n|mlk", "n|kml", "m|nlk", "mn|lk", "n|mkl", "m|kln"])
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("cluster", [Cluster(1, 2, 1, 2), Cluster(2, 2, 2, 2)], ids=["1212", "2222"])
+def test_a_convolution_and_a_1_x_1_behind_it_are_a_chain(schedule: str, taps: int, cluster: Cluster) -> None:
+    """A is a view of the image; bytes are those of the product of im2col."""
     torch.manual_seed(0)
-    image, first, second = torch.randn(1, 3, 6, 5), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 1, 1)
-    image, first, second = image.double(), first.double(), second.double()
-    chain = Chain.convolutions("conv", 3, 6, 5, 8, 4, 3)
-    assert (chain.m, chain.n, chain.k, chain.l, chain.source) == (30, 8, 27, 4, 90)
-    columns = F.unfold(image, 3, padding=1)[0].T  # [pixels, channels taps taps]: im2col
-    p = lower(chain, Dataflow(Schedule("n", "mlk"), Cluster(1, 2, 1, 2), Tiles(10, 2, 9, 2)))
-    inputs = {"A": columns, "WB": first.flatten(1), "WD": second.flatten(1)}
-    got = run_meshes(p, inputs, FLOAT64)["E"]
-    want = F.conv2d(F.relu(F.conv2d(image, first, padding=1)), second)[0].flatten(1).T
+    channels, height, width, middle, out = 4, 8, 5, 8, 4
+    image, second = torch.randn(height, width, channels).double(), torch.randn(out, middle).double()
+    first = torch.randn(middle, taps, taps, channels).double()
+    chain = Chain.convolutions("conv", channels, height, width, middle, out, taps)
+    assert (chain.m, chain.n, chain.k, chain.l, chain.source) == (40, 8, 4 * taps**2, 4, 160)
+    flow = Dataflow(Schedule(*schedule.split("|")), cluster, Tiles(10, 2, channels // cluster.k, 2))
+    p, moved = lower(chain, flow), Moved()
+    verify(p)
+    got = run_meshes(p, {"A": image, "WB": first, "WD": second}, FLOAT64, moved)["E"]
+    planes = F.conv2d(image.permute(2, 0, 1)[None], first.permute(0, 3, 1, 2), padding=taps // 2)
+    want = F.conv2d(F.relu(planes), second[:, :, None, None])[0].permute(1, 2, 0)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    made = volumes(chain, Candidates.of(chain, flow))
+    assert (made.l2, made.dsm) == (moved.bytes["l2"], moved.bytes["dsm"])
+
+
+def test_what_convolutions_refuse() -> None:
     with pytest.raises(OptionError, match="3 x 3, and only 1 x 1"):
         Chain.convolutions("conv", 3, 6, 5, 8, 4, 3, 3)
+    chain = Chain.convolutions("conv", 4, 8, 5, 8, 4, 3)
+    for schedule, tiles, why in (
+        ("n|mlk", Tiles(8, 2, 4, 4), "8/5 rows of the image"),
+        ("mn|lk", Tiles(8, 2, 4, 4), "8/5 rows of the image"),
+        ("n|mlk", Tiles(10, 2, 12, 4), "12 x 1 of 4 channels"),
+        ("k|mnl", Tiles(10, 2, 4, 4), "no parts of a grid"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            lower(chain, Dataflow(Schedule(*schedule.split("|")), Cluster(), tiles))

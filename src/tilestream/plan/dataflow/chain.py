@@ -27,12 +27,26 @@ class Gate(StrEnum):
 
 
 @dataclass(frozen=True)
+class Image:
+    """What A is made from where the first product is a convolution: [height, width, channels], ``taps`` x ``taps``."""
+
+    channels: int
+    height: int
+    width: int
+    taps: int
+
+    @property
+    def elements(self) -> int:
+        return self.channels * self.height * self.width
+
+
+@dataclass(frozen=True)
 class Chain:
     """A is [m, k], B [k, n], C = act(A B) [m, n], D [n, l], E [m, l]; bf16, sums in fp32.
 
     Attributes:
         gate: whether B is two matrices, and where their branches run.
-        source: elements that A is made from, if it is not stored as [m, k] (im2col of an image); 0 if it is.
+        image: what A is made from, where it is not stored as [m, k]: im2col of it, which is never written.
     """
 
     name: str
@@ -41,7 +55,7 @@ class Chain:
     k: int
     l: int  # noqa: E741  # the paper's letter
     gate: Gate = Gate.NONE
-    source: int = 0
+    image: Image | None = None
 
     def __post_init__(self) -> None:
         if min(self.m, self.n, self.k, self.l) < 1:
@@ -65,7 +79,7 @@ class Chain:
                 "keep the two convolutions apart",
             )
         pixels = height * width
-        return Chain(name, pixels, middle, channels * taps * taps, out, source=pixels * channels)
+        return Chain(name, pixels, middle, channels * taps * taps, out, image=Image(channels, height, width, taps))
 
     @property
     def branches(self) -> int:
@@ -80,9 +94,14 @@ class Chain:
         return ELEMENT * self.n * (self.k * self.branches + self.l)
 
     @property
+    def source(self) -> int:
+        """Elements that A is made from."""
+        return self.m * self.k if self.image is None else self.image.elements
+
+    @property
     def fused_bytes(self) -> int:
         """What any kernel of the whole chain moves: A, B, D and E, each once."""
-        return self.weight_bytes + ELEMENT * ((self.source or self.m * self.k) + self.m * self.l)
+        return self.weight_bytes + ELEMENT * (self.source + self.m * self.l)
 
     @property
     def unfused_bytes(self) -> int:

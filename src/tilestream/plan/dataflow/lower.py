@@ -8,11 +8,14 @@ all-reduce over ``(k, l)`` that the activation asks for, shuffle the all-gather 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.read import axes, program, tensors
 from tilestream.plan.dataflow.chain import Chain, Gate
-from tilestream.plan.dataflow.schedule import Dataflow
+from tilestream.plan.dataflow.convolve import convolve
+from tilestream.plan.dataflow.schedule import AXES, Dataflow
 
 FIRST = {
     Gate.NONE: """
@@ -49,16 +52,16 @@ def lower(chain: Chain, flow: Dataflow) -> Pipeline:
     """The pipeline of one stage that runs ``chain`` as ``flow`` says.
 
     An operand whose block serves every round of the loops inside its own is loaded as a tile of its own, others where
-    they are used: so a re-read costs what Chimera's rule says (``volumes``).
+    they are used: so a re-read costs what Chimera's rule says (``volumes``). Of a convolution, M is an image's rows and
+    columns, K its taps and channels, and A a view of the image.
 
     Raises:
         OptionError: tiles or blocks do not come out even.
     """
     flow.check(chain)
-    branch = " branch=2" if chain.gate is Gate.SPATIAL else ""
-    names = axes(f"m={chain.m} n={chain.n} k={chain.k} l={chain.l}{branch}")
     loops = flow.schedule.loops
-    spread = "branch,n,k" if branch else "n,k"
+    halves = chain.gate is Gate.SPATIAL
+    spread = "branch,n,k" if halves else "n,k"
     second = ["WB2"] * (chain.gate is Gate.SEQUENTIAL)
     held = [("A", "m,k", "n"), *((b, spread, "m") for b in ("WB", *second))]
     held = [(name, dims) for name, dims, over in held if kept(loops, dims, over)]
@@ -71,11 +74,16 @@ def lower(chain: Chain, flow: Dataflow) -> Pipeline:
         operands["D"], load = "d", ["d[l,n] = load WD[l,n]"]
         # inside a loop over L it is loaded there; before all else it does not part the two products' loops
         first = first + load if "l" in loops else load + first
-    lines += [*first, f"e[m,l]:f32 = product h {operands['D']}"]
     adds = "n" in flow.schedule.spatial and flow.trips(chain)["n"] > 1
-    lines += [f"e {'+' if adds else '-'}> E[m,l]"]
-    stage = Stage("chain", program("\n".join(lines), names), _loops(flow), _mesh(chain, flow))
-    return Pipeline(chain.name, tensors(TENSORS[chain.gate], names), (stage,))
+    lines += [*first, f"e[m,l]:f32 = product h {operands['D']}", f"e {'+' if adds else '-'}> E[m,l]"]
+    sizes = {a: chain.size(a) for a in AXES} | ({"branch": 2} if halves else {})
+    stage = Stage("chain", (), _loops(flow), _mesh(chain, flow))
+    words, kinds = "\n".join(lines), TENSORS[chain.gate]
+    if chain.image is not None:
+        words, kinds, sizes, stage = convolve(chain, chain.image, flow.tiles.m, words, kinds, sizes, stage)
+    names = axes(" ".join(f"{a}={n}" for a, n in sizes.items()))
+    stage = replace(stage, ops=program(words, names))
+    return Pipeline(chain.name, tensors(kinds, names), (stage,))
 
 
 def kept(loops: str, own: str, over: str) -> bool:

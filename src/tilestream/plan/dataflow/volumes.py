@@ -135,7 +135,7 @@ def dram(chain: Chain, at: Candidates, l2_bytes: float) -> Counts:
     share one read. C and E, whole, are on chip or in the L2 (``places``).
     """
     stored = {
-        "A": ELEMENT * (chain.source or chain.m * chain.k),
+        "A": ELEMENT * chain.source,
         "B": ELEMENT * chain.branches * chain.n * chain.k,
         "D": ELEMENT * chain.n * chain.l,
         "E": ELEMENT * chain.m * chain.l,

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 TOP = 11
 """Candidates that are compiled and timed, as many as FlashFuser's."""
 
+BATCH = 4
+"""Candidates that are compiled side by side."""
+
 BUDGET_S = 60.0
 """Of a measured search: what is not timed by then is not timed."""
 
@@ -79,16 +82,16 @@ def search(
     measure: Measure | None = None,
     cache: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    deterministic: bool = False,
+    deterministic: bool = True,
     middles: Sequence[Middle] = tuple(Middle),
     budget_s: float = BUDGET_S,
 ) -> Search:
     """The kernel for ``chain`` on ``device``. A gate runs as two branches in each CTA.
 
     Args:
-        measure: times candidates; asked for two or three at a time, so that a budget can be kept.
+        measure: times candidates; asked for a few at a time, so that the budget can be kept.
         cache: a folder of finished searches, one for each bin of rows.
-        deterministic: only tails that add in a fixed order.
+        deterministic: only tails that add in a fixed order, so that the same input gives the same bits.
         middles: where C may be exchanged.
 
     Raises:
@@ -136,7 +139,7 @@ def rank(
 def binned(chain: Chain) -> Chain:
     """``chain`` with the rows of its bin: one kernel serves every number of rows up to that."""
     rows = next((b for b in BINS if chain.m <= b), -(-chain.m // BINS[-1]) * BINS[-1])
-    return replace(chain, m=rows) if not chain.source else chain  # an image has the size it has
+    return replace(chain, m=rows) if chain.image is None else chain  # an image has the size it has
 
 
 def _effort(given: Effort | str, measure: Measure | None) -> Effort:
@@ -152,9 +155,8 @@ def _measured(
 ) -> tuple[Candidate, ...]:
     """``top`` with times, a few candidates at a time until the budget is used up."""
     made: list[Candidate] = []
-    batch = 3
-    for start in range(0, len(top), batch):
-        group = top[start : start + batch]
+    for start in range(0, len(top), BATCH):
+        group = top[start : start + BATCH]
         if time.perf_counter() >= until:
             made += [replace(c, rejected="not timed: the budget of the search was used up") for c in group]
             continue

@@ -33,13 +33,15 @@ class Row:
     Attributes:
         papers: the best few by the paper's rules and cost, by mapping of the gate (``none`` without one), each with
             the seconds that it took to find.
-        ours: the search over kernels that share a tile; None if the chain has none.
+        ours: the search over kernels that share a tile; None if the chain has none. ``in_order``: over those that add
+            in a fixed order alone.
         timed: measured, warm microseconds: ``ours_us`` and ``best_other_us``, ``source``; None where nobody has.
     """
 
     workload: paper.Workload
     papers: dict[str, tuple[minmax.Found, float]]
     ours: Search | None
+    in_order: Search | None
     ablation: Ablation | None
     timed: dict[str, Any] | None
 
@@ -160,10 +162,11 @@ def row(w: paper.Workload, machine: Device, results: Path | None, progress: Call
         papers[name] = (minmax.best(chain, machine), time.perf_counter() - before)
     progress(f"{w.key}: kernels that share a tile")
     try:
-        ours = search(w.chain, machine)
+        ours = search(w.chain, machine, deterministic=False)
+        in_order = search(w.chain, machine)
     except PlanError:
-        ours = None
-    return Row(w, papers, ours, ablation(w.chain, machine), timed(w.key, results))
+        ours = in_order = None
+    return Row(w, papers, ours, in_order, ablation(w.chain, machine), timed(w.key, results))
 
 
 def mappings(chain: Chain) -> dict[str, Chain]:
@@ -215,6 +218,8 @@ def workload_json(r: Row, device: Device) -> dict[str, Any]:
             "kernel": str(best.variant),
             "variant": best.variant.json(),
             "predicted_us": best.predicted_us,
+            "in_order_us": r.in_order.best.predicted_us if r.in_order else None,
+            "in_order_kernel": str(r.in_order.best.variant) if r.in_order else None,
             "candidates": r.ours.candidates,
             "seconds": r.ours.seconds,
             "pipeline": _pipeline(best.variant.padded(r.ours.chain), best.variant.flow(r.ours.chain)),
