@@ -90,6 +90,29 @@ def test_two_kernels_are_predicted_near_what_a_library_takes() -> None:
 # -- the study
 
 
+@pytest.fixture
+def page_tables():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("flashfuser_tables")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def test_the_page_shows_what_the_study_gives(page_tables) -> None:
+    text = page_tables.PAGE.read_text(encoding="utf-8")
+    assert page_tables.filled(text) == text, "run benchmarks/flashfuser_tables.py"
+    with pytest.raises(ValueError, match="0 parts marked 'space'"):
+        page_tables.filled(text.replace("<!-- space:", "<!-- spice:"))
+    published = json.loads(page_tables.RESULTS.read_text(encoding="utf-8"))
+    again = reproduce.reproduce(workloads=["G4", "C5"]).json()
+    assert again["rules"] == published["rules"] and again["model"] == published["model"]
+    for fresh in again["workloads"]:
+        stored = next(w for w in published["workloads"] if w["key"] == fresh["key"])
+        assert fresh["ours"]["kernel"] == stored["ours"]["kernel"], "run tilestream reproduce flashfuser --json ..."
+        assert fresh["predicted"] == stored["predicted"]
+
+
 def test_the_papers_workloads() -> None:
     assert len(paper.WORKLOADS) == 20
     sizes = {w.key: w.chain for w in paper.WORKLOADS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -38,11 +38,22 @@ MODEL = (
 )
 
 
-def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[list[str]]]]:
-    """(title, what it says, columns, cells) of every table."""
+class Shown(NamedTuple):
+    """One table: the name that a page marks it with, its heading and what it says, and its cells as text."""
+
+    key: str
+    title: str
+    says: str
+    columns: tuple[str, ...]
+    cells: list[list[str]]
+
+
+def tables(data: dict[str, Any]) -> list[Shown]:
+    """Every table of a reproduction's JSON."""
     rows = data["workloads"]
     return [
-        (
+        Shown(
+            "space",
             "The search space",
             "Candidates of GPT-6.7B (M 256, N 16384, K and L 4096) after each pruning rule.",
             RULES,
@@ -57,14 +68,16 @@ def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[l
                 for s in data["rules"]
             ],
         ),
-        (
+        Shown(
+            "readings",
             "Readings of the rules",
             "What the words of a rule may mean: clusters of 625 and schedules of 41 that are left, and what the paper's"
             " counts imply.",
             READINGS,
             [[r["rule"], r["reading"], str(r["ours"]), f"{r['implied']:.1f}"] for r in data["readings"]],
         ),
-        (
+        Shown(
+            "bytes",
             "What bytes allow",
             "DRAM bytes of two kernels and of one, and the time they take at the memory's rate. No kernel saves more.",
             BYTES,
@@ -82,7 +95,8 @@ def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[l
                 for w in rows
             ],
         ),
-        (
+        Shown(
+            "papers",
             "The paper's choice",
             "By its rules and its cost, the slowest memory level, for m, n, k, l. Printed: Algorithm 1 as it stands,"
             " global memory of one block, without re-reads. Legal: candidates; tied: within 1 % of the best, all of"
@@ -90,7 +104,8 @@ def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[l
             PAPERS,
             [_papers(w, p) for w in rows for p in w["papers_choice"]],
         ),
-        (
+        Shown(
+            "ours",
             "Ours",
             "The best kernel by the extended model; in order: the best that adds in a fixed order. Measured: a"
             " generated kernel where there is one, until then the fastest hand-written variant, which need not be the"
@@ -98,19 +113,22 @@ def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[l
             OURS,
             [_ours(w) for w in rows],
         ),
-        (
+        Shown(
+            "search",
             "Search time",
             "Seconds by the models, on this machine. The paper's compile and time eleven kernels besides.",
             SEARCH,
             [_search(w) for w in rows],
         ),
-        (
+        Shown(
+            "ablation",
             "Ablation, by the model",
             "Microseconds of the best kernel of each kind. Random: the median of 101 drawn from the paper's own means.",
             ABLATION,
             [_ablation(w) for w in rows if "predicted" in w],
         ),
-        (
+        Shown(
+            "arms",
             "Ablation, speedups over two kernels",
             "Geometric means. The paper: all 3.29, random 2.11, no DSM 1.52, over no fusion.",
             ARMS,
@@ -119,13 +137,15 @@ def tables(data: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...], list[l
                 for a in data["ablation"]
             ],
         ),
-        (
+        Shown(
+            "model",
             "The cost model against measurement",
             "Held-out shapes had no part in the fit. Lost: how much slower the model's choice is than the true best.",
             MODEL,
             [_score(s) for s in data["model"]],
         ),
-        (
+        Shown(
+            "claims",
             "What the paper states",
             "",
             ("figure", "the paper's", "ours", "why they differ"),
@@ -141,7 +161,7 @@ def text(made: Reproduction) -> RenderableType:
     """Every table, and the paper's contradictions."""
     data = made.json()
     parts: list[RenderableType] = [Text(f"FlashFuser on {made.device}", style="bold")]
-    for title, says, columns, cells in tables(data):
+    for _, title, says, columns, cells in tables(data):
         shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, heading in enumerate(columns):
             shown.add_column(heading, justify="right" if index and _numeric(cells, index) else "left", overflow="fold")
@@ -163,7 +183,7 @@ def page(made: Reproduction) -> Page:
             (),
             (PageTable(columns, cells, [c for i, c in enumerate(columns) if _numeric(cells, i)]),),
         )
-        for title, says, columns, cells in tables(data)
+        for _, title, says, columns, cells in tables(data)
     ]
     pipelines = [[w["key"], w["ours"]["pipeline"]] for w in data["workloads"] if "ours" in w]
     sections.append(Section("The chosen kernels as pipelines", (), (), (PageTable(("", "pipeline"), pipelines),)))
