@@ -34,8 +34,8 @@ LEFT_OUT = re.compile(
     r"|empty|rrelu|lowrank|fractional"
 )
 """Operators whose results grow too fast with the rows; that draw numbers, or leave them to chance."""
-ALONE = re.compile(r"lu_unpack|lu_solve|ldl_solve")
-"""Operators that trust the pivots they are given: with other rows torch writes outside of its memory."""
+ALONE = re.compile(r"lu_unpack|lu_solve|ldl_solve|segment_reduce")
+"""Operators that trust the pivots or lengths they are given: with other rows torch writes outside of its memory."""
 
 
 @dataclass(frozen=True)
