@@ -31,7 +31,9 @@ def filled(text: str) -> str:
         shown.key: table(shown.columns, [[c.replace("|", "\\|") for c in r] for r in shown.cells])
         for shown in tables(data)
     }
-    made["inconsistent"] = "\n".join(textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"])
+    made["inconsistent"] = "\n".join(
+        textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"]
+    )
     for name, part in made.items():
         marked = re.compile(
             rf"(<!-- {name}: made by benchmarks/flashfuser_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
