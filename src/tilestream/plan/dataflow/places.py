@@ -83,7 +83,7 @@ def places(chain: Chain, at: Candidates, device: Device) -> Places:
     ring = ring_bytes(at)
     shared = device.shared_bytes_per_cta - ring
     blocks = at.cluster["m"] * at.cluster["n"] * at.cluster["k"]
-    peers = blocks - 1 if Level.CLUSTER in (at.middle, at.tail) else 0
+    peers = blocks - 1 if device.clusters and Level.CLUSTER in (at.middle, at.tail) else 0
     room: dict[str, Counts] = {
         "registers": ACCUMULATOR_REGISTERS * CONSUMERS * ACCUMULATOR - running_c(at) * _while_summing(at),
         "shared": shared,

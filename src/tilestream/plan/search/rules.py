@@ -2,7 +2,7 @@
 
 A candidate is a schedule, a cluster and tiles. Rules 1 to 4 look at one of these alone, so what is left after them is a
 product of three counts; rule 5 needs all three. Where the paper's words can be read in several ways, ``READINGS`` has
-them with their counts, and says of the one that was looked for because it fits that it was.
+them with their counts, and says of two that they were looked for because they fit.
 """
 
 from __future__ import annotations
@@ -118,6 +118,12 @@ READINGS: tuple[tuple[str, str, Callable[[], int], float], ...] = (
         "2 clusters",
         "whole shuffle groups and whole sums: the index map that both examples of Fig. 7 fit (rule 2 here)",
         lambda: _clusters(cluster_agrees),
+        625 * PAPER[2] / RULE1,
+    ),
+    (
+        "2 clusters",
+        "n k l <= 16 and l <= n k: in no sentence of the paper, found by looking for 135",
+        lambda: _clusters(lambda c: c.n * c.k * c.l <= LARGEST and c.l <= c.n * c.k),
         625 * PAPER[2] / RULE1,
     ),
     (

@@ -185,7 +185,12 @@ def page(made: Reproduction) -> Page:
         )
         for _, title, says, columns, cells in tables(data)
     ]
-    pipelines = [[w["key"], w["ours"]["pipeline"]] for w in data["workloads"] if "ours" in w]
+    pipelines = [
+        ["" if number else w["key"], line.strip()]
+        for w in data["workloads"]
+        if "ours" in w
+        for number, line in enumerate(w["ours"]["pipeline"].splitlines())
+    ]
     sections.append(Section("The chosen kernels as pipelines", (), (), (PageTable(("", "pipeline"), pipelines),)))
     sections.append(Section("Where the paper contradicts itself", data["inconsistent"]))
     exact = sum(s["agrees"] for s in data["rules"])
