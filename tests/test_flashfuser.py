@@ -140,6 +140,14 @@ def test_measured_times_are_taken_from_a_folder(tmp_path) -> None:
     assert by_hand is not None and by_hand["ours_us"] == 10.14 and "hand-written" in by_hand["source"]
 
 
+def test_a_device_without_clusters_has_no_dsm_and_no_measured_times() -> None:
+    s2 = reproduce.reproduce("a100", ["S2"]).json()["workloads"][0]
+    spatial, sequential = s2["papers_choice"]
+    assert spatial["schedule"] is None and spatial["legal"] == 0  # its two branches meet in a cluster
+    assert sequential["bytes"]["dsm"] == 0 and sequential["cluster"] == [1, 1, 1, 1]
+    assert s2["timed"] is None and "dsm" not in s2["predicted"]["middles"]
+
+
 def test_the_command(tmp_path) -> None:
     (tmp_path / "flashfuser.json").write_text('{"workloads": {"G1": {"ours_us": 4.0, "best_other_us": 6.0}}}')
     where = ("--json", str(tmp_path / "f.json"), "--out", str(tmp_path / "out"), "--results", str(tmp_path))

@@ -46,12 +46,12 @@ class Found:
 
 
 def level_seconds(chain: Chain, at: Candidates, device: Device) -> dict[str, Counts]:
-    """C_l = V_l / B_l of DSM, the L2 and DRAM. DSM's rate is that of the cluster's size."""
+    """C_l = V_l / B_l of DSM, the L2 and DRAM. DSM's rate is that of the cluster's size, which the device has."""
     made = volumes(chain, at)
     sizes = at.cluster["m"] * at.cluster["n"] * at.cluster["k"]
     rate = np.ones_like(np.asarray(sizes), dtype=float)
     for size in CLUSTER_SIZES[1:]:
-        if device.clusters:
+        if size <= device.largest_cluster:
             rate = np.where(np.asarray(sizes) == size, dsm_bytes_per_s(device, size), rate)
     return {
         "dsm": made.dsm / rate,
@@ -66,6 +66,7 @@ def best(chain: Chain, device: Device, most_blocks: int = 16, count: int = TOP) 
     Args:
         most_blocks: of a cluster; 1 means without DSM.
     """
+    most_blocks = most_blocks if device.clusters else 1
     clusters = [
         c for c in (Cluster(*sizes) for sizes in product(CLUSTER_SIZES, repeat=4)) if _allowed(c, chain, most_blocks)
     ]
