@@ -28,7 +28,8 @@ def small(cluster: Cluster, gate: Gate = Gate.NONE) -> tuple[Chain, Tiles]:
     """A chain that groups of ``cluster`` take in a few trips along each axis."""
     tiles = Tiles(1, 1, 1, cluster.reduce)
     over = {"m": cluster.m, "n": cluster.n, "k": 1 if gate is Gate.SPATIAL else cluster.k, "l": cluster.l}
-    size = {a: TRIPS[a] * over[a] * getattr(tiles, a) for a in TRIPS}
+    trips = {**TRIPS, "m": 1 if cluster.blocks > 4 else 2}  # the reference machine makes each of the workers
+    size = {a: trips[a] * over[a] * getattr(tiles, a) for a in TRIPS}
     return Chain("small", **size, gate=gate), tiles
 
 

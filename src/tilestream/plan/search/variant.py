@@ -86,7 +86,9 @@ class SharedTile:
         return -(-chain.m // self.rows) * self.groups * self.columns
 
     def flow(self, chain: Chain) -> Dataflow:
-        """The same as schedule, cluster and tiles; of ``padded(chain)``."""
+        """The same as schedule, cluster and tiles; of ``padded(chain)``. Multicast is no part of it: it moves the same
+        values, and fewer bytes of the L2.
+        """
         over = self.columns
         across = self.groups if self.tail in (Tail.PARTIALS, Tail.DSM) else 1
         schedule = Schedule("m" + "n" * (across == 1 and self.groups > 1), "")

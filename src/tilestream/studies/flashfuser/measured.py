@@ -73,6 +73,19 @@ def variants() -> tuple[Variant, ...]:
     return tuple(made)
 
 
+CLOCKS = ("product0", "c_back", "product1", "end")
+"""Ends of phases that the kernels' own clocks told: the first product, C back, the second product, all."""
+
+
+def clocks() -> dict[str, tuple[Variant, tuple[float, ...]]]:
+    """Of some shapes a variant, and when each of ``CLOCKS`` was over: microseconds from its CTAs' start, mean."""
+    found = {}
+    for shape, told in _file("ffn_variants.json").get("clocks", {}).items():
+        if isinstance(told, dict):
+            found[shape] = (variants()[told["row"]], tuple(told[name] for name in CLOCKS))
+    return found
+
+
 def library(shape: str) -> tuple[float, float] | None:
     """The best library kernels' times of a shape, warm and cold, as they were timed beside the variants."""
     found = _file("ffn_variants.json").get("library", {}).get(shape)

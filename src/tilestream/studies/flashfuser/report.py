@@ -25,6 +25,7 @@ SEARCH = ("", "the paper's space s", "candidates", "our kernels s", "kernels", "
 OURS = ("", "kernel", "predicted us", "in order us", "measured us", "best other us", "ratio")
 ABLATION = ("", "two kernels us", "C: none", "DSM", "L2", "random", "tail: add", "partials", "DSM ", "least rings")
 ARMS = ("over", "all, without L2", "random", "no DSM", "with L2")
+PHASES = ("shape", "", "first product", "C back", "second product", "end")
 MODEL = (
     "shape",
     "weights",
@@ -145,6 +146,14 @@ def tables(data: dict[str, Any]) -> list[Shown]:
             [_score(s) for s in data["model"]],
         ),
         Shown(
+            "phases",
+            "Phases against the kernels' clocks",
+            "Microseconds from the start of the CTAs to the end of each phase, by the model and (by clocks in the"
+            " kernel). The fit saw whole launches alone.",
+            PHASES,
+            [_phases(p) for p in data["phases"]],
+        ),
+        Shown(
             "claims",
             "What the paper states",
             "",
@@ -261,6 +270,11 @@ def _score(s: dict[str, Any]) -> list[str]:
         str(s["rank"]),
         f"{s['lost']:.1%}",
     ]
+
+
+def _phases(p: dict[str, Any]) -> list[str]:
+    ends = zip(p["predicted_us"], p["clocks_us"], strict=True)
+    return [p["shape"], "held out" if p["held_out"] else "fitted", *(f"{ours:.1f} ({told:.1f})" for ours, told in ends)]
 
 
 def _four(values: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from tilestream.plan.search import minmax, rules
 from tilestream.plan.search.search import Search, search
 from tilestream.studies.flashfuser import measured, paper
 from tilestream.studies.flashfuser.ablation import Ablation, ablation, summary
-from tilestream.studies.flashfuser.truth import Score, judged
+from tilestream.studies.flashfuser.truth import Score, judged, phases
 
 MEASURED_ON = "h200"
 """The nearest to the paper's H100 that was measured: other devices have no measured columns."""
@@ -82,6 +82,7 @@ class Reproduction:
             "model": [
                 {**s.__dict__, "middle": str(s.middle), "measured_middle": str(s.measured_middle)} for s in self.scores
             ],
+            "phases": phases(),
             "inconsistent": list(paper.INCONSISTENT),
         }
 

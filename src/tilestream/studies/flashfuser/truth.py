@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 from scipy.stats import spearmanr
 
@@ -10,6 +12,7 @@ from tilestream import devices
 from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
 from tilestream.plan.search.cost import cost
 from tilestream.plan.search.variant import Middle
+from tilestream.studies.flashfuser import measured
 from tilestream.studies.flashfuser.measured import Variant, variants
 
 
@@ -70,6 +73,20 @@ def score(shape: str, cold: bool, rates: SharedTileRates = H200_SHARED_TILE) -> 
         rows[chosen].variant.middle,
         rows[best].variant.middle,
     )
+
+
+def phases() -> list[dict[str, Any]]:
+    """When each phase is over by the model and by the kernels' clocks, microseconds from the start of the CTAs.
+
+    The fit saw whole launches alone, and of those G4's and G8's.
+    """
+    device, made = devices.get("h200"), []
+    for shape, (v, told) in measured.clocks().items():
+        p = cost(v.chain, v.variant, device)
+        steps = (p.launch - H200_SHARED_TILE.gap_s + p.product0, p.exchange, p.product1, p.tail)
+        ends = [s * 1e6 for s in accumulate(steps)]
+        made.append({"shape": shape, "held_out": v.held_out, "predicted_us": ends, "clocks_us": list(told)})
+    return made
 
 
 def _any(shape: str) -> Variant:
