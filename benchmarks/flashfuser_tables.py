@@ -13,7 +13,7 @@ from pathlib import Path
 
 from make_tables import table
 
-from tilestream.studies.flashfuser.report import tables
+from tilestream.studies.flashfuser.tables import tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "flashfuser_study.json"
