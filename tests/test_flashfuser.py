@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -96,6 +97,14 @@ def test_two_kernels_are_predicted_near_what_a_library_takes() -> None:
 
 
 # -- the study
+
+
+def test_the_example_of_the_page(capsys) -> None:
+    text = (BENCHMARKS.parent / "docs" / "flashfuser.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(block, "docs/flashfuser.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert " us of " in said and "C through the L2" in said and "e[m,l]:f32 = product h" in said
 
 
 @pytest.fixture
