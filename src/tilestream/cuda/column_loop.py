@@ -9,15 +9,12 @@ rest.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tilestream.cuda.epilogue import Epilogue
+from tilestream.cuda.names import Names
 from tilestream.cuda.text import block, loop, plus
 from tilestream.schedule.layout import boxes_of
 from tilestream.schedule.model import ColumnLoop, Place, Schedule, Step, ceil_to
-
-if TYPE_CHECKING:
-    from tilestream.cuda.consumer import ConsumerEmitter
 
 KSTEPS = 4  # products of one instruction in a chunk of 128 bytes of depth
 KSTEP_BYTES = 32
@@ -56,24 +53,27 @@ class Flight:
         self.wait(self.issued)
 
 
-def column_loop(e: ConsumerEmitter, over: ColumnLoop) -> list[str]:
-    """The loop, then the epilogue of the step that sums, in its fragment."""
+def column_loop(e: Names, over: ColumnLoop, operands: set[str]) -> list[str]:
+    """The loop; behind it ``acc`` is the sum. ``operands``: tiles that products of the stage take."""
     last = e.s.steps[over.sums]
     first = e.s.steps[over.first].gemm
     assert last.gemm is not None and first is not None
     blocks, chunk = ceil_to(e.s.width(last), 8) // 8, over.chunk // 8
-    lines = [f"Fragment<{blocks}> sum;", *e.mark("PRODUCT"), e.start(last.gemm, blocks, e.s.width(last), "sum")]
+    lines = [f"Fragment<{blocks}> sum;", e.start(last.gemm, blocks, e.s.width(last), "sum")]
     lines.append("pin(sum);")
     e.loop = over
     lines += [f"Fragment<{chunk}> chunk;", e.start(first, chunk, over.chunk, "chunk", "0")]
-    turn = [f"const int col0 = {over.chunk} * c;", f"Fragment<{chunk}>& acc = chunk;", *_turn(e, over, last, blocks)]
+    turn = [
+        f"const int col0 = {over.chunk} * c;",
+        f"Fragment<{chunk}>& acc = chunk;",
+        *_turn(e, over, last, blocks, operands),
+    ]
     e.loop = None
     lines += loop("c", over.turns, turn, "#pragma unroll 1")
-    lines.append(f"Fragment<{blocks}>& acc = sum;")
-    return [*lines, *e.epilogues(last)]
+    return [*lines, f"Fragment<{blocks}>& acc = sum;"]
 
 
-def _turn(e: ConsumerEmitter, over: ColumnLoop, last: Step, blocks: int) -> list[str]:
+def _turn(e: Names, over: ColumnLoop, last: Step, blocks: int, operands: set[str]) -> list[str]:
     halves = halves_of(e.s)
     flight = Flight()
     for index in range(over.first, over.sums):
@@ -87,7 +87,7 @@ def _turn(e: ConsumerEmitter, over: ColumnLoop, last: Step, blocks: int) -> list
             flight.wait(number)
             for phase in step.phases:
                 part = (half * over.chunk // 8 // halves, (half + 1) * over.chunk // 8 // halves)
-                flight.lines += block("", Epilogue(e, step, phase, e.operands, 0, part).lines())
+                flight.lines += block("", Epilogue(e, step, phase, operands, 0, part).lines())
             if index == over.last:
                 _sum(e, over, last, blocks, half, halves, flight)
     # The next chunk's bias comes while the sum is under way. Nothing else may be from one turn to the next: ptxas would
@@ -100,7 +100,7 @@ def _turn(e: ConsumerEmitter, over: ColumnLoop, last: Step, blocks: int) -> list
     return flight.lines
 
 
-def _products(e: ConsumerEmitter, over: ColumnLoop, step: Step, halves: int, flight: Flight) -> list[int]:
+def _products(e: Names, over: ColumnLoop, step: Step, halves: int, flight: Flight) -> list[int]:
     """The chunk's product, page by page, half by half; the number of each half's last part."""
     assert step.gemm is not None
     columns, boxes = e.s.chunk_columns, boxes_of(e.s, step, e.layout.page_rows)
@@ -128,7 +128,7 @@ def _products(e: ConsumerEmitter, over: ColumnLoop, step: Step, halves: int, fli
     return ready
 
 
-def _sum(e: ConsumerEmitter, over: ColumnLoop, step: Step, blocks: int, half: int, halves: int, flight: Flight) -> None:
+def _sum(e: Names, over: ColumnLoop, step: Step, blocks: int, half: int, halves: int, flight: Flight) -> None:
     """A half's part of the product that sums over the columns."""
     assert step.gemm is not None
     slot, columns = e.s.slots[step.gemm.segments[0].tile], e.s.chunk_columns

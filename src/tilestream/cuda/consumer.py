@@ -98,19 +98,21 @@ class ConsumerEmitter(Names):
     def _step(self, step: Step) -> str:
         loop = self.s.loop_of(step)
         if loop is not None:
-            return "\n".join("    " + line for line in block("", column_loop(self, loop)))
+            last = self.s.steps[loop.sums]
+            lines = [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
+            return "\n".join("    " + line for line in block("", lines))
         blocks = ceil_to(self.s.width(step), 8) // 8
         lines = [f"Fragment<{blocks}> acc;"]
         if self.split:
             lines.append(f"const int col0 = g * {self.s.stride(step)};")
         if step.gemm is not None:
-            lines += [*self.mark("PRODUCT"), *self._gemm(step, step.gemm, blocks)]
-        lines += self.epilogues(step)
+            lines += [*self._mark("PRODUCT"), *self._gemm(step, step.gemm, blocks)]
+        lines += self._epilogues(step)
         return "\n".join("    " + line for line in block("", lines))
 
-    def epilogues(self, step: Step) -> list[str]:
+    def _epilogues(self, step: Step) -> list[str]:
         """Every pass over the fragment ``acc``."""
-        lines = self.mark("EPILOGUE") if step.phases else []
+        lines = self._mark("EPILOGUE") if step.phases else []
         for k, phase in enumerate(step.phases):
             made = Epilogue(self, step, phase, self.operands, self.reduces)
             if self.split:
@@ -118,7 +120,7 @@ class ConsumerEmitter(Names):
             lines += block("", [*made.lines(), *([] if made.empty else self._credits(step.index, k))])
         return lines
 
-    def mark(self, event: str) -> list[str]:
+    def _mark(self, event: str) -> list[str]:
         return [f"sync.stamps.mark({event}, tile);"] if self.stamped else []
 
     def _gemm(self, step: Step, gemm: Gemm, blocks: int) -> list[str]:
@@ -150,21 +152,6 @@ class ConsumerEmitter(Names):
         if chunks > 1:
             skipped = loop("c", chunks, skipped, pragma="")
         return [*lines, *block("if (g == 0)", body), *(block("else", skipped) if skipped else [])]
-
-    def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc", col0: str = "col0") -> str:
-        """Accumulators start from the bias, or from zero; ``col0``: their first column, where it is not always 0."""
-        if not gemm.bias:
-            return f"start_from_zero({acc});"
-        parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
-        whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
-        vector = self.pipeline.tensor(gemm.bias)
-        bias, first = self.pointer("vector", gemm.bias), col0 if self.shifted else "0"
-        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>({acc}, {bias}, {first});"
-
-    def subs(self, blocks: int) -> list[tuple[int, int]]:
-        """(blocks, first block) of each page that a product's columns are spread over."""
-        page = self.layout.page_rows // 8
-        return [(min(page, blocks - at), at) for at in range(0, blocks, page)]
 
     def _streamed_chunks(self, count, ksteps, blocks, first) -> list[str]:
         """Chunks that come through the input ring."""

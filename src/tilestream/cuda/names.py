@@ -7,7 +7,7 @@ import re
 from tilestream.cuda.tables import Tables
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.layout import Layout
-from tilestream.schedule.model import ColumnLoop, Schedule, columns_of
+from tilestream.schedule.model import ColumnLoop, Gemm, Schedule, columns_of
 
 
 class Names:
@@ -70,3 +70,18 @@ class Names:
             return f"pair_addr<{t}>({chunks[0]}, t, {k}, j)"
         blocks = columns_of(dtype) // 8
         return f"pair_addr<{t}>({k} < {blocks} ? {chunks[0]} : {chunks[1]}, t, {k} % {blocks}, j)"
+
+    def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc", col0: str = "col0") -> str:
+        """Accumulators start from the bias, or from zero; ``col0``: their first column, where it is not always 0."""
+        if not gemm.bias:
+            return f"start_from_zero({acc});"
+        parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
+        whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
+        vector = self.pipeline.tensor(gemm.bias)
+        bias, first = self.pointer("vector", gemm.bias), col0 if self.shifted else "0"
+        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>({acc}, {bias}, {first});"
+
+    def subs(self, blocks: int) -> list[tuple[int, int]]:
+        """(blocks, first block) of each page that a product's columns are spread over."""
+        page = self.layout.page_rows // 8
+        return [(min(page, blocks - at), at) for at in range(0, blocks, page)]
