@@ -96,8 +96,9 @@ def lower(
     fake = value(first.node)
     assert fake is not None
     symbols = _symbols(arguments)
+    told = {symbol for symbol, _, _ in symbols} | _sizes_given(owner)
     for node, result in zip(outputs, results, strict=True):
-        _readable(result, {symbol for symbol, _, _ in symbols}, node)
+        _readable(result, told, node)
     compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
     region = Region(
         name=title,
@@ -209,12 +210,18 @@ def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int
     return tuple((symbol, index, dim) for symbol, (index, dim) in found.items())
 
 
-def _readable(result: Result, known: Collection[sympy.Symbol], node: fx.Node) -> None:
-    """The shape of a result must follow from sizes that can be read off the arguments. Where what comes in is five times
-    as long as what ``unique`` found, none can."""
+def _readable(result: Result, known: Collection[sympy.Basic], node: fx.Node) -> None:
+    """The shape of a result must follow from sizes that can be read off the arguments, or are the graph's own. Where
+    what comes in is five times as long as what ``unique`` found, none can."""
     sizes = {s for d in result.shape if isinstance(d, sympy.Expr) for s in d.free_symbols}
     if not sizes <= set(known):
         raise Unsupported("the size of its result cannot be read off what the region is given", node)
+
+
+def _sizes_given(owner: fx.GraphModule) -> set[sympy.Expr]:
+    """Sizes that are arguments of the graph themselves."""
+    values = (n.meta.get("val") for n in owner.graph.find_nodes(op="placeholder"))
+    return {expression(v) for v in values if isinstance(v, torch.SymInt)}
 
 
 def _rows(fake: torch.Tensor, features: int) -> int:
