@@ -58,7 +58,7 @@ class Launch:
             )
         if room < 1:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
-        self.workspaces = Workspaces(self.tables)
+        self.workspaces = Workspaces(lambda: Workspace(self.tables))
         self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
