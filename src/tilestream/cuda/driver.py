@@ -273,7 +273,8 @@ def tensor_map(
 ) -> bytes:
     """A 2-D tensor map with boxes of ``box_rows`` x 128 bytes, 128-byte swizzle, zero fill outside.
 
-    Boxes of ``box_columns`` columns, where that is given, are not swizzled unless they are 128 bytes wide. ``address`` and ``row_bytes`` are multiples of 16. Cached: a module's weights keep their addresses.
+    Boxes of ``box_columns`` columns, where that is given, are swizzled only where they are 128 bytes wide.
+    ``address`` and ``row_bytes`` are multiples of 16. Cached: a module's weights keep their addresses.
     """
     d = _driver()
     element = 4 if dtype in ("f32", "tf32") else 2

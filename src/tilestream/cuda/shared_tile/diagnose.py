@@ -33,6 +33,6 @@ class ExchangeDump:
         expected, found = int(self.words[3]), int(self.words[4])
         s = self.schedule
         return (
-            f"pipeline {self.pipeline!r}: CTA {cta} of {s.ctas} ({s.groups} groups of {s.columns}) on SM {sm} waited too"
-            f" long for {WAITED_FOR[phase]} of CTA {peer}: expected launch {expected}, found {found}"
+            f"pipeline {self.pipeline!r}: CTA {cta} of {s.ctas} ({s.groups} groups of {s.columns}) on SM {sm} waited"
+            f" too long for {WAITED_FOR[phase]} of CTA {peer}: expected launch {expected}, found {found}"
         )

@@ -104,9 +104,8 @@ def _vectors(s: SharedTile, pipeline: Pipeline) -> tuple[Vector, ...]:
         for view in s.block.vectors(ops):
             dtype = pipeline.tensor(view.of).dtype
             scalar = not any(c.axes for c in view.at or ())
-            made.append(
-                Vector(view, dtype, 1 if scalar else columns, 1 if scalar else size, "0" if scalar else first, at)
-            )
+            shape = (1, 1, "0") if scalar else (columns, size, first)
+            made.append(Vector(view, dtype, *shape, at))
             at += 4 * columns
     return tuple(made)
 
