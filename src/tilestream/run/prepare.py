@@ -16,6 +16,7 @@ from tilestream.errors import PlanError
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan import few_rows
 from tilestream.plan.analysis import RegionAnalysis
 from tilestream.plan.cache import cached_plan, is_cached
 from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
@@ -93,7 +94,7 @@ def _measures(options: Options, target: Target) -> bool:
 def _near(region: Region, options: Options, target: Target) -> Plan | None:
     """The plan of this process that serves the region's rows best, if any does."""
     made = _plans.get((region.program, target.hardware, options), ())
-    near = [p for p in made if GROWTH * p.rows >= region.rows]
+    near = [p for p in made if GROWTH * p.rows >= region.rows and few_rows.same_bin(p.rows, region.rows)]
     return min(near, key=lambda p: abs(math.log(p.rows / region.rows)), default=None)
 
 

@@ -16,6 +16,9 @@ from tilestream.schedule.shared_tile import Block, Tail, find_block
 from tilestream.schedule.shared_tile.model import TILES
 
 MOST_ROW_TILES = 4
+MOST_ADDED = 8
+"""Partial results that are added in the result's own dtype: each addition rounds, and the error against float64 shall
+stay under twice eager's (measured: 1.5 times with 4 groups, 1.9 with 8, 2.8 with 24)."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def splits(block: Block, rows: int, device: Device, in_any_order: bool) -> Itera
             count = groups
             if tail is Tail.REDUCE_ADD and (not in_any_order or block.after):
                 continue
+            if tail is Tail.REDUCE_ADD:
+                count = min(groups, MOST_ADDED)
             if tail is Tail.CLUSTER:
                 count = max((n for n in (2, 4, 6, 8) if _resident(n, columns * row_tiles, groups, device)), default=1)
             if count < 2:

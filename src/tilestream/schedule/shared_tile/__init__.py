@@ -6,7 +6,7 @@ result, what is exchanged and how, and the rings of shared memory. The kernels, 
 
 from __future__ import annotations
 
-from tilestream.schedule.shared_tile.block import Block, find_block
+from tilestream.schedule.shared_tile.block import MOST_ROWS, Block, find_block, is_block
 from tilestream.schedule.shared_tile.model import SharedTile, Tail, build
 
-__all__ = ["Block", "SharedTile", "Tail", "build", "find_block"]
+__all__ = ["MOST_ROWS", "Block", "SharedTile", "Tail", "build", "find_block", "is_block"]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilestream.errors import VerifyError
+from tilestream.errors import IRError, VerifyError
+from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.axes import At, View
 from tilestream.ir.derive import WRITES, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
+from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
 
 MOST_FIRSTS = 2
 """Products whose sums one epilogue combines: their accumulators share a thread's registers."""
+
+
+MOST_ROWS = 512
+"""Beyond that a product keeps all SMs busy by itself, and streams of rows share weights better."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,18 @@ def find_block(stage: Stage, pipeline: Pipeline) -> Block:
         VerifyError: they are something else; names the op that does not fit.
     """
     return _Finder(stage, pipeline).block()
+
+
+def is_block(program: Pipeline) -> bool:
+    """Whether ``program``, one stage of row ops, is a feed-forward block that can share a tile."""
+    if len(program.stages) != 1 or sum(op.kind == "linear" for op in program.stages[0].ops) not in (2, 3):
+        return False
+    try:
+        written = one_name_an_axis(plain(program))
+        find_block(written.stages[0], written)
+    except (VerifyError, IRError):
+        return False
+    return True
 
 
 class _Finder:
