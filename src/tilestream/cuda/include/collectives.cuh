@@ -68,6 +68,18 @@ TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int
 constexpr u32 NOT_THERE = 0xffffffffu;
 TS_DEV float never_absent(float x) { return float_of(bits_of(x) == NOT_THERE ? 0x7fffffffu : bits_of(x)); }
 
+// A warp waits until the first words of its part have come from all peers. One word a peer, not all of them: polling takes
+// bandwidth from those who are late.
+TS_DEV void await_words(const float* first_words, u64 part, int peers, const Team& team, int first, int stride) {
+  const u64 start = now_ns();
+#pragma unroll 1
+  for (int q = (int)lane_in_warp(); q < peers; q += WARP)
+#pragma unroll 1
+    for (u32 tries = 1; word_relaxed(first_words + q * part) == NOT_THERE; ++tries)
+      if ((tries & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, PARTIAL, first + q * stride, 0, 0);
+  sync_warp();
+}
+
 // Through the L2, without flags or fences: each word says by itself whether it has come, and is taken back when it was
 // read, for the next launch. `tile` is where the partial results of all peers lie, one behind another, NOT_THERE at first.
 template <int BLOCKS, int PEERS, int THREADS, class F>
@@ -83,18 +95,16 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
   for (int i = me; i < BLOCKS; i += PEERS) {
     float* at = tile + (u64)(i * THREADS + t) * 4;
     float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const u64 start = now_ns();
+    await_words(tile + (u64)(i * THREADS + (t & ~31u)) * 4, PART, PEERS, team, first, stride);
 #pragma unroll 1
-    for (u32 tries = 1;; ++tries) {
-      int missing = -1;
+    for (bool there = false; !there;) {  // whoever sees one of a warp's words sees the others soon
+      there = true;
 #pragma unroll
       for (int q = 0; q < PEERS; ++q) load_relaxed(at + q * PART, part[q]);
 #pragma unroll
       for (int q = 0; q < PEERS; ++q)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) missing = bits_of(part[q][e]) == NOT_THERE ? q : missing;
-      if (missing < 0) break;
-      if ((tries & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, PARTIAL, first + missing * stride, 0, 0);
+        for (int e = 0; e < 4; ++e) there = there && bits_of(part[q][e]) != NOT_THERE;
     }
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) {

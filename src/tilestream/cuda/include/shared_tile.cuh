@@ -59,8 +59,8 @@ TS_DEV void init_shared_tile(u32 smem) {
 
 // ---- producers
 
-// Panels of 64 columns, ROWS rows of a matrix from (x, y) on.
-template <int ROWS, int DEPTH>
+// Panels of 64 columns of a matrix from (x, y) on: as many rows as the map's boxes have, `pitch` bytes apart.
+template <int DEPTH>
 TS_DEV void load_panels(u32 dst, const TensorMap* map, int x, int y, u32 bar, u32 pitch) {
 #pragma unroll
   for (int h = 0; h < DEPTH / 64; ++h) tma_load(dst + h * pitch, map, x + 64 * h, y, bar, EVICT_NORMAL);
@@ -73,17 +73,17 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
   for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
-    load_panels<K::ROWS, K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+    bar_expect(ring.full(), p.left_bytes);
+    load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
   }
   bar_wait(middle_ready<K>(smem), 0);
   fence_async_global();
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    bar_expect(ring.full(), p.left_bytes);
     const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
-    load_panels<K::ROWS, K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
+    load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
   }
 }
 
@@ -97,14 +97,14 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
     bar_expect(ring.full(), K::DEPTH * K::MIDDLE * K::FIRSTS * 2);
 #pragma unroll
     for (int f = 0; f < K::FIRSTS; ++f)
-      load_panels<K::MIDDLE, K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
+      load_panels<K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
                                        K::FIRSTS * K::MIDDLE * 128);
   }
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
     bar_expect(ring.full(), K::DEPTH * K::OUT_COLUMNS * 2);
-    load_panels<K::OUT_COLUMNS, K::DEPTH>(ring.addr(), &p.second, me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::OUT_COLUMNS,
+    load_panels<K::DEPTH>(ring.addr(), &p.second, me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::OUT_COLUMNS,
                                           ring.full(), K::OUT_COLUMNS * 128);
   }
 }
@@ -222,7 +222,10 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   {
     Fragment<K::MIDDLE / 8> acc[K::FIRSTS];
 #pragma unroll
-    for (int f = 0; f < K::FIRSTS; ++f) start_from_zero(acc[f]);
+    for (int f = 0; f < K::FIRSTS; ++f) {
+      start_from_zero(acc[f]);
+      pin(acc[f]);
+    }
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i) {
       left.wait_full();
@@ -253,6 +256,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   }
   Fragment<K::OUT_COLUMNS / 8> acc;
   start_from_zero(acc);
+  pin(acc);
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i) {
     weights.wait_full();

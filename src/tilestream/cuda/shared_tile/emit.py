@@ -13,7 +13,7 @@ from tilestream.cuda.mma import specialisation
 from tilestream.cuda.snippets import expression
 from tilestream.cuda.templating import template
 from tilestream.ir.axes import View
-from tilestream.ir.pipeline import Pipeline, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.ir.plain import plain
 from tilestream.schedule.places import REGISTER_SPLITS
 from tilestream.schedule.shared_tile import SharedTile, Tail, build
@@ -128,7 +128,8 @@ def _function(
             assert pipeline is not None
             k = list(loads).index(op)
             dtype = pipeline.tensor(op.params[0]).dtype
-            value = f"Io<{dtype}>::param((const char*)p.rows_of[{k}] + (u64)row * p.strides_of[{k}], column)"
+at = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
+            value = f"Io<{dtype}>::param({at}, column)"
         else:
             operands = [values[name] for name in op.ins]
             for view in op.views[len(op.tiles) :]:

@@ -44,12 +44,13 @@ class Split:
     def __str__(self) -> str:
         rows = f"{self.row_tiles} x {self.tile_rows} rows, " if self.row_tiles > 1 else ""
         how = {
-            Tail.NONE: "one group",
+            Tail.NONE: "sums in one place",
             Tail.PARTIALS: "partial sums in order",
             Tail.REDUCE_ADD: "sums added in any order",
             Tail.CLUSTER: "sums over a cluster",
         }[self.tail]
-        return f"{rows}{self.groups} groups of {self.columns}, {how}"
+        group = "1 group" if self.groups == 1 else f"{self.groups} groups"
+        return f"{rows}{group} of {self.columns}, {how}"
 
 
 def share_tile(program: Pipeline, split: Split, device: Device | None = None) -> Pipeline:

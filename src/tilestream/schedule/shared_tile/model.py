@@ -8,7 +8,7 @@ between groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
@@ -195,7 +195,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     directions = find_directions(stage, block)
     k, hid, out = block.sizes
     tile_rows = _tile_rows(stage, block)
-    depth = _depth(stage, block)
+    depths = _depths(stage, block)
     middle = 8 * ceil(ceil(hid / (directions.groups * directions.columns)) / 8)
     wide = 8 * ceil(ceil(out / directions.columns) / 8)
     tail = _tail(stage, block, directions)
@@ -210,8 +210,11 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
                 f"stage {stage.name!r}: each CTA makes {columns} > {most} columns of the {what}",
                 f"divide it over {ceil(columns / most)} times as many CTAs",
             )
-    made = SharedTile(block, directions, tail, tile_rows, middle, wide, depth, 0, 0)
+    made = SharedTile(block, directions, tail, tile_rows, middle, wide, depths[0], 0, 0)
     left, weights = _rings(made, limit)
+    if len(depths) > 1 and min(left, weights) < _least(made):
+        made = replace(made, depth=depths[1])
+        left, weights = _rings(made, limit)
     if min(left, weights) < _least(made):
         fixed = made.scatter_bytes + made.vector_bytes + BARRIER_BYTES
         raise VerifyError(
@@ -219,7 +222,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
             f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory",
             f"loop over {block.k!r} in steps of {DEPTHS[0]}, or divide over more CTAs",
         )
-    return SharedTile(block, directions, tail, tile_rows, middle, wide, depth, left, weights)
+    return replace(made, left_stages=left, weight_stages=weights)
 
 
 def _on_16_bytes(stage: Stage, axis: str, size: int) -> None:
@@ -241,7 +244,8 @@ def _tile_rows(stage: Stage, block: Block) -> int:
     return tile
 
 
-def _depth(stage: Stage, block: Block) -> int:
+def _depths(stage: Stage, block: Block) -> tuple[int, ...]:
+    """Depths of a ring stage to try, the first that fits is taken."""
     others = [loop.axis for loop in stage.loops if loop.axis not in (block.rows, block.k)]
     if others:
         raise VerifyError(
@@ -249,14 +253,15 @@ def _depth(stage: Stage, block: Block) -> int:
             f"loop over {block.rows!r}, and over {block.k!r} where the depth of a stage matters",
         )
     asked = next((loop.tile for loop in stage.loops if loop.axis == block.k), None)
-    depth = asked if asked is not None else DEPTHS[block.sizes[0] <= SHORT_SUM]
-    if depth not in DEPTHS:
+    if asked is None:
+        return DEPTHS[::-1] if block.sizes[0] <= SHORT_SUM else DEPTHS[:1]
+    if asked not in DEPTHS:
         raise VerifyError(
-            f"stage {stage.name!r} loops over {block.k!r} in steps of {depth}, a ring stage holds"
+            f"stage {stage.name!r} loops over {block.k!r} in steps of {asked}, a ring stage holds"
             f" {' or '.join(map(str, DEPTHS))}",
             "use one of these",
         )
-    return depth
+    return (asked,)
 
 
 def _tail(stage: Stage, block: Block, d: Directions) -> Tail:
@@ -280,11 +285,19 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
     """
     room = limit - s.scatter_bytes - s.vector_bytes - BARRIER_BYTES
     least = _least(s)
-    left = min(MOST_STAGES, s.steps, max(least, round(room / 2 / s.left_bytes)))
-    while left > least and (room - left * s.left_bytes) // s.weight_bytes < min(least + 1, s.steps):
+    staging = _stages_for_staging(s)
+    left = max(staging, min(MOST_STAGES, s.steps, max(least, round(room / 2 / s.left_bytes))))
+    while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(least + 1, s.steps):
         left -= 1
     weights = min(MOST_STAGES, s.steps, (room - left * s.left_bytes) // s.weight_bytes)
     return left, max(0, weights)
+
+
+def _stages_for_staging(s: SharedTile) -> int:
+    """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
+    middle = s.tile_rows * (2 * s.middle_columns + 16)
+    result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
+    return ceil(max(middle, result) / s.left_bytes)
 
 
 def _least(s: SharedTile) -> int:
