@@ -1,7 +1,7 @@
 """Feed-forward blocks on few rows: shared tiles against the best of eager, fused cuBLAS, Inductor and max-autotune.
 
     python benchmarks/few_rows.py                  FlashFuser's G and S workloads
-    python benchmarks/few_rows.py G4 S2 --splits   each way to divide a block by itself
+    python benchmarks/few_rows.py G4 S2 --planner  torch.compile(backend="tilestream") too
     python benchmarks/few_rows.py G4 --rows 1 16 64 128
 
 bf16, random data; every arm a CUDA graph, all arms of a workload in turn, medians. ``warm`` repeats one set of weights;
@@ -23,13 +23,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from tilestream import cuda, devices
+from tilestream import cuda
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
+from tilestream.run import prepare
 from tilestream.run.timing import capture, interleaved
 from tilestream.schedule.shared_tile import Tail, build
 
@@ -159,8 +160,8 @@ class Data:
 Run = Callable[[int], torch.Tensor]
 
 
-def library(w: Workload, data: Data, compiled: bool) -> dict[str, Run]:
-    """Everything that there is without us, as a function of which weights."""
+def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str, Run]:
+    """Everything that there is without us, and ``torch.compile`` with us, as a function of which weights."""
 
     def block(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
         u = F.linear(x, up)
@@ -181,6 +182,8 @@ def library(w: Workload, data: Data, compiled: bool) -> dict[str, Run]:
         arms["inductor"] = on(torch.compile(block, dynamic=False))
         tuned = torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs")
         arms["max-autotune"] = on(tuned)
+    if planner:
+        arms["tilestream"] = on(torch.compile(block, dynamic=False, backend="tilestream"))
     return arms
 
 
@@ -234,11 +237,13 @@ def timed(arms: dict[str, Run], sets: int) -> dict[str, tuple[float, float]]:
     return {name: (warm, cold) for name, (warm, cold) in found.items()}
 
 
-def workload(name: str, rows: int, compiled: bool, dependent: bool, splits: Sequence[Split]) -> list[Row]:
+def workload(
+    name: str, rows: int, compiled: bool, planner: bool, dependent: bool, splits: Sequence[Split]
+) -> list[Row]:
     w = WORKLOADS[name]
     data = Data.random(w, rows)
     exact = [data.exact(w, n) for n in range(2)]
-    arms = library(w, data, compiled)
+    arms = library(w, data, compiled, planner)
     details: dict[str, str] = {}
     cuda.start([share_tile(program(w), s) for s in splits])
     for split in splits:
@@ -253,13 +258,17 @@ def workload(name: str, rows: int, compiled: bool, dependent: bool, splits: Sequ
                 arms[f"shared {split}, dependent launch"] = ours(w, data, split, dependent=True)
         except TilestreamError as error:
             print(f"  {name} {split}: {error}", flush=True)
+    if planner:
+        arms["tilestream"](0)
+        plan = prepare.analyses()[-1].plan
+        details["tilestream"] = plan.chosen.name if plan is not None else prepare.analyses()[-1].problem
     errors = {arm: checked(run, data, exact) for arm, run in arms.items()}
     good = {arm: run for arm, run in arms.items() if errors[arm][0] < 0.02}
     for arm in set(arms) - set(good):
         print(f"  WRONG {name} {arm}: error {errors[arm][0]:.2e}", flush=True)
     times = timed(good, len(data.sets))
     made = [Row(name, rows, arm, *times[arm], *errors[arm], details.get(arm, "")) for arm in good]
-    others = [r for r in made if not r.arm.startswith("shared")]
+    others = [r for r in made if not r.arm.startswith(("shared", "tilestream"))]
     best = [min(getattr(r, what) for r in others) for what in ("warm_us", "cold_us")]
     print(f"{name}, {rows} rows, {w.weight_bytes / 1e6:.1f} MB of weights", flush=True)
     for r in sorted(made, key=lambda r: r.warm_us):
@@ -288,17 +297,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--rows", type=int, nargs="+", default=[128])
     parser.add_argument("--no-compile", action="store_true", help="eager and cuBLAS alone")
+    parser.add_argument(
+        "--planner", action="store_true", help="torch.compile with tilestream too, which plans by itself"
+    )
     parser.add_argument("--dependent", action="store_true", help="programmatic dependent launch too")
     parser.add_argument("--out", type=Path, default=RESULTS / "few_rows.json")
     given = parser.parse_args()
     rows: list[Row] = []
+    torch.set_grad_enabled(False)
     for name in given.names or WORKLOADS:
         for count in given.rows:
-            rows += workload(name, count, not given.no_compile, given.dependent, chosen_splits(name, count))
+            rows += workload(
+                name, count, not given.no_compile, given.planner, given.dependent, chosen_splits(name, count)
+            )
             given.out.write_text(
                 json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
             )
-    print(f"planned for {devices.detect() or 'an unknown device'}".split("(")[0])
     return 0
 
 

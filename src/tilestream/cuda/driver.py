@@ -220,12 +220,7 @@ def capture_number(stream: int) -> int:
 
 
 def allocate_zeros(size: int) -> int:
-    """``allocate`` with zeros."""
-    return allocate(size, 0)
-
-
-def allocate(size: int, fill: int) -> int:
-    """The address of ``size`` new bytes on the current device, all ``fill`` when this returns; also during a capture.
+    """The address of ``size`` new bytes on the current device, all zero when this returns; also during a capture.
 
     Raises:
         DeviceError: there is no room, even without the memory that torch keeps for later.
@@ -240,7 +235,7 @@ def allocate(size: int, fill: int) -> int:
             error, address = d.cuMemAlloc(size)
         check((error,), f"{size} bytes of workspace")
         side = check(d.cuStreamCreate(d.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
-        check(d.cuMemsetD8Async(address, fill, size, side), "cuMemsetD8Async")
+        check(d.cuMemsetD8Async(address, 0, size, side), "cuMemsetD8Async")
         check(d.cuStreamSynchronize(side), "cuStreamSynchronize")
         check(d.cuStreamDestroy(side), "cuStreamDestroy")
     return int(address)
@@ -267,7 +262,7 @@ def read(address: int, size: int) -> bytearray:
 
 
 def free(address: int) -> None:
-    """Give memory of ``allocate`` back; also during a capture."""
+    """Give memory of ``allocate_zeros`` back; also during a capture."""
     with _outside_captures():
         _driver().cuMemFree(address)
 

@@ -7,7 +7,7 @@ namespace ts {
 
 // Between launches all flags of a workspace are equal, as each launch raises each flag by one: nothing is reset, so a
 // captured launch can be replayed. One line of 128 bytes a CTA and phase.
-enum Phase : int { CLEARED, MIDDLE, PARTIAL };  // the last has no flags
+enum Phase : int { CLEARED, MIDDLE, PARTIAL, PHASES };
 constexpr int FLAG_LINE = 16;  // u64 words
 
 struct ExchangeDump {  // in host memory; read after a trap
@@ -64,54 +64,29 @@ TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int
 // block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...: finish(i, float[4]) of each.
 // Always added in the same order, so the same input gives the same bits.
 
-// What no partial result is: a word that has not come yet. Sums never have these bits: other NaNs stand for that one.
-constexpr u32 NOT_THERE = 0xffffffffu;
-TS_DEV float never_absent(float x) { return float_of(bits_of(x) == NOT_THERE ? 0x7fffffffu : bits_of(x)); }
-
-// A warp waits until the first words of its part have come from all peers. One word a peer, not all of them: polling takes
-// bandwidth from those who are late.
-TS_DEV void await_words(const float* first_words, u64 part, int peers, const Team& team, int first, int stride) {
-  const u64 start = now_ns();
-#pragma unroll 1
-  for (int q = (int)lane_in_warp(); q < peers; q += WARP)
-#pragma unroll 1
-    for (u32 tries = 1; word_relaxed(first_words + q * part) == NOT_THERE; ++tries)
-      if ((tries & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, PARTIAL, first + q * stride, 0, 0);
-  sync_warp();
-}
-
-// Through the L2, without flags or fences: each word says by itself whether it has come, and is taken back when it was
-// read, for the next launch. `tile` is where the partial results of all peers lie, one behind another, NOT_THERE at first.
+// Through the L2. `tile` is where the partial results of all peers lie, one behind another.
 template <int BLOCKS, int PEERS, int THREADS, class F>
-TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, int first, int stride,
+TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, u64 epoch, int first, int stride,
                               const F& finish) {
   constexpr u64 PART = (u64)BLOCKS * THREADS * 4;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
-    store_relaxed(tile + me * PART + (u64)(i * THREADS + t) * 4, never_absent(acc.v[4 * i]), never_absent(acc.v[4 * i + 1]),
-                  never_absent(acc.v[4 * i + 2]), never_absent(acc.v[4 * i + 3]));
-  const float absent = float_of(NOT_THERE);
+    store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]);
+  named_sync(BOTH_GROUPS, THREADS);
+  if (t < WARP) {
+    if (t == 0) team.announce(PARTIAL, epoch);
+    await_peers(team, PARTIAL, epoch, first, stride, PEERS);
+  }
+  named_sync(BOTH_GROUPS, THREADS);
 #pragma unroll 1
   for (int i = me; i < BLOCKS; i += PEERS) {
-    float* at = tile + (u64)(i * THREADS + t) * 4;
     float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    await_words(tile + (u64)(i * THREADS + (t & ~31u)) * 4, PART, PEERS, team, first, stride);
-#pragma unroll 1
-    for (bool there = false; !there;) {  // whoever sees one of a warp's words sees the others soon
-      there = true;
 #pragma unroll
-      for (int q = 0; q < PEERS; ++q) load_relaxed(at + q * PART, part[q]);
+    for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
 #pragma unroll
-      for (int q = 0; q < PEERS; ++q)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) there = there && bits_of(part[q][e]) != NOT_THERE;
-    }
-#pragma unroll
-    for (int q = 0; q < PEERS; ++q) {
-      store_relaxed(at + q * PART, absent, absent, absent, absent);
+    for (int q = 0; q < PEERS; ++q)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
-    }
     finish(i, sum);
   }
 }

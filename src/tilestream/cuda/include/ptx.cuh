@@ -241,20 +241,11 @@ TS_DEV void store_global(T* p, T v) {
 TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
   asm volatile("st.global.cg.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
-// Words that other SMs write and read meanwhile, each by itself.
-TS_DEV void store_relaxed(float* p, float a, float b, float c, float d) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+TS_DEV void store_shared_floats(float* p, float a, float b, float c, float d) {
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-TS_DEV u32 word_relaxed(const float* p) {
-  u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-TS_DEV void load_relaxed(const float* p, float (&v)[4]) {
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-               : "l"(p)
-               : "memory");
+TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 
 TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {

@@ -45,6 +45,9 @@ template <class K>
 TS_DEV u32 cleared(u32 smem) { return middle_done<K>(smem) + 16; }
 
 template <class K>
+TS_DEV u32 epoch_word(u32 smem) { return middle_done<K>(smem) + 24; }
+
+template <class K>
 TS_DEV void init_shared_tile(u32 smem) {
   constexpr u32 WARPS = 4 * K::WARPGROUPS;
   for (int i = 0; i < K::LEFT_STAGES + K::WEIGHT_STAGES; ++i) {
@@ -114,6 +117,10 @@ template <class K>
 TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
   const u64 epoch = team.next_epoch(MIDDLE);
+  if (lane_in_warp() == 0) {
+    sts32(epoch_word<K>(smem), (u32)epoch);
+    sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
+  }
   bar_wait(middle_done<K>(smem), 0);
   if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
   await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
@@ -282,9 +289,10 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       finish(i, v);
     }
   } else if constexpr (K::TAIL == PARTIALS) {
-    bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the kernel before is over
+    bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
+    const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, tile, me.group, t + 128 * g, team,
+    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
                                                               cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), finish);
   } else if constexpr (K::TAIL == CLUSTER) {
     reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, finish);

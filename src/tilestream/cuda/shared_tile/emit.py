@@ -128,7 +128,7 @@ def _function(
             assert pipeline is not None
             k = list(loads).index(op)
             dtype = pipeline.tensor(op.params[0]).dtype
-at = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
+            at = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
             value = f"Io<{dtype}>::param({at}, column)"
         else:
             operands = [values[name] for name in op.ins]
