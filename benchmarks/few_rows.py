@@ -31,6 +31,7 @@ from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.run import prepare
+from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
 from tilestream.schedule.shared_tile import Tail, build
 
@@ -183,7 +184,7 @@ def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str,
         tuned = torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs")
         arms["max-autotune"] = on(tuned)
     if planner:
-        arms["tilestream"] = on(torch.compile(block, dynamic=False, backend="tilestream"))
+        arms["tilestream"] = on(torch.compile(block, dynamic=False, backend=tilestream))
     return arms
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from shared_tiles import Ffn
 from tilestream import cuda, reference
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
+from tilestream.run.backend import tilestream
 from tilestream.schedule.shared_tile import Tail
 
 pytestmark = pytest.mark.gpu
@@ -139,7 +141,9 @@ def test_a_cta_that_never_announces_ends_the_launch():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "waited too long for columns of the middle of CTA 5: expected launch 1, found 0" in done.stdout
+    # Its own group waits for its columns, the other groups for the partial results of that group: one gives up first.
+    who = r"(columns of the middle of CTA 5|a partial result of CTA [0-7]): expected launch 1, found 0"
+    assert re.search(f"waited too long for {who}", done.stdout), done.stdout
 
 
 class Block(torch.nn.Module):
@@ -160,7 +164,7 @@ def test_a_model_with_few_rows_runs_a_shared_tile(deterministic: bool):
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     try:
         with torch.no_grad():
-            compiled = torch.compile(model, backend="tilestream", options={"strategy": "shared"})
+            compiled = torch.compile(model, backend=tilestream, options={"strategy": "shared"})
             got, again = compiled(x), compiled(x)
             want = model.double()(x.double())
     finally:

@@ -76,7 +76,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
   for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), p.left_bytes);
+    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
     load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
   }
   bar_wait(middle_ready<K>(smem), 0);
@@ -84,7 +84,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), p.left_bytes);
+    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
     const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
     load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
   }

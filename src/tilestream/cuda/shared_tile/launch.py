@@ -93,11 +93,9 @@ class SharedTileLaunch:
 
         x, _, x_bytes = from_row(b.input)
         y, y_stride, y_bytes = from_row(b.output)
-        # Where rows are fewer than a tile's, boxes are lower: what lies behind them makes only rows that nobody stores.
-        box_rows = min(s.tile_rows, ceil(rows / 8) * 8) if s.row_tiles == 1 else s.tile_rows
         middle_rows = s.row_tiles * s.groups * s.tile_rows
         maps = [
-            driver.tensor_map(b.dtype, x, k, rows, x_bytes, box_rows),
+            driver.tensor_map(b.dtype, x, k, rows, x_bytes, s.tile_rows),
             *(weight(f.weight, k, self._height(f.weight), s.middle_columns) for f in b.firsts),
             weight(b.second, hid, out, s.out_columns),
             driver.tensor_map(
@@ -111,7 +109,7 @@ class SharedTileLaunch:
         residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
         words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals), space.middle, y, space.partial]
         words += [y_stride, space.flags, self.dump.address, TIMEOUT_NS]
-        packed = b"".join(maps) + struct.pack(f"<{len(words)}QiI", *words, rows, s.depth * box_rows * 2)
+        packed = b"".join(maps) + struct.pack(f"<{len(words)}Qii", *words, rows, 0)
         packed += bytes(-len(packed) % 64)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)
 
