@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
+from tilestream.plan.cache import key
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
@@ -129,6 +131,12 @@ def test_other_programs_are_no_blocks() -> None:
         share_tile(one, Split(8, 16))
 
 
+def test_the_example_of_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "few-rows.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "docs/few-rows.md", "exec"), {})
+
+
 # -- meaning
 
 
@@ -184,6 +192,18 @@ def test_bins_of_rows() -> None:
     ]  # fmt: skip
     assert few_rows.same_bin(1, 64) and not few_rows.same_bin(64, 65)
     assert few_rows.same_bin(5000, 600) and not few_rows.same_bin(512, 513)
+
+
+def test_a_plan_for_the_same_bits_is_another_one() -> None:
+    def name() -> str:
+        return key(G4.program(), 128, H200, Options(), measured=False)
+
+    free = name()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert name() != free
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # -- models
