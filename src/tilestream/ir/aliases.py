@@ -33,12 +33,12 @@ def one_name_an_axis(p: Pipeline) -> Pipeline:
     def tile(t: Tile | None) -> Tile | None:
         return None if t is None else replace(t, axes=tuple(replace(a, name=now(a.name)) for a in t.axes))
 
-    def view(v: View | str) -> View | str:
+    def under(v: View | str) -> View | str:
         if isinstance(v, str) or v.at is None:
             return v
         return View(v.of, tuple(At(tuple(map(now, at.axes)), at.offset, at.index, at.strides) for at in v.at))
 
     def renamed(op: TileOp) -> TileOp:
-        return replace(op, out=tile(op.out), tiles=tuple(map(view, op.tiles)), tensors=tuple(map(view, op.tensors)))
+        return replace(op, out=tile(op.out), tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))
 
     return p.with_stages(tuple(replace(s, ops=tuple(map(renamed, s.ops))) for s in p.stages))
