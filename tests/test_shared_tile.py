@@ -12,7 +12,8 @@ from shared_tiles import Ffn
 from torch import nn
 
 from tilestream import cuda, devices, reference
-from tilestream.errors import VerifyError
+from tilestream.cuda.shared_tile.diagnose import ExchangeDump
+from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
 from tilestream.ir.axes import Level, Loop, Spread
@@ -260,6 +261,19 @@ def test_torch_compile_runs_a_shared_tile(fresh: None) -> None:
 
 
 # -- kernels
+
+
+def test_a_wait_that_expired_is_told_with_both_ctas() -> None:
+    p = shared(G4, Split(8, 16))
+    dump = ExchangeDump(build(p.stages[0], p), p.name)
+    dump.check()
+    words = (1 | 1 << 32, 18 | 21 << 32, 40, 7, 6)  # claimed, phase | CTA, peer | SM | expected, found
+    dump.words[: len(words)] = torch.tensor(words)
+    with pytest.raises(
+        QueueTimeout, match="CTA 18 of 128 .8 groups of 16. on SM 40 .* columns of the middle of CTA 21"
+    ):
+        dump.check()
+    dump.words.zero_()  # or the process says at its end what it found
 
 
 KERNELS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tilestream.cuda.diagnose import tell_at_exit
 from tilestream.errors import QueueTimeout
 from tilestream.schedule.shared_tile import SharedTile
 
@@ -18,14 +19,23 @@ class ExchangeDump:
         self.schedule, self.pipeline = schedule, pipeline
         self.words = torch.zeros(WORDS, dtype=torch.int64, pin_memory=torch.cuda.is_available())
 
+        tell_at_exit(self)
+
     @property
     def address(self) -> int:
         return self.words.data_ptr()
 
     def check(self) -> None:
         """Raise ``QueueTimeout`` if a launch has left a record."""
-        if int(self.words[0]) & 0xFFFFFFFF:
-            raise QueueTimeout(self.describe(), "the CUDA context is lost: restart the process; report this message")
+        if self.claimed:
+            raise self.error()
+
+    @property
+    def claimed(self) -> bool:
+        return bool(int(self.words[0]) & 0xFFFFFFFF)
+
+    def error(self) -> QueueTimeout:
+        return QueueTimeout(self.describe(), "the CUDA context is lost: restart the process; report this message")
 
     def describe(self) -> str:
         half = [(int(w) & 0xFFFFFFFF, (int(w) >> 32) & 0xFFFFFFFF) for w in self.words[:3]]
