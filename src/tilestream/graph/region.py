@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph import operators
-from tilestream.graph.lowering import Binding, Emitter, Steps, Value
+from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
 from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
@@ -67,7 +67,11 @@ class Region:
 
 
 def lower(
-    owner: fx.GraphModule, nodes: Sequence[fx.Node], known: Mapping[fx.Node, Value], title: str
+    owner: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    known: Mapping[fx.Node, Value],
+    title: str,
+    widest: int = MAX_FEATURES,
 ) -> tuple[Region, tuple[fx.Node, ...]]:
     """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
 
@@ -75,7 +79,7 @@ def lower(
         Unsupported: with the node that stands in the way.
     """
     members = frozenset(nodes)
-    e = Emitter(known, members)
+    e = Emitter(known, members, widest)
     for node in nodes:
         try:
             operators.emit(e, node)
