@@ -12,10 +12,13 @@ import torch
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
+from tilestream.cuda.stationary import StationarySource
+from tilestream.cuda.stationary import emit as emit_stationary
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.shape import why_no_kernel
+from tilestream.schedule.stationary import is_stationary
 
 __all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
@@ -31,7 +34,7 @@ def available() -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ...]:
+def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource | StationarySource, ...]:
     """The CUDA source of each launch.
 
     Raises:
@@ -41,7 +44,10 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ..
     if reason:
         what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
         raise VerifyError(what, "run it by tilestream.reference")
-    return tuple(emit(launch, stamped=stamped) for launch in cut_at_dram(pipeline))
+    return tuple(
+        emit_stationary(launch) if is_stationary(launch) else emit(launch, stamped=stamped)
+        for launch in cut_at_dram(pipeline)
+    )
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:
@@ -56,7 +62,7 @@ def compile_only(pipeline: Pipeline) -> list[KernelReport]:
 
 def start(pipelines: Sequence[Pipeline], stamped: bool = False) -> None:
     """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for."""
-    wanted: list[KernelSource] = []
+    wanted: list[KernelSource | StationarySource] = []
     for pipeline in pipelines:
         with contextlib.suppress(TilestreamError):
             wanted += sources(pipeline, stamped)
@@ -82,7 +88,8 @@ def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool 
     """A ``CompiledPipeline`` on ``device`` (torch's current one by default).
 
     Args:
-        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it.
+        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it. Stationary
+            sums have no stamps.
 
     Raises:
         DeviceError: no GPU, one that is not Hopper, or one too small for the pipeline.
@@ -99,8 +106,14 @@ def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool 
 @lru_cache(maxsize=256)
 def _build(pipeline: Pipeline, device: torch.device, stamped: bool):
     from tilestream.cuda.launch import CompiledPipeline, Launch
+    from tilestream.cuda.stationary.launch import StationaryLaunch
 
     with torch.cuda.device(device):
         start([pipeline], stamped)
-        launches = [Launch(s, compiled(s), device) for s in sources(pipeline, stamped)]
+        launches = [
+            StationaryLaunch(s, compiled(s), device)
+            if isinstance(s, StationarySource)
+            else Launch(s, compiled(s), device)
+            for s in sources(pipeline, stamped)
+        ]
         return CompiledPipeline(pipeline, launches, device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.schedule import stationary
 from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.partition import partition
@@ -47,6 +48,9 @@ def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Fo
     Raises:
         VerifyError: as ``build``. Whether it fits a device is for the caller to compare.
     """
+    if stationary.is_stationary(pipeline):
+        held = next(s for s in stationary.builds(pipeline) if s.stage.name == stage.name)
+        return Footprint(held.shared_bytes, held.registers, held.footprint)
     schedule = build(stage, pipeline)
     layout = lay_out(schedule, limit)
     return Footprint(layout.total, schedule.registers, layout.parts)

@@ -8,6 +8,7 @@ from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
+from tilestream.schedule import stationary
 
 
 class KernelShape(StrEnum):
@@ -54,6 +55,8 @@ def why_no_kernel(pipeline: Pipeline) -> str:
     if by_rows(pipeline):
         odd = next((s for s in pipeline.stages if s.tile_rows != TILE_ROWS), None)
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
+    if stationary.is_stationary(pipeline):
+        return stationary.why_not(pipeline)
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is not KernelShape.ROW_STREAM:
