@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from tilestream.cuda import stamps
-from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.compile import Source
+from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.cuda.stamps import LaunchLog
 from tilestream.errors import CompileError, TilestreamError

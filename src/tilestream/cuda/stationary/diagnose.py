@@ -34,7 +34,7 @@ class SumDump:
         stage, sm, cta, peer = half[0][1], half[1][0], half[1][1], half[2][0]
         s = self.schedules[stage]
         return (
-            f"pipeline {self.pipeline!r}, stage {s.stage.name!r} ({s.sums.product.source or 'no source line'}): CTA {cta} on"
-            f" SM {sm} waited too long for the partial sums of CTA {peer}, one of {s.splits} that share out the rows:"
-            f" expected launch {int(self.words[3])}, found {int(self.words[4])}"
+            f"pipeline {self.pipeline!r}, stage {s.stage.name!r} ({s.sums.product.source or 'no source line'}):"
+            f" CTA {cta} on SM {sm} waited too long for the partial sums of CTA {peer}, one of {s.splits} that share"
+            f" out the rows: expected launch {int(self.words[3])}, found {int(self.words[4])}"
         )

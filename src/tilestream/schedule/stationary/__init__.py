@@ -1,7 +1,7 @@
 """Stationary sums: gradients of weights and biases that stay in registers while the batch streams past.
 
-``build`` turns a stage in plain form into a ``StationarySum``: which block of the gradient and which rows each CTA has, and
-the ring of shared memory. ``why_not`` says why a pipeline is none.
+``build`` turns a stage in plain form into a ``StationarySum``: which block of the gradient and which rows each CTA has,
+and the ring of shared memory. ``why_not`` says why a pipeline is none.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Statio
     where = found.product.source or f"product in stage {stage.name!r}"
     if stage.loops[0].tile != TILE_ROWS:
         raise VerifyError(f"{where}: takes {stage.loops[0].tile} rows a step, kernels {TILE_ROWS}", "loop by 64 rows")
-    workers = {axis: {level: 1 for level in Level} for axis in (*found.axes, ROWS.name)}
+    workers = {axis: dict.fromkeys(Level, 1) for axis in (*found.axes, ROWS.name)}
     for d in stage.mesh:
         if d.size > 1:
             workers[divided(found.product, d)][d.level] *= d.size
@@ -193,6 +193,7 @@ def _check_block(
         a_cta = group * (1 if most == 1 else chunks)
         if (part - 1) * a_cta >= n:
             raise VerifyError(
-                f"{where}: {axis} {size} is {n} chunks of {CHUNK_COLUMNS}; {part} CTAs of {a_cta} leave one without any",
+                f"{where}: {axis} {size} is {n} chunks of {CHUNK_COLUMNS}; {part} CTAs of {a_cta} leave one without"
+                " any",
                 f"divide it over {ceil(n / a_cta)} CTAs",
             )

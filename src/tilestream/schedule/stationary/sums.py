@@ -72,15 +72,13 @@ def find_sums(stage: Stage, pipeline: Pipeline) -> Sums:
     made = [product.out.name, *([bias.out.name] if bias is not None and bias.out is not None else [])]
     if set(stored) != set(made):
         raise VerifyError(f"{where}: stores {', '.join(stored) or 'nothing'} of {', '.join(made)}", "store both")
-    sizes = (int(product.out.axes[0].size or 0), int(product.out.axes[1].size or 0))
-    operands_of = pipeline.tensor(left.params[0]), pipeline.tensor(right.params[0])
-    if operands_of[0].dtype != operands_of[1].dtype or operands_of[0].dtype not in ("bf16", "f16"):
+    dtypes = tuple(pipeline.tensor(op.params[0]).dtype for op in (left, right))
+    if dtypes[0] != dtypes[1] or dtypes[0] not in ("bf16", "f16"):
         raise VerifyError(
-            f"{where}: multiplies {operands_of[0].dtype} and {operands_of[1].dtype}; tensor cores take transposed operands"
-            " of bf16 or f16",
+            f"{where}: multiplies {dtypes[0]} and {dtypes[1]}; tensor cores take transposed operands of bf16 or f16",
             "cast both to bf16 or f16",
         )
     return Sums(
-        left.params[0], right.params[0], stored[made[0]], stored[made[1]] if len(made) > 1 else "", (names[0], names[1]),
-        sizes, product,
+        left.params[0], right.params[0], stored[made[0]], stored[made[1]] if len(made) > 1 else "",
+        (names[0], names[1]), (int(product.out.axes[0].size or 0), int(product.out.axes[1].size or 0)), product,
     )  # fmt: skip
