@@ -249,6 +249,7 @@ TS_DEV void consume_sum(const P& p, const Sync& sync, u32 smem, const Share& at,
     sum_rows<S>(p, smem, at, g, acc, bias);
     leave_partial<S>(p.partials, at, part, g, acc, bias);
   }
+  sync_warp();
   named_sync(BOTH_GROUPS, 256);
   if (g == 0) {
     if (group_leader()) flag_release(mine, launch);
@@ -259,6 +260,7 @@ TS_DEV void consume_sum(const P& p, const Sync& sync, u32 smem, const Share& at,
       }
     }
   }
+  sync_warp();
   named_sync(BOTH_GROUPS, 256);
   add_partials<S>(p, at, part, g);
 }
