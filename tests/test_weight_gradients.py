@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from tilestream.devices import get
 from tilestream.graph.gradients import GradientSite, find_gradients

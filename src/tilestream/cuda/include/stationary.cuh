@@ -13,6 +13,7 @@
 namespace ts {
 
 constexpr u32 ONES_BYTES = 1024;  // eight rows of a K-major operand
+constexpr int LOADS = 16;         // of partial sums, under way at once in a thread
 constexpr int STEPS = ROWS / 16;  // products a slot: instructions sum over 16 rows
 
 // What the emitter knows of one sum. Its CTAs are splits x (parts of out) x (parts of k), the last one fastest.
@@ -209,7 +210,8 @@ TS_DEV void write_bias(void* to, const Share& at, int four, const float (&v)[4])
   for (int n = 0; n < 4; ++n)
     if (at.out0 + 4 * four + n < at.sum.out) Io<typename S::B>::global1(to, (u64)(at.out0 + 4 * four + n), v[n]);
 }
-// Each of the CTAs of a block adds, and writes, its part of the block.
+// Each of the CTAs of a block adds, and writes, its part of the block: few fours of many splits, so that the latency of the
+// L2 is what counts, and loads go out together.
 template <class S, class P>
 TS_DEV void add_partials(const P& p, const Share& at, int part, int g) {
   using B = Block<S>;
@@ -218,12 +220,15 @@ TS_DEV void add_partials(const P& p, const Share& at, int part, int g) {
   TS_LANES {
     for (int four = first + g * 128 + (int)TS_LANE; four < last; four += 256) {
       float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-      for (int s = 0; s < splits; ++s) {
-        float v[4];
-        load_floats((u64)place_of_four(p.partials, at.sum, part, B::ALL_FOURS, s, four), v);
+      for (int s = 0; s < splits; s += LOADS) {
+        float v[LOADS][4];
 #pragma unroll
-        for (int n = 0; n < 4; ++n) sum[n] += v[n];
+        for (int k = 0; k < LOADS; ++k)  // the last turn loads again what it does not add
+          load_floats((u64)place_of_four(p.partials, at.sum, part, B::ALL_FOURS, s + k < splits ? s + k : s, four), v[k]);
+#pragma unroll
+        for (int k = 0; k < LOADS; ++k)
+#pragma unroll
+          for (int n = 0; n < 4; ++n) sum[n] = s + k < splits ? sum[n] + v[k][n] : sum[n];
       }
       if (four < B::FOURS)
         write_weight<S>(p.pointers[at.sum.weight], p.strides[at.sum.weight], at, four, sum);
