@@ -18,6 +18,7 @@ from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
+from tilestream.cuda.stationary.launch import StationaryLaunch
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -43,6 +44,9 @@ class _Offsets:
 
 class Launch:
     """One kernel of a pipeline, with its workspaces."""
+
+    needs_rows = True
+    """Without rows it has nothing to do."""
 
     def __init__(self, source: KernelSource, report: KernelReport, device: torch.device) -> None:
         self.source, self.report, self.device = source, report, device
@@ -137,6 +141,11 @@ class Launch:
         return raw
 
 
+def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
+    """The whole shape where all sizes are known: of parameters and of their gradients. Others are rows by features."""
+    return t.shape if len(t.shape) == len(t.axes) else (rows, t.features)
+
+
 def _where(t: torch.Tensor) -> Where:
     return t.data_ptr(), t.stride(0) if t.dim() else 1
 
@@ -151,6 +160,9 @@ _thread = _Thread()
 _address = torch.Tensor.data_ptr
 
 
+AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch
+
+
 class CompiledPipeline:
     """A pipeline ready to run: its launches in order.
 
@@ -159,7 +171,7 @@ class CompiledPipeline:
     ``bind`` is for who calls again and again: what can be said once is said once.
     """
 
-    def __init__(self, pipeline: Pipeline, launches: Sequence[Launch | SharedTileLaunch], device: torch.device) -> None:
+    def __init__(self, pipeline: Pipeline, launches: Sequence[AnyLaunch], device: torch.device) -> None:
         self.pipeline, self.launches, self.device = pipeline, launches, device
         self.outputs = pipeline.by_role(Role.OUTPUT)
         spilled: dict[str, Tensor] = {}
@@ -221,13 +233,13 @@ class CompiledPipeline:
         return Bound(self, {name: _where(t) for name, t in tensors.items()}, rows, tuple(written))
 
     def empty(self, t: Tensor, rows: int) -> torch.Tensor:
-        return torch.empty(rows, t.features, dtype=TORCH_DTYPES[t.dtype], device=self.device)
+        return torch.empty(_shape(t, rows), dtype=TORCH_DTYPES[t.dtype], device=self.device)
 
     def _checked(self, t: Tensor, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
         value = tensors.get(t.name)
         if value is None:
             raise InputError(f"tensor {t.name!r} is missing", "give every input and parameter of the pipeline")
-        want = t.shape if t.role is Role.PARAMETER else (rows, t.features)
+        want = _shape(t, rows)
         if tuple(value.shape) != want or value.dtype != TORCH_DTYPES[t.dtype] or value.device != self.device:
             raise InputError(
                 f"tensor {t.name!r} is {tuple(value.shape)} {value.dtype} on {value.device}; "
@@ -273,7 +285,7 @@ class Bound:
         self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
         self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
-        self._is_empty = not rows or not compiled.launches
+        self._is_empty = not compiled.launches or (not rows and all(launch.needs_rows for launch in compiled.launches))
         self._device = compiled.device.index or 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
+from tilestream.schedule import stationary
 from tilestream.schedule.shared_tile import build
 
 
@@ -73,6 +74,8 @@ def why_no_kernel(pipeline: Pipeline) -> str:
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
     if is_shared_tile(pipeline):
         return _why_not_shared(plain(pipeline))
+    if stationary.is_stationary(pipeline):
+        return stationary.why_not(pipeline)
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is not KernelShape.ROW_STREAM:

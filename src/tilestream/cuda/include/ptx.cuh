@@ -248,6 +248,10 @@ TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 
+// What other SMs have written during this kernel: past the L1.
+TS_DEV void load_floats(u64 address, float (&v)[4]) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(address) : "memory");
+}
 TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -256,6 +260,11 @@ TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
 // The same from a shared address over 16: steps along K and to other stages are plain additions to it.
 TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
+// Of an operand that lies [depth, columns], in chunks of 64 columns that are `chunk` bytes apart: eight rows of the depth
+// are 1024 bytes.
+TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
+  return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+}
 // The values are in their registers now: without it ptxas moves them behind the fence (C7519).
 template <int K>
 TS_DEV void pin(Registers<float, K>& r) {
@@ -280,6 +289,9 @@ TS_DEV void registers_dec() {
 // acc[blocks AT to AT + BLOCKS] += a @ b.T; the emitter writes a specialisation for each width that a kernel needs.
 template <class T, int BLOCKS, int AT>
 struct Mma;
+// acc[64, 8 BLOCKS] += a.T @ b, both [depth, columns]; without B_COLUMNS b is as above.
+template <class T, int BLOCKS, bool B_COLUMNS>
+struct MmaColumns;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half
 struct bf16 {

@@ -37,6 +37,8 @@ class SharedTileLaunch:
         DeviceError: its CTAs do not fit the GPU at once.
     """
 
+    needs_rows = True
+
     def __init__(
         self, source: SharedTileSource, report: KernelReport, device: torch.device, dependent: bool = False
     ) -> None:
