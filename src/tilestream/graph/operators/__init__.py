@@ -121,27 +121,10 @@ def _pair(kind: str) -> Rule:
     return lambda e, node: binary(e, node, kind, node.args[0], node.args[1])
 
 
-RULES: dict[object, Rule] = {
+ELEMENTWISE: dict[object, Rule] = {
     **{op: _named(kind, unary) for op, kind in UNARY.items()},
     aten.gelu: gelu,
     aten.softplus: softplus,
-    aten._to_copy: cast,
-    torch.ops.prims.convert_element_type: cast,
-    **dict.fromkeys(
-        (
-            aten.view,
-            aten._unsafe_view,
-            aten.reshape,
-            aten.unsqueeze,
-            aten.squeeze,
-            aten.clone,
-            aten.contiguous,
-            aten.detach,
-            aten.alias,
-            aten.expand,
-        ),
-        identity,
-    ),
     aten.add: add,
     aten.sub: _named("sub", add),
     aten.rsub: lambda e, node: add(e, node, "sub", swapped=True),
@@ -159,13 +142,41 @@ RULES: dict[object, Rule] = {
     aten.hardswish: hard,
     aten.mish: mish,
     aten.addcmul: addcmul,
+    aten.elu: elu,
+    aten.celu: elu,
+    aten.threshold_backward: threshold_backward,
+    aten.hardtanh_backward: hardtanh_backward,
+    aten.sigmoid_backward: sigmoid_backward,
+    aten.tanh_backward: tanh_backward,
+    aten.silu_backward: silu_backward,
+    aten.gelu_backward: gelu_backward,
+}
+"""Operators that know nothing of dimensions: row programs and those over axes (``graph.sentences``) share them."""
+
+RULES: dict[object, Rule] = {
+    **ELEMENTWISE,
+    aten._to_copy: cast,
+    torch.ops.prims.convert_element_type: cast,
+    **dict.fromkeys(
+        (
+            aten.view,
+            aten._unsafe_view,
+            aten.reshape,
+            aten.unsqueeze,
+            aten.squeeze,
+            aten.clone,
+            aten.contiguous,
+            aten.detach,
+            aten.alias,
+            aten.expand,
+        ),
+        identity,
+    ),
     aten.mm: linear,
     aten.addmm: linear,
     aten.linear: linear,
     aten.bmm: linear,
     **dict.fromkeys((aten.permute, aten.transpose, aten.t), permute),
-    aten.elu: elu,
-    aten.celu: elu,
     aten._native_batch_norm_legit_no_training: batch_norm,
     aten.sum: _named("sum", reduction),
     aten.mean: _named("mean", reduction),
@@ -183,10 +194,4 @@ RULES: dict[object, Rule] = {
     aten.rms_norm: rms_norm,
     aten.log_sigmoid_forward: log_sigmoid,
     aten.glu: glu,
-    aten.threshold_backward: threshold_backward,
-    aten.hardtanh_backward: hardtanh_backward,
-    aten.sigmoid_backward: sigmoid_backward,
-    aten.tanh_backward: tanh_backward,
-    aten.silu_backward: silu_backward,
-    aten.gelu_backward: gelu_backward,
 }

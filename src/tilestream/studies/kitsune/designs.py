@@ -15,7 +15,7 @@ from tilestream.studies.kitsune.choose import choose_tiles
 from tilestream.studies.kitsune.epilogues import fuse_epilogues
 from tilestream.studies.kitsune.operators import OperatorGraph
 from tilestream.studies.kitsune.patterns import DEEP
-from tilestream.studies.kitsune.pipeline import Spatial, one_stage_an_operator
+from tilestream.studies.kitsune.pipeline import Spatial, one_stage, one_stage_an_operator
 from tilestream.studies.kitsune.queues import create_queues
 from tilestream.studies.kitsune.reductions import split_reductions
 from tilestream.studies.kitsune.regions import Exclusion, Selection, SfNode, schedule
@@ -59,6 +59,12 @@ class Design:
     @cached_property
     def traffic_bytes(self) -> float:
         return traffic(self.graph, self.units) + sum(spilled_bytes(x, self.device) for x in self.workload.launches)
+
+    @property
+    def pipelines(self) -> tuple[Spatial, ...]:
+        """Every launch that is more than one operator as a library runs it: spatial pipelines and vertical groups."""
+        spatial = {p.node.ops: p for p in self.groups}
+        return tuple(spatial.get(n.ops) or one_stage(n, self.graph) for n in self.selection.nodes)
 
     @cached_property
     def units(self) -> list[tuple[str, ...]]:
