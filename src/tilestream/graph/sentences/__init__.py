@@ -97,7 +97,7 @@ TABLE: dict[object, Sentence] = {
     **dict.fromkeys(layout.RESHAPES, Sentence(layout.reshape_shapes, layout.reshape)),
     **dict.fromkeys(layout.PERMUTATIONS, Sentence(layout.permute_shapes, layout.same)),
     **dict.fromkeys(layout.COPIES, Sentence(layout.copy_shapes, layout.copy)),
-    **dict.fromkeys((aten.slice, aten.select, operator.getitem), Sentence(layout.cut_shapes, layout.cut)),
+    **dict.fromkeys((*layout.CUTS, operator.getitem), Sentence(layout.cut_shapes, layout.cut)),
     **dict.fromkeys(layout.SPLITS, Sentence(_nothing, _nothing)),
     aten.expand: Sentence(layout.expand_shapes, layout.expand),
     **dict.fromkeys((aten.cat, aten.stack), Sentence(layout.cat_shapes, layout.cat)),

@@ -19,7 +19,18 @@ aten = torch.ops.aten
 RESHAPES = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten)
 COPIES = (aten.clone, aten.contiguous, aten.detach, aten.alias, aten._to_copy)
 PERMUTATIONS = (aten.t, aten.transpose, aten.permute)
+CUTS = (aten.slice, aten.select)
 SPLITS = (aten.split, aten.split_with_sizes, aten.chunk, aten.unbind)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether ``node`` is only other coordinates of one operand, and moves and rounds nothing."""
+    kind = packet(node)
+    if node.target is operator.getitem:
+        return packet(node.all_input_nodes[0]) in SPLITS
+    if kind in COPIES:
+        return _first(node).meta["val"].dtype == node.meta["val"].dtype
+    return kind in (*RESHAPES, *PERMUTATIONS, *SPLITS, *CUTS, aten.expand)
 
 
 def _first(node: fx.Node) -> fx.Node:

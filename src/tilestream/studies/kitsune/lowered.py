@@ -12,6 +12,8 @@ from math import ceil
 
 from torch import fx
 
+from tilestream.graph.nodes import Unsupported
+from tilestream.graph.sentences.layout import is_view
 from tilestream.graph.sentences.program import Program, Stored, program
 from tilestream.graph.sentences.writer import Given, Result
 from tilestream.ir import pipeline as ir
@@ -51,9 +53,28 @@ def streamed(p: Spatial, nodes: Mapping[str, Sequence[fx.Node]], parameters: Col
     leaving = [result for node in inside if node in members for result in _leaving(node, inside)]
     order = {node: i for i, node in enumerate(next(iter(members)).graph.nodes)}
     leaving.sort(key=lambda result: (order[result[0]], result[1]))
-    read = {n for node in inside for n in node.all_input_nodes if n not in inside}
-    made = program(groups, leaving, [n for n in read if base(n).name in parameters])
+    whole = [n for node in inside for n in node.all_input_nodes if base(n).name in parameters]
+    whole += [base(n) for n in whole]
+    try:
+        made = program(_with_outer_views(groups), leaving, whole)
+    except Unsupported:  # a view of an input that divides it otherwise: torch makes it, and it is an input itself
+        made = program(groups, leaving, whole)
     return _Builder(p, made, {n: op for op in finals for n in nodes[op]}).build()
+
+
+def _with_outer_views(groups: Mapping[str, Sequence[fx.Node]]) -> dict[str, list[fx.Node]]:
+    """``groups``, and the views by which they read what is made outside: two views of one input are one input."""
+    found = {name: list(part) for name, part in groups.items()}
+    inside = {node for part in groups.values() for node in part}
+    for part in found.values():
+        todo = list(part)
+        while todo:
+            for n in todo.pop().all_input_nodes:
+                if n not in inside and n.op == "call_function" and is_view(n):
+                    inside.add(n)
+                    part.append(n)
+                    todo.append(n)
+    return found
 
 
 def _with_views(nodes: Sequence[fx.Node], members: Collection[fx.Node]) -> list[fx.Node]:
