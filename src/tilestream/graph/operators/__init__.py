@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -53,6 +54,7 @@ from tilestream.graph.operators.features import (
 )
 from tilestream.graph.operators.linear import linear, put_off
 from tilestream.graph.operators.reasons import reason
+from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import same_size
 from tilestream.ir.pipeline import Tile
 
@@ -60,6 +62,9 @@ aten = torch.ops.aten
 
 Rule = Callable[[Emitter, fx.Node], Tile]
 """Appends what a node computes; returns the tile that holds its elements in row-major order."""
+
+Elementwise = Callable[[Writes, fx.Node], Tile]
+"""Such a rule that says nothing of dimensions."""
 
 
 def emit(e: Emitter, node: fx.Node) -> Value:
@@ -113,15 +118,15 @@ _TUPLES = {
 }
 
 
-def _named(kind: str, rule: Callable[..., Tile]) -> Rule:
+def _named(kind: str, rule: Callable[..., Tile]) -> Callable[[Any, fx.Node], Tile]:
     return lambda e, node: rule(e, node, kind)
 
 
-def _pair(kind: str) -> Rule:
+def _pair(kind: str) -> Elementwise:
     return lambda e, node: binary(e, node, kind, node.args[0], node.args[1])
 
 
-ELEMENTWISE: dict[object, Rule] = {
+ELEMENTWISE: dict[object, Elementwise] = {
     **{op: _named(kind, unary) for op, kind in UNARY.items()},
     aten.gelu: gelu,
     aten.softplus: softplus,

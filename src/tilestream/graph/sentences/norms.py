@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, argument, number, packet
+from tilestream.graph.nodes import Unsupported, number, packet
 from tilestream.graph.sentences.dims import Shape
 from tilestream.graph.sentences.shapes import Shapes, sizes
 from tilestream.graph.sentences.writer import Ref, Writer, dtype_of, own

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -150,5 +149,3 @@ class _Memory:
             value = outputs[stored.tensor.name].reshape(stored.shape).to(stored.dtype)
             several = isinstance(node.meta["val"], list | tuple)
             self.values[f"{node.name}.{index}" if several else node.name] = value
-
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from torch import fx
 
@@ -179,12 +179,11 @@ class _Builder:
             # What passes by on a longer way while a reader waits, a step of every stage on it, and both ends' own.
             between = {s for name in names for s in _between(edges, producer, name)}
             depth = 2 * sum(workers[s] for s in {producer, *names, *between})
-            keyed = [a for a in tiles[producer][tile].axes if a.name in loops[producer]]
-            blocks = 1
-            for a in keyed:
-                blocks *= ceil((a.size or 1) / loops[producer][a.name])
-            whole = any(a.name not in loops[name] for a in keyed for name in names)
-            yield ir.Queue(tile, producer, tuple(names), depth=blocks if whole else min(depth, max(2, blocks)))
+            loop = loops[producer]
+            keyed = [a for a in tiles[producer][tile].axes if a.name in loop]
+            if any(a.name not in loops[name] for a in keyed for name in names):  # a reader that takes all at once
+                depth += prod(ceil((a.size or 1) / loop[a.name]) for a in keyed)
+            yield ir.Queue(tile, producer, tuple(names), depth=depth)
 
 
 def _finish(stored: Stored) -> list[ir.TileOp]:
@@ -243,5 +242,3 @@ def _between(edges: Sequence[tuple[str, str]], start: str, end: str) -> set[str]
 
 def _indices(view: View) -> Iterator[str]:
     return (at.index for at in view.at or () if at.index)
-
-
