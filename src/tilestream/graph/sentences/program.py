@@ -60,6 +60,9 @@ def program(
 ) -> Program:
     """The nodes of ``groups`` as tile ops. Nodes of one group lie in the graph's order, views among them.
 
+    A result that leaves and is read inside as well is rounded first: what a forward graph saves for the backward one
+    is what it went on with.
+
     Args:
         leaving: results that are needed outside.
         whole: nodes outside whose values are whole operands: parameters.
@@ -80,6 +83,9 @@ def program(
     for node in nodes:
         w.start(node, group_of[node])
         _blamed(node, lambda node=node: sentence(node).write(w, node))
+        if any(user in group_of for user in node.users):
+            for result in (r for r in leaving if r[0] is node):
+                w.settle(result)
     stored = tuple(_stored(w, result, group_of[result[0]]) for result in leaving)
     ops = {name: tuple(ops) for name, ops in w.ops.items()}
     return Program(ops, tuple(w.given.values()), stored, tuple(names[a] for a in streams))

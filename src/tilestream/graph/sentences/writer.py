@@ -168,6 +168,13 @@ class Writer:
             attrs = (*attrs, ("reversed", 1))
         return self._make(kind, tile.axes, dtype, (own(tile),), attrs=attrs)
 
+    def settle(self, result: Result) -> None:
+        """Round a result to its dtype for all who read it from here on."""
+        ref, dtype = self.refs.get(result), dtype_of(*result)
+        if ref is not None and ref.tile is not None and dtype != "f32":
+            tile = self.unary("cast", ref.tile, dtype)
+            self.refs[result] = replace(ref, of=tile.name, tile=tile)
+
     def reduce(self, x: Tile, shape: Sequence[Axes], dtype: str, kind: str = "sum") -> Tile:
         """The sum or the maximum of ``x`` over each axis that ``shape`` lacks."""
         kept = {a.name for a in self.axes(shape)}
