@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -11,30 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream import reference
 from tilestream.errors import InputError
-from tilestream.ir.verify import verify
-from tilestream.studies.kitsune.designs import Design
-from tilestream.studies.kitsune.lowered import Streamed, streamed
+from tilestream.studies.kitsune.designs import Design, Library
+from tilestream.studies.kitsune.lowered import Streamed
 from tilestream.studies.kitsune.record import Recorded
-
-
-@dataclass(frozen=True)
-class Library:
-    """One launch that is no pipeline of ours: operators as torch runs them."""
-
-    operators: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A whole model: launches in order, forward and then backward, over the graphs that were recorded."""
-
-    recorded: Recorded
-    launches: tuple[Streamed | Library, ...]
-    nodes: Mapping[str, tuple[fx.Node, ...]] = field(repr=False)
-
-    @property
-    def pipelines(self) -> tuple[Streamed, ...]:
-        return tuple(x for x in self.launches if isinstance(x, Streamed))
 
 
 @dataclass(frozen=True)
@@ -45,31 +24,8 @@ class Results:
     gradients: Mapping[str | int, Tensor]
 
 
-def plan(design: Design, recorded: Recorded) -> Plan:
-    """The launches of ``design``, made of the graphs that its own was assembled from. Every pipeline is verified.
-
-    Raises:
-        Unsupported: an operator of a subgraph has no sentence over axes.
-        VerifyError: a pipeline is not legal.
-    """
-    graphs = [g for g in (recorded.forward, recorded.backward) if g is not None]
-    by_name = {"forward": graphs[0], "backward": graphs[-1]}
-    found = {phase: {n.name: n for n in graph.nodes} for phase, graph in by_name.items()}
-    nodes = {op.name: tuple(found[op.phase][name] for name in op.nodes) for op in design.graph}
-    pipelines = {p.node.ops: p for p in design.pipelines}
-    launches: list[Streamed | Library] = []
-    for ops in design.units:
-        if ops in pipelines:
-            made = streamed(pipelines[ops], nodes, recorded.stored)
-            verify(made.pipeline)
-            launches.append(made)
-        else:
-            launches.append(Library(ops))
-    return Plan(recorded, tuple(launches), nodes)
-
-
-def run(plan: Plan, module: nn.Module, inputs: Sequence[Any], tangents: Sequence[Tensor] = ()) -> Results:
-    """Execute ``plan`` on the CPU.
+def run(design: Design, module: nn.Module, inputs: Sequence[Any], tangents: Sequence[Tensor] = ()) -> Results:
+    """Execute the plan of a model on the CPU.
 
     Args:
         module: with the values of its parameters and buffers.
@@ -80,23 +36,24 @@ def run(plan: Plan, module: nn.Module, inputs: Sequence[Any], tangents: Sequence
         InputError: there are not as many tangents as outputs that take gradients.
         PipelineDeadlock: a pipeline cannot go on.
     """
-    memory = _Memory(plan, module, inputs, tangents)
-    for launch in plan.launches:
+    graph, recorded = design.graph, design.graph.recorded
+    assert recorded is not None, design.launches  # which a graph made by hand has not
+    memory = _Memory(recorded, module, inputs, tangents)
+    for launch in design.launches:
         if isinstance(launch, Library):
-            for name in launch.operators:
-                for node in plan.nodes[name]:
-                    memory.call(node)
+            for node in (n for name in launch.operators for n in graph.nodes[name]):
+                memory.call(node)
         else:
             memory.stream(launch)
-    forward, backward = plan.recorded.forward, plan.recorded.backward
+    forward, backward = recorded.forward, recorded.backward
     results = _results(forward)
-    outputs = tuple(memory[x] for x in results[: len(results) - plan.recorded.saved] if x is not None)
+    outputs = tuple(memory[x] for x in results[: len(results) - recorded.saved] if x is not None)
     gradients: dict[str | int, Tensor] = {}
     if backward is not None:
         places = [n for n in forward.nodes if n.op == "placeholder"]
         for place, made in zip(places, _results(backward), strict=True):
             if made is not None:
-                gradients[plan.recorded.places[place.name]] = memory[made]
+                gradients[recorded.places[place.name]] = memory[made]
     return Results(outputs, gradients)
 
 
@@ -109,8 +66,7 @@ def _results(graph: fx.Graph) -> list[fx.Node | None]:
 class _Memory:
     """Values by name, over both graphs; views are made when they are asked for."""
 
-    def __init__(self, plan: Plan, module: nn.Module, inputs: Sequence[Any], tangents: Sequence[Tensor]) -> None:
-        recorded = plan.recorded
+    def __init__(self, recorded: Recorded, module: nn.Module, inputs: Sequence[Any], tangents: Sequence[Tensor]) -> None:
         given = dict(module.named_buffers()) | dict(module.named_parameters())
         self.values: dict[str, Any] = {}
         for name, place in recorded.places.items():

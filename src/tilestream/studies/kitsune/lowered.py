@@ -12,13 +12,16 @@ from math import ceil, prod
 
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported
+from tilestream.errors import PlanError
+from tilestream.graph.nodes import Unsupported, name
+from tilestream.graph.provenance import source
 from tilestream.graph.sentences.layout import is_view
 from tilestream.graph.sentences.program import Program, Stored, program
 from tilestream.graph.sentences.writer import Given, Result
 from tilestream.ir import pipeline as ir
 from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View
 from tilestream.ir.derive import mentions, sums
+from tilestream.studies.kitsune.operators import OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Spatial
 from tilestream.studies.kitsune.sources import base, is_free, users
 
@@ -32,20 +35,28 @@ class Streamed:
     stored: tuple[Stored, ...]
 
 
-def streamed(p: Spatial, nodes: Mapping[str, Sequence[fx.Node]], parameters: Collection[str]) -> Streamed:
-    """``p`` as a pipeline.
-
-    Args:
-        nodes: of each operator.
-        parameters: names of the placeholders that are parameters.
+def streamed(p: Spatial, graph: OperatorGraph) -> Streamed:
+    """``p``, of operators of ``graph``, as a pipeline.
 
     Raises:
-        Unsupported: an operator has no sentence over axes.
+        CaptureError: the graph was made by hand, and has no nodes.
+        PlanError: an operator has no sentence over axes.
     """
+    try:
+        return _streamed(p, graph.nodes, graph.recorded.stored if graph.recorded else ())
+    except Unsupported as why:
+        where = (source(why.node) or name(why.node)) if why.node is not None else p.node.name
+        raise PlanError(
+            f"{where} is in pipeline {p.node.name!r} and no sentence over axes: {why.reason}",
+            "leave it out of the library of patterns, or write its sentence (graph/sentences)",
+        ) from why
+
+
+def _streamed(p: Spatial, nodes: Mapping[str, Sequence[fx.Node]], parameters: Collection[str]) -> Streamed:
     finals = p.finals()
-    members = {node for name in p.node.ops for node in nodes[name]}
+    members = {node for op in p.node.ops for node in nodes[op]}
     groups = {
-        s.name: _with_views([n for name in s.ops for n in nodes[name]], members)
+        s.name: _with_views([n for op in s.ops for n in nodes[op]], members)
         for s in p.stages
         if s.half is not Half.FINAL
     }

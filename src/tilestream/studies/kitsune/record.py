@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from tilestream.errors import CaptureError
 from tilestream.graph.capture import alone, boxed
 from tilestream.graph.fake import fake_tensor, twin
-from tilestream.studies.kitsune.operators import Mode
+
+Mode = Literal["inference", "training"]
 
 _STORED = re.compile(r"_(parameters|buffers)_")
 
