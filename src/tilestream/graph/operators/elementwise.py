@@ -167,13 +167,13 @@ def divide(e: Writes, node: fx.Node) -> Tile:
 
 def power(e: Writes, node: fx.Node) -> Tile:
     exponent = node.args[1]
-    kinds = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    kinds = {1: "cast", 2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if isinstance(exponent, int | float) and exponent in kinds:
         return unary(e, node, kinds[exponent])
     if exponent == 3:
         x = e.tile(node.args[0])
         return e.binary("mul", e.unary("square", x, "f32"), x, dtype_of(node))
-    raise Unsupported("only powers -1, -0.5, 0.5, 2 and 3 are tile ops")
+    raise Unsupported("only powers -1, -0.5, 0.5, 1, 2 and 3 are tile ops")
 
 
 def clamp(e: Writes, node: fx.Node) -> Tile:

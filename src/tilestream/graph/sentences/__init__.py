@@ -100,5 +100,6 @@ TABLE: dict[object, Sentence] = {
     **dict.fromkeys((*layout.CUTS, operator.getitem), Sentence(layout.cut_shapes, layout.cut)),
     **dict.fromkeys(layout.SPLITS, Sentence(_nothing, _nothing)),
     aten.expand: Sentence(layout.expand_shapes, layout.expand),
+    **dict.fromkeys((aten.slice_backward, aten.select_backward), Sentence(layout.placed_shapes, layout.placed)),
     **dict.fromkeys((aten.cat, aten.stack), Sentence(layout.cat_shapes, layout.cat)),
 }

@@ -166,6 +166,42 @@ def moved(c: At, old: str, new: str | None, step: int, start: int) -> At:
     return At(tuple(a for a, _ in kept), c.offset + stride * start, c.index, () if plain else tuple(x for _, x in kept))
 
 
+def placed_shapes(s: Shapes, node: fx.Node) -> None:
+    """Of the gradient of a slice, or of a select: its part in a tensor of zeros."""
+    part, dim = list(s.read(_first(node))), integer(node, 2, "dim")
+    if packet(node) is aten.select_backward:
+        part.insert(dim % len(sizes(node)), ())
+    shape = s.dims.new(sizes(node))
+    s.make(node, shape)
+    s.over(node, shape)
+    for i, (mine, axes) in enumerate(zip(part, shape, strict=True)):
+        if i != dim % len(shape):
+            s.dims.same([mine], [axes])
+
+
+def placed(w: Writer, node: fx.Node) -> None:
+    """The part shifted to its place, outside of which it is zero."""
+    shape, dim = w.shapes[node, 0], integer(node, 2, "dim") % len(sizes(node))
+    part, start, inner = w.shapes[_first(node), 0], integer(node, 3, "start"), None
+    if packet(node) is aten.slice_backward:
+        start, _, step = slice(start, None, integer(node, 5, "step")).indices(sizes(node)[dim])
+        if step != 1:
+            raise Unsupported("the gradient of a slice with a step")
+        inner = _alone(w, part[dim])
+        tile = w.tile(node.args[0], (*shape[:dim], part[dim], *shape[dim + 1 :]))
+    else:
+        start %= sizes(node)[dim]
+        tile = w.tile(node.args[0], (*shape[:dim], *shape[dim + 1 :]))
+    if inner is None:
+        inner = Axis(f"{node.name}.one", 1)
+        tile = w.widened(tile, inner)
+    along = _alone(w, shape[dim])
+    to = {inner.name: At((along.name,), -start) if along is not None else At()}
+    at = tuple(to.get(a.name, At((a.name,))) for a in tile.axes)
+    made = w.shifted(View(tile.name, at), w.axes(shape), dtype_of(node))
+    w.refs[node, 0] = Ref(made.name, own(made).at or (), made)
+
+
 # -- parts put together
 
 

@@ -51,9 +51,11 @@ def norm_shapes(s: Shapes, node: fx.Node) -> None:
     s.over(node, frame)
     s.align(x, frame)
     last = len(shape) if isinstance(shape, list | tuple) else 1
+    rows = tuple(() if i >= len(frame) - last else axes for i, axes in enumerate(frame))
+    s.rows.append(rows)
     results = node.meta["val"]
     for index in range(1, len(results) if isinstance(results, list | tuple) else 1):
-        s.make(node, tuple(() if i >= len(frame) - last else axes for i, axes in enumerate(frame)), index)
+        s.make(node, rows, index)
     for vector in node.args[2:4]:
         if isinstance(vector, fx.Node):
             s.align(vector, frame)
@@ -95,8 +97,14 @@ def softmax_shapes(s: Shapes, node: fx.Node) -> None:
     frame = s.dims.new(sizes(node))
     s.make(node, frame)
     s.over(node, frame)
+    s.rows.append(_without(frame, _dim(node)))
     for operand in node.all_input_nodes:
         s.align(operand, frame)
+
+
+def _dim(node: fx.Node) -> object:
+    """The dimension over which a softmax, or its derivative, sums."""
+    return node.args[1] if packet(node) in (aten._softmax, aten._log_softmax) else node.args[2]
 
 
 def _without(frame: Shape, dim: object) -> Shape:
@@ -107,7 +115,7 @@ def _without(frame: Shape, dim: object) -> Shape:
 
 def softmax(w: Writer, node: fx.Node) -> None:
     """``exp(x - max) / sum``, and the logarithm of that."""
-    rows, dtype = _without(w.range, node.args[1]), dtype_of(node)
+    rows, dtype = _without(w.range, _dim(node)), dtype_of(node)
     x = w.tile(node.args[0])
     shifted = w.binary("sub", x, w.reduce(x, rows, "f32", "max"), "f32")
     grown = w.unary("exp", shifted, "f32")
@@ -128,6 +136,7 @@ def norm_backward_shapes(s: Shapes, node: fx.Node) -> None:
     frame = s.dims.new(sizes(x))  # pyright: ignore[reportArgumentType]
     s.make(node, frame)
     s.over(node, frame)
+    s.rows.append(frame[: len(frame) - last])
     for operand in (gradient, x, *rest):
         if isinstance(operand, fx.Node):
             s.align(operand, frame)
@@ -169,8 +178,8 @@ def _norm_backward(w, node, g: Tile, normal: Tile, r: Tile, weight, last: int, m
 
 def softmax_backward(w: Writer, node: fx.Node) -> None:
     """``y (g - sum(g y))``; of the logarithm, ``g - exp(y) sum(g)``."""
-    gradient, y, dim = node.args[:3]
-    rows, dtype = _without(w.range, dim), dtype_of(node)
+    gradient, y = node.args[:2]
+    rows, dtype = _without(w.range, _dim(node)), dtype_of(node)
     g, y = w.tile(gradient), w.tile(y)
     if packet(node) is aten._log_softmax_backward_data:
         spread = _times(w, w.unary("exp", y, "f32"), w.reduce(g, rows, "f32"))

@@ -76,7 +76,7 @@ def program(
     s = Shapes()
     for node in nodes:
         _blamed(node, lambda node=node: sentence(node).shapes(s, node))
-    s.dims.coalesce([*s.of.values(), *s.frames.values()])
+    s.settle()
     streams = _streams(s, nodes)
     names = _names(s, streams)
     w = Writer(s.dims, s.of, s.frames, names, frozenset(whole), ops={name: [] for name in groups})
@@ -128,7 +128,8 @@ def _stored(w: Writer, result: Result, group: str) -> Stored:
     if result not in w.refs:
         raise Unsupported("a result that its operator does not make", node)
     ref: Ref = w.refs[result]
-    assert ref.tile is not None
+    if ref.tile is None:
+        raise Unsupported("a result that is only a view of an input", node)
     axes = w.axes(w.shapes[result])
     fake = node.meta["val"]
     fake = fake[index] if isinstance(fake, list | tuple) else fake

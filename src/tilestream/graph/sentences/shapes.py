@@ -18,12 +18,14 @@ class Shapes:
 
     Attributes:
         frames: what a node that computes ranges over; ``features``: those of its dimensions that lie innermost.
+        rows: dimensions that a node tells from others, though no result has them alone.
     """
 
     dims: Dims = field(default_factory=Dims)
     of: dict[tuple[fx.Node, int], Shape] = field(default_factory=dict)
     frames: dict[fx.Node, Shape] = field(default_factory=dict)
     features: dict[fx.Node, Axes] = field(default_factory=dict)
+    rows: list[Shape] = field(default_factory=list)
 
     def read(self, node: object, index: int = 0) -> Shape:
         """Dimensions of an operand; one from outside gets its own.
@@ -45,6 +47,10 @@ class Shapes:
         """``node`` computes over ``frame``; its innermost dimension is the last unless given."""
         self.frames[node] = frame
         self.features[node] = (frame[-1] if frame else ()) if features is None else features
+
+    def settle(self) -> None:
+        """Make neighbours one (``Dims.coalesce``), when all nodes have been seen."""
+        self.dims.coalesce([*self.of.values(), *self.frames.values(), *self.rows])
 
     def align(self, node: object, shape: Sequence[Axes], index: int = 0) -> None:
         """``node`` is an operand under ``shape``, from the last dimension on; those of size 1 broadcast."""

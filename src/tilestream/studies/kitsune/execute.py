@@ -66,7 +66,9 @@ def _results(graph: fx.Graph) -> list[fx.Node | None]:
 class _Memory:
     """Values by name, over both graphs; views are made when they are asked for."""
 
-    def __init__(self, recorded: Recorded, module: nn.Module, inputs: Sequence[Any], tangents: Sequence[Tensor]) -> None:
+    def __init__(
+        self, recorded: Recorded, module: nn.Module, inputs: Sequence[Any], tangents: Sequence[Tensor]
+    ) -> None:
         given = dict(module.named_buffers()) | dict(module.named_parameters())
         self.values: dict[str, Any] = {}
         for name, place in recorded.places.items():
