@@ -93,9 +93,9 @@ def test_a_wrong_sentence_is_found(broken: str, monkeypatch) -> None:
         right = products._operands
         monkeypatch.setattr(products, "_operands", lambda node: (*right(node)[:2], None))
     elif broken == "order":
-        right_joined = sentences.layout._joined
+        right_joined = sentences.parts._joined
         backwards = lambda node: (right_joined(node)[0][::-1], *right_joined(node)[1:])  # noqa: E731
-        monkeypatch.setattr(sentences.layout, "_joined", backwards)
+        monkeypatch.setattr(sentences.parts, "_joined", backwards)
     else:  # a sum's parts are not added: only the first CTA's is stored
         monkeypatch.setattr(lowered, "_finish", lambda stored: [stored.op])
         monkeypatch.setattr("tilestream.reference.sentence.COMBINE", {"sum": (0.0, lambda a, b: b)})

@@ -15,7 +15,7 @@ from torch import fx
 from tilestream.graph.nodes import Unsupported, packet
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.operators.reasons import reason
-from tilestream.graph.sentences import layout, norms, products, reductions
+from tilestream.graph.sentences import norms, parts, products, reductions, views
 from tilestream.graph.sentences.shapes import Shapes, sizes
 from tilestream.graph.sentences.writer import Ref, Writer, dtype_of, own
 
@@ -37,7 +37,7 @@ def sentence(node: fx.Node) -> Sentence:
         Unsupported: nothing over axes; says why.
     """
     kind = packet(node)
-    if kind is operator.getitem and packet(node.all_input_nodes[0]) not in layout.SPLITS:
+    if kind is operator.getitem and packet(node.all_input_nodes[0]) not in views.SPLITS:
         return _RESULT
     if kind not in TABLE:
         raise Unsupported(reason(node), node)
@@ -94,12 +94,12 @@ TABLE: dict[object, Sentence] = {
         (aten._softmax_backward_data, aten._log_softmax_backward_data),
         Sentence(norms.softmax_shapes, norms.softmax_backward),
     ),
-    **dict.fromkeys(layout.RESHAPES, Sentence(layout.reshape_shapes, layout.reshape)),
-    **dict.fromkeys(layout.PERMUTATIONS, Sentence(layout.permute_shapes, layout.same)),
-    **dict.fromkeys(layout.COPIES, Sentence(layout.copy_shapes, layout.copy)),
-    **dict.fromkeys((*layout.CUTS, operator.getitem), Sentence(layout.cut_shapes, layout.cut)),
-    **dict.fromkeys(layout.SPLITS, Sentence(_nothing, _nothing)),
-    aten.expand: Sentence(layout.expand_shapes, layout.expand),
-    **dict.fromkeys((aten.slice_backward, aten.select_backward), Sentence(layout.placed_shapes, layout.placed)),
-    **dict.fromkeys((aten.cat, aten.stack), Sentence(layout.cat_shapes, layout.cat)),
+    **dict.fromkeys(views.RESHAPES, Sentence(views.reshape_shapes, views.reshape)),
+    **dict.fromkeys(views.PERMUTATIONS, Sentence(views.permute_shapes, views.same)),
+    **dict.fromkeys(views.COPIES, Sentence(views.copy_shapes, views.copy)),
+    **dict.fromkeys((*views.CUTS, operator.getitem), Sentence(views.cut_shapes, views.cut)),
+    **dict.fromkeys(views.SPLITS, Sentence(_nothing, _nothing)),
+    aten.expand: Sentence(views.expand_shapes, views.expand),
+    **dict.fromkeys((aten.slice_backward, aten.select_backward), Sentence(parts.placed_shapes, parts.placed)),
+    **dict.fromkeys((aten.cat, aten.stack), Sentence(parts.cat_shapes, parts.cat)),
 }

@@ -198,9 +198,9 @@ class Writer:
         """A concatenation: parts that are shifted to their places, the sum of which is the whole."""
         return self._make("cat", self.axes(shape), dtype, tuple(views))
 
-    def shifted(self, view: View, axes: tuple[Axis, ...], dtype: str) -> Tile:
+    def copied(self, view: View, shape: Sequence[Axes], dtype: str) -> Tile:
         """A tile under other coordinates; what is outside of it is zero."""
-        return self._make("copy", axes, dtype, (view,))
+        return self._make("copy", self.axes(shape), dtype, (view,))
 
     def widened(self, x: Tile, axis: Axis) -> Tile:
         """``x`` with one more axis, of size 1."""

@@ -15,8 +15,8 @@ from torch import fx
 from tilestream.errors import PlanError
 from tilestream.graph.nodes import Unsupported, name
 from tilestream.graph.provenance import source
-from tilestream.graph.sentences.layout import is_view
 from tilestream.graph.sentences.program import Program, Stored, program
+from tilestream.graph.sentences.views import is_view
 from tilestream.graph.sentences.writer import Given, Result
 from tilestream.ir import pipeline as ir
 from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View

@@ -1,4 +1,4 @@
-"""Views, which are other coordinates of the same elements, and concatenations."""
+"""Views: other coordinates of the same elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilestream.graph.nodes import Unsupported, argument, integer, packet
 from tilestream.graph.sentences.dims import Axes
 from tilestream.graph.sentences.shapes import Shapes, sizes
 from tilestream.graph.sentences.writer import Ref, Writer, dtype_of, own
-from tilestream.ir.axes import At, Axis, View
+from tilestream.ir.axes import At, Axis
 
 aten = torch.ops.aten
 
@@ -29,11 +29,11 @@ def is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return packet(node.all_input_nodes[0]) in SPLITS
     if kind in COPIES:
-        return _first(node).meta["val"].dtype == node.meta["val"].dtype
+        return first(node).meta["val"].dtype == node.meta["val"].dtype
     return kind in (*RESHAPES, *PERMUTATIONS, *SPLITS, *CUTS, aten.expand)
 
 
-def _first(node: fx.Node) -> fx.Node:
+def first(node: fx.Node) -> fx.Node:
     x = node.args[0]
     if not isinstance(x, fx.Node):
         raise Unsupported("an operand is not a tensor")
@@ -46,12 +46,12 @@ def _first(node: fx.Node) -> fx.Node:
 def reshape_shapes(s: Shapes, node: fx.Node) -> None:
     shape = s.dims.new(sizes(node))
     s.make(node, shape)
-    s.dims.same(s.read(_first(node)), shape)
+    s.dims.same(s.read(first(node)), shape)
 
 
 def reshape(w: Writer, node: fx.Node) -> None:
     """The elements in the same order, which other dimensions divide."""
-    x = _first(node)
+    x = first(node)
     before, after = w.axes(w.shapes[x, 0]), w.axes(w.shapes[node, 0])
     if [a.size for a in before] != [a.size for a in after]:
         raise Unsupported("a view whose dimensions are divided differently")
@@ -61,7 +61,7 @@ def reshape(w: Writer, node: fx.Node) -> None:
 
 
 def permute_shapes(s: Shapes, node: fx.Node) -> None:
-    before = s.read(_first(node))
+    before = s.read(first(node))
     order = list(range(len(before)))
     if packet(node) is aten.permute:
         dims = argument(node, 1, "dims")
@@ -75,16 +75,16 @@ def permute_shapes(s: Shapes, node: fx.Node) -> None:
 
 def same(w: Writer, node: fx.Node) -> None:
     """A view whose dimensions are its operand's, by the same axes."""
-    w.refs[node, 0] = w.ref(_first(node))
+    w.refs[node, 0] = w.ref(first(node))
 
 
 def copy_shapes(s: Shapes, node: fx.Node) -> None:
-    s.make(node, s.read(_first(node)))
+    s.make(node, s.read(first(node)))
 
 
 def copy(w: Writer, node: fx.Node) -> None:
     """A conversion of layout is a view; one of dtype rounds."""
-    x, dtype = _first(node), dtype_of(node)
+    x, dtype = first(node), dtype_of(node)
     if dtype_of(x) == dtype:
         return same(w, node)
     tile = w.unary("cast", w.tile(x, w.shapes[node, 0]), dtype)
@@ -95,11 +95,11 @@ def copy(w: Writer, node: fx.Node) -> None:
 def expand_shapes(s: Shapes, node: fx.Node) -> None:
     shape = s.dims.new(sizes(node))
     s.make(node, shape)
-    s.align(_first(node), shape)
+    s.align(first(node), shape)
 
 
 def expand(w: Writer, node: fx.Node) -> None:
-    x = _first(node)
+    x = first(node)
     w.refs[node, 0] = replace(w.ref(x), at=w.view(x, w.shapes[node, 0]).at or ())
 
 
@@ -109,20 +109,20 @@ def expand(w: Writer, node: fx.Node) -> None:
 def _cut(node: fx.Node) -> tuple[fx.Node, int, int, int, bool]:
     """Of a slice, a select, or a part of a split: what is cut, its dimension, start, step, whether that one goes."""
     if node.target is operator.getitem:
-        split, index = _first(node), int(node.args[1])  # pyright: ignore[reportArgumentType]
-        x = _first(split)
+        split, index = first(node), int(node.args[1])  # pyright: ignore[reportArgumentType]
+        x = first(split)
         dim = integer(split, 1 if packet(split) is aten.unbind else 2, "dim", 0) % len(sizes(x))
         if packet(split) is aten.unbind:
             return x, dim, index, 1, True
         parts = [sizes(split, i)[dim] for i in range(index)]
         return x, dim, sum(parts), 1, False
-    x = _first(node)
+    x = first(node)
     dim = integer(node, 1, "dim", 0) % len(sizes(x))
     if packet(node) is aten.select:
         return x, dim, integer(node, 2, "index") % sizes(x)[dim], 1, True
     start = integer(node, 2, "start", 0) if argument(node, 2, "start") is not None else 0
-    first, _, step = slice(start, None, integer(node, 4, "step", 1)).indices(sizes(x)[dim])
-    return x, dim, first, step, False
+    begin, _, step = slice(start, None, integer(node, 4, "step", 1)).indices(sizes(x)[dim])
+    return x, dim, begin, step, False
 
 
 def cut_shapes(s: Shapes, node: fx.Node) -> None:
@@ -138,15 +138,15 @@ def cut_shapes(s: Shapes, node: fx.Node) -> None:
 def cut(w: Writer, node: fx.Node) -> None:
     """Other coordinates along one dimension: ``step`` times its new axis, plus ``start``."""
     x, dim, start, step, gone = _cut(node)
-    ref, old = w.ref(x), _alone(w, w.shapes[x, 0][dim])
-    new = None if gone else _alone(w, w.shapes[node, 0][dim])
+    ref, old = w.ref(x), alone(w, w.shapes[x, 0][dim])
+    new = None if gone else alone(w, w.shapes[node, 0][dim])
     if old is None or new == old:
         w.refs[node, 0] = ref
         return
     w.refs[node, 0] = replace(ref, at=tuple(moved(c, old.name, new and new.name, step, start) for c in ref.at))
 
 
-def _alone(w: Writer, axes: Axes) -> Axis | None:
+def alone(w: Writer, axes: Axes) -> Axis | None:
     """The one axis of a dimension; none where it has size 1."""
     found = w.axes([axes])
     if len(found) > 1:
@@ -164,95 +164,3 @@ def moved(c: At, old: str, new: str | None, step: int, start: int) -> At:
     kept = [(a, x) for a, x in pairs if a is not None]
     plain = all(x == 1 for _, x in kept)
     return At(tuple(a for a, _ in kept), c.offset + stride * start, c.index, () if plain else tuple(x for _, x in kept))
-
-
-def placed_shapes(s: Shapes, node: fx.Node) -> None:
-    """Of the gradient of a slice, or of a select: its part in a tensor of zeros."""
-    part, dim = list(s.read(_first(node))), integer(node, 2, "dim")
-    if packet(node) is aten.select_backward:
-        part.insert(dim % len(sizes(node)), ())
-    shape = s.dims.new(sizes(node))
-    s.make(node, shape)
-    s.over(node, shape)
-    for i, (mine, axes) in enumerate(zip(part, shape, strict=True)):
-        if i != dim % len(shape):
-            s.dims.same([mine], [axes])
-
-
-def placed(w: Writer, node: fx.Node) -> None:
-    """The part shifted to its place, outside of which it is zero."""
-    shape, dim = w.shapes[node, 0], integer(node, 2, "dim") % len(sizes(node))
-    part, start, inner = w.shapes[_first(node), 0], integer(node, 3, "start"), None
-    if packet(node) is aten.slice_backward:
-        start, _, step = slice(start, None, integer(node, 5, "step")).indices(sizes(node)[dim])
-        if step != 1:
-            raise Unsupported("the gradient of a slice with a step")
-        inner = _alone(w, part[dim])
-        tile = w.tile(node.args[0], (*shape[:dim], part[dim], *shape[dim + 1 :]))
-    else:
-        start %= sizes(node)[dim]
-        tile = w.tile(node.args[0], (*shape[:dim], *shape[dim + 1 :]))
-    if inner is None:
-        inner = Axis(f"{node.name}.one", 1)
-        tile = w.widened(tile, inner)
-    along = _alone(w, shape[dim])
-    to = {inner.name: At((along.name,), -start) if along is not None else At()}
-    at = tuple(to.get(a.name, At((a.name,))) for a in tile.axes)
-    made = w.shifted(View(tile.name, at), w.axes(shape), dtype_of(node))
-    w.refs[node, 0] = Ref(made.name, own(made).at or (), made)
-
-
-# -- parts put together
-
-
-def _joined(node: fx.Node) -> tuple[list[object], int, bool]:
-    """Parts, the dimension along which they lie, and whether that one is new."""
-    parts = node.args[0]
-    if not isinstance(parts, list | tuple):
-        raise Unsupported("its operands are not a list")
-    dim = argument(node, 1, "dim", 0)
-    assert isinstance(dim, int)
-    return list(parts), dim % len(sizes(node)), packet(node) is aten.stack
-
-
-def cat_shapes(s: Shapes, node: fx.Node) -> None:
-    parts, dim, new = _joined(node)
-    shape = s.dims.new(sizes(node))
-    s.make(node, shape)
-    s.over(node, shape)
-    for part in parts:
-        own_shape = list(s.read(part))
-        if new:
-            own_shape.insert(dim, ())
-        for i, (mine, axes) in enumerate(zip(own_shape, shape, strict=True)):
-            if i != dim and mine:
-                s.dims.same([mine], [axes])
-
-
-def cat(w: Writer, node: fx.Node) -> None:
-    """Each part under its own axis along the dimension, and read shifted to its place, outside of which it is zero."""
-    parts, dim, new = _joined(node)
-    shape, dtype = w.shapes[node, 0], dtype_of(node)
-    along = _alone(w, shape[dim])
-    views: list[View] = []
-    start = 0
-    for k, part in enumerate(parts):
-        assert isinstance(part, fx.Node)
-        own_shape = list(w.shapes[part, 0])
-        if new:
-            frame = (*shape[:dim], *shape[dim + 1 :])
-        else:
-            frame = (*shape[:dim], own_shape[dim], *shape[dim + 1 :])
-        tile = w.tile(part, frame)
-        inner = None if new else _alone(w, own_shape[dim])
-        if inner is None:
-            inner = Axis(f"{node.name}.{k}", 1)
-            tile = w.widened(tile, inner)
-        if along is None:  # of one element: nothing is beside it
-            views.append(View(tile.name, tuple(At() if a == inner else At((a.name,)) for a in tile.axes)))
-        else:
-            to = {inner.name: At((along.name,), -start)}
-            views.append(View(tile.name, tuple(to.get(a.name, At((a.name,))) for a in tile.axes)))
-        start += inner.size or 1
-    tile = w.parts(views, shape, dtype)
-    w.refs[node, 0] = Ref(tile.name, own(tile).at or (), tile)
