@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilestream.cli import kitsune
+from tilestream.cli import flashfuser, kitsune
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.progress import Progress
 from tilestream.cli.sparse import app as sparse
@@ -326,6 +326,7 @@ def demo(
         raise typer.Exit(1)
 
 
+kitsune.reproduce.command("flashfuser")(flashfuser.reproduce_command)
 app.add_typer(kitsune.reproduce, name="reproduce")
 app.add_typer(sparse, name="sparse")
 app.command("sweep")(kitsune.sweep_command)

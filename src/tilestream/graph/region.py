@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -95,6 +95,9 @@ def lower(
     first = e.inputs[0]
     fake = value(first.node)
     assert fake is not None
+    symbols = _symbols(arguments)
+    for node, result in zip(outputs, results, strict=True):
+        _readable(result, {symbol for symbol, _, _ in symbols}, node)
     compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
     region = Region(
         name=title,
@@ -104,7 +107,7 @@ def lower(
         inputs=tuple(operands[b.tensor] for b in e.inputs),
         parameters=tuple(operands[b.tensor] for b in e.parameters),
         results=results,
-        symbols=_symbols(arguments),
+        symbols=symbols,
         rows=_rows(fake, e.tensors[first.tensor].features),
         device=fake.device,
         operators=tuple(name(n) for n in compute if name(n) != "getitem"),
@@ -204,6 +207,14 @@ def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int
             if isinstance(expr, sympy.Symbol):
                 found.setdefault(expr, (index, dim))
     return tuple((symbol, index, dim) for symbol, (index, dim) in found.items())
+
+
+def _readable(result: Result, known: Collection[sympy.Symbol], node: fx.Node) -> None:
+    """The shape of a result must follow from sizes that can be read off the arguments. Where what comes in is five times
+    as long as what ``unique`` found, none can."""
+    sizes = {s for d in result.shape if isinstance(d, sympy.Expr) for s in d.free_symbols}
+    if not sizes <= set(known):
+        raise Unsupported("the size of its result cannot be read off what the region is given", node)
 
 
 def _rows(fake: torch.Tensor, features: int) -> int:
