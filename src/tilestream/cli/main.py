@@ -35,7 +35,7 @@ Target = Annotated[
 ]
 Rows = Annotated[int | None, typer.Option(help="Rows; for a file, passed to the function's argument rows.")]
 Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
-Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical or spatial.")]
+Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical, spatial or shared.")]
 Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
 RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
 Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from tilestream.devices import Device
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage
+from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.plan.library_cost import library_cost
+from tilestream.plan.shared_tile_cost import shared_tile_cost
 from tilestream.plan.stage_cost import StageCost, first_input_s, overlapped, stage_cost
 from tilestream.plan.traffic import Traffic, dram_of, l2_of, traffic
+from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shared_tile import build as shared_tile
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
 
@@ -61,7 +65,11 @@ def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
     if rows == 0:
         return Prediction(device.name, 0, ())
     cost = _bulk_launch if pipeline.strategy == "bulk" else _launch
-    return Prediction(device.name, rows, tuple(cost(launch, rows, device) for launch in cut_at_dram(pipeline)))
+    return Prediction(
+        device.name,
+        rows,
+        tuple((_shared_tile if is_shared_tile(p) else cost)(p, rows, device) for p in cut_at_dram(pipeline)),
+    )
 
 
 def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
@@ -116,6 +124,13 @@ def _bulk_launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     parts = {"dram": cost.memory_s, "tensor": cost.tensor_s, "epilogue": cost.lane_s}
     limit = max(parts, key=lambda k: parts[k])
     return LaunchCost(launch.name, (), cost.total_s, dram_s, l2_s, 0.0, cost.total_s, limit)
+
+
+def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
+    written = plain(launch)
+    cost = shared_tile_cost(shared_tile(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
+    loads = cost.first_s + cost.second_s
+    return LaunchCost(launch.name, (), loads, cost.dram_s, loads, cost.exchange_s, cost.total_s, cost.limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device) -> tuple[float, float]:
