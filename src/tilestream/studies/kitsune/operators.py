@@ -14,11 +14,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
+from torch import fx
+
 from tilestream.errors import CaptureError
 from tilestream.simulator.workload import Engine
+from tilestream.studies.kitsune.record import Mode, Recorded
 
 Phase = Literal["forward", "backward"]
-Mode = Literal["inference", "training"]
 
 
 class Kind(StrEnum):
@@ -141,6 +143,8 @@ class Operator:
 class OperatorGraph:
     """Operators in a topological order (forward, then backward) and the values between them.
 
+    ``recorded`` are the graphs that it is a view of; pipelines that run are made of their nodes.
+
     Raises:
         CaptureError: an operator reads a value that nothing made before it, or two write one value.
     """
@@ -149,6 +153,7 @@ class OperatorGraph:
     mode: Mode
     operators: tuple[Operator, ...]
     values: dict[str, Value] = field(repr=False)
+    recorded: Recorded | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         written = {v.name for v in self.values.values() if v.is_input or v.is_parameter}
@@ -172,6 +177,20 @@ class OperatorGraph:
 
     def __getitem__(self, name: str) -> Operator:
         return self._by_name[name]
+
+    @cached_property
+    def nodes(self) -> dict[str, tuple[fx.Node, ...]]:
+        """The nodes of each operator.
+
+        Raises:
+            CaptureError: the graph was made by hand.
+        """
+        if self.recorded is None:
+            raise CaptureError(f"{self.name} was not captured from a model", "capture one: it has no nodes")
+        forward, backward = self.recorded.forward, self.recorded.backward
+        known = {"forward": {n.name: n for n in forward.nodes}}
+        known["backward"] = {n.name: n for n in backward.nodes} if backward is not None else {}
+        return {op.name: tuple(known[op.phase][name] for name in op.nodes) for op in self.operators}
 
     def producer(self, value: str) -> Operator | None:
         """The operator that writes ``value``; None for inputs and parameters."""
