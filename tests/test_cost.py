@@ -20,7 +20,7 @@ from tilestream.options import Options
 from tilestream.plan.cost import predict, stage_cost, traffic
 from tilestream.plan.passes import split_bulk, split_spatial
 from tilestream.plan.planner import FALLBACK, plan
-from tilestream.plan.traffic import l2_of
+from tilestream.ir.traffic import l2_of
 
 H200 = devices.get("h200")
 A100 = devices.get("a100")
