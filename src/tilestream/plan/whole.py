@@ -27,7 +27,7 @@ from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
 from tilestream.simulator import run, simulate
 from tilestream.simulator.from_pipeline import workload
-from tilestream.simulator.library import Cache, Kernel, launches
+from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
 from tilestream.simulator.workload import SimLaunch, Workload
 
 
@@ -149,6 +149,7 @@ def _graph_steps(
 
 
 def _library(number: int, found: Sequence[Kernel], device: Device, cache: Cache) -> Iterator[_Step]:
+    found = [part for kernel in found for part in as_inductor_runs(kernel, device)]
     for kernel, simulated in zip(found, launches(found, device, cache), strict=True):
         size = kernel.read + kernel.written
         launch = Launch("library", kernel.name, number, kernel.ops, kernel.source, 0.0, flops=kernel.flops, bytes=size)

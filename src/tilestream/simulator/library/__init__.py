@@ -20,6 +20,7 @@ from tilestream.simulator.library.kernels import (
     launches,
     seconds,
 )
+from tilestream.simulator.library.padding import as_inductor_runs
 from tilestream.simulator.library.products import Beside, Product, Tiling, tiling
 from tilestream.simulator.library.rows import EAGER, Rows, eager
 from tilestream.simulator.library.stages import launch, merge
@@ -37,6 +38,7 @@ __all__ = [
     "Rows",
     "Stream",
     "Tiling",
+    "as_inductor_runs",
     "bulk_kernels",
     "closed_form_s",
     "eager",
