@@ -43,7 +43,8 @@ def units(nodes: Sequence[fx.Node], streamed: Mapping[str, Sequence[fx.Node]]) -
         groups.add(members, key if isinstance(key, str) else "")
     made: dict[fx.Node | str, list[fx.Node]] = {}
     for number, members in enumerate(groups.members):
-        made[groups.regions[number] or members[0]] = members
+        if members:
+            made[groups.regions[number] or members[0]] = members
     place = {node: i for i, node in enumerate(working)}
     return [
         Unit(tuple(sorted(members, key=place.__getitem__)), key if isinstance(key, str) else "")
@@ -91,7 +92,7 @@ class _Groups:
         self._of: dict[fx.Node, int] = {}
 
     def add(self, members: list[fx.Node], region: str) -> None:
-        """Add an operator, to the latest group before it that may take it, or a whole region."""
+        """Add an operator, to the groups before it that may take it, which become one; or a whole region."""
         own = set(members)
         needs = sorted({self._of[p] for n in members for p in before(n) if p not in own and p in self._of})
         joins = not region and not alone(members[0])
@@ -100,6 +101,8 @@ class _Groups:
             room = self._open[group] and len(self.members[group]) < MOST_FUSED
             if room and not any(self._before[g] >> group & 1 for g in others):
                 self._join(members[0], group, others)
+                for other in others:
+                    self._merge(group, other)
                 return
         number = len(self.members)
         self.members.append(list(members))
@@ -116,6 +119,26 @@ class _Groups:
             for number, known in enumerate(self._before):
                 if number == group or known >> group & 1:
                     self._before[number] |= more
+
+    def _merge(self, group: int, other: int) -> None:
+        """Make ``other`` part of ``group``, unless a third lies between the two."""
+        room = self._open[other] and len(self.members[group]) + len(self.members[other]) <= MOST_FUSED
+        if not room or self._between(group, other) or self._between(other, group):
+            return
+        self._of.update(dict.fromkeys(self.members[other], group))
+        self.members[group] += self.members[other]
+        self.members[other] = []
+        both = 1 << group | 1 << other
+        whole = (self._before[group] | self._before[other]) & ~both
+        for number, known in enumerate(self._before):
+            if known & both:
+                self._before[number] = known & ~both | 1 << group | whole
+        self._before[group] = whole
+
+    def _between(self, first: int, last: int) -> bool:
+        """Whether some other group runs after ``first`` and before ``last``."""
+        early = self._before[last]
+        return any(early >> n & 1 and n != first and known >> first & 1 for n, known in enumerate(self._before))
 
     def _all_before(self, groups: Sequence[int]) -> int:
         found = 0

@@ -89,7 +89,7 @@ class GraphAnalysis:
 
     kind: Kind
     whole: Share
-    graph: fx.Graph = field(repr=False, compare=False)
+    graph: fx.Graph = field(default_factory=fx.Graph, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Measurements:
                 "strategy": m.run.strategy,
                 "rows": m.recording.rows,
                 "device": m.recording.device,
-                "simulated_us": m.run.outcome.time_us,
+                "predicted_us": m.run.outcome.time_us,
                 "measured_us": m.recording.time_us,
                 "stamped_us": m.recording.stamped_us,
                 "overhead": m.recording.overhead,
