@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+
+from tilestream.run import fallback
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: Inductor needs it on a CPU")
 
 
 def test_handmade_pipeline(capsys: pytest.CaptureFixture[str]):
@@ -29,3 +35,42 @@ def test_recorded_timeline(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     assert "steps of 3 stages" in said or "steps of 2 stages" in said
     assert "work of a mean SM" in said
     assert (tmp_path / "timeline.json").exists()
+
+
+def run(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU all goes to Inductor, whose C++ would take most of the time: its graphs run eagerly."""
+    monkeypatch.setattr("sys.argv", [name, *words.split()])
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
+    torch.compiler.reset()
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@compiles
+def test_fit_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run("fit_picture.py", f"--steps 60 --points 512 --side 24 --out {tmp_path / 'fit.png'}", monkeypatch)
+    first, last = map(float, re.findall(r"0\.\d+", capsys.readouterr().out)[:2])
+    assert last < 0.9 * first
+    assert (tmp_path / "fit.png").stat().st_size > 1000
+
+
+@compiles
+def test_train_mesh(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    run("train_mesh.py", "--nodes 120 --message-steps 1 --steps 30", monkeypatch)
+    first, last = map(float, re.findall(r"\d+\.\d+", capsys.readouterr().out)[:2])
+    assert last < 0.5 * first
+
+
+@compiles
+def test_serve_dlrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    run("serve_dlrm.py", "--batches 16 --tables 100", monkeypatch)
+    said = capsys.readouterr().out
+    assert "DLRM on" in said and re.search(r"16\s.*\d.*\d.*\d", said)
+
+
+@compiles
+def test_pyg_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("torch_geometric", reason="PyTorch Geometric is not installed")
+    run("pyg_models.py", "--nodes 200 --edges 900", monkeypatch)
+    said = capsys.readouterr().out
+    assert len(re.findall(r"(GraphSAGE|GIN): 0\.\d\d % off eager", said)) == 2

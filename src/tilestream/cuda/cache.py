@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from tilestream.cuda.compile import KernelReport, compile_source, compiler_version
+from tilestream.cuda.compile import KernelReport, compile_source, compiler_package
 from tilestream.cuda.emit import KernelSource, headers_digest
 from tilestream.options import default_cache_folder
 
@@ -86,7 +86,7 @@ def compiled(source: KernelSource, timeout_s: float | None = None) -> KernelRepo
 
 
 def _key(source: KernelSource) -> str:
-    text = f"{headers_digest()}|{compiler_version()}|{source.shared_bytes}|{source.text}"
+    text = f"{headers_digest()}|{compiler_package()}|{source.shared_bytes}|{source.text}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

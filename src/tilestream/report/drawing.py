@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from tilestream.ir.pipeline import Pipeline, Queue, Transport
-from tilestream.report import facts
+from tilestream.ir.plain import by_rows
+from tilestream.report import facts, nest_drawing
 from tilestream.report.explain import sms
 from tilestream.report.words import size
 
@@ -34,6 +35,8 @@ class _Box:
 
 def svg(pipeline: Pipeline) -> str:
     """The whole pipeline, DRAM queues included, as one ``<svg>`` element; a single stage shows its layers."""
+    if not by_rows(pipeline):
+        return nest_drawing.svg(pipeline)
     described = [s for launch in facts.pipeline_facts(pipeline)["launches"] for s in launch["stages"]]
     if len(described) == 1:
         return _single(pipeline, described[0])
