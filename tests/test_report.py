@@ -170,6 +170,7 @@ def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path)
     for candidate, _ in facts.distinct(plan_of(analysis)):
         assert f">{candidate.strategy}</label>" in text
     assert "measured µs" not in text, "no column without a figure"
+    assert "Launches in order" in text and ">sort</td>" in text
     for wanted in ("dataflow: 9 of 10 operators (90%)", "predicted for the whole model", "blocks.1.order"):
         assert wanted in text
 
