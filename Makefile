@@ -30,6 +30,7 @@ lint: $(INSTALLED)
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/make_tables.py
 	$(BIN)/python benchmarks/kitsune_tables.py
+	$(BIN)/python benchmarks/flashfuser_tables.py
 	$(BIN)/python benchmarks/sparse_tables.py
 	$(BIN)/python benchmarks/truth.py
 	$(BIN)/python benchmarks/cost_truth.py

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import eager_regions
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from modules import Fn, linear
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from tilestream.graph.capture import capture
 from tilestream.graph.convexity import Groups, successors
@@ -150,3 +152,16 @@ def test_features_that_a_weight_settles_are_not_dynamic():
     module = Fn(lambda m, x: x + m.layers[0](x), linear(64, 64)).bfloat16()
     found = partition(capture(module, [x]).graphs[0])
     assert not found.exclusions and len(found.regions) == 1
+
+
+def test_a_result_whose_size_nobody_is_told_stays_outside():
+    """How many rows ``unique`` finds is not among what comes in: five times as many are."""
+
+    def function(x: Tensor, weight: Tensor) -> list[Tensor]:
+        found = torch.unique(F.linear(x, torch.eye(5, dtype=x.dtype)), dim=0)
+        return [found, F.linear(found, weight)]
+
+    inputs = (torch.randn(3, 5, 5)[torch.tensor([0, 1, 1, 2])].bfloat16(), torch.randn(5, 5).bfloat16())
+    made = eager_regions.Regions(eager_regions.trace(function, inputs), "vertical")
+    for result, want in zip(made(inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(result, want, rtol=1e-2, atol=1e-2)

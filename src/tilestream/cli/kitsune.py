@@ -22,11 +22,6 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the result to t
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-@reproduce.callback()
-def _reproduce() -> None:
-    """Keeps ``kitsune`` a sub-command, though it is the only one here."""
-
-
 @reproduce.command("kitsune")
 @reported
 def kitsune(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilestream.cli import kitsune
+from tilestream.cli import flashfuser, kitsune
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.progress import Progress
 from tilestream.cli.sparse import app as sparse
@@ -35,7 +35,7 @@ Target = Annotated[
 ]
 Rows = Annotated[int | None, typer.Option(help="Rows; for a file, passed to the function's argument rows.")]
 Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
-Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical or spatial.")]
+Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical, spatial or shared.")]
 Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
 RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
 Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
@@ -317,6 +317,7 @@ def demo(
         raise typer.Exit(1)
 
 
+kitsune.reproduce.command("flashfuser")(flashfuser.reproduce_command)
 app.add_typer(kitsune.reproduce, name="reproduce")
 app.add_typer(sparse, name="sparse")
 app.command("sweep")(kitsune.sweep_command)

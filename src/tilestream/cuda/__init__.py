@@ -6,16 +6,22 @@ import contextlib
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
+from tilestream.cuda.shared_tile import SharedTileSource
+from tilestream.cuda.shared_tile import emit as emit_shared_tile
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.shape import why_no_kernel
+from tilestream.schedule.shape import is_shared_tile, why_no_kernel
+
+if TYPE_CHECKING:
+    from tilestream.cuda.launch import CompiledPipeline
 
 __all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
@@ -31,7 +37,7 @@ def available() -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ...]:
+def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource | SharedTileSource, ...]:
     """The CUDA source of each launch.
 
     Raises:
@@ -41,7 +47,10 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ..
     if reason:
         what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
         raise VerifyError(what, "run it by tilestream.reference")
-    return tuple(emit(launch, stamped=stamped) for launch in cut_at_dram(pipeline))
+    return tuple(
+        emit_shared_tile(launch) if is_shared_tile(launch) else emit(launch, stamped=stamped)
+        for launch in cut_at_dram(pipeline)
+    )
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:
@@ -56,7 +65,7 @@ def compile_only(pipeline: Pipeline) -> list[KernelReport]:
 
 def start(pipelines: Sequence[Pipeline], stamped: bool = False) -> None:
     """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for."""
-    wanted: list[KernelSource] = []
+    wanted: list[KernelSource | SharedTileSource] = []
     for pipeline in pipelines:
         with contextlib.suppress(TilestreamError):
             wanted += sources(pipeline, stamped)
@@ -78,11 +87,16 @@ def ready(pipeline: Pipeline, timeout_s: float | None) -> bool:
     return True
 
 
-def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool = False):
+def build(
+    pipeline: Pipeline, device: torch.device | None = None, stamped: bool = False, dependent: bool = False
+) -> CompiledPipeline:
     """A ``CompiledPipeline`` on ``device`` (torch's current one by default).
 
     Args:
-        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it.
+        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it. Shared tiles have
+            no stamps.
+        dependent: shared tiles start, and load weights, while the kernel before them still runs (programmatic dependent
+            launch); for callers who know that it writes none of the parameters.
 
     Raises:
         DeviceError: no GPU, one that is not Hopper, or one too small for the pipeline.
@@ -93,14 +107,20 @@ def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool 
     where = (
         device if device is not None and device.index is not None else torch.device("cuda", torch.cuda.current_device())
     )
-    return _build(pipeline, where, stamped)
+    return _build(pipeline, where, stamped, dependent)
 
 
 @lru_cache(maxsize=256)
-def _build(pipeline: Pipeline, device: torch.device, stamped: bool):
+def _build(pipeline: Pipeline, device: torch.device, stamped: bool, dependent: bool) -> CompiledPipeline:
     from tilestream.cuda.launch import CompiledPipeline, Launch
+    from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 
     with torch.cuda.device(device):
         start([pipeline], stamped)
-        launches = [Launch(s, compiled(s), device) for s in sources(pipeline, stamped)]
+        launches = [
+            SharedTileLaunch(s, compiled(s), device, dependent)
+            if isinstance(s, SharedTileSource)
+            else Launch(s, compiled(s), device)
+            for s in sources(pipeline, stamped)
+        ]
         return CompiledPipeline(pipeline, launches, device)

@@ -17,6 +17,7 @@ from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
+from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -58,7 +59,7 @@ class Launch:
             )
         if room < 1:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
-        self.workspaces = Workspaces(self.tables)
+        self.workspaces = Workspaces(lambda: Workspace(self.tables))
         self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
@@ -158,7 +159,7 @@ class CompiledPipeline:
     ``bind`` is for who calls again and again: what can be said once is said once.
     """
 
-    def __init__(self, pipeline: Pipeline, launches: list[Launch], device: torch.device) -> None:
+    def __init__(self, pipeline: Pipeline, launches: Sequence[Launch | SharedTileLaunch], device: torch.device) -> None:
         self.pipeline, self.launches, self.device = pipeline, launches, device
         self.outputs = pipeline.by_role(Role.OUTPUT)
         spilled: dict[str, Tensor] = {}

@@ -84,10 +84,12 @@ class Emitter:
         known: values of nodes that have been found to be tile ops. Those that are not in
             ``members`` are read from memory with the same meaning.
         members: nodes of the region; ``None`` while a single node is checked.
+        widest: columns that a computed tile may have.
     """
 
     known: Mapping[fx.Node, Value]
     members: frozenset[fx.Node] | None = None
+    widest: int = MAX_FEATURES
     ops: list[TileOp] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     inputs: list[Binding] = field(default_factory=list)
@@ -262,8 +264,8 @@ class Emitter:
                 joining and feeding a linear are possible on wider ones: they stay in shared memory.
         """
         computed = [features] if kind == "linear" else [features, *(t.features for t in ins)]
-        if OPS[kind].family != "layout" and max(computed) > MAX_FEATURES:
-            raise Unsupported(f"{max(computed)} features wide: a stage holds {MAX_FEATURES} columns at most")
+        if OPS[kind].family != "layout" and max(computed) > self.widest:
+            raise Unsupported(f"{max(computed)} features wide: a stage holds {self.widest} columns at most")
         tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype)
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), self._source))
         return tile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph import operators
-from tilestream.graph.lowering import Binding, Emitter, Steps, Value
+from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
 from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
@@ -67,7 +67,11 @@ class Region:
 
 
 def lower(
-    owner: fx.GraphModule, nodes: Sequence[fx.Node], known: Mapping[fx.Node, Value], title: str
+    owner: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    known: Mapping[fx.Node, Value],
+    title: str,
+    widest: int = MAX_FEATURES,
 ) -> tuple[Region, tuple[fx.Node, ...]]:
     """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
 
@@ -75,7 +79,7 @@ def lower(
         Unsupported: with the node that stands in the way.
     """
     members = frozenset(nodes)
-    e = Emitter(known, members)
+    e = Emitter(known, members, widest)
     for node in nodes:
         try:
             operators.emit(e, node)
@@ -95,6 +99,10 @@ def lower(
     first = e.inputs[0]
     fake = value(first.node)
     assert fake is not None
+    symbols = _symbols(arguments)
+    told = {symbol for symbol, _, _ in symbols} | _sizes_given(owner)
+    for node, result in zip(outputs, results, strict=True):
+        _readable(result, told, node)
     compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
     region = Region(
         name=title,
@@ -104,7 +112,7 @@ def lower(
         inputs=tuple(operands[b.tensor] for b in e.inputs),
         parameters=tuple(operands[b.tensor] for b in e.parameters),
         results=results,
-        symbols=_symbols(arguments),
+        symbols=symbols,
         rows=_rows(fake, e.tensors[first.tensor].features),
         device=fake.device,
         operators=tuple(name(n) for n in compute if name(n) != "getitem"),
@@ -204,6 +212,20 @@ def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int
             if isinstance(expr, sympy.Symbol):
                 found.setdefault(expr, (index, dim))
     return tuple((symbol, index, dim) for symbol, (index, dim) in found.items())
+
+
+def _readable(result: Result, known: Collection[sympy.Basic], node: fx.Node) -> None:
+    """The shape of a result must follow from sizes that can be read off the arguments, or are the graph's own. Where
+    what comes in is five times as long as what ``unique`` found, none can."""
+    sizes = {s for d in result.shape if isinstance(d, sympy.Expr) for s in d.free_symbols}
+    if not sizes <= set(known):
+        raise Unsupported("the size of its result cannot be read off what the region is given", node)
+
+
+def _sizes_given(owner: fx.GraphModule) -> set[sympy.Expr]:
+    """Sizes that are arguments of the graph themselves."""
+    values = (n.meta.get("val") for n in owner.graph.find_nodes(op="placeholder"))
+    return {expression(v) for v in values if isinstance(v, torch.SymInt)}
 
 
 def _rows(fake: torch.Tensor, features: int) -> int:

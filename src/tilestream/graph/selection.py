@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import sympy
@@ -14,10 +14,12 @@ from torch import fx
 from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
 from tilestream.graph.convexity import Groups
-from tilestream.graph.lowering import Emitter, Value
+from tilestream.graph.few_rows import WIDEST, wide_blocks
+from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
+from tilestream.schedule.shared_tile import is_block
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,9 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
                 break
         else:
             break
+    for group, made in _few_rows(owner, nodes, {n for g in found for n in g}, facts, prefix, len(lowered)):
+        found.append(group)
+        lowered.append(made)
     inside = {node for group in found for node in group}
     compute = [n for n in nodes if computes(n)]
     exclusions = tuple(
@@ -102,13 +107,33 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     return Partition(cuts, exclusions, len(compute))
 
 
-def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str]) -> _Facts:
+def _few_rows(
+    owner: fx.GraphModule, nodes: list[fx.Node], inside: set[fx.Node], facts: _Facts, prefix: str, count: int
+) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
+    """Feed-forward blocks that are too wide for a row stream and have so few rows that they can share a tile."""
+    if not any(is_product(n) and n in facts.reasons and n not in inside for n in nodes):
+        return
+    wide = _examine(nodes, {}, WIDEST)
+    for group in wide_blocks(nodes, wide.known, wide.tiles):
+        if inside.isdisjoint(group):
+            try:
+                made = lower(owner, group, wide.known, f"{prefix}{count}", WIDEST)
+            except Unsupported as reason:
+                log.debug("%s is no block: %s", group[-1], reason.reason)
+                continue
+            if is_block(made[0].program):
+                inside |= set(group)
+                count += 1
+                yield group, made
+
+
+def _examine(nodes: list[fx.Node], refused: Mapping[fx.Node, str], widest: int = MAX_FEATURES) -> _Facts:
     """What each node is. Those that ``refused`` names are no tiles, and what reads them sees them as any tensor."""
     facts = _Facts()
     for node in nodes:
         if is_sym(node):
             continue
-        check = Emitter(facts.known)
+        check = Emitter(facts.known, widest=widest)
         try:
             if node in refused:
                 raise Unsupported(refused[node])

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from tilestream.devices import Device
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage
+from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
+from tilestream.plan.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.stage_cost import StageCost, first_input_s, overlapped, stage_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
@@ -62,7 +66,12 @@ def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
         return Prediction(device.name, 0, ())
     if pipeline.strategy == "bulk":
         return Prediction(device.name, rows, _bulk(pipeline, rows, device))
-    return Prediction(device.name, rows, tuple(_launch(launch, rows, device) for launch in cut_at_dram(pipeline)))
+    launches = cut_at_dram(pipeline)
+    return Prediction(
+        device.name,
+        rows,
+        tuple((_shared_tile if is_shared_tile(p) else _launch)(p, rows, device) for p in launches),
+    )
 
 
 def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
@@ -119,6 +128,13 @@ def _bulk(pipeline: Pipeline, rows: int, device: Device) -> tuple[LaunchCost, ..
         limit = "dram" if dram_s > total / 2 else "kernels"
         made.append(LaunchCost(launch.name, (), total, dram_s, l2_s, 0.0, total, limit))
     return tuple(made)
+
+
+def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
+    written = plain(launch)
+    cost = shared_tile_cost(shared_tile(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
+    loads = cost.first_s + cost.second_s
+    return LaunchCost(launch.name, (), loads, cost.dram_s, loads, cost.exchange_s, cost.total_s, cost.limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device) -> tuple[float, float]:

@@ -20,11 +20,13 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows
 from tilestream.ir.traffic import traffic
+from tilestream.plan.cost import predict
 from tilestream.plan.fusion import units
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
+from tilestream.schedule.shape import is_shared_tile
 from tilestream.simulator import run, simulate
 from tilestream.simulator.from_pipeline import workload
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
@@ -121,7 +123,12 @@ def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholeP
 
 @lru_cache(maxsize=256)
 def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
-    """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device."""
+    """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device.
+
+    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was.
+    """
+    if is_shared_tile(pipeline):
+        return predict(pipeline, rows, device).us
     try:
         if by_rows(pipeline):
             return simulate(pipeline, rows, device).time_us

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tilestream import devices
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.planner import rejections
 from tilestream.plan.replan import by_strategy
@@ -155,6 +156,8 @@ def _runs(planned: Analysis, known: set[tuple[str, str]]) -> list[Run]:
     for region in planned.regions:
         candidate = region.plan.chosen if region.plan is not None else None
         if candidate is None or candidate.pipeline is None or (region.name, candidate.strategy) in known:
+            continue
+        if not by_rows(candidate.pipeline):  # what meets in clusters has no steps of rows to draw
             continue
         outcome = simulate(candidate.pipeline, region.rows, planned.hardware or devices.get(planned.device))
         own = not known or str(planned.options.strategy) == "auto"

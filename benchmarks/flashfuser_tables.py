@@ -1,0 +1,48 @@
+"""Write the tables of docs/flashfuser.md from ``benchmarks/results/flashfuser_study.json``.
+
+tilestream reproduce flashfuser --json benchmarks/results/flashfuser_study.json
+python benchmarks/flashfuser_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+from make_tables import table
+
+from tilestream.studies.flashfuser.tables import tables
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "flashfuser_study.json"
+PAGE = ROOT / "docs" / "flashfuser.md"
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked part rewritten.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    data = json.loads(RESULTS.read_text(encoding="utf-8"))
+    made = {
+        shown.key: table(shown.columns, [[c.replace("|", "\\|") for c in r] for r in shown.cells])
+        for shown in tables(data)
+    }
+    made["inconsistent"] = "\n".join(
+        textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"]
+    )
+    for name, part in made.items():
+        marked = re.compile(
+            rf"(<!-- {name}: made by benchmarks/flashfuser_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
+        )
+        text, times = marked.subn(lambda m, part=part: m[1] + part + m[2], text)
+        if times != 1:
+            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

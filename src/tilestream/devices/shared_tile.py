@@ -1,0 +1,66 @@
+"""What kernels that share a tile of few rows over many CTAs reach: latencies and rates of their hand-overs.
+
+From `benchmarks/results/ffn_variants.json`: a hand-written FFN of 128 rows on one H200 in 42 variants of five shapes
+(no cluster, clusters of 2 to 16, the middle through DSM or the L2, four tails, rings of several depths). `benchmarks/
+fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
+([docs/flashfuser.md](../../../docs/flashfuser.md)). The memory's rates are the device's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilestream.devices.device import Device
+
+
+@dataclass(frozen=True)
+class SharedTileRates:
+    """Seconds and bytes/s. Taken as they are on every device: nothing but an H200 was measured."""
+
+    gap_s: float = 1.2e-6
+    """From the end of a launch to the first instruction of the next in a CUDA graph: clocks of G4."""
+    flags_s: float = 1.8e-6
+    """From C stored to the first part of the others' C back through the L2, a flag a CTA: clocks of G4."""
+    first_s: float = 0.286e-6
+    """Until operands flow, from the L2. Fitted."""
+    first_dram_s: float = 0.421e-6
+    """The same from DRAM, more by this. Fitted."""
+    cluster_s: float = 0.754e-6
+    """A launch of clusters, more by this. Fitted (clocks: first data 0.3 to 0.4 us later)."""
+    lock_step: float = 0.170
+    """Share that streaming takes longer where CTAs of a cluster wait for each other's slots. Fitted."""
+    port_bytes_per_s: float = 97.9e9
+    """What one SM takes in. Fitted (clocks of G4: 90)."""
+    latency_s: float = 2.42e-6
+    """From asking for a stage of a ring under load to having multiplied it: ring bytes / this bounds a CTA. Fitted."""
+    skew: float = 0.0290
+    """Share of the first product's time by which the last CTA of a group is behind. Fitted."""
+    dsm_port_bytes_per_s: float = 19.9e9
+    """What one SM takes in of its cluster's shared memories, all sending to all. Fitted (clocks: 16 to 19)."""
+    dsm_step_s: float = 0.364e-6
+    """Hand-over of one peer's part through DSM, divided by the slots that overlap. Fitted."""
+    tail_s: float = 0.860e-6
+    """Epilogue and last stores. Fitted."""
+    tail_dsm_s: float = 0.331e-6
+    """The same where E is summed through DSM in fp32. Fitted."""
+    add_bytes_per_s: float = 1.787e12
+    """Bulk reduce-add of bf16 into the L2, all CTAs. Fitted."""
+    partials_bytes_per_s: float = 3.127e12
+    """fp32 partial sums written to the L2 and read back, all CTAs. Fitted."""
+    atomics_bytes_per_s: float = 2.741e12
+    """Vector atomics of fp32 into the L2, all CTAs. Fitted."""
+
+
+H200_SHARED_TILE = SharedTileRates()
+
+
+def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHARED_TILE) -> float:
+    """What all clusters of ``size`` that are resident take in of their peers' memories together.
+
+    It falls with the size because fewer CTAs are resident, as the paper's Fig. 4 falls; a port's rate was found the
+    same for clusters of 4 to 16.
+
+    Raises:
+        DeviceError: the device has no clusters of this size.
+    """
+    return rates.dsm_port_bytes_per_s * size * device.resident_clusters(size)

@@ -1,0 +1,1 @@
+"""Two chained products over a machine: which axes are spatial, which temporal, what each level of memory carries."""

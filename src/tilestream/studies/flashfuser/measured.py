@@ -1,0 +1,97 @@
+"""What was measured of the paper's shapes, where its files are: variants of a kernel, and blocks against others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilestream.plan.dataflow.chain import Chain, Gate
+from tilestream.plan.search.variant import Middle, SharedTile, Tail
+
+RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
+"""Of a checkout; an installed package has none, and its tables say so."""
+
+LIBRARY = {
+    "": "the better of F.linear, relu, F.linear and torch._addmm_activation, in a CUDA graph",
+    "S2": "eager in a CUDA graph, four kernels: a weak baseline",
+}
+"""What the variants were timed against."""
+
+FIT = ("G4", "G8")
+"""Shapes that the constants of the cost model were fitted on. All others judge it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel that was timed: microseconds with the weights in the L2 (where they fit), and from DRAM."""
+
+    shape: str
+    chain: Chain
+    variant: SharedTile
+    warm_us: float
+    cold_us: float
+    sync: str
+
+    @property
+    def held_out(self) -> bool:
+        return self.shape not in FIT
+
+
+def _file(name: str, folder: Path | None = None) -> dict[str, Any]:
+    path = (folder or RESULTS) / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+@cache
+def variants() -> tuple[Variant, ...]:
+    """Every timed variant of ``ffn_variants.json``; none without the file."""
+    data = _file("ffn_variants.json")
+    made = []
+    for row in data.get("rows", ()):
+        s = data["shapes"][row["shape"]]
+        gate = Gate.SEQUENTIAL if s["gated"] else Gate.NONE
+        chain = Chain(row["shape"], s["m"], s["n"], s["k"], s["l"], gate)
+        shared = SharedTile(
+            128,
+            row["groups"],
+            row["columns"],
+            row["block_n"],
+            row["block_l"],
+            Middle(row["middle"]),
+            Tail(row["tail"]),
+            row["multicast"],
+            row["depth"],
+            row["depth2"],
+            row["stages"],
+            row["weight_stages"],
+            row["slots"],
+        )
+        made.append(Variant(row["shape"], chain, shared, row["warm_us"], row["cold_us"], row["sync"]))
+    return tuple(made)
+
+
+CLOCKS = ("product0", "c_back", "product1", "end")
+"""Ends of phases that the kernels' own clocks told: the first product, C back, the second product, all."""
+
+
+def clocks() -> dict[str, tuple[Variant, tuple[float, ...]]]:
+    """Of some shapes a variant, and when each of ``CLOCKS`` was over: microseconds from its CTAs' start, mean."""
+    found = {}
+    for shape, told in _file("ffn_variants.json").get("clocks", {}).items():
+        if isinstance(told, dict):
+            found[shape] = (variants()[told["row"]], tuple(told[name] for name in CLOCKS))
+    return found
+
+
+def library(shape: str) -> tuple[float, float] | None:
+    """The best library kernels' times of a shape, warm and cold, as they were timed beside the variants."""
+    found = _file("ffn_variants.json").get("library", {}).get(shape)
+    return None if found is None else (found["warm_us"], found["cold_us"])
+
+
+def ours(shape: str, folder: Path | None = None) -> dict[str, Any] | None:
+    """What ``flashfuser.json`` says of a workload: ``ours_us`` and ``best_other_us``, warm; None if not measured."""
+    return _file("flashfuser.json", folder).get("workloads", {}).get(shape)

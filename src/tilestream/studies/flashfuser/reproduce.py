@@ -1,0 +1,179 @@
+"""The evaluation of the FlashFuser paper as one call: its search space, its workloads, its ablation, beside ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tilestream import devices
+from tilestream.devices import Device
+from tilestream.errors import OptionError, PlanError
+from tilestream.plan.dataflow.chain import Chain, Gate
+from tilestream.plan.search import minmax, rules
+from tilestream.plan.search.search import search
+from tilestream.studies.flashfuser import measured, paper
+from tilestream.studies.flashfuser.ablation import ablation, summary
+from tilestream.studies.flashfuser.truth import Score, judged, phases
+from tilestream.studies.flashfuser.workload import Row, workload_json
+
+MEASURED_ON = "h200"
+"""The nearest to the paper's H100 that was measured: other devices have no measured columns."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """All that was run."""
+
+    device: str
+    rows: tuple[Row, ...]
+    counts: tuple[rules.Step, ...]
+    scores: tuple[Score, ...]
+    seconds: float
+
+    def json(self) -> dict[str, Any]:
+        """``rules``, ``readings``, ``workloads``, ``ablation``, ``claims``, ``model`` and ``inconsistent``."""
+        return {
+            "device": self.device,
+            "seconds": self.seconds,
+            "rules": [
+                {"rule": s.rule, "what": s.what, "ours": s.ours, "paper": s.paper, "agrees": s.agrees}
+                | {"factors": s.factors}
+                for s in self.counts
+            ],
+            "readings": [
+                {"rule": rule, "reading": what, "ours": count(), "implied": implied}
+                for rule, what, count, implied in rules.READINGS
+            ],
+            "workloads": [workload_json(r, devices.get(self.device)) for r in self.rows],
+            "ablation": self.ablation(),
+            "claims": self.claims(),
+            "model": [
+                {**s.__dict__, "middle": str(s.middle), "measured_middle": str(s.measured_middle)} for s in self.scores
+            ],
+            "phases": phases(),
+            "inconsistent": list(paper.INCONSISTENT),
+        }
+
+    def ablation(self) -> list[dict[str, Any]]:
+        """Speedups over two kernels by arm, geometric means over the paper's GEMM chains, and over everything."""
+        made = {r.workload.key: r.ablation for r in self.rows if r.ablation is not None}
+        groups = {
+            "GEMM chains": [a for key, a in made.items() if key[0] == "G"],
+            "all workloads": list(made.values()),
+        }
+        return [{"over": name, **summary(arms), "paper": paper.ABLATION} for name, arms in groups.items() if arms]
+
+    def claims(self) -> list[dict[str, Any]]:
+        """Averages that the paper states, beside what bytes allow and what the model and measurements say."""
+        found = []
+        for family, stated in paper.SPEEDUPS.items():
+            rows = [r for r in self.rows if r.workload.family == family and r.ablation is not None]
+            if rows:
+                ours = summary([r.ablation for r in rows if r.ablation is not None])["with L2"]
+                found.append(_claim(f"{family}: speedup over PyTorch", stated, ours, "x", SPEEDUP_WHY))
+        if self.rows:
+            saved = mean(r.saved for r in self.rows)
+            found.append(_claim("DRAM bytes saved", 1 - 1 / paper.TRAFFIC, saved, "share", TRAFFIC_WHY))
+        return found
+
+
+SPEEDUP_WHY = (
+    "Ours is the model's, over two kernels without a gap but that of a CUDA graph. The paper does not say that its"
+    " baselines ran in graphs; PyTorch without them spends 5 us and more a kernel on the host."
+)
+TRAFFIC_WHY = (
+    "Mean over the workloads of what no kernel can beat: C written and read once, in DRAM. In truth C of all but the"
+    " largest stays in the L2, so that even two kernels move fewer bytes of DRAM."
+)
+
+
+def reproduce(
+    device: str = MEASURED_ON,
+    workloads: Iterable[str] = (),
+    results: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Reproduction:
+    """Run the workloads of these keys (all of Tables V to VII if empty) on ``device``. Needs no GPU.
+
+    Args:
+        results: a folder with ``flashfuser.json``, measured times; the checkout's own if None.
+
+    Raises:
+        OptionError: no workload has that key.
+        DeviceError: the device is unknown.
+    """
+    started = time.perf_counter()
+    chosen = named(workloads)
+    machine = devices.get(device)
+    progress("counting the search space")
+    counts = tuple(rules.counts(rules.PAPERS_EXAMPLE, machine))
+    rows = tuple(row(w, machine, results, progress) for w in chosen)
+    progress("judging the cost model")
+    return Reproduction(machine.name, rows, counts, tuple(judged()), time.perf_counter() - started)
+
+
+def named(keys: Iterable[str]) -> list[paper.Workload]:
+    """Workloads by key, in the paper's order."""
+    keys = [k.upper() for k in keys]
+    known = {w.key for w in paper.WORKLOADS}
+    for key in keys:
+        if key not in known:
+            raise OptionError(f"the paper has no workload {key!r}", f"use some of: {', '.join(sorted(known))}")
+    return [w for w in paper.WORKLOADS if not keys or w.key in keys]
+
+
+def row(w: paper.Workload, machine: Device, results: Path | None, progress: Callable[[str], None]) -> Row:
+    """Both searches of one workload, its ablation, and its measured times."""
+    progress(f"{w.key}: the paper's search")
+    papers = {}
+    for name, chain in mappings(w.chain).items():
+        before = time.perf_counter()
+        papers[name] = (minmax.best(chain, machine), time.perf_counter() - before)
+    progress(f"{w.key}: kernels that share a tile")
+    try:
+        ours = search(w.chain, machine, deterministic=False)
+        in_order = search(w.chain, machine)
+    except PlanError:
+        ours = in_order = None
+    return Row(
+        w,
+        papers,
+        ours,
+        in_order,
+        ablation(w.chain, machine),
+        timed(w.key, results) if machine.name == MEASURED_ON else None,
+    )
+
+
+def mappings(chain: Chain) -> dict[str, Chain]:
+    """A gated chain in both of the paper's ways, another in the one it has."""
+    if chain.gate is Gate.NONE:
+        return {"none": chain}
+    return {gate.value: replace(chain, gate=gate) for gate in (Gate.SPATIAL, Gate.SEQUENTIAL)}
+
+
+def timed(key: str, results: Path | None = None) -> dict[str, Any] | None:
+    """Measured times of a workload: of the generated kernel if there are any, else of the best hand-written variant."""
+    found = measured.ours(key, results)
+    if found is not None:
+        return {**found, "source": "flashfuser.json"}
+    rows: Sequence[measured.Variant] = [v for v in measured.variants() if v.shape == key]
+    others = measured.library(key)
+    if not rows or others is None:
+        return None
+    best = min(rows, key=lambda v: v.warm_us)
+    return {
+        "ours_us": best.warm_us,
+        "best_other_us": others[0],
+        "other": measured.LIBRARY.get(key, measured.LIBRARY[""]),
+        "variant": str(best.variant),
+        "source": "ffn_variants.json, a hand-written kernel",
+    }
+
+
+def _claim(what: str, stated: float, ours: float, unit: str, why: str) -> dict[str, Any]:
+    return {"what": what, "paper": stated, "ours": ours, "unit": unit, "why": why}
