@@ -14,9 +14,9 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
-from tilestream.plan.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.shape import is_shared_tile
 from tilestream.schedule.shared_tile import build as shared_tile
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.stage_cost import StageCost, first_input_s, overlapped, stage_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
