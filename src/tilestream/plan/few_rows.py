@@ -15,9 +15,9 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Split, share_tile, splits, tiles_for
-from tilestream.plan.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 EACH = 2
 """Splits of one tail that become candidates."""

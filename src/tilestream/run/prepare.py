@@ -17,8 +17,8 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import few_rows
-from tilestream.plan.analysis import RegionAnalysis
 from tilestream.plan.cache import cached_plan, is_cached
+from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
 from tilestream.run.executable import build_ahead, executable
 from tilestream.run.measure import Measurer

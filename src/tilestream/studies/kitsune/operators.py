@@ -10,35 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
 from torch import fx
 
 from tilestream.errors import CaptureError
+from tilestream.plan.aten_table import Kind
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune.record import Mode, Recorded
 
 Phase = Literal["forward", "backward"]
-
-
-class Kind(StrEnum):
-    """Families of operators: what the rules of selection speak of."""
-
-    LINEAR = "linear"  # rows times a weight; in the backward graph dX and dW as well
-    BMM = "bmm"  # a batch of products of activations
-    ATTENTION = "attention"  # fused attention (SDPA), forward or backward
-    ELEMENTWISE = "elementwise"  # activations, residuals, their derivatives
-    NORM = "norm"  # layer and RMS norm, forward and backward: a reduction over features inside a row
-    SOFTMAX = "softmax"
-    REDUCTION = "reduction"  # sums and means: ``reduced`` says over how much, ``over_rows`` over which
-    CAT = "cat"  # concatenation and stacking
-    GATHER = "gather"  # reads rows by an index: embeddings, node features of edges
-    SCATTER = "scatter"  # writes or adds rows by an index
-    FILL = "fill"  # makes a constant tensor
-    COPY = "copy"  # moves data without computing
-    OTHER = "other"  # scans, sorts, losses: what fits no pattern
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
-from tilestream.plan.shared_tile_cost import shared_tile_cost
 from tilestream.schedule import build
 from tilestream.schedule.counts import WARPGROUP, EpilogueCounts, StepCounts, code_size, counts
 from tilestream.schedule.layout import Layout, lay_out
 from tilestream.schedule.shape import is_shared_tile
 from tilestream.schedule.shared_tile import build as shared_tile
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
