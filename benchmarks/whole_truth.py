@@ -3,9 +3,9 @@
     python benchmarks/whole_truth.py            print the table; write results/whole_truth.json
     python benchmarks/whole_truth.py mgn        only cases whose names begin so
 
-Nothing was fitted on these. Eager is a kernel an operator, Inductor's arm fuses what lies between products
-(``studies/kitsune/pytorch.py``). Ours, of ``whole_models.py`` without ``--library``, are the pipelines of the regions
-that are planned, simulated, and Inductor's kernels for operators that stand in other lines of the user's.
+Nothing was fitted on these. Inductor's arm and ours, of ``whole_models.py`` without ``--library``, are what every
+command shows: the plan of the whole (``plan/whole.py``), with its regions on Inductor or as pipelines. Eager is a
+kernel an operator (``studies/kitsune/pytorch.py``).
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from truth import RESULTS, table
 
 from tilestream import devices
-from tilestream.apps.models import find
-from tilestream.devices import Device
+from tilestream.apps.load import load
 from tilestream.options import parse
 from tilestream.plan.analyse import analyse
-from tilestream.simulator import run, simulate
+from tilestream.plan.analysis import Analysis
+from tilestream.simulator import run
 from tilestream.studies.kitsune.graphs import graph_of
 from tilestream.studies.kitsune.pytorch import workload
 
@@ -50,35 +52,33 @@ def wholes(prefix: str = "") -> list[Whole]:
     """Every measured case, predicted."""
     device = devices.get("h200")
     made = []
-    for path in sorted((RESULTS / "whole").glob(f"{prefix}*_library.json")):
-        data = json.loads(path.read_text())
-        graph = graph_of(data["model"], "training" if data["training"] else "inference", data["sizes"])
-        for arm in ("eager", "inductor"):
-            us = run(workload(graph, device, arm == "inductor"), device).time_s * 1e6
-            name = path.stem.removesuffix("_library").removesuffix("_training")
-            made.append(Whole(name, data["training"], arm, data["arms"][arm]["us"], us))
     for path in sorted((RESULTS / "whole").glob(f"{prefix}*.json")):
         data = json.loads(path.read_text())
-        if "tilestream" in data.get("arms", ()) and data.get("training") is False:
-            us = ours_us(data["model"], data["sizes"], device)
-            made.append(Whole(path.stem, False, "tilestream", data["arms"]["tilestream"]["us"], us))
-    return made
+        if "arms" not in data or "model" not in data or "training" not in data:
+            continue
+        name, training = path.stem.removesuffix("_library").removesuffix("_training"), data["training"]
+        if path.stem.endswith("_library"):
+            graph = graph_of(data["model"], "training" if training else "inference", data["sizes"])
+            us = run(workload(graph, device, compiled=False), device).time_s * 1e6
+            made.append(Whole(name, training, "eager", data["arms"]["eager"]["us"], us))
+        arm = "inductor" if path.stem.endswith("_library") else "tilestream"
+        if data["arms"].get(arm, {}).get("us"):
+            plan = analysed(data["model"], data["sizes"], training)
+            us = plan.on_inductor.predicted_us if arm == "inductor" else plan.whole.predicted_us
+            made.append(Whole(name, training, arm, data["arms"][arm]["us"], us))
+    return sorted(made, key=lambda w: ("eager", "inductor", "tilestream").index(w.arm))
 
 
-def ours_us(model: str, sizes: dict[str, Any], device: Device) -> float:
-    """Inference: the pipelines of all regions that run as such, and what Inductor makes of the rest."""
-    module, inputs = find(model).make(device="meta", **sizes)
-    regions = analyse(module, inputs, parse({"device": device.name})).regions
-    chosen = [(region, c.pipeline) for region in regions if (c := region.runs()) is not None and c.pipeline is not None]
-    streamed = sum(simulate(pipeline, region.rows, device).time_us for region, pipeline in chosen)
-    lines = {line for region, _ in chosen for line in region.sources}
-    graph = graph_of(model, "inference", sizes)
-    left = workload(graph, device, compiled=True)
-    rest = 0.0
-    for launch, timed in zip(left.launches, run(left, device).launches, strict=True):
-        ops = [graph[name] for stage in launch.stages for name in stage.ops]
-        rest += timed.seconds * 1e6 * sum(op.source not in lines for op in ops) / len(ops)
-    return streamed + rest
+@cache
+def _analysed(model: str, sizes: str, training: bool) -> Analysis:
+    made = load(model, fake=True, sizes=json.loads(sizes), training=training)
+    with torch.set_grad_enabled(training):
+        return analyse(made.module, made.inputs, parse({"device": "h200"}), training=training)
+
+
+def analysed(model: str, sizes: dict[str, Any], training: bool) -> Analysis:
+    """The model as every command plans it."""
+    return _analysed(model, json.dumps(sizes), training)
 
 
 def summary(found: list[Whole]) -> dict[str, float]:

@@ -17,12 +17,12 @@ from tilestream import cuda, reference
 from tilestream.errors import PipelineDeadlock, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import exchanges, held
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.read import axes, program, tensors
 from tilestream.ir.text import show_op
 from tilestream.ir.verify import verify
-from tilestream.plan.mesh_traffic import mesh_traffic
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.schedule.shape import KernelShape, kernel_shape

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from tilestream import bench, devices
+from tilestream import bench
 from tilestream.apps.load import Workload, load
 from tilestream.bench import accuracy, arms, dram, first_call, text
 from tilestream.bench.environment import environment
@@ -53,7 +54,8 @@ def test_repeatable_compares_bits(small: Workload) -> None:
 
 def test_without_a_gpu_the_result_has_error_plan_and_predictions(small: Workload) -> None:
     said: list[str] = []
-    result = bench.run(small, Options(target="reference"), rows=20000, progress=said.append)
+    planned = replace(small, inputs=(torch.zeros(1, 48, dtype=torch.bfloat16).expand(20000, 48),))
+    result = bench.run(small, Options(target="reference"), planned=planned, progress=said.append)
     assert result["ok"] and result["error"] <= 2 * result["eager_error"] + 0.004
     assert set(result["predictions"]) == {"h200", "a100"}
     assert result["predictions"]["h200"]["vertical"] > 0
@@ -73,13 +75,15 @@ def test_without_a_gpu_the_result_has_error_plan_and_predictions(small: Workload
     assert result["plan"]["coverage"]["operators"] == {"dataflow": 3, "inductor": 0, "eager": 0}
 
 
-def test_predictions_take_the_best_of_a_strategy_and_sum_regions(small: Workload) -> None:
-    analysis = bench.replan(analyse(small.module, small.inputs, Options(device="h200")), devices.get("h200"), 50000)
-    plan = analysis.regions[0].plan
-    assert plan is not None
-    usable = [c for c in plan.candidates if c.predicted_us is not None and not c.rejected]
-    best = {c.strategy: min(d.predicted_us or 0 for d in usable if d.strategy == c.strategy) for c in usable}
-    assert bench.predictions(analysis, ("h200",)) == {"h200": pytest.approx(best)}
+def test_predictions_are_of_the_whole_by_strategy(small: Workload) -> None:
+    analysis = analyse(small.module, small.inputs, Options(device="h200"))
+    found = bench.predictions(analysis, ("h200", "a100"))
+    assert (
+        found["h200"]["auto"] == analysis.predicted_us
+        and found["h200"]["inductor"] == analysis.on_inductor.predicted_us
+    )
+    forced = analyse(small.module, small.inputs, Options(device="a100", strategy="spatial"))
+    assert found["a100"]["spatial"] == forced.predicted_us != found["h200"]["spatial"]
 
 
 NCU = """==PROF== Connected to process 7

@@ -129,7 +129,7 @@ def test_simulate_and_trace(model: str, tmp_path) -> None:
     assert done.exit_code == 0
     runs = json.loads((tmp_path / "s.json").read_text())["runs"]
     assert {"vertical", "bulk"} <= {r["strategy"] for r in runs}
-    assert all(r["simulated_us"] > 0 and r["bytes"]["dram"] > 0 for r in runs)
+    assert all(r["predicted_us"] > 0 and r["bytes"]["dram"] > 0 for r in runs)
     done = run("trace", model, "--out", str(tmp_path / "t.json"))
     assert done.exit_code == 0
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -144,8 +144,6 @@ def test_trace_measured_needs_a_gpu_and_a_region(model: str, tmp_path, monkeypat
     monkeypatch.setattr("tilestream.devices.detect", lambda: devices.get("h200"))
     done = run("trace", model, "--measured", "--device", "a100")
     assert done.exit_code == 2 and "leave --device out" in done.output
-    done = run("trace", model, "--measured", "--mode", "inference")
-    assert done.exit_code == 2 and "leave --mode and --size out" in done.output
 
 
 @pytest.mark.smoke
@@ -198,6 +196,12 @@ def test_bench_on_the_reference_machine(model: str, tmp_path) -> None:
         (("explain", "{file}:make", "--json", "/proc/no/such/place.json"), "error:"),
         (("explain", "{file}:missing"), "raised FileNotFoundError: no weights here at my.py:19. Remedy: mend it"),
         (("explain", "{file}:make", "--mode", "trainning"), "use inference or training"),
+        (("simulate", "nerf", "--strategy", "kitsune"), "strategy"),
+        (("simulate", "dlrm", "--size", "batch=1,2"), "one value"),
+        (("trace", "dlrm", "--size", "bach=1"), "did you mean 'batch'"),
+        (("explain", "chain", "--size", "width=8"), "it takes --rows only"),
+        (("explain", "{file}:make", "--size", "width=8"), "a file takes --rows only"),
+        (("explain", "llama_prefil"), "did you mean 'llama_prefill'"),
         (("check", "{file}:drops"), "train mode, and its nn.Dropout drops at random. Remedy: return module.eval()"),
     ],
 )
@@ -301,10 +305,11 @@ def test_float32_says_what_to_write_in_explain_and_simulate(model: str) -> None:
     assert "No pipeline to simulate." in said
 
 
-def test_both_predictions_have_a_name_and_an_error(model: str) -> None:
-    said = " ".join(run("simulate", model, "--rows", "65536").output.split())
-    assert "simulator, 11% mean error on an H200, over kernels of all kinds; cost model, 10%" in said
-    assert "simulated us" in said and "cost model us" in said
+def test_the_prediction_has_a_name_and_an_error(model: str) -> None:
+    for command in ("explain", "simulate"):
+        said = " ".join(run(command, model, "--rows", "65536", "--device", "h200").output.split())
+        assert "simulator, 11% mean error on an H200, over kernels of all kinds" in said
+        assert "predicted us" in said and "cost model" not in said
 
 
 def test_check_and_explain_agree_on_rows(model: str) -> None:

@@ -180,7 +180,7 @@ class Block(nn.Module):
 def regions(module: nn.Module, features: int) -> tuple[selection.Partition, ...]:
     torch.compiler.reset()
     module = module.bfloat16().eval().requires_grad_(False)
-    found = capture(module, (torch.randn(8, 64, features).bfloat16(),)).graphs
+    found = capture(module, (torch.randn(16, 64, features).bfloat16(),)).graphs
     return tuple(selection.partition(graph) for graph in found)
 
 
@@ -204,7 +204,7 @@ def test_the_planner_takes_wide_blocks_by_chunks():
 
 def test_a_compiled_block_runs_by_chunks_on_the_reference_machine():
     module = Block(64, 600).bfloat16().eval().requires_grad_(False)
-    x = torch.randn(100, 64).bfloat16()
+    x = torch.randn(600, 64).bfloat16()  # of fewer, SMs would share a tile
     torch.compiler.reset()
     with torch.no_grad():
         got = torch.compile(module, backend="tilestream", options={"target": "reference", "strategy": "vertical"})(x)

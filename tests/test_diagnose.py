@@ -59,9 +59,9 @@ def test_a_slot_that_did_not_become_free():
 
 def test_a_process_that_ends_says_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """torch's own error for a trap names no queue."""
-    monkeypatch.setattr(diagnose, "_dumps", set())
+    monkeypatch.setattr(diagnose, "_records", set())
     quiet, dump = Dump(tables(), ["a", "b", "c"]), Dump(tables(), ["a", "b", "c"])
-    assert diagnose._dumps == {quiet, dump}
+    assert diagnose._records == {quiet, dump}
     record(dump, 2, 1, 9, 0, EPOCH | 10, EPOCH | 9, [0] * 10)
     diagnose._tell()
     (said,) = caplog.messages

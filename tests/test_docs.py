@@ -25,3 +25,11 @@ def test_the_ir_page_names_every_tile_op():
 
     table = (DOCS / "ir.md").read_text().split("## Tile ops")[1]
     assert set(OPS) <= set(re.findall(r"[a-z_0-9]+", table))
+
+
+@pytest.mark.smoke
+def test_the_example_of_the_training_page():
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(compile(block, "docs/training.md", "exec"), scope)
+    assert "consume_sum" in str(scope["kernel"])

@@ -63,7 +63,7 @@ def test_other_headers_or_another_compiler_are_another_kernel(nvrtc: list[str], 
     new_process()
     monkeypatch.setattr(cache, "headers_digest", lambda: "edited")
     new_process()
-    monkeypatch.setattr(cache, "compiler_version", lambda: "99.0")
+    monkeypatch.setattr(cache, "compiler_package", lambda: "99.0")
     new_process()
     assert len(nvrtc) == 3
 

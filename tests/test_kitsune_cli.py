@@ -1,4 +1,4 @@
-"""``reproduce kitsune``, ``sweep``, and ``simulate`` and ``trace`` of whole models, from the command line."""
+"""``reproduce kitsune`` and ``sweep`` from the command line."""
 
 from __future__ import annotations
 
@@ -61,51 +61,6 @@ def test_sweep_over_devices_and_sizes_on_two_workers(tmp_path) -> None:
     assert "2 of 2" in done.output
 
 
-@pytest.mark.parametrize("model", ["dlrm", "llama_decode"])
-def test_simulate_a_whole_model_by_name(model: str, tmp_path) -> None:
-    layers = ("--size", "layers=1") if model == "llama_decode" else ()
-    done = run("simulate", model, "--device", "h200+kitsune", *layers, "--json", str(tmp_path / "s.json"))
-    assert done.exit_code == 0, done.output
-    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
-    assert [r["execution"] for r in rows] == ["bulk", "vertical", "kitsune"]
-    assert rows[0]["dram_bytes"] >= rows[1]["dram_bytes"] >= rows[2]["dram_bytes"]
-
-
-def test_simulate_a_file_in_training_and_trace_it(tmp_path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "def make(rows=512):\n"
-        "    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).bfloat16()\n"
-        "    return net, (torch.randn(rows, 64).bfloat16(),)\n"
-    )
-    where = ("--out", str(tmp_path / "t.json"), "--json", str(tmp_path / "s.json"))
-    done = run("trace", f"{path}:make", "--mode", "training", "--size", "rows=1024", *where)
-    assert done.exit_code == 0, done.output
-    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X" and e["cat"] == "launch"]
-    assert {e["args"]["phase"] for e in slices} == {"forward", "backward"}
-    assert len(slices) == sum(r["launches"] for r in rows)
-    for pid, row in enumerate(rows, start=1):
-        assert max(e["ts"] + e["dur"] for e in slices if e["pid"] == pid) == pytest.approx(row["time_us"], rel=1e-4)
-    stages = [e for e in events if e.get("cat") == "stage"]
-    assert stages and all(e["tid"] > 0 and "CTAs" in e["args"] for e in stages)
-    assert any(key.startswith("waits for") for e in stages for key in e["args"])
-    assert any(e["ph"] == "C" and e["name"] == "tensor busy, %" and e["args"]["%"] > 0 for e in events)
-
-
-def test_the_report_of_a_whole_model_names_stages_and_their_waits(tmp_path) -> None:
-    done = run(
-        "simulate", "nerf", "--mode", "inference", "--device", "a100+kitsune", "--html", str(tmp_path / "w.html")
-    )
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "w.html").read_text()
-    assert "data:image/png;base64," in text and "http" not in text
-    assert "waits, µs a CTA" in text and "queue " in text and "addmm_11" in text
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -116,12 +71,6 @@ def test_the_report_of_a_whole_model_names_stages_and_their_waits(tmp_path) -> N
         (("sweep", "nerf", "--size", "points_of_view=3", "--jobs", "1"), "no size called 'points_of_view'"),
         (("sweep", "nobody", "--jobs", "1"), "no whole model called 'nobody'"),
         (("sweep", "nerf", "--strategies", "magic"), "unknown execution 'magic'"),
-        (("simulate", "dlrm", "--size", "batch=1,2"), "one value a size"),
-        (("simulate", "dlrm", "--rows", "5"), "--rows is for regions"),
-        (("trace", "dlrm", "--queue-depth", "4"), "--queue-depth is for regions"),
-        (("simulate", "nerf", "--html", "x.html"), "--html is for whole models"),
-        (("simulate", "nerf", "--mode", "dreaming"), "unknown mode 'dreaming'"),
-        (("simulate", "dlrm", "--device", "a100+sms*0"), "sms"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, said: str) -> None:

@@ -11,7 +11,22 @@ from hypothesis import strategies as st
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.simulator import run
-from tilestream.simulator.library import EAGER, Beside, Product, Rows, eager, gemm, launch, stream, tiling
+from tilestream.simulator.library import (
+    EAGER,
+    Beside,
+    Cache,
+    Kernel,
+    Product,
+    Rows,
+    Stream,
+    closed_form_s,
+    eager,
+    gemm,
+    launch,
+    seconds,
+    stream,
+    tiling,
+)
 from tilestream.simulator.workload import SimStage, Workload
 
 A100, H200 = devices.get("a100"), devices.get("h200")
@@ -149,3 +164,32 @@ def test_an_epilogue_and_what_the_l2_holds_count() -> None:
         us(gemm("g", product, H200, beside), H200) for beside in (Beside(), Beside(simt_ops=2e10), Beside(cached=1.0))
     )
     assert held < plain < busy
+
+
+@settings(deadline=None, max_examples=60)
+@given(products, machines)
+def test_the_closed_form_of_a_product_is_near_its_events(product: Product, device: Device) -> None:
+    made = launch("product", gemm("product", product, device), device)
+    told = run(Workload("kernel", (made,)), device).time_s
+    assert 0.7 * told <= closed_form_s(made, device) <= 1.3 * told
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(1e3, 3e8), st.sampled_from((0.1, 2.0, 6.0)), st.sampled_from((1.0, 10.0, 40.0)), machines)
+def test_the_closed_form_of_a_stream_is_near_its_events(n: float, read: float, ops: float, device: Device) -> None:
+    made = launch("s", stream("s", n, read * n, 2 * n, device, simt_ops=ops * n), device)
+    told = run(Workload("kernel", (made,)), device).time_s
+    assert closed_form_s(made, device) == pytest.approx(told, rel=0.12)
+
+
+def test_what_the_l2_holds_is_not_read_again():
+    """A value of a quarter of the L2 is there for the next kernel, and gone once as much as the L2 has passed."""
+    quarter = H200.l2_bytes / 8
+    cache = Cache(H200)
+    assert cache.share((), [("x", quarter)]) == 0
+    assert cache.share([("x", quarter)], [("y", quarter)]) == 1
+    assert cache.share([("z", 2.0 * H200.l2_bytes)], ()) == 0
+    assert cache.share([("x", quarter)], ()) == 0
+    first = Kernel("a", Stream(1e6), (), (("x", 2e6),))
+    second = Kernel("b", Stream(1e6), (("x", 2e6),), (("y", 2e6),))
+    assert seconds([first, second], H200) < seconds([first], H200) + seconds([second], H200)

@@ -19,7 +19,7 @@ from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Role
-from tilestream.plan.traffic import traffic
+from tilestream.ir.traffic import traffic
 from tilestream.schedule import build
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.layout import lay_out

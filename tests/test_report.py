@@ -9,11 +9,15 @@ from html.parser import HTMLParser
 
 import pytest
 import samples
+import torch
+from modules import Fn
+from torch import Tensor, nn
 
-from tilestream import devices
 from tilestream.options import Options
 from tilestream.plan import planner
-from tilestream.plan.analysis import Analysis, Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.analyse import analyse
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import Excluded, Share
 from tilestream.report import charts, drawing, facts, html, timeline
 from tilestream.report.explain import Report, sms, weights
 from tilestream.report.words import microseconds, size
@@ -22,15 +26,21 @@ from tilestream.simulator import Simulation, Span
 
 @pytest.fixture
 def analysis() -> Analysis:
-    program = samples.vertical()
-    plan = planner.plan(program, 5000, devices.get("h200"), Options())
-    operators = ("aten.mm.default",) * 4 + ("aten.relu.default",) * 4 + ("aten.add.Tensor",)
-    line = ("model.py:10 in forward: x",)
-    region = RegionAnalysis("region0", 0, 5000, operators, line, program, plan, flops=996)
+    """Four layers with a residual around them and a sort behind; FLOPs and the sort's place are made up."""
+    layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(4)).bfloat16()
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        first = h = layers[0](x).relu()
+        for layer in layers[1:]:
+            h = layer(h).relu()
+        return (h + first).sort(0).values
+
+    made = analyse(Fn(forward, layers).eval(), (torch.zeros(1, 1, dtype=torch.bfloat16).expand(5000, 64),), Options())
+    region = replace(made.regions[0], flops=996)
     where = "model.py:33 in forward: x.sort()"
     excluded = Excluded("aten.sort.default", where, "needs all <rows> at once", "blocks.1.order")
-    graph = GraphAnalysis("inference", Share(10, 1000))
-    return Analysis("Net", "h200", Options(), (graph,), (region,), (excluded,), mode="eval")
+    graph = replace(made.graphs[0], whole=Share(10, 1000))
+    return replace(made, model="Net", graphs=(graph,), regions=(region,), exclusions=(excluded,), hints=())
 
 
 def plan_of(analysis: Analysis) -> planner.Plan:
@@ -63,9 +73,12 @@ def test_text_gives_coverage_candidates_stages_and_reasons(analysis: Analysis) -
     plan = plan_of(analysis)
     for candidate in plan.candidates:
         if candidate.pipeline is not None:
-            assert candidate.name in text and microseconds(candidate.predicted_us) in text
+            us = analysis.candidate_us(analysis.regions[0], candidate)
+            assert candidate.name in text and us is not None and microseconds(us) in text
     assert re.search(r"\*\s+" + re.escape(plan.chosen.name), text)
     assert "linear 64>64 + relu" in text
+    for launch in analysis.whole.launches:
+        assert launch.name in text and microseconds(launch.predicted_us) in text
     assert "aten.sort.default" in text and "needs all <rows> at once" in text and "model.py:33" in text
 
 
@@ -157,6 +170,7 @@ def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path)
     for candidate, _ in facts.distinct(plan_of(analysis)):
         assert f">{candidate.strategy}</label>" in text
     assert "measured µs" not in text, "no column without a figure"
+    assert "Launches in order" in text and ">sort</td>" in text
     for wanted in ("dataflow: 9 of 10 operators (90%)", "predicted for the whole model", "blocks.1.order"):
         assert wanted in text
 

@@ -16,9 +16,9 @@ ROOMS = (
     ("announce", "options"),
     ("ir", "devices"),
     ("schedule",),
-    ("graph",),
+    ("graph", "simulator"),  # what a plan is made of, and what it is predicted by
     ("plan",),
-    ("cuda", "reference", "simulator"),  # three ways to run a pipeline, which never meet
+    ("cuda", "reference"),  # two ways to run a pipeline, which never meet
     ("run",),
     ("apps",),
     ("report", "sparse"),

@@ -48,7 +48,7 @@ def test_bulk_launches_take_what_library_kernels_take():
     p = planned(chain(4), 65_536, "bulk")
     run = simulate(p, 65_536, H200)
     assert len(run.launches_us) == 4
-    assert run.time_us == pytest.approx(predict(p, 65_536, H200).us)
+    assert run.time_us == pytest.approx(predict(p, 65_536, H200).us, rel=0.05)  # the closed form of the same kernels
     assert run.time_us == pytest.approx(sum(run.launches_us))
 
 

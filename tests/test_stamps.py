@@ -56,7 +56,7 @@ PIPELINES = {
     "split columns": lambda: with_stage(edge_block(128), placement=Shard(1)),
     "pairs of CTAs": lambda: with_stage(chain(2, 128), group=2, replicas=4, residency=Residency.STREAMED),
     "queues": lambda: few(spatial(3)),
-    "launches": lambda: few(bulk(2)),
+    "launches": lambda: replace(few(bulk(2)), strategy="spatial"),  # as kernels of ours, not of libraries
 }
 
 
@@ -271,7 +271,7 @@ def test_the_report_tells_errors_by_stage_and_kind(folder: Path, monkeypatch) ->
     pipeline, run = recorded("queues", folder)
     run = replace(run, time_us=run.stamped_us / 1.1)
     outcome = simulate(pipeline, ROWS, devices.get("h200"))
-    told = Measured(Run("region0", "spatial", True, None, outcome), run, compare(outcome, run))
+    told = Measured(Run("region0", "spatial", True, pipeline, outcome), run, compare(outcome, run))
     made = Measurements((told,), ("region0, bulk: not recorded",))
     text = str(made)
     assert "region0 spatial: simulated" in text and "(+10.0%)" in text and "region0, bulk: not recorded" in text
@@ -285,8 +285,9 @@ def test_the_report_tells_errors_by_stage_and_kind(folder: Path, monkeypatch) ->
 
 
 def test_a_library_kernel_is_not_recorded() -> None:
-    outcome = simulate(PIPELINES["launches"](), ROWS, devices.get("h200"))
-    found = Measurements.of(Simulation(_no_regions(), (Run("region0", "bulk", False, None, outcome),)))
+    pipeline = PIPELINES["launches"]()
+    outcome = simulate(pipeline, ROWS, devices.get("h200"))
+    found = Measurements.of(Simulation(_no_regions(), (Run("region0", "bulk", False, pipeline, outcome),), {}))
     assert found.runs == () and "library kernels" in found.problems[0]
 
 

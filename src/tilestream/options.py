@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from tilestream.errors import OptionError
 
 Target = Literal["auto", "cuda", "reference"]
-Strategy = Literal["auto", "bulk", "vertical", "spatial"]
+Strategy = Literal["auto", "bulk", "vertical", "spatial", "shared"]
 
 
 @dataclass(frozen=True)

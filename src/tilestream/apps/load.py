@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import importlib.util
 import inspect
@@ -65,15 +66,23 @@ class Workload:
 
 
 def load(
-    target: str, rows: int | None = None, dtype: str | None = None, device: str = "cpu", fake: bool = False
+    target: str,
+    rows: int | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    fake: bool = False,
+    sizes: Mapping[str, int] | None = None,
+    training: bool = False,
 ) -> Workload:
-    """The workload called ``target``: the name of an app, or ``FILE.py:FUNCTION``.
+    """The workload called ``target``: the name of an app or of a whole model, or ``FILE.py:FUNCTION``.
 
     Args:
         rows: for an app, how many rows (its usual number by default). For a file, passed to the
             function, which must have a parameter of that name.
         dtype: ``bf16``, ``f16`` or ``f32``. Apps default to bf16, a file's model is left as it is.
         device: ``cpu`` or ``cuda``.
+        sizes: of a whole model (``apps.models``), what differs from its published ones.
+        training: parameters of a named model take gradients.
         fake: make tensors that have shapes and no memory, to capture and not to run. A file's function that cannot do
             with those is called again for real ones.
 
@@ -86,26 +95,41 @@ def load(
     if dtype is not None and dtype not in TORCH_DTYPES:
         raise OptionError(f"--dtype is {dtype!r}", f"use one of {', '.join(TORCH_DTYPES)}")
     if ":" not in target and not target.endswith(".py"):
-        app = APPS.get(target)
-        if app is None and target in MODELS:
-            raise CaptureError(
-                f"{target!r} is a whole model, which this does not run",
-                "simulate it with `tilestream simulate`, or build it with tilestream.apps.models",
-            )
-        if app is None:
-            near = difflib.get_close_matches(target, APPS, 1)
-            hint = f"did you mean {near[0]!r}? The models are" if near else "the models are"
-            raise CaptureError(
-                f"there is no model called {target!r}", f"{hint} {', '.join(APPS)}; or give FILE.py:FUNCTION"
-            )
         with _fakes() if fake else contextlib.nullcontext():
-            module, inputs = app.make(rows, TORCH_DTYPES[dtype or "bf16"], device)
+            module, inputs = _named(target, rows, TORCH_DTYPES[dtype or "bf16"], device, dict(sizes or {}), training)
         return Workload(target, module, inputs)
+    if sizes:
+        raise OptionError(f"{target} has no size called {min(sizes)!r}", "a file takes --rows only")
     function = _function(target)
     if fake:
         with contextlib.suppress(_NoFakesError):
             return _from_function(target, function, rows, dtype, device, fake)
     return _from_function(target, function, rows, dtype, device)
+
+
+def _named(
+    name: str, rows: int | None, dtype: torch.dtype, device: str, sizes: dict[str, int], training: bool
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """An app by its rows, a whole model by its sizes; what is both, by whichever is given."""
+    if name in MODELS and (sizes or name not in APPS):
+        model = MODELS[name]
+        changes: dict[str, Any] = {**sizes, **({} if rows is None else {"rows": rows})}
+        kinds = {f.name: f.type for f in dataclasses.fields(model.sizes)}
+        changes = {n: bool(v) if kinds.get(n) in ("bool", bool) else v for n, v in changes.items()}
+        model.resolved(**changes)  # refuses names of make's own arguments, such as dtype
+        return model.make(training=training, device=device, dtype=dtype, **changes)
+    app = APPS.get(name)
+    if app is None:
+        names = {**APPS, **MODELS}
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]!r}? The models are" if near else "the models are"
+        raise CaptureError(f"there is no model called {name!r}", f"{hint} {', '.join(names)}; or give FILE.py:FUNCTION")
+    if sizes:
+        raise OptionError(f"{name} has no size called {min(sizes)!r}", "it takes --rows only")
+    module, inputs = app.make(rows, dtype, device)
+    if training:
+        module.requires_grad_().train()
+    return module, inputs
 
 
 class _NoFakesError(Exception):

@@ -16,10 +16,13 @@ from tilestream.bench import first_call as first_call_
 from tilestream.bench.accuracy import Oracle, repeatable
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
+from tilestream.ir import traffic
 from tilestream.options import Options
-from tilestream.plan import planner, traffic
 from tilestream.plan.analyse import analyse
-from tilestream.plan.analysis import Analysis, RegionAnalysis
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.plan.replan import predictions as by_strategy
+from tilestream.plan.replan import replan
 from tilestream.report import whole
 from tilestream.report.explain import Report
 from tilestream.run import prepare
@@ -38,7 +41,7 @@ def run(
     *,
     arms: Sequence[str] = ARMS,
     predict: Sequence[str] = PREDICTED,
-    rows: int | None = None,
+    planned: Workload | None = None,
     counters: Sequence[str] | None = None,
     first_call: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -51,7 +54,7 @@ def run(
 
     Args:
         predict: devices to predict times for.
-        rows: rows to plan and predict for, where that is not the workload's own number.
+        planned: the model with the rows to plan and predict for, where they are not those that run.
         counters: arguments of ``bench.once`` after the model, to count DRAM bytes; None leaves that out.
         first_call: the same, to time the first call in processes of its own, cold and warm.
         progress: told what is going on, one line at a time.
@@ -75,12 +78,12 @@ def run(
         else:
             made |= _on_reference(workload, options, oracle, progress)
     progress("planning")
-    analysis = as_used(analysed(workload, options), prepare.analyses()[compiled:])
+    analysis = analysed(planned or workload, options)
+    if planned is None:
+        analysis = as_used(analysis, prepare.analyses()[compiled:])
     ours, inductors = (made["arms"].get(name, {}).get("us") for name in ("tilestream", "inductor"))
     analysis = replace(analysis, measured_us=ours, inductor_measured_us=inductors)
-    if rows is not None and rows != workload.rows:
-        analysis = replan(analysis, devices.get(analysis.device), rows)
-    made["planned_rows"] = workload.rows if rows is None else rows
+    made["planned_rows"] = (planned or workload).rows
     made["plan"] = Report(analysis).json()
     made["whole"] = f"{whole.coverage(analysis.coverage)}\n{whole.times(analysis)}"
     made["predictions"] = predictions(analysis, predict)
@@ -97,19 +100,9 @@ def run(
 
 
 def predictions(analysis: Analysis, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Device to strategy to predicted microseconds: the best candidate of each strategy, summed over the regions."""
-    found: dict[str, dict[str, float]] = {}
-    for name in names:
-        totals: dict[str, float] = {}
-        for region in replan(analysis, devices.get(name)).regions:
-            best: dict[str, float] = {}
-            for c in region.plan.candidates if region.plan is not None else ():
-                if c.predicted_us is not None and not c.rejected:
-                    best[c.strategy] = min(c.predicted_us, best.get(c.strategy, float("inf")))
-            for strategy, us in best.items():
-                totals[strategy] = totals.get(strategy, 0.0) + us
-        found[name] = totals
-    return found
+    """Device to strategy to predicted microseconds of the whole model."""
+    own = {analysis.device: analysis}
+    return {name: by_strategy(own.get(name) or replan(analysis, devices.get(name))) for name in names}
 
 
 def analysed(workload: Workload, options: Options, training: bool = False) -> Analysis:
@@ -117,22 +110,6 @@ def analysed(workload: Workload, options: Options, training: bool = False) -> An
     with torch.set_grad_enabled(training):
         made = analyse(workload.module, workload.inputs, options, keywords=workload.keywords, training=training)
     return replace(made, model=workload.name)
-
-
-def replan(analysis: Analysis, device: devices.Device, rows: int | None = None) -> Analysis:
-    """The same regions planned for another device, another number of rows, or both; predictions only."""
-    regions = []
-    for region in analysis.regions:
-        wanted = region.rows if rows is None else rows
-        plan, problem = None, ""
-        try:
-            plan = planner.plan(region.program, wanted, device, analysis.options)
-        except TilestreamError as failure:
-            problem = str(failure)
-        regions.append(replace(region, rows=wanted, plan=plan, problem=problem))
-    before = max((r.rows for r in analysis.regions), default=0)
-    made = replace(analysis, device=device.name, hardware=device, regions=tuple(regions))
-    return made if rows is None or not before else made.scaled(rows / before)
 
 
 def measured(workload: Workload, options: Options) -> Analysis:

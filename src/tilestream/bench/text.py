@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tilestream.report.whole import COST_MODEL
+from tilestream.report.whole import SIMULATOR
 from tilestream.report.words import microseconds
 
 
@@ -91,14 +91,14 @@ def _predictions(result: dict[str, Any]) -> Table:
     found: dict[str, dict[str, float]] = result["predictions"]
     strategies = list(dict.fromkeys(s for by in found.values() for s in by))
     table = Table(
-        title=f"regions, predicted us ({COST_MODEL})",
+        title=f"whole model, predicted us ({SIMULATOR})",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
     table.add_column("device")
     for strategy in strategies:
-        table.add_column("inductor" if strategy == "fallback" else strategy, justify="right")
+        table.add_column(strategy, justify="right")
     for device, by in found.items():
         table.add_row(device, *(microseconds(by.get(s)) for s in strategies))
     return table

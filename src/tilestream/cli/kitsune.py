@@ -1,4 +1,4 @@
-"""``tilestream reproduce kitsune``, ``tilestream sweep``, and ``tilestream simulate`` of whole models."""
+"""``tilestream reproduce kitsune`` and ``tilestream sweep``: a paper's designs, which the compiler does not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.table import Table
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.progress import Progress
 from tilestream.errors import OptionError
-from tilestream.studies.kitsune import trace
 from tilestream.studies.kitsune.sweep import EXECUTIONS, Swept, points, sweep
 
 reproduce = typer.Typer(no_args_is_help=True, help="Run a paper's evaluation and set it beside the paper's figures.")
@@ -73,59 +72,6 @@ def sweep_command(
     write_json(json_, {"rows": [swept_json(s) for s in made]})
 
 
-def is_whole(model: str, strategy: str, mode: str | None, size: Sequence[str] | None) -> bool:
-    """Whether ``simulate`` and ``trace`` take every operator of a model, and not the regions that compile."""
-    from tilestream.apps import APPS
-    from tilestream.apps.models import MODELS
-
-    return (
-        mode is not None
-        or bool(size)
-        or strategy in ("kitsune", "deep", "mixed")
-        or (model in MODELS and model not in APPS)
-    )
-
-
-def simulate_whole(
-    model: str,
-    device: str,
-    strategy: str,
-    mode: str,
-    size: Sequence[str],
-    json_: Path | None,
-    timeline: Path | None = None,
-    html: Path | None = None,
-) -> None:
-    """Every execution of one model (or the one that ``strategy`` names) on one device."""
-    given = sizes(size)
-    if any(len(values) > 1 for values in given.values()):
-        raise OptionError("simulate takes one value a size", "use tilestream sweep for several")
-    executions = EXECUTIONS if strategy == "auto" else (strategy,)
-    with Progress() as progress:
-        made = sweep(points([model], [device], executions, [mode], given), 1, progress)
-    out.print(table(made))
-    if timeline is not None:
-        trace.write(timeline, {f"{s.point.app} {s.point.mode} {s.point.execution}": s.outcome for s in made})
-        out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
-    if html is not None:
-        from tilestream.studies.kitsune import whole_report
-
-        out.print(f"report: {whole_report.save(html, made)}")
-    write_json(json_, {"rows": [swept_json(s) for s in made]})
-
-
-def refuse(**given: object) -> None:
-    """Options of regions that say nothing about a whole model must not be dropped silently.
-
-    Raises:
-        OptionError: one of them is not None.
-    """
-    for name, value in given.items():
-        if value is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{flag} is for regions, and a whole model is simulated", "leave it out, or use --size")
-
-
 def table(made: Sequence[Swept]) -> Table:
     """One line a simulation; what is the same in all of them stands in the title."""
     about = {
@@ -179,3 +125,15 @@ def sizes(given: Sequence[str]) -> dict[str, list[int]]:
             raise OptionError(f"--size {entry!r} is not NAME=V1,V2", "give whole numbers above 0, as batch=32,64")
         found[name] = [int(v) for v in numbers]
     return found
+
+
+def one_of_each(given: Sequence[str]) -> dict[str, int]:
+    """``NAME=VALUE`` entries by name.
+
+    Raises:
+        OptionError: as ``sizes``, or an entry has several values.
+    """
+    found = sizes(given)
+    if any(len(values) > 1 for values in found.values()):
+        raise OptionError("--size takes one value here", "use tilestream sweep for several")
+    return {name: value for name, (value,) in found.items()}

@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interr
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,14 +35,13 @@ Target = Annotated[
 ]
 Rows = Annotated[int | None, typer.Option(help="Rows; for a file, passed to the function's argument rows.")]
 Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
-Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical or spatial.")]
+Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical, spatial or shared.")]
 Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
 RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
 Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
 Cache = Annotated[bool, typer.Option(help="Keep plans and kernels on disk.")]
-Mode = Annotated[str | None, typer.Option(help="inference or training, of the whole model by operators.")]
-Gradients = Annotated[str, typer.Option("--mode", help="inference, or training: forward and backward graphs.")]
-Size = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a whole model; repeatable.")]
+Mode = Annotated[str, typer.Option(help="inference, or training: forward and backward graphs.")]
+Size = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a named model; repeatable.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -75,7 +74,8 @@ def explain(
     target: RunOn = "auto",
     queue_depth: Depth = None,
     cache: Cache = True,
-    mode: Gradients = "inference",
+    mode: Mode = "inference",
+    size: Size = None,
     kernel: Annotated[bool, typer.Option("--kernel", help="Also print the CUDA source of the kernels.")] = False,
     kernel_file: Annotated[Path | None, typer.Option(help="Write the CUDA source of the kernels here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
@@ -86,14 +86,13 @@ def explain(
     from tilestream.report import kernels
     from tilestream.report.explain import Report
 
-    if mode not in ("inference", "training"):
-        raise OptionError(f"--mode is {mode!r}", "use inference or training")
+    training, sizes = _training(mode), kitsune.one_of_each(size or ())
     with Progress() as progress:
         options = _options(strategy, device, target, queue_depth, cache)
-        if device is None and mode == "inference" and target != "reference" and _where("auto") == "cuda":
-            analysis = _measured(model, rows, dtype, options, progress)
+        if device is None and not training and target != "reference" and _where("auto") == "cuda":
+            analysis = _measured(model, rows, dtype, options, progress, sizes)
         else:
-            analysis = _analysed(model, rows, dtype, options, progress, mode == "training")
+            analysis = _analysed(model, rows, dtype, options, progress, sizes, training)
         report = Report(analysis)
         if html is not None:
             from tilestream.report import html as page
@@ -120,25 +119,22 @@ def simulate(
     strategy: Strategy = "auto",
     device: Device = None,
     queue_depth: Depth = None,
-    mode: Mode = None,
+    mode: Mode = "inference",
     size: Size = None,
-    html: Annotated[Path | None, typer.Option(help="Also write an HTML report of the whole model here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU.
-
-    Regions of the model as the compiler would run them. With --mode, --size or --strategy kitsune, and for models that
-    are captured whole (dlrm, llama_prefill): every operator, as bulk kernels, vertical fusion and Kitsune.
-    """
-    if kitsune.is_whole(model, strategy, mode, size):
-        kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
-        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, html=html)
-        return
+    """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU."""
+    made = _simulated(model, rows, dtype, strategy, device, queue_depth, mode, size)
     if html is not None:
-        raise OptionError("simulate --html is for whole models", "use explain --html, or add --mode inference")
-    made = _simulated(model, rows, dtype, strategy, device, queue_depth)
+        from tilestream.report import html as page
+        from tilestream.report.explain import Report
+
+        page.write(html, Report(made.analysis), page.Content(simulations=made.by_region()))
     out.print(made)
+    if html is not None:
+        out.print(f"report: {html}")
     write_json(json_, made.json())
 
 
@@ -152,7 +148,7 @@ def trace(
     strategy: Strategy = "auto",
     device: Device = None,
     queue_depth: Depth = None,
-    mode: Mode = None,
+    mode: Mode = "inference",
     size: Size = None,
     measured: Annotated[
         bool, typer.Option("--measured", help="Also run the pipelines on this GPU, and write what every warp did when.")
@@ -160,21 +156,16 @@ def trace(
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Write the simulated timeline of every SM as a file that ui.perfetto.dev opens; of every launch, with --mode."""
+    """Write the simulated timeline of the whole model, and of every SM, as a file that ui.perfetto.dev opens."""
     from tilestream.report import measured as measured_
     from tilestream.report import timeline
 
     if measured:
         device = measured_.device_here(device)
-    if kitsune.is_whole(model, strategy, mode, size):
-        if measured:
-            raise OptionError("trace --measured is for regions, which run as kernels", "leave --mode and --size out")
-        kitsune.refuse(rows=rows, dtype=dtype, queue_depth=queue_depth)
-        kitsune.simulate_whole(model, device or "a100", strategy, mode or "inference", size or (), json_, output)
-        return
-    made = _simulated(model, rows, dtype, strategy, device, queue_depth)
+    made = _simulated(model, rows, dtype, strategy, device, queue_depth, mode, size)
     found = _recorded(made) if measured else None
-    timeline.write(output, made.timelines(), found.recordings() if found else None)
+    plan = None if made.analysis.empty else made.analysis.whole
+    timeline.write(output, made.timelines(), found.recordings() if found else None, plan)
     out.print(made)
     if found:
         out.print(found)
@@ -295,7 +286,7 @@ def bench(
             workload,
             options,
             arms=chosen,
-            rows=_planned_rows(model, rows) if on == "cpu" else None,
+            planned=_planned(model, rows, dtype, run_rows) if on == "cpu" else None,
             counters=again if ncu and bench_.dram.available() else None,
             first_call=again if compile_time else None,
             progress=progress,
@@ -342,8 +333,20 @@ def _options(strategy: str, device: str | None, target: str, queue_depth: int | 
     return options
 
 
+def _training(mode: str) -> bool:
+    if mode not in ("inference", "training"):
+        raise OptionError(f"--mode is {mode!r}", "use inference or training")
+    return mode == "training"
+
+
 def _analysed(
-    model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress, training: bool = False
+    model: str,
+    rows: int | None,
+    dtype: str | None,
+    options: Options,
+    progress: Progress,
+    sizes: Mapping[str, int],
+    training: bool = False,
 ) -> Analysis:
     """Capture with all the rows and without memory, then plan; a model that needs values gets real tensors."""
     from tilestream.apps.load import load
@@ -352,9 +355,7 @@ def _analysed(
 
     for fake in (True, False):
         progress(f"loading {model}")
-        workload = load(model, rows, dtype, fake=fake)
-        if training and model in _apps():
-            workload.module.requires_grad_().train()
+        workload = load(model, rows, dtype, fake=fake, sizes=sizes, training=training)
         progress("capturing and planning")
         try:
             return analysed(workload, options, training)
@@ -362,12 +363,6 @@ def _analysed(
             if not fake:
                 raise
     raise AssertionError("real tensors have values")
-
-
-def _apps() -> Collection[str]:
-    from tilestream.apps import APPS
-
-    return APPS
 
 
 def _refuse_random(workload: Workload) -> None:
@@ -386,13 +381,21 @@ def _refuse_random(workload: Workload) -> None:
 
 
 def _simulated(
-    model: str, rows: int | None, dtype: str | None, strategy: str, device: str | None, queue_depth: int | None
+    model: str,
+    rows: int | None,
+    dtype: str | None,
+    strategy: str,
+    device: str | None,
+    queue_depth: int | None,
+    mode: str,
+    size: Sequence[str] | None,
 ) -> Simulation:
     from tilestream.report.simulation import Simulation
 
+    training, sizes = _training(mode), kitsune.one_of_each(size or ())
     with Progress() as progress:
         options = _options(strategy, device or "h200", "auto", queue_depth, cache=True)
-        return Simulation.of(_analysed(model, rows, dtype, options, progress), progress)
+        return Simulation.of(_analysed(model, rows, dtype, options, progress, sizes, training), progress)
 
 
 def _recorded(simulated: Simulation) -> Measurements:
@@ -402,13 +405,15 @@ def _recorded(simulated: Simulation) -> Measurements:
         return Measurements.of(simulated, progress)
 
 
-def _measured(model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress) -> Analysis:
+def _measured(
+    model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress, sizes: Mapping[str, int]
+) -> Analysis:
     """Compile and run on the GPU, so that the candidates have measured times."""
     from tilestream.apps.load import load
     from tilestream.bench import measured
 
     progress(f"loading {model}")
-    workload = load(model, rows, dtype, "cuda")
+    workload = load(model, rows, dtype, "cuda", sizes=sizes)
     progress("compiling, and timing the candidates on the GPU")
     return measured(workload, options)
 
@@ -420,6 +425,14 @@ def _planned_rows(model: str, rows: int | None) -> int | None:
     if model in APPS:
         return APPS[model].rows if rows is None else rows
     return None
+
+
+def _planned(model: str, rows: int | None, dtype: str | None, ran: int | None) -> Workload | None:
+    """A named model with the rows to plan for, in shapes alone; None where those are the rows that run."""
+    from tilestream.apps.load import load
+
+    wanted = _planned_rows(model, rows)
+    return None if wanted == ran else load(model, wanted, dtype, fake=True)
 
 
 def _rows_to_run(model: str, rows: int | None, on: str) -> int | None:

@@ -6,16 +6,28 @@ import contextlib
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
+from tilestream.cuda.shared_tile import SharedTileSource
+from tilestream.cuda.shared_tile import emit as emit_shared_tile
+from tilestream.cuda.stationary import StationarySource
+from tilestream.cuda.stationary import emit as emit_stationary
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.shape import why_no_kernel
+from tilestream.schedule.shape import is_shared_tile, why_no_kernel
+from tilestream.schedule.stationary import is_stationary
+
+if TYPE_CHECKING:
+    from tilestream.cuda.launch import AnyLaunch, CompiledPipeline
+
+AnySource = KernelSource | SharedTileSource | StationarySource
+"""Of one launch, by the shape of its kernel."""
 
 __all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
@@ -31,7 +43,7 @@ def available() -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ...]:
+def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
     """The CUDA source of each launch.
 
     Raises:
@@ -41,7 +53,13 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[KernelSource, ..
     if reason:
         what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
         raise VerifyError(what, "run it by tilestream.reference")
-    return tuple(emit(launch, stamped=stamped) for launch in cut_at_dram(pipeline))
+    return tuple(_source(launch, stamped) for launch in cut_at_dram(pipeline))
+
+
+def _source(launch: Pipeline, stamped: bool) -> AnySource:
+    if is_stationary(launch):
+        return emit_stationary(launch)
+    return emit_shared_tile(launch) if is_shared_tile(launch) else emit(launch, stamped=stamped)
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:
@@ -56,7 +74,7 @@ def compile_only(pipeline: Pipeline) -> list[KernelReport]:
 
 def start(pipelines: Sequence[Pipeline], stamped: bool = False) -> None:
     """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for."""
-    wanted: list[KernelSource] = []
+    wanted: list[AnySource] = []
     for pipeline in pipelines:
         with contextlib.suppress(TilestreamError):
             wanted += sources(pipeline, stamped)
@@ -78,11 +96,16 @@ def ready(pipeline: Pipeline, timeout_s: float | None) -> bool:
     return True
 
 
-def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool = False):
+def build(
+    pipeline: Pipeline, device: torch.device | None = None, stamped: bool = False, dependent: bool = False
+) -> CompiledPipeline:
     """A ``CompiledPipeline`` on ``device`` (torch's current one by default).
 
     Args:
-        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it.
+        stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it. Only row streams
+            have stamps.
+        dependent: shared tiles start, and load weights, while the kernel before them still runs (programmatic dependent
+            launch); for callers who know that it writes none of the parameters.
 
     Raises:
         DeviceError: no GPU, one that is not Hopper, or one too small for the pipeline.
@@ -93,14 +116,24 @@ def build(pipeline: Pipeline, device: torch.device | None = None, stamped: bool 
     where = (
         device if device is not None and device.index is not None else torch.device("cuda", torch.cuda.current_device())
     )
-    return _build(pipeline, where, stamped)
+    return _build(pipeline, where, stamped, dependent)
 
 
 @lru_cache(maxsize=256)
-def _build(pipeline: Pipeline, device: torch.device, stamped: bool):
-    from tilestream.cuda.launch import CompiledPipeline, Launch
+def _build(pipeline: Pipeline, device: torch.device, stamped: bool, dependent: bool) -> CompiledPipeline:
+    from tilestream.cuda.launch import CompiledPipeline
 
     with torch.cuda.device(device):
         start([pipeline], stamped)
-        launches = [Launch(s, compiled(s), device) for s in sources(pipeline, stamped)]
+        launches = [_launch(s, device, dependent) for s in sources(pipeline, stamped)]
         return CompiledPipeline(pipeline, launches, device)
+
+
+def _launch(source: AnySource, device: torch.device, dependent: bool) -> AnyLaunch:
+    from tilestream.cuda.launch import Launch, SharedTileLaunch, StationaryLaunch
+
+    if isinstance(source, SharedTileSource):
+        return SharedTileLaunch(source, compiled(source), device, dependent)
+    if isinstance(source, StationarySource):
+        return StationaryLaunch(source, compiled(source), device)
+    return Launch(source, compiled(source), device)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from tilestream.cuda.compile import KernelReport, compile_source, compiler_package
-from tilestream.cuda.emit import KernelSource, headers_digest
+from tilestream.cuda.compile import KernelReport, Source, compile_source, compiler_package
+from tilestream.cuda.emit import headers_digest
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def folder() -> Path | None:
     return default_cache_folder() / "kernels"
 
 
-def compile_ahead(sources: Sequence[KernelSource]) -> None:
+def compile_ahead(sources: Sequence[Source]) -> None:
     """Begin to compile those that are neither known nor on disk, side by side; ``compiled`` waits for them.
 
     Where a core or more is left for each, the register splits of one kernel are compiled side by side too.
@@ -68,7 +68,7 @@ def compile_ahead(sources: Sequence[KernelSource]) -> None:
     pool.shutdown(wait=False)
 
 
-def compiled(source: KernelSource, timeout_s: float | None = None) -> KernelReport:
+def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
     """The kernel from memory, from disk, or from NVRTC; a damaged file is announced and made again.
 
     Raises:
@@ -85,7 +85,7 @@ def compiled(source: KernelSource, timeout_s: float | None = None) -> KernelRepo
             _memory.pop(key, None)  # whoever asks again may have mended the installation
 
 
-def _key(source: KernelSource) -> str:
+def _key(source: Source) -> str:
     text = f"{headers_digest()}|{compiler_package()}|{source.shared_bytes}|{source.text}"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -96,7 +96,7 @@ def _known(report: KernelReport) -> Future[KernelReport]:
     return made
 
 
-def _make(key: str, source: KernelSource, at_once: int) -> KernelReport:
+def _make(key: str, source: Source, at_once: int) -> KernelReport:
     return _write(key, compile_source(source, at_once))
 
 

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
+from typing import Protocol
 
-from tilestream.cuda.emit import KernelSource, headers
+from tilestream.cuda.emit import headers
 from tilestream.errors import CompileError
 
 # Warnings that mean a slow or wrong kernel: setmaxnreg ignored, wgmma serialised.
@@ -32,7 +33,20 @@ class KernelReport:
     log: str
 
 
-def compile_source(source: KernelSource, at_once: int = 1) -> KernelReport:
+class Source(Protocol):
+    """A kernel to compile: its text, and the (consumer, loader) registers to try, the first without spills taken."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def register_splits(self) -> tuple[tuple[int, int], ...]: ...
+
+
+def compile_source(source: Source, at_once: int = 1) -> KernelReport:
     """Compile one pipeline kernel with the register split that spills least; see ``compile_text``.
 
     Splits are tried from the first on, until one spills nothing or more than the one before: what is given to the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import weakref
+from typing import Protocol
 
 import torch
 
@@ -14,7 +15,20 @@ from tilestream.errors import QueueTimeout
 log = logging.getLogger(__name__)
 
 _HEADER = 5  # 64-bit words before the flags
-_dumps: weakref.WeakSet[Dump] = weakref.WeakSet()
+_records: weakref.WeakSet[Record] = weakref.WeakSet()
+
+
+class Record(Protocol):
+    """What a kernel may have left behind."""
+
+    @property
+    def claimed(self) -> bool: ...
+    def error(self) -> QueueTimeout: ...
+
+
+def tell_at_exit(record: Record) -> None:
+    """Log the record when the process ends, if a kernel has left one: nobody may have called again."""
+    _records.add(record)
 
 
 class Dump:
@@ -27,7 +41,7 @@ class Dump:
         self.tables, self.stages = tables, stages
         size = _HEADER + max(tables.lines, 1)
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
-        _dumps.add(self)
+        tell_at_exit(self)
 
     @property
     def address(self) -> int:
@@ -74,6 +88,6 @@ def _ticket(word: int) -> str:
 @atexit.register
 def _tell() -> None:
     """A process that ends on torch's "unspecified launch failure" says at least then which queue it was."""
-    for dump in _dumps:
-        if dump.claimed:
-            log.error("QueueTimeout: %s", dump.error())
+    for record in _records:
+        if record.claimed:
+            log.error("QueueTimeout: %s", record.error())

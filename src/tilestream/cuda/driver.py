@@ -12,6 +12,7 @@ from typing import Any
 from tilestream.errors import DeviceError
 
 MAP_BYTES = 128
+PORTABLE_CLUSTER = 8  # a larger one must be asked for
 _TYPES = {
     "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
     "f16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
@@ -51,9 +52,9 @@ def ensure_context(device_index: int) -> None:
 
 
 class Function:
-    """A loaded kernel."""
+    """A loaded kernel. ``cluster``: the CTAs of a cluster that it was compiled for."""
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int, cluster: int = 1) -> None:
         d = _driver()
         self._library = check(d.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading kernel {name}")
         kernel = check(d.cuLibraryGetKernel(self._library, name.encode()), f"finding kernel {name}")
@@ -64,7 +65,23 @@ class Function:
                 d.cuFuncSetAttribute(self.handle, attribute, shared_bytes),
                 f"{shared_bytes} bytes of shared memory for {name}",
             )
+        if cluster > PORTABLE_CLUSTER:
+            attribute = d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            check(d.cuFuncSetAttribute(self.handle, attribute, 1), f"clusters of {cluster} for {name}")
         self.name, self.shared_bytes = name, shared_bytes
+
+    def resident_clusters(self, threads: int, cluster: int) -> int:
+        """Clusters of ``cluster`` CTAs that the device holds at once."""
+        d = _driver()
+        config = d.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = self.shared_bytes
+        size = d.CUlaunchAttribute()
+        size.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size.value.clusterDim.x, size.value.clusterDim.y, size.value.clusterDim.z = cluster, 1, 1
+        config.attrs, config.numAttrs = [size], 1
+        return check(d.cuOccupancyMaxActiveClusters(self.handle, config), f"resident clusters of {self.name}")
 
     def blocks_per_sm(self, threads: int) -> int:
         d = _driver()
@@ -73,13 +90,22 @@ class Function:
         )
 
     def prepare(
-        self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        stream: int,
+        params: ctypes.Array,
+        cooperative: bool = False,
+        dependent: bool = False,
     ) -> PreparedLaunch:
         """All that a launch needs, ready to be made any number of times.
 
         Args:
             params: the bytes of the kernel's one by-value argument; the driver copies them at every launch.
+            dependent: it may start before the kernel in front of it on the stream has ended; not with ``cooperative``.
         """
+        if dependent:
+            return DependentLaunch(self, grid, threads, stream, params, False)
         return PreparedLaunch(self, grid, threads, stream, params, cooperative)
 
     def launch(
@@ -133,6 +159,24 @@ class PreparedLaunch:
             attribute = d.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             check(d.cuGraphKernelNodeSetAttribute(made, attribute, value), "cuGraphKernelNodeSetAttribute")
         return made
+
+
+class DependentLaunch(PreparedLaunch):
+    """A launch whose CTAs start while the kernel before still runs (programmatic dependent launch)."""
+
+    def __init__(self, function: Function, grid, threads: int, stream: int, params: ctypes.Array, _: bool) -> None:
+        super().__init__(function, grid, threads, stream, params, False)
+        d = _driver()
+        config = d.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = function.shared_bytes, stream
+        early = d.CUlaunchAttribute()
+        early.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [early], 1
+        self._launch = d.cuLaunchKernelEx
+        self._args = (config, function.handle, self._where, 0)
 
 
 class LaunchGraph:
@@ -224,13 +268,19 @@ def free(address: int) -> None:
 
 
 @lru_cache(maxsize=4096)
-def tensor_map(dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int) -> bytes:
+def tensor_map(
+    dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int, box_columns: int = 0
+) -> bytes:
     """A 2-D tensor map with boxes of ``box_rows`` x 128 bytes, 128-byte swizzle, zero fill outside.
 
+    Boxes of ``box_columns`` columns, where that is given, are swizzled only where they are 128 bytes wide.
     ``address`` and ``row_bytes`` are multiples of 16. Cached: a module's weights keep their addresses.
     """
     d = _driver()
     element = 4 if dtype in ("f32", "tf32") else 2
+    box_columns = box_columns or 128 // element
+    swizzles = d.CUtensorMapSwizzle
+    whole = box_columns * element == 128
     encoded = check(
         d.cuTensorMapEncodeTiled(
             getattr(d.CUtensorMapDataType, _TYPES[dtype]),
@@ -238,10 +288,10 @@ def tensor_map(dtype: str, address: int, columns: int, rows: int, row_bytes: int
             address,
             [d.cuuint64_t(columns), d.cuuint64_t(rows)],
             [d.cuuint64_t(row_bytes)],
-            [d.cuuint32_t(128 // element), d.cuuint32_t(box_rows)],
+            [d.cuuint32_t(box_columns), d.cuuint32_t(box_rows)],
             [d.cuuint32_t(1), d.cuuint32_t(1)],
             d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzles.CU_TENSOR_MAP_SWIZZLE_128B if whole else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
             d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         ),

@@ -18,6 +18,7 @@ from tilestream.cuda.column_loop import halves_of
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
+from tilestream.cuda.templating import template
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.schedule import build
@@ -193,11 +194,4 @@ def _entries(rows: Sequence[Sequence[int]], last: Sequence[int]) -> str:
 
 @lru_cache(maxsize=1)
 def _template() -> jinja2.Template:
-    # PTX operands look like Jinja's default delimiters ({%0).
-    env = jinja2.Environment(
-        block_start_string="<%", block_end_string="%>", variable_start_string="@{", variable_end_string="}@",
-        comment_start_string="<#", comment_end_string="#>", trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined, autoescape=False,
-    )  # fmt: skip
-    env.filters["entries"] = _entries
-    return env.from_string((files("tilestream.cuda") / "templates" / "kernel.cu.j2").read_text())
+    return template("kernel.cu.j2", entries=_entries)

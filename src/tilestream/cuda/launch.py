@@ -17,6 +17,8 @@ from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
+from tilestream.cuda.shared_tile.launch import SharedTileLaunch
+from tilestream.cuda.stationary.launch import StationaryLaunch
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -43,6 +45,9 @@ class _Offsets:
 class Launch:
     """One kernel of a pipeline, with its workspaces."""
 
+    needs_rows = True
+    """Without rows it has nothing to do."""
+
     def __init__(self, source: KernelSource, report: KernelReport, device: torch.device) -> None:
         self.source, self.report, self.device = source, report, device
         self.tables = source.tables
@@ -58,7 +63,7 @@ class Launch:
             )
         if room < 1:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
-        self.workspaces = Workspaces(self.tables)
+        self.workspaces = Workspaces(lambda: Workspace(self.tables))
         self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
@@ -136,6 +141,11 @@ class Launch:
         return raw
 
 
+def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
+    """The whole shape where all sizes are known: of parameters and of their gradients. Others are rows by features."""
+    return t.shape if len(t.shape) == len(t.axes) else (rows, t.features)
+
+
 def _where(t: torch.Tensor) -> Where:
     return t.data_ptr(), t.stride(0) if t.dim() else 1
 
@@ -150,6 +160,9 @@ _thread = _Thread()
 _address = torch.Tensor.data_ptr
 
 
+AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch
+
+
 class CompiledPipeline:
     """A pipeline ready to run: its launches in order.
 
@@ -158,7 +171,7 @@ class CompiledPipeline:
     ``bind`` is for who calls again and again: what can be said once is said once.
     """
 
-    def __init__(self, pipeline: Pipeline, launches: list[Launch], device: torch.device) -> None:
+    def __init__(self, pipeline: Pipeline, launches: Sequence[AnyLaunch], device: torch.device) -> None:
         self.pipeline, self.launches, self.device = pipeline, launches, device
         self.outputs = pipeline.by_role(Role.OUTPUT)
         spilled: dict[str, Tensor] = {}
@@ -220,13 +233,13 @@ class CompiledPipeline:
         return Bound(self, {name: _where(t) for name, t in tensors.items()}, rows, tuple(written))
 
     def empty(self, t: Tensor, rows: int) -> torch.Tensor:
-        return torch.empty(rows, t.features, dtype=TORCH_DTYPES[t.dtype], device=self.device)
+        return torch.empty(_shape(t, rows), dtype=TORCH_DTYPES[t.dtype], device=self.device)
 
     def _checked(self, t: Tensor, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
         value = tensors.get(t.name)
         if value is None:
             raise InputError(f"tensor {t.name!r} is missing", "give every input and parameter of the pipeline")
-        want = t.shape if t.role is Role.PARAMETER else (rows, t.features)
+        want = _shape(t, rows)
         if tuple(value.shape) != want or value.dtype != TORCH_DTYPES[t.dtype] or value.device != self.device:
             raise InputError(
                 f"tensor {t.name!r} is {tuple(value.shape)} {value.dtype} on {value.device}; "
@@ -272,7 +285,7 @@ class Bound:
         self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
         self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
-        self._is_empty = not rows or not compiled.launches
+        self._is_empty = not compiled.launches or (not rows and all(launch.needs_rows for launch in compiled.launches))
         self._device = compiled.device.index or 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -39,3 +39,22 @@ def specialisation(dtype: str, blocks: int) -> str:
     )
     body = shared + (registers if dtype != "f32" else "")
     return f"template <int AT>\nstruct Mma<{dtype}, {blocks}, AT> {{\n{body}}};\n"
+
+
+def of_columns(dtype: str, blocks: int, b_columns: bool) -> str:
+    """C++ source for acc[64, 8 blocks] += A.T @ B, both in shared memory as [depth, columns]: 16-bit types alone.
+
+    Without ``b_columns`` B is [8 blocks, depth], as for ``specialisation``.
+    """
+    depth, types, _, _ = _SHAPE[dtype]
+    count = 4 * blocks
+    name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
+    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
+    text = f"{name} {acc}, %{count}, %{count + 1}, p, 1, 1, 1, {int(b_columns)};"
+    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
+    return (
+        f"template <>\nstruct MmaColumns<{dtype}, {blocks}, {str(b_columns).lower()}> {{\n"
+        f"  static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b) {{\n"
+        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
+        f'                 : {outs}\n                 : "l"(a), "l"(b));\n  }}\n}};\n'
+    )

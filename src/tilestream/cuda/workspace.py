@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tilestream.cuda import driver
 from tilestream.cuda.tables import Tables
@@ -13,6 +15,7 @@ from tilestream.schedule.model import ceil_to
 
 log = logging.getLogger(__name__)
 LINE_BYTES = 128
+W = TypeVar("W")
 
 
 class Workspace:
@@ -43,27 +46,30 @@ class Workspace:
 
 
 @dataclass
-class _Captured:
+class _Captured(Generic[W]):
     """The workspaces of one capture, by stream."""
 
     capture: int
-    by_stream: dict[int, Workspace]
+    by_stream: dict[int, W]
 
 
-class Workspaces:
+class Workspaces(Generic[W]):
     """One workspace a stream; the launches that are captured into one graph on one stream share one of their own.
 
     Launches on one stream follow each other, so they can share flags and rings. A graph may be
     replayed on any stream beside others, so what it captured must be its alone, for as long as the
     compiled pipeline lives.
+
+    Args:
+        new: makes one.
     """
 
-    def __init__(self, tables: Tables) -> None:
-        self._new = lambda: Workspace(tables)
-        self._by_stream: dict[int, Workspace] = {}
-        self._captured: list[_Captured] = []
+    def __init__(self, new: Callable[[], W]) -> None:
+        self._new = new
+        self._by_stream: dict[int, W] = {}
+        self._captured: list[_Captured[W]] = []
 
-    def take(self, stream: int, capture: int = 0) -> Workspace:
+    def take(self, stream: int, capture: int = 0) -> W:
         """The workspace for a launch on ``stream``; ``capture`` is the number of the capture under way, 0 for none."""
         if capture:
             if not self._captured or self._captured[-1].capture != capture:
@@ -71,7 +77,7 @@ class Workspaces:
             return self._of(self._captured[-1].by_stream, stream)
         return self._of(self._by_stream, stream)
 
-    def _of(self, spaces: dict[int, Workspace], stream: int) -> Workspace:
+    def _of(self, spaces: dict[int, W], stream: int) -> W:
         if stream not in spaces:
             spaces[stream] = self._new()
         return spaces[stream]

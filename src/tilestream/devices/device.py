@@ -76,12 +76,6 @@ class Device:
     """The same for a page of weights in the L2, beside its bytes at the SM's port."""
     ramp_s: float = 0.8e-6
     """Of a launch of ours beside ``launch_s``: barriers and tables set up, the last tiles written."""
-    library_share: float = 0.68
-    """Share of (memory time + tensor time) that a library GEMM takes beside its waves' first loads."""
-    library_lanes: float = 0.5
-    """Share of the lanes' rate that an elementwise kernel reaches."""
-    unaligned_share: float = 0.15
-    """Share of the tensor cores' rate that a library GEMM reaches whose rows are no multiple of 16 bytes."""
     queue_exposed: float = 0.65
     """Share of a queue's hand-over that the consuming stage cannot hide."""
     turnaround_s: float = 0.25e-6
@@ -224,7 +218,7 @@ def check(device: Device) -> None:
             raise wrong(entry.name, value, "give a whole number")
     if not isinstance(device.tensor_flops, dict):
         raise wrong("tensor_flops", device.tensor_flops, "give FLOP/s above 0 for bf16, f16 and f32")
-    for name in ("library_share", "library_lanes", "unaligned_share", "queue_exposed"):
+    for name in ("queue_exposed",):
         if getattr(device, name) > 1:
             raise wrong(name, getattr(device, name), "a share is at most 1")
     for dtype in ("bf16", "f16", "f32"):

@@ -84,12 +84,14 @@ class Emitter:
         known: values of nodes that have been found to be tile ops. Those that are not in
             ``members`` are read from memory with the same meaning.
         members: nodes of the region; ``None`` while a single node is checked.
-        wide: nodes that may be wider than a stage holds: hidden layers (``graph.wide``). ``None``: all may.
+        widest: columns that a computed tile may have.
+        wide: nodes that may be wider: hidden layers that are taken by chunks (``graph.wide``).
     """
 
     known: Mapping[fx.Node, Value]
     members: frozenset[fx.Node] | None = None
-    wide: frozenset[fx.Node] | None = frozenset()
+    widest: int = MAX_FEATURES
+    wide: frozenset[fx.Node] = frozenset()
     ops: list[TileOp] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     inputs: list[Binding] = field(default_factory=list)
@@ -102,7 +104,7 @@ class Emitter:
     _loads: dict[tuple[fx.Node, int], Tile] = field(default_factory=dict)
     _bound: dict[tuple[fx.Node, Steps], str] = field(default_factory=dict)
     _source: str = ""
-    _narrow: bool = True  # whether the node at hand must fit a stage
+    _narrow: bool = True  # whether ``widest`` holds for the node at hand
     _device: torch.device | None = None
 
     # -- shapes ---------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class Emitter:
     def start(self, node: fx.Node) -> None:
         """Begin the operations of ``node``."""
         self._source = source(node)
-        self._narrow = self.wide is not None and node not in self.wide
+        self._narrow = node not in self.wide
         fake = value(node)
         self._device = fake.device if fake is not None else None
 
@@ -266,8 +268,8 @@ class Emitter:
                 joining and feeding a linear are possible on wider ones: they stay in shared memory.
         """
         computed = [features] if kind == "linear" else [features, *(t.features for t in ins)]
-        if self._narrow and OPS[kind].family != "layout" and max(computed) > MAX_FEATURES:
-            raise Unsupported(f"{max(computed)} features wide: a stage holds {MAX_FEATURES} columns at most")
+        if self._narrow and OPS[kind].family != "layout" and max(computed) > self.widest:
+            raise Unsupported(f"{max(computed)} features wide: a stage holds {self.widest} columns at most")
         tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype)
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), self._source))
         return tile

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph import operators
-from tilestream.graph.lowering import Binding, Emitter, Steps, Value
+from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
 from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
@@ -71,15 +71,18 @@ def lower(
     nodes: Sequence[fx.Node],
     known: Mapping[fx.Node, Value],
     title: str,
+    widest: int = MAX_FEATURES,
     wide: frozenset[fx.Node] = frozenset(),
 ) -> tuple[Region, tuple[fx.Node, ...]]:
-    """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph. ``wide``: as ``Emitter``'s.
+    """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
+
+    ``widest``, ``wide``: as ``Emitter``'s.
 
     Raises:
         Unsupported: with the node that stands in the way.
     """
     members = frozenset(nodes)
-    e = Emitter(known, members, wide)
+    e = Emitter(known, members, widest, wide)
     for node in nodes:
         try:
             operators.emit(e, node)
@@ -100,8 +103,9 @@ def lower(
     fake = value(first.node)
     assert fake is not None
     symbols = _symbols(arguments)
+    told = {symbol for symbol, _, _ in symbols} | _sizes_given(owner)
     for node, result in zip(outputs, results, strict=True):
-        _readable(result, {symbol for symbol, _, _ in symbols}, node)
+        _readable(result, told, node)
     compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
     region = Region(
         name=title,
@@ -213,12 +217,18 @@ def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int
     return tuple((symbol, index, dim) for symbol, (index, dim) in found.items())
 
 
-def _readable(result: Result, known: Collection[sympy.Symbol], node: fx.Node) -> None:
-    """The shape of a result must follow from sizes that can be read off the arguments. Where what comes in is five times
-    as long as what ``unique`` found, none can."""
+def _readable(result: Result, known: Collection[sympy.Basic], node: fx.Node) -> None:
+    """The shape of a result must follow from sizes that can be read off the arguments, or are the graph's own. Where
+    what comes in is five times as long as what ``unique`` found, none can."""
     sizes = {s for d in result.shape if isinstance(d, sympy.Expr) for s in d.free_symbols}
     if not sizes <= set(known):
         raise Unsupported("the size of its result cannot be read off what the region is given", node)
+
+
+def _sizes_given(owner: fx.GraphModule) -> set[sympy.Expr]:
+    """Sizes that are arguments of the graph themselves."""
+    values = (n.meta.get("val") for n in owner.graph.find_nodes(op="placeholder"))
+    return {expression(v) for v in values if isinstance(v, torch.SymInt)}
 
 
 def _rows(fake: torch.Tensor, features: int) -> int:

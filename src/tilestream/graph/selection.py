@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import sympy
@@ -14,11 +14,13 @@ from torch import fx
 from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
 from tilestream.graph.convexity import Groups
+from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.wide import Facts, hidden
+from tilestream.schedule.shared_tile import is_block
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +82,12 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     refused: dict[fx.Node, str] = {}
     wide = _hidden(nodes)
     while True:
-        facts = _examine(nodes, refused, wide)
+        facts = _examine(nodes, refused, wide=wide)
         found = [g for g in _group(nodes, facts) if _worth(g, facts)]
         lowered = []
         for group in found:
             try:
-                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide))
+                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide=wide))
             except Unsupported as reason:
                 assert reason.node is not None
                 log.debug("%s leaves its region: %s", reason.node, reason.reason)
@@ -96,6 +98,9 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
                 break
         else:
             break
+    for group, made in _few_rows(owner, nodes, {n for g in found for n in g}, facts, prefix, len(lowered)):
+        found.append(group)
+        lowered.append(made)
     inside = {node for group in found for node in group}
     compute = [n for n in nodes if computes(n)]
     exclusions = tuple(
@@ -105,19 +110,42 @@ def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
     return Partition(cuts, exclusions, len(compute))
 
 
+def _few_rows(
+    owner: fx.GraphModule, nodes: list[fx.Node], inside: set[fx.Node], facts: _Facts, prefix: str, count: int
+) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
+    """Feed-forward blocks that are too wide for a row stream and have so few rows that they can share a tile."""
+    if not any(is_product(n) and n in facts.reasons and n not in inside for n in nodes):
+        return
+    wide = _examine(nodes, {}, WIDEST)
+    for group in wide_blocks(nodes, wide.known, wide.tiles):
+        if inside.isdisjoint(group):
+            try:
+                made = lower(owner, group, wide.known, f"{prefix}{count}", WIDEST)
+            except Unsupported as reason:
+                log.debug("%s is no block: %s", group[-1], reason.reason)
+                continue
+            if is_block(made[0].program):
+                inside |= set(group)
+                count += 1
+                yield group, made
+
+
 def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:
-    """Nodes wider than a stage holds that may be in a region nonetheless."""
+    """Nodes wider than a stage holds that may be in a row stream nonetheless."""
     last = (f.shape[-1] for n in nodes if is_product(n) and (f := value(n)) is not None and f.dim())
     if not any(isinstance(size, int) and size > MAX_FEATURES for size in last):
         return frozenset()
-    facts = _examine(nodes, {}, None)
+    facts = _examine(nodes, {}, WIDEST)
     return hidden(nodes, Facts(facts.known, facts.kinds, facts.tiles))
 
 
 def _examine(
-    nodes: list[fx.Node], refused: Mapping[fx.Node, str], wide: frozenset[fx.Node] | None = frozenset()
+    nodes: list[fx.Node],
+    refused: Mapping[fx.Node, str],
+    widest: int = MAX_FEATURES,
+    wide: frozenset[fx.Node] = frozenset(),
 ) -> _Facts:
-    """What each node is; ``wide`` as ``Emitter``'s.
+    """What each node is; ``widest`` and ``wide`` as ``Emitter``'s.
 
     Those that ``refused`` names are no tiles, and what reads them sees them as any tensor.
     """
@@ -125,7 +153,7 @@ def _examine(
     for node in nodes:
         if is_sym(node):
             continue
-        check = Emitter(facts.known, wide=wide)
+        check = Emitter(facts.known, widest=widest, wide=wide)
         try:
             if node in refused:
                 raise Unsupported(refused[node])

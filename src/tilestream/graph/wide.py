@@ -11,6 +11,7 @@ from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_view
 from tilestream.ir.tileops import OPS
 from tilestream.ir.verify import WIDEST
+from tilestream.schedule.shared_tile import MOST_ROWS
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,17 @@ def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     """
     found: set[fx.Node] = set()
     for node in nodes:
-        if node not in found and _is_linear(node, facts) and _width(node, facts) > MAX_FEATURES:
+        if node in found or not _is_linear(node, facts) or _few(node, facts):
+            continue
+        if _width(node, facts) > MAX_FEATURES:
             found |= _layer(node, facts)
     return frozenset(found)
+
+
+def _few(node: fx.Node, facts: Facts) -> bool:
+    """Whether there are so few rows that SMs should share a tile (``graph.few_rows``)."""
+    rows = facts.known[node].rows
+    return bool(rows.is_Integer) and int(rows) <= MOST_ROWS
 
 
 def _layer(start: fx.Node, facts: Facts) -> set[fx.Node]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Axis, Level
 from tilestream.ir.derive import WRITES, Partial, divided, mentions, placement, result_axes, sums
-from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Role, Stage, TileOp, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, TileOp, Transport
 
 MOST_WORKERS = {Level.CLUSTER: 16, Level.WARPGROUP: 2}
 """Hopper's largest cluster (non-portable size), and the consumer warpgroups of a CTA."""
@@ -184,13 +184,18 @@ def peers_exist(p: Pipeline) -> None:
 
 
 def rings_hold_what_is_in_flight(p: Pipeline) -> None:
-    """A ring on chip holds a step of either end; and all there is where another way to its consumer sums over it."""
+    """A ring on chip holds a step of both ends; and all there is where another way to its consumer sums over it.
+
+    A producer that makes p tiles a step and a consumer that takes c can always go on in a ring of p + c - gcd(p, c):
+    what is in it is a multiple of the gcd, so one of the two finds room for its step, or has enough for it.
+    """
     size = {a.name: a.size for a in _axes(p)}
     stages = {s.name: s for s in p.stages}
     for q in p.queues:
         if q.transport is Transport.DRAM:
             continue
         block = {loop.axis: loop.tile for loop in stages[q.producer].loops}
+        _check_steps(p, q, block)
         for axis in (a.name for a in p.tiles()[q.tile].axes if a.name in block):
             for stage in (stages[n] for n in (q.producer, *q.consumers)):
                 tile = {loop.axis: loop.tile for loop in stage.loops}
@@ -199,13 +204,6 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
                         f"queue of {q.tile!r}: stage {q.producer!r} makes {block[axis]} of {axis!r} a tile, stage"
                         f" {stage.name!r} takes {tile[axis]}",
                         "loop in equal tiles",
-                    )
-                need = prod(d.size for d in stage.mesh if axis in d.axes)
-                if axis in tile and q.depth < need:
-                    raise VerifyError(
-                        f"queue of {q.tile!r} has depth {q.depth} < {need}: the workers of stage {stage.name!r} that"
-                        f" divide {axis!r}, a tile each",
-                        f"use a depth of at least {need}",
                     )
             for consumer in q.consumers:
                 for middle in _between(p, q.producer, consumer):
@@ -219,6 +217,40 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
                             f" {middle!r} has summed over {axis!r}: {need} tiles",
                             "let the queue be in DRAM, or make the tile again in a second pass",
                         )
+
+
+def _check_steps(p: Pipeline, q: Queue, block: dict[str, int]) -> None:
+    """Both ends of a ring can always make a step."""
+    keyed = [a for a in p.tiles()[q.tile].axes if a.name in block]
+
+    def tiles(stage: Stage) -> int | None:
+        """That the workers of ``stage`` take or make at once: all of an axis that they do not loop over."""
+        count = 1
+        for a in keyed:
+            if any(loop.axis == a.name for loop in stage.loops):
+                count *= prod(d.size for d in stage.mesh if a.name in d.axes)
+            elif a.size is None:
+                return None
+            else:
+                count *= ceil(a.size / block[a.name])
+        return count
+
+    made = tiles(p.stage(q.producer)) or 1
+    for consumer in q.consumers:
+        taken = tiles(p.stage(consumer))
+        if taken is None:
+            raise VerifyError(
+                f"queue of {q.tile!r}: stage {consumer!r} loops over none of {', '.join(a.name for a in keyed)}, so it"
+                " takes all tiles at once, and how many is not known",
+                "let the queue be in DRAM, or loop over it",
+            )
+        need = made + taken - gcd(made, taken)
+        if q.depth < need:
+            raise VerifyError(
+                f"queue of {q.tile!r} has depth {q.depth} < {need}: the workers of stage {q.producer!r} make {made} at"
+                f" once, those of {consumer!r} take {taken}: {made} + {taken} - {gcd(made, taken)} = {need}",
+                f"use a depth of at least {need}",
+            )
 
 
 def _axes(p: Pipeline) -> Iterator[Axis]:

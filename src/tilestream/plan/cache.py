@@ -16,6 +16,7 @@ from tilestream.errors import CacheError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.options import Options
+from tilestream.plan import few_rows
 from tilestream.plan.planner import Candidate, Measure, Plan, plan
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def key(program: Pipeline, rows: int, device: Device, options: Options, measured
         "device": asdict(device),
         "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
         "measured": measured,
+        "in_any_order": few_rows.in_any_order(),
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

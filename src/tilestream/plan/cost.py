@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from tilestream.devices import Device
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage
+from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
-from tilestream.plan.library_cost import library_cost
-from tilestream.plan.stage_cost import StageCost, first_input_s, overlapped, stage_cost
-from tilestream.plan.traffic import Traffic, dram_of, l2_of, traffic
+from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
+from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shared_tile import build as shared_tile
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.stage_cost import StageCost, first_input_s, overlapped, stage_cost
+from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
 
@@ -54,14 +58,20 @@ class Prediction:
 
 
 def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
-    """Cost of every launch. Strategy ``bulk`` stands for library kernels and is costed as those are measured to be.
+    """Cost of every launch. Strategy ``bulk`` stands for library kernels (``simulator.library``).
 
     No rows take no time: nothing is launched.
     """
     if rows == 0:
         return Prediction(device.name, 0, ())
-    cost = _bulk_launch if pipeline.strategy == "bulk" else _launch
-    return Prediction(device.name, rows, tuple(cost(launch, rows, device) for launch in cut_at_dram(pipeline)))
+    if pipeline.strategy == "bulk":
+        return Prediction(device.name, rows, _bulk(pipeline, rows, device))
+    launches = cut_at_dram(pipeline)
+    return Prediction(
+        device.name,
+        rows,
+        tuple((_shared_tile if is_shared_tile(p) else _launch)(p, rows, device) for p in launches),
+    )
 
 
 def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
@@ -109,13 +119,22 @@ def _first_tile_s(launch: Pipeline, device: Device) -> float:
     )
 
 
-def _bulk_launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    """Library kernels, which our stages say nothing of."""
-    cost = library_cost(launch, rows, device)
-    dram_s, l2_s = _memory(launch, rows, device)
-    parts = {"dram": cost.memory_s, "tensor": cost.tensor_s, "epilogue": cost.lane_s}
-    limit = max(parts, key=lambda k: parts[k])
-    return LaunchCost(launch.name, (), cost.total_s, dram_s, l2_s, 0.0, cost.total_s, limit)
+def _bulk(pipeline: Pipeline, rows: int, device: Device) -> tuple[LaunchCost, ...]:
+    """Library kernels, which our stages say nothing of: the closed form of what the simulator runs."""
+    cache, made = Cache(device), []
+    for launch in cut_at_dram(pipeline):
+        total = seconds(bulk_kernels(launch, rows), device, cache)
+        dram_s, l2_s = _memory(launch, rows, device)
+        limit = "dram" if dram_s > total / 2 else "kernels"
+        made.append(LaunchCost(launch.name, (), total, dram_s, l2_s, 0.0, total, limit))
+    return tuple(made)
+
+
+def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
+    written = plain(launch)
+    cost = shared_tile_cost(shared_tile(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
+    loads = cost.first_s + cost.second_s
+    return LaunchCost(launch.name, (), loads, cost.dram_s, loads, cost.exchange_s, cost.total_s, cost.limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device) -> tuple[float, float]:

@@ -12,14 +12,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tilestream.devices import Device
 from tilestream.errors import TilestreamError
-from tilestream.graph import flops, kernels, selection
+from tilestream.graph import flops, selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.options import Options
 from tilestream.plan import planner
-from tilestream.plan.analysis import Analysis, Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 
 
 def of_graphs(
@@ -37,7 +38,7 @@ def of_graphs(
         compute = [n for n in nodes if computes(n)]
         outside = [n for n in compute if n not in inside]
         whole = Share(len(compute), sum(map(flops.of_node, compute)))
-        graphs.append(GraphAnalysis(kind, whole, kernels.kernels(nodes, inside)))
+        graphs.append(GraphAnalysis(kind, whole, graph.graph))
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
         for cut in part.cuts:
             made.append(_region(cut.region, cut.nodes, index, prefix, device, options))
@@ -82,7 +83,7 @@ def _region(
         plan=plan,
         problem=problem,
         flops=sum(flops.of_node(n) for n in members if computes(n)),
-        kernels=kernels.kernels(members),
+        nodes=tuple(members),
         modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
     )
 

@@ -11,6 +11,7 @@ from tilestream.devices import Device
 from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan import few_rows
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.passes import (
     balance,
@@ -109,7 +110,8 @@ def plan(
 def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> list[Candidate]:
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
     candidates: list[Candidate] = []
-    for recipe in recipes(program, options):
+    shared = few_rows.recipes(program, rows, device) if options.strategy in ("auto", few_rows.STRATEGY) else []
+    for recipe in (*recipes(program, options), *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return [*candidates, _fallback(program, rows, device)]
@@ -187,6 +189,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
         ],
         "spatial": spatial,
         "bulk": [Recipe("bulk", split_bulk)],
+        few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
     if options.strategy != "auto":
         return every[options.strategy]
@@ -194,7 +197,12 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
 
 
 def _candidate(
-    recipe: Recipe, program: Pipeline, passes: Sequence[Pass], rows: int, device: Device, before: list[Candidate]
+    recipe: Recipe | few_rows.SharedRecipe,
+    program: Pipeline,
+    passes: Sequence[Pass],
+    rows: int,
+    device: Device,
+    before: list[Candidate],
 ) -> Candidate:
     try:
         pipeline = apply(passes, program)

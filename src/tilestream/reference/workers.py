@@ -81,6 +81,9 @@ def read(
     at, order = view.at or (), view.axes
     if not at:
         return source
+    block = _block(source, at, positions)
+    if block is not None:
+        return block
     index = [coordinate(c, positions, order, memory) for c in at]
     beyond = torch.zeros([1] * len(order), dtype=torch.bool)
     for k, size in enumerate(source.shape):
@@ -89,3 +92,19 @@ def read(
     value = source[tuple(torch.broadcast_tensors(*index))]
     shape = torch.broadcast_shapes(value.shape, beyond.shape)
     return torch.where(beyond.expand(shape), torch.tensor(outside, dtype=value.dtype), value.expand(shape))
+
+
+def _block(source: Tensor, at: tuple[At, ...], positions: Mapping[str, Tensor]) -> Tensor | None:
+    """What a view of plain coordinates reads, most of all views: a block, or None where it is none of ``source``."""
+    if len({c.axes for c in at}) < len(at) or any(len(c.axes) != 1 or c.strides or c.index for c in at):
+        return None
+    cuts = []
+    for c, size in zip(at, source.shape, strict=True):
+        where = positions[c.axes[0]]
+        if not len(where):
+            return None
+        first, last = int(where[0]) + c.offset, int(where[-1]) + c.offset
+        if first < 0 or last >= size or last - first + 1 != len(where):
+            return None
+        cuts.append(slice(first, last + 1))
+    return source[tuple(cuts)]

@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream.ir.launches import cut_at_dram
-from tilestream.plan.analysis import Analysis, RegionAnalysis
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import rejections
-from tilestream.report import excluded, facts, whole
+from tilestream.report import excluded, facts, launches, whole
 from tilestream.report.words import WIDTH, microseconds, shortened, size
 
 if TYPE_CHECKING:
-    from tilestream.plan.planner import Candidate, Plan
+    from tilestream.plan.planner import Candidate
 
 REGISTERS = (
     "registers: of a consumer's thread, estimated. The compiler reports 168, with which every thread starts; then "
@@ -44,7 +45,7 @@ class Report:
         return as_text(self)
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [whole.render(self.analysis)]
+        parts: list[RenderableType] = [whole.render(self.analysis), *launches.render(self.analysis)]
         for region in self.analysis.regions:
             parts += _region(region, self.analysis)
         if any(r.runner(self.analysis.options.target) not in ("inductor", "eager") for r in self.analysis.regions):
@@ -63,7 +64,8 @@ class Report:
             "graphs": [{"kind": g.kind, "operators": g.whole.operators, "flops": g.whole.flops} for g in a.graphs],
             "graph_breaks": list(a.breaks),
             "notes": list(a.hints),
-            "regions": [_region_json(r, a.options.target) for r in a.regions],
+            "launches": [] if a.empty else a.whole.json()["launches"],
+            "regions": [_region_json(r, a) for r in a.regions],
             "exclusions": [
                 {
                     "op": e.op,
@@ -79,24 +81,24 @@ class Report:
         }
 
 
-def _region_json(region: RegionAnalysis, target: str) -> dict[str, Any]:
+def _region_json(region: RegionAnalysis, a: Analysis) -> dict[str, Any]:
     plan = region.plan
     chosen = None
     if plan is not None:
         pipeline = plan.chosen.pipeline
-        chosen = facts.candidate_facts(plan.chosen)
+        chosen = facts.candidate_facts(plan.chosen, a.candidate_us(region, plan.chosen))
         chosen["pipeline"] = facts.pipeline_facts(pipeline) if pipeline is not None else None
     return {
         "name": region.name,
         "graph": region.graph,
         "rows": region.rows,
         "flops": region.flops,
-        "runs": region.runner(target),
+        "runs": region.runner(a.options.target),
         "operators": list(region.operators),
         "sources": list(region.sources),
         "modules": list(region.modules),
         "problem": region.problem,
-        "candidates": [facts.candidate_facts(c) for c in plan.candidates] if plan is not None else [],
+        "candidates": [facts.candidate_facts(c, a.candidate_us(region, c)) for c in plan.candidates] if plan else [],
         "chosen": chosen,
     }
 
@@ -115,7 +117,7 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
         who = "left to Inductor" if region.rows else "run eagerly"
         return [*parts, Text(f"not planned, {who}: {region.problem}", style="yellow")]
     runs = region.runs(a.options.target)
-    parts.append(candidates(region.plan, runs))
+    parts.append(candidates(a, region, runs))
     parts += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
     pipeline = runs.pipeline if runs is not None else None
     if pipeline is None:
@@ -131,9 +133,11 @@ def _strategy(candidate: Candidate) -> str:
     return "inductor" if candidate.strategy == "fallback" else candidate.name
 
 
-def candidates(plan: Plan, runs: Candidate | None = None) -> Table:
-    """A plan's candidates by the cost model, the one that ``runs`` (by default the chosen one) marked."""
-    table = _table(f"candidates (predicted by the {whole.COST_MODEL})")
+def candidates(a: Analysis, region: RegionAnalysis, runs: Candidate | None = None) -> Table:
+    """A region's candidates, the one that ``runs`` (by default the chosen one) marked."""
+    plan = region.plan
+    assert plan is not None
+    table = _table(f"candidates (predicted by the {whole.SIMULATOR})")
     table.add_column("")
     table.add_column("strategy", min_width=24)
     for heading in ("predicted us", "measured us", "launches", "stages"):
@@ -144,7 +148,7 @@ def candidates(plan: Plan, runs: Candidate | None = None) -> Table:
         table.add_row(
             "*" if chosen else "",
             _strategy(candidate),
-            microseconds(candidate.predicted_us),
+            microseconds(a.candidate_us(region, candidate)),
             microseconds(candidate.measured_us),
             "" if pipeline is None else str(len(cut_at_dram(pipeline))),
             "" if pipeline is None else str(len(pipeline.stages)),

@@ -113,27 +113,27 @@ def _footprint(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def distinct(plan: Plan) -> list[tuple[Candidate, Pipeline]]:
-    """The legal candidates with their pipelines, one a strategy: the chosen one, else the best predicted."""
+    """The legal candidates with their pipelines, one a strategy: the chosen one, else the best by rank."""
     best: dict[str, Candidate] = {}
     for candidate in plan.candidates:
         held = best.get(candidate.strategy)
         if candidate.pipeline is None or held == plan.chosen:
             continue
-        if held is None or candidate == plan.chosen or _predicted(candidate) < _predicted(held):
+        if held is None or candidate == plan.chosen or _rank(candidate) < _rank(held):
             best[candidate.strategy] = candidate
     return [(c, c.pipeline) for c in best.values() if c.pipeline is not None]
 
 
-def _predicted(candidate: Candidate) -> float:
+def _rank(candidate: Candidate) -> float:
     return float("inf") if candidate.predicted_us is None else candidate.predicted_us
 
 
-def candidate_facts(candidate: Candidate) -> dict[str, Any]:
+def candidate_facts(candidate: Candidate, predicted_us: float | None) -> dict[str, Any]:
     """A candidate without its pipeline: strategy, microseconds, why not."""
     return {
         "name": candidate.name,
         "strategy": candidate.strategy,
-        "predicted_us": candidate.predicted_us,
+        "predicted_us": predicted_us,
         "measured_us": candidate.measured_us,
         "rejected": candidate.rejected,
     }

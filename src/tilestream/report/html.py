@@ -10,12 +10,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from tilestream.ir import traffic
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan import traffic
-from tilestream.plan.analysis import RegionAnalysis
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import FALLBACK, Candidate
-from tilestream.report import charts, drawing, excluded, facts, whole
+from tilestream.report import charts, drawing, excluded, facts, launches, whole
 from tilestream.report.explain import REGISTERS, Report, sms, weights
 from tilestream.report.words import count, microseconds, shortened, size
 from tilestream.simulator import Simulation
@@ -64,7 +65,8 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
         "cards": _cards(report, content),
         "rows": f"{rows:,}",
         "times": [{"title": device, "svg": _times(entries)} for device, entries in content.times.items()],
-        "regions": [_region(r, i, content.simulations.get(r.name, {})) for i, r in enumerate(a.regions)],
+        "launches": [] if a.empty else [dict(zip(_LAUNCH, launches.cells(x), strict=True)) for x in a.whole.launches],
+        "regions": [_region(a, r, i, content.simulations.get(r.name, {})) for i, r in enumerate(a.regions)],
         "kernels": content.kernels,
         "accuracy": [{**c, "rows": f"{c['rows']:,}"} for c in content.accuracy],
         "exclusions": [
@@ -82,6 +84,9 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
     }
 
 
+_LAUNCH = ("who", "name", "operators", "predicted", "measured", "dram")
+
+
 def _cards(report: Report, content: Content) -> list[dict[str, str]]:
     a = report.analysis
     part, everything = a.coverage.dataflow, a.coverage.whole
@@ -96,7 +101,7 @@ def _cards(report: Report, content: Content) -> list[dict[str, str]]:
     for region in a.regions:
         if region.plan is not None:
             chosen = region.plan.chosen
-            us = chosen.measured_us or chosen.predicted_us
+            us = chosen.measured_us or a.candidate_us(region, chosen)
             how = "measured" if chosen.measured_us else "predicted"
             cards.append({"value": chosen.strategy, "label": f"strategy chosen for {region.name}"})
             if us:
@@ -111,7 +116,7 @@ def _times(entries: Sequence[tuple[str, float, str]]) -> Markup:
     return Markup(charts.bars(items, left=170))
 
 
-def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) -> dict[str, Any]:
+def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": f"region{index}",
         "name": region.name,
@@ -124,7 +129,7 @@ def _region(region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) 
     shown["candidates"] = [
         {
             "strategy": "inductor" if c.strategy == FALLBACK else c.name,
-            "predicted": microseconds(c.predicted_us),
+            "predicted": microseconds(a.candidate_us(region, c)),
             "measured": microseconds(c.measured_us),
             "launches": "" if c.pipeline is None else len(cut_at_dram(c.pipeline)),
             "stages": "" if c.pipeline is None else len(c.pipeline.stages),

@@ -14,7 +14,6 @@ from rich.text import Text
 from tilestream import cuda, devices
 from tilestream.cuda.recording import Recording
 from tilestream.errors import DeviceError, OptionError, TilestreamError
-from tilestream.report import facts
 from tilestream.report.accounts import KINDS, Comparison, compare
 from tilestream.report.explain import as_text
 from tilestream.report.simulation import Run, Simulation
@@ -74,12 +73,6 @@ class Measurements:
     @classmethod
     def of(cls, simulated: Simulation, progress: Callable[[str], None] = lambda _: None) -> Measurements:
         """Record every simulated candidate on the GPU present."""
-        pipelines = {
-            (region.name, candidate.strategy): pipeline
-            for region in simulated.analysis.regions
-            if region.plan is not None
-            for candidate, pipeline in facts.distinct(region.plan)
-        }
         made, problems = [], []
         for run in simulated.runs:
             if run.strategy == "bulk":
@@ -87,7 +80,7 @@ class Measurements:
                 continue
             progress(f"recording {run.region}, {run.strategy}")
             try:
-                recording = record(pipelines[run.region, run.strategy], run.outcome.rows)
+                recording = record(run.pipeline, run.outcome.rows)
                 made.append(Measured(run, recording, compare(run.outcome, recording)))
             except TilestreamError as failure:
                 problems.append(f"{run.region}, {run.strategy}: {failure}")
@@ -114,7 +107,7 @@ class Measurements:
                 "strategy": m.run.strategy,
                 "rows": m.recording.rows,
                 "device": m.recording.device,
-                "simulated_us": m.run.outcome.time_us,
+                "predicted_us": m.run.outcome.time_us,
                 "measured_us": m.recording.time_us,
                 "stamped_us": m.recording.stamped_us,
                 "overhead": m.recording.overhead,

@@ -12,53 +12,59 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream import devices
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.planner import rejections
-from tilestream.report import facts, whole
+from tilestream.plan.replan import by_strategy
+from tilestream.report import launches, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size
 from tilestream.simulator import Simulation as Outcome
 from tilestream.simulator import simulate
 
 NOTE = (
-    f"Two predictions: {whole.SIMULATOR}; cost model, {whole.COST_MODEL_ERROR:.0%}. The cost model ranks candidates; "
-    "the simulator adds waits, fill and drain. bulk stands for library kernels, whose time the cost model gives; "
-    "--mode simulates each operator by itself instead, so that its bulk differs."
+    f"{whole.SIMULATOR}. bulk stands for kernels of libraries. In a whole model's time by one strategy, regions that "
+    "have no pipeline of it are Inductor's."
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """One candidate of one region, simulated. ``predicted_us`` is the cost model's time for the same."""
+    """The pipeline of one region by one strategy, simulated; ``chosen``: it is the one that the plan runs."""
 
     region: str
     strategy: str
     chosen: bool
-    predicted_us: float | None
+    pipeline: Pipeline
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """All runs of a model on one device. ``str()`` is the text, ``json()`` the same as plain data."""
+    """All runs of a model on one device. ``str()`` is the text, ``json()`` the same as plain data.
+
+    ``whole_us``: microseconds of the whole model by strategy, and with every region on Inductor.
+    """
 
     analysis: Analysis
     runs: tuple[Run, ...]
+    whole_us: dict[str, float]
 
     @classmethod
     def of(cls, analysis: Analysis, progress: Callable[[str], None] = lambda _: None) -> Simulation:
-        """Simulate the best candidate of each strategy of each region, on the device the plans are for."""
-        device = devices.get(analysis.device)
-        runs = []
-        for region in analysis.regions:
-            if region.plan is None:
-                continue
-            for candidate, pipeline in facts.distinct(region.plan):
-                progress(f"simulating {region.name}, {candidate.strategy}, on {device.name}")
-                outcome = simulate(pipeline, region.rows, device)
-                chosen = candidate == region.plan.chosen
-                runs.append(Run(region.name, candidate.strategy, chosen, candidate.predicted_us, outcome))
-        return cls(analysis, tuple(runs))
+        """Simulate the pipeline of each region by each strategy, on the device the plans are for."""
+        runs: list[Run] = []
+        whole_us: dict[str, float] = {}
+        for strategy, planned in by_strategy(analysis).items():
+            progress(f"simulating {strategy} on {analysis.device}")
+            if planned.predicted_us is not None:
+                whole_us[strategy] = planned.predicted_us
+            runs += _runs(planned, {(r.region, r.strategy) for r in runs})
+        if (other := analysis.inductor_predicted_us) is not None:
+            whole_us["inductor"] = other
+        order = {r.name: i for i, r in enumerate(analysis.regions)}
+        return cls(analysis, tuple(sorted(runs, key=lambda r: order[r.region])), whole_us)
 
     def by_region(self) -> dict[str, dict[str, Outcome]]:
         found: dict[str, dict[str, Outcome]] = {}
@@ -93,7 +99,7 @@ class Simulation:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "region", "strategy"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("simulated us", "cost model us", "DRAM", "L2", "busy: tensor", "DRAM", "L2"):
+        for heading in ("predicted us", "DRAM", "L2", "busy: tensor", "DRAM", "L2"):
             table.add_column(heading, justify="right")
         for run in self.runs:
             o = run.outcome
@@ -102,19 +108,29 @@ class Simulation:
                 run.region,
                 run.strategy,
                 microseconds(o.time_us),
-                microseconds(run.predicted_us),
                 size(o.bytes.get("dram", 0)),
                 size(o.bytes.get("l2", 0)),
                 *(f"{o.utilisation.get(level, 0):.0%}" for level in ("tensor", "dram", "l2")),
                 style="bold green" if run.chosen else "",
             )
+        times = "; ".join(f"{name} {microseconds(us)} us" for name, us in self.whole_us.items())
         notes = [NOTE, whole.float32(self.analysis)]
-        return Group(title, table, *(Text(note, style="dim") for note in notes if note))
+        return Group(
+            title,
+            *launches.render(self.analysis),
+            table,
+            Text(f"whole model: {times}", style="bold"),
+            *(Text(note, style="dim") for note in notes if note),
+        )
 
     def json(self) -> dict[str, Any]:
         return {
             "model": self.analysis.model,
             "device": self.analysis.device,
+            "predicted_us": self.analysis.predicted_us,
+            "inductor_predicted_us": self.analysis.inductor_predicted_us,
+            "predictions": dict(self.whole_us),
+            "launches": [] if self.analysis.empty else self.analysis.whole.json()["launches"],
             "float32": whole.facts(self.analysis)["float32"],
             "runs": [
                 {
@@ -122,8 +138,7 @@ class Simulation:
                     "strategy": run.strategy,
                     "chosen": run.chosen,
                     "rows": run.outcome.rows,
-                    "simulated_us": run.outcome.time_us,
-                    "predicted_us": run.predicted_us,
+                    "predicted_us": run.outcome.time_us,
                     "launches_us": list(run.outcome.launches_us),
                     "bytes": dict(run.outcome.bytes),
                     "utilisation": dict(run.outcome.utilisation),
@@ -133,3 +148,18 @@ class Simulation:
                 for run in self.runs
             ],
         }
+
+
+def _runs(planned: Analysis, known: set[tuple[str, str]]) -> list[Run]:
+    """The pipelines that ``planned`` runs, but for those of a region and strategy that are ``known``."""
+    made = []
+    for region in planned.regions:
+        candidate = region.plan.chosen if region.plan is not None else None
+        if candidate is None or candidate.pipeline is None or (region.name, candidate.strategy) in known:
+            continue
+        if not by_rows(candidate.pipeline):  # what meets in clusters has no steps of rows to draw
+            continue
+        outcome = simulate(candidate.pipeline, region.rows, planned.hardware or devices.get(planned.device))
+        own = not known or str(planned.options.strategy) == "auto"
+        made.append(Run(region.name, candidate.strategy, own, candidate.pipeline, outcome))
+    return made

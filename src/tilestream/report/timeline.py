@@ -9,13 +9,18 @@ from typing import Any
 
 from tilestream.cuda.emit import ROLES
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
+from tilestream.plan.whole import WholePlan
 from tilestream.simulator import Simulation, Span
 
 PROCESSES = 3
 """Of one title: the simulated run, the recorded one, and what the warps of some SMs did."""
 
 
-def trace(runs: Mapping[str, Simulation], recordings: Mapping[str, Recording] | None = None) -> dict[str, Any]:
+def trace(
+    runs: Mapping[str, Simulation],
+    recordings: Mapping[str, Recording] | None = None,
+    plan: WholePlan | None = None,
+) -> dict[str, Any]:
     """One process a run, one thread an SM, one slice a step; times in microseconds.
 
     A wait comes before the step that it delayed and names what was waited for. A recorded run follows the simulated one
@@ -25,9 +30,10 @@ def trace(runs: Mapping[str, Simulation], recordings: Mapping[str, Recording] | 
     Args:
         runs: simulations by the title that the viewer shows.
         recordings: measured runs by the title of their simulation.
+        plan: of the whole model, whose launches are a process of their own, one after another.
     """
     recordings = recordings or {}
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = [] if plan is None else _launches(plan)
     for index, (title, run) in enumerate(runs.items()):
         pid = 1 + PROCESSES * index
         events += _process(pid, f"{title}: {run.time_us:.1f} us on {run.device}")
@@ -45,11 +51,37 @@ def trace(runs: Mapping[str, Simulation], recordings: Mapping[str, Recording] | 
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
 
-def write(path: Path, runs: Mapping[str, Simulation], recordings: Mapping[str, Recording] | None = None) -> Path:
-    """Write ``trace(runs, recordings)`` to ``path`` and return it."""
+def write(
+    path: Path,
+    runs: Mapping[str, Simulation],
+    recordings: Mapping[str, Recording] | None = None,
+    plan: WholePlan | None = None,
+) -> Path:
+    """Write ``trace(runs, recordings, plan)`` to ``path`` and return it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(trace(runs, recordings), separators=(",", ":")))
+    path.write_text(json.dumps(trace(runs, recordings, plan), separators=(",", ":")))
     return path
+
+
+def _launches(plan: WholePlan) -> list[dict[str, Any]]:
+    """The launches of a whole model, one slice each."""
+    events = [*_process(0, f"whole model: {plan.predicted_us:.1f} us on {plan.device}"), *_thread(0, 0, "launches")]
+    start_us = 0.0
+    for launch in plan.launches:
+        events.append(
+            {
+                "ph": "X",
+                "cat": launch.kind,
+                "name": launch.name,
+                "pid": 0,
+                "tid": 0,
+                "ts": round(start_us, 4),
+                "dur": round(launch.predicted_us, 4),
+                "args": {"operators": ", ".join(launch.operators), "source": launch.source},
+            }
+        )
+        start_us += launch.predicted_us
+    return events
 
 
 def _process(pid: int, title: str) -> list[dict[str, Any]]:

@@ -7,14 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from tilestream.plan.analysis import Analysis, Coverage, Share
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import Coverage, Share
 from tilestream.report.words import count, microseconds
 
-COST_MODEL_ERROR = 0.10
-"""Mean absolute error of the cost model on candidates that were timed after it was fitted (docs/cost-model.md)."""
 SIMULATOR_ERROR = 0.11
-"""The same of the simulator on kernels that nothing was fitted on (docs/truth.md)."""
-COST_MODEL = f"cost model, {COST_MODEL_ERROR:.0%} mean error on an H200"
+"""Mean absolute error of the simulator on kernels that nothing was fitted on (docs/truth.md)."""
 SIMULATOR = f"simulator, {SIMULATOR_ERROR:.0%} mean error on an H200, over kernels of all kinds"
 
 
@@ -96,7 +94,7 @@ def times(a: Analysis) -> str:
         return "no rows: nothing is launched, and nothing predicted"
     mine, other = a.predicted_us, a.inductor_predicted_us
     said = f"predicted: {microseconds(mine)} us; all on Inductor: {microseconds(other)} us"
-    said += f" ({COST_MODEL}; a roofline outside of regions)"
+    said += f" ({SIMULATOR})"
     if a.measured_us is not None:
         said += f"\nmeasured: {microseconds(a.measured_us)} us"
         if a.inductor_measured_us is not None:

@@ -16,8 +16,9 @@ from tilestream.errors import PlanError
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.plan.analysis import RegionAnalysis
+from tilestream.plan import few_rows
 from tilestream.plan.cache import cached_plan, is_cached
+from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
 from tilestream.run.executable import build_ahead, executable
 from tilestream.run.measure import Measurer
@@ -29,7 +30,8 @@ GROWTH = 4
 
 log = logging.getLogger(__name__)
 
-_plans: dict[tuple[Pipeline, Device, Options], list[Plan]] = {}
+_Kept = tuple[Pipeline, Device, Options, bool]
+_plans: dict[_Kept, list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
 
@@ -61,7 +63,7 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
     if _measures(options, target):
         measure = Measurer(region, target, against=options.strategy == "auto")
     made = cached_plan(region.program, region.rows, target.hardware, options, measure)
-    _plans.setdefault((region.program, target.hardware, options), []).append(made)
+    _plans.setdefault(_kept(region, options, target), []).append(made)
     return made
 
 
@@ -90,10 +92,15 @@ def _measures(options: Options, target: Target) -> bool:
     return target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing()
 
 
+def _kept(region: Region, options: Options, target: Target) -> _Kept:
+    """What a plan is kept by: torch's own flag decides which candidates there are."""
+    return region.program, target.hardware, options, few_rows.in_any_order()
+
+
 def _near(region: Region, options: Options, target: Target) -> Plan | None:
     """The plan of this process that serves the region's rows best, if any does."""
-    made = _plans.get((region.program, target.hardware, options), ())
-    near = [p for p in made if GROWTH * p.rows >= region.rows]
+    made = _plans.get(_kept(region, options, target), ())
+    near = [p for p in made if GROWTH * p.rows >= region.rows and few_rows.same_bin(p.rows, region.rows)]
     return min(near, key=lambda p: abs(math.log(p.rows / region.rows)), default=None)
 
 

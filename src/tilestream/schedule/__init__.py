@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.ir.plain import plain
+from tilestream.schedule import shared_tile, stationary
 from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.partition import partition
+from tilestream.schedule.shape import is_shared_tile
 
 __all__ = ["Footprint", "Layout", "Schedule", "build", "footprint"]
 
@@ -47,6 +50,13 @@ def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Fo
     Raises:
         VerifyError: as ``build``. Whether it fits a device is for the caller to compare.
     """
+    if is_shared_tile(pipeline):
+        written = plain(pipeline)
+        shared = shared_tile.build(written.stages[0], written, limit)
+        return Footprint(shared.shared_bytes, shared.registers, shared.parts)
+    if stationary.is_stationary(pipeline):
+        held = next(s for s in stationary.builds(pipeline) if s.stage.name == stage.name)
+        return Footprint(held.shared_bytes, held.registers, held.footprint)
     schedule = build(stage, pipeline)
     layout = lay_out(schedule, limit)
     return Footprint(layout.total, schedule.registers, layout.parts)

@@ -8,8 +8,11 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Residency, Transport
+from tilestream.ir.plain import plain
 from tilestream.ir.verify import named, verify
 from tilestream.schedule import footprint
+from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shared_tile import build as shared_tile
 
 REGISTERS_PER_THREAD = 255
 
@@ -54,6 +57,21 @@ def stages_fit_sm(launch: Pipeline, device: Device) -> None:
             )
 
 
+def clusters_are_resident(launch: Pipeline, device: Device) -> None:
+    """All clusters of a shared tile are on the device at once: they wait for each other."""
+    if not is_shared_tile(launch):
+        return
+    written = plain(launch)
+    s = shared_tile(written.stages[0], written, device.shared_bytes_per_cta)
+    room = device.resident_clusters(s.cluster) if s.cluster <= device.largest_cluster else 0
+    if s.ctas // s.cluster > room:
+        raise VerifyError(
+            f"{named(written.stages[0])} needs {s.ctas} / {s.cluster} = {s.ctas // s.cluster} clusters of {s.cluster} >"
+            f" {room} that {device.name} holds at once",
+            "use fewer columns, or groups through the L2",
+        )
+
+
 def rings_fit_l2(launch: Pipeline, device: Device) -> None:
     """All rings of a launch together fit the L2: past it, they would spill to DRAM."""
     tiles = launch.tiles()
@@ -69,4 +87,9 @@ def rings_fit_l2(launch: Pipeline, device: Device) -> None:
         )
 
 
-DEVICE_RULES: tuple[Callable[[Pipeline, Device], None], ...] = (replicas_fit_sms, stages_fit_sm, rings_fit_l2)
+DEVICE_RULES: tuple[Callable[[Pipeline, Device], None], ...] = (
+    replicas_fit_sms,
+    stages_fit_sm,
+    clusters_are_resident,
+    rings_fit_l2,
+)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
+from tilestream.schedule import stationary
+from tilestream.schedule.shared_tile import build
 
 
 class KernelShape(StrEnum):
@@ -46,6 +49,21 @@ def kernel_shape(stage: Stage) -> KernelShape:
     return KernelShape.CHUNKED_CONTRACTION if summed else KernelShape.ROW_STREAM
 
 
+def _why_not_shared(pipeline: Pipeline) -> str:
+    try:
+        build(pipeline.stages[0], pipeline)
+    except VerifyError as error:
+        return error.cause
+    return ""
+
+
+def is_shared_tile(pipeline: Pipeline) -> bool:
+    """Whether a launch is one stage that shares a tile over its CTAs, which has kernels of its own."""
+    if len(pipeline.stages) != 1 or by_rows(pipeline):
+        return False
+    return kernel_shape(plain(pipeline).stages[0]) is KernelShape.SHARED_TILE
+
+
 def why_no_kernel(pipeline: Pipeline) -> str:
     """Why no kernel can be made of ``pipeline`` yet; empty if one can, as far as axes go. Widths are the schedule's."""
     for q in pipeline.queues:
@@ -54,6 +72,10 @@ def why_no_kernel(pipeline: Pipeline) -> str:
     if by_rows(pipeline):
         odd = next((s for s in pipeline.stages if s.tile_rows != TILE_ROWS), None)
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
+    if is_shared_tile(pipeline):
+        return _why_not_shared(plain(pipeline))
+    if stationary.is_stationary(pipeline):
+        return stationary.why_not(pipeline)
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is KernelShape.CHUNKED_CONTRACTION:

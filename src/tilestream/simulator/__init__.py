@@ -14,9 +14,8 @@ from tilestream.errors import PipelineDeadlock, WorkloadError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.ir.sizes import tiles_of
-from tilestream.plan.cost import predict, traffic
-from tilestream.simulator import core
-from tilestream.simulator.from_pipeline import launch_of
+from tilestream.ir.traffic import traffic
+from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
@@ -30,7 +29,7 @@ MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: about
 def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MOST_STEPS) -> Simulation:
     """Run ``pipeline`` over ``rows`` rows on ``device``, event by event.
 
-    Launches of strategy ``bulk`` stand for library kernels: each takes as long as the cost model says.
+    Launches of strategy ``bulk`` are the kernels of libraries that they stand for.
     More than ``most_steps`` steps are not simulated one by one: the rest follows from the rate of the second half.
 
     Raises:
@@ -68,32 +67,31 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
 
 
 def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
-    predicted = predict(pipeline, rows, device)
     start_us = 0.0
     launches_us: list[float] = []
     spans: list[Span] = []
     utilisation: dict[str, float] = {}
     waits_us: dict[str, dict[str, float]] = {}
     busy_s = {"tensor": 0.0, "l2": 0.0, "dram": 0.0}
-    for number, (launch, cost) in enumerate(zip(cut_at_dram(pipeline), predicted.launches, strict=True)):
-        try:
-            found = simulate_launch(launch_of(launch, rows, device), device, device.arbiters, trace=True)
-        except WorkloadError as failure:
-            if "wait for each other" in failure.cause:
-                raise PipelineDeadlock(failure.cause, failure.remedy) from failure
-            raise
-        for name in busy_s:
-            busy_s[name] += found.busy_s[name]
-        scale = cost.total_s / found.seconds if pipeline.strategy == "bulk" else 1.0
-        spans += _spans(found, launch, rows, number, start_us, 1e6 * scale)
-        for stage, busy, waits in zip(launch.stages, found.stage_busy_s, found.waits, strict=True):
-            utilisation[stage.name] = busy / (stage.replicas * found.seconds)
-            waits_us[stage.name] = {why: seconds * 1e6 * scale for why, seconds in waits.items()}
-        launches_us.append(found.seconds * 1e6 * scale)
-        start_us += launches_us[-1]
-    seconds = start_us * 1e-6
-    # A bulk launch's scaled time can be shorter than its simulation, never than its work.
-    utilisation |= {name: min(1.0, busy / seconds) for name, busy in busy_s.items()}
+    parts = cut_at_dram(pipeline)
+    for number, (launch, kernels) in enumerate(zip(parts, launches_of(pipeline, rows, device), strict=True)):
+        begun_us = start_us
+        for kernel in kernels:
+            try:
+                found = simulate_launch(kernel, device, device.arbiters, trace=True)
+            except WorkloadError as failure:
+                if "wait for each other" in failure.cause:
+                    raise PipelineDeadlock(failure.cause, failure.remedy) from failure
+                raise
+            for name in busy_s:
+                busy_s[name] += found.busy_s[name]
+            spans += _spans(found, launch, rows, number, start_us)
+            for stage, busy, waits in zip(found.launch.stages, found.stage_busy_s, found.waits, strict=True):
+                utilisation[stage.name] = busy / (stage.ctas * found.seconds)
+                waits_us[stage.name] = {why: seconds * 1e6 for why, seconds in waits.items()}
+            start_us += found.seconds * 1e6
+        launches_us.append(start_us - begun_us)
+    utilisation |= {name: busy / (start_us * 1e-6) for name, busy in busy_s.items()}
     return Simulation(
         pipeline.name,
         device.name,
@@ -108,15 +106,18 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
     )
 
 
-def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset_us: float, us: float) -> list[Span]:
-    """One span a step, from the event loop's trace."""
-    reasons = list(core.REASONS)
+def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset_us: float) -> list[Span]:
+    """One span a step, from the event loop's trace; of a library's kernel, one a tile of its own."""
+    from tilestream.simulator.core import REASONS
+
+    reasons: list[str] = list(REASONS)
     queues = [q for q in launch.queues if q.transport is Transport.L2]
     reasons += [q.tile for q in queues for _ in q.consumers] + [f"{q.tile} full" for q in queues]
+    steps = {stage.name: (stage.tiles_per_step, tiles_of(rows, stage)) for stage in launch.stages}
     made, row, first_cta = [], 0, 0
     traced, times = found.traced.tolist(), found.times.tolist()
-    for stage, simulated in zip(launch.stages, found.launch.stages, strict=True):
-        per_step = stage.tiles_per_step
+    for simulated in found.launch.stages:
+        per_step, tiles = steps.get(simulated.name, (1, simulated.tiles))
         for step in range(simulated.tiles):
             cta, reason = traced[row]
             start, end, waited = times[row]
@@ -124,14 +125,14 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
             made.append(
                 Span(
                     number,
-                    stage.name,
+                    simulated.name,
                     cta - first_cta,
                     cta,
                     tile,
-                    min(per_step, tiles_of(rows, stage) - tile),
-                    offset_us + start * us,
-                    offset_us + end * us,
-                    waited * us,
+                    min(per_step, tiles - tile),
+                    offset_us + start * 1e6,
+                    offset_us + end * 1e6,
+                    waited * 1e6,
                     reasons[reason] if reason >= 0 and waited > 0 else "",
                 )
             )

@@ -13,10 +13,10 @@ from tilestream.devices import Device
 from tilestream.errors import DeviceError
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
+from tilestream.ir.mesh_traffic import stage_traffic
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
-from tilestream.plan.mesh_traffic import stage_traffic
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
 

@@ -18,8 +18,9 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import bytes_of, phases, tiles_of, weight_bytes
-from tilestream.plan.stage_cost import first_input_s, overlapped, stage_cost
+from tilestream.schedule.stage_cost import first_input_s, overlapped, stage_cost
 from tilestream.simulator.from_axes import mesh_workload
+from tilestream.simulator.library import Cache, bulk_kernels, launches
 from tilestream.simulator.tables import compute_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
@@ -37,7 +38,16 @@ def workload(pipeline: Pipeline, rows: int, device: Device) -> Workload:
     """
     if not by_rows(pipeline):
         return mesh_workload(pipeline, {ROWS.name: rows}, device)
-    return Workload(pipeline.name, tuple(launch_of(p, rows, device) for p in cut_at_dram(pipeline)))
+    return Workload(pipeline.name, tuple(k for kernels in launches_of(pipeline, rows, device) for k in kernels))
+
+
+def launches_of(pipeline: Pipeline, rows: int, device: Device) -> list[list[SimLaunch]]:
+    """The kernels of each launch: one of ours, or those of libraries that a launch of strategy ``bulk`` stands for."""
+    parts = cut_at_dram(pipeline)
+    if pipeline.strategy != "bulk":
+        return [[launch_of(p, rows, device)] for p in parts]
+    cache = Cache(device)
+    return [launches(bulk_kernels(p, rows), device, cache) for p in parts]
 
 
 def launch_of(launch: Pipeline, rows: int, device: Device) -> SimLaunch:

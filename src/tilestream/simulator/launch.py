@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilestream.devices import Device
 from tilestream.errors import WorkloadError
-from tilestream.simulator import core
 from tilestream.simulator.placement import Placement, per_sm, place
 from tilestream.simulator.tables import Bytes, Tables, build, compute_s, moved
 from tilestream.simulator.workload import SimLaunch, SimStage
+
+if TYPE_CHECKING:  # numba takes half a second to import, and the planner, which reads ``library``, runs no event loop
+    from tilestream.simulator import core
 
 MOST_TILES = 40_000  # tiles of one launch that are simulated one by one
 LEAST_ROUNDS = 64  # a CTA has at least as many tiles after coarsening
@@ -77,6 +80,8 @@ def simulate(
     Raises:
         WorkloadError: it cannot be resident, or its queues hold too little for it to end: says which stages wait.
     """
+    from tilestream.simulator import core
+
     launch = replace(launch, stages=tuple(trimmed(s) for s in launch.stages))
     counted = moved(launch, device)
     whole = launch
@@ -116,6 +121,8 @@ def simulate(
 
 
 def _run(tables: Tables, trace: bool) -> tuple[core.Servers, core.Log, int, float]:
+    from tilestream.simulator import core
+
     stages, rings, edges, links, sm_of, sms, launch_s = tables
     count, total = len(sm_of), int(stages["tiles"].sum())
     servers = core.Servers(
@@ -156,10 +163,12 @@ def _check(launch: SimLaunch, log: core.Log) -> None:
 
 
 def _series(servers: core.Servers, sms: int, end: float) -> Series:
+    from tilestream.simulator.core import BINS
+
     width = float(servers.width[0])
     full = (sms, sms, 1, 1)
     made = []
-    for i in range(core.BINS):
+    for i in range(BINS):
         start, stop = i * width, min((i + 1) * width, end)
         if stop <= start:
             break

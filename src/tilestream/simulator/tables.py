@@ -155,8 +155,8 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
         record["tiles"], record["ctas"], record["overlap"] = stage.tiles, stage.ctas, stage.overlap
         record["tensor"], record["simt"] = compute_s(stage.work, device)
         record["latency"] = stage.work.latency_s
-        record["load"], record["store"] = _memory(stage.work, device)
-        record["once"] = sum(_memory(stage.once, device))
+        record["load"], record["store"] = memory_s(stage.work, device)
+        record["once"] = sum(memory_s(stage.once, device))
         record["once_compute"] = sum(compute_s(stage.once, device)) + stage.once.latency_s
     stages["first_tile"] = _starts(stages["tiles"])[:-1]
     stages["first_cta"] = _starts(stages["ctas"])[:-1]
@@ -177,7 +177,7 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
     return Tables(stages, rings, edges, links, sm_of, device.sms, launch_s)
 
 
-def _memory(work: TileWork, device: Device) -> tuple[np.ndarray, np.ndarray]:
+def memory_s(work: TileWork, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of DRAM, L2 and port that the loads and the stores of a tile take."""
     read, write = _l2_read(work), max(work.l2_write, work.dram_write)
     load = (

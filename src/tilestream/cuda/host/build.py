@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from tilestream.cuda import stamps
+from tilestream.cuda.compile import Source
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.cuda.stamps import LaunchLog
@@ -78,7 +79,7 @@ class HostRun:
 
 
 @dataclass
-class _Arena:
+class Arena:
     """Bytes of one launch's file: header words, then everything that the kernel addresses."""
 
     size: int = 4096
@@ -142,10 +143,10 @@ def _launches(
 def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> list[LaunchLog]:
     program = compile_for_host(source, options)
     tables, pipeline = source.tables, source.pipeline
-    arena = _Arena()
-    at = {t.name: arena.add(_bytes(tensors[t.name])) for t in pipeline.tensors}
+    arena = Arena()
+    at = {t.name: arena.add(bytes_of(tensors[t.name])) for t in pipeline.tensors}
     rings = [arena.add(b"\xff" * (q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype])) for q in tables.queues]
-    packed = [arena.add(_bytes(pack(spec, tensors[spec.weight]))) for spec in tables.packs]
+    packed = [arena.add(bytes_of(pack(spec, tensors[spec.weight]))) for spec in tables.packs]
     flags = arena.add(b"\0" * ((2 + tables.lines) * LINE))
     dump = Dump(tables, [s.name for s in source.stages])
     record = arena.add(b"\0" * (dump.words.numel() * 8))
@@ -168,12 +169,11 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, words)
-        done = _execute(program, path, source, ctas, options)
+        group = max(s.group for s in pipeline.stages)
+        done = execute(program, path, source, (ctas, group), options)
         with path.open("rb") as f:
             f.seek(record)
             dump.words.copy_(torch.frombuffer(bytearray(f.read(dump.words.numel() * 8)), dtype=torch.int64))
-            if "ThreadSanitizer: data race" in done.stderr:
-                raise HostRace(f"kernel {source.name} has a data race:\n{done.stderr[:6000]}")
             dump.check()
             if done.returncode:
                 raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
@@ -198,9 +198,14 @@ def _ctas(source: KernelSource, rows: int) -> int:
     return max(stage.group, -(-wanted // stage.group) * stage.group)
 
 
-def _execute(program: Path, path: Path, source: KernelSource, ctas: int, options: HostRun):
-    group = max(s.group for s in source.pipeline.stages)
-    numbers = (ctas, group, source.shared_bytes, options.launches, options.limit_s, options.seed)
+def execute(program: Path, path: Path, source: Source, ctas: tuple[int, int], options: HostRun):
+    """Run a program of ``compile_for_host`` on an arena's file: ``ctas`` of a launch and of a cluster.
+
+    Raises:
+        HostTrap: it did not end.
+        HostRace: ThreadSanitizer saw a race.
+    """
+    numbers = (*ctas, source.shared_bytes, options.launches, options.limit_s, options.seed)
     command = [str(program), str(path), *map(str, numbers)]
     environment = dict(os.environ)
     if options.sanitize:
@@ -208,11 +213,14 @@ def _execute(program: Path, path: Path, source: KernelSource, ctas: int, options
         # ThreadSanitizer's shadow needs an address space that is not randomised too far.
         command = [*fixed_addresses(), *command]
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=600, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as e:
         raise HostTrap(f"kernel {source.name} did not end within {e.timeout:.0f} s") from e
+    if "ThreadSanitizer: data race" in done.stderr:
+        raise HostRace(f"kernel {source.name} has a data race:\n{done.stderr[:6000]}")
+    return done
 
 
 @lru_cache(maxsize=1)
@@ -235,14 +243,14 @@ def pack(spec, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _bytes(t: torch.Tensor) -> bytes:
+def bytes_of(t: torch.Tensor) -> bytes:
     return t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 # -- the compiler
 
 
-def compile_for_host(source: KernelSource, options: HostRun) -> Path:
+def compile_for_host(source: Source, options: HostRun) -> Path:
     """An executable for one launch, from the cache folder if it is there.
 
     Raises:

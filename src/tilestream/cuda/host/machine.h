@@ -25,6 +25,7 @@ struct Product {
   int packed_stride;
   int element;  // 0 bf16, 1 f16, 2 tf32
   u64 a, b;     // descriptors
+  bool a_columns = false, b_columns = false;  // operands that lie [depth, columns]
 };
 
 int warp();

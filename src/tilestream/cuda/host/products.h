@@ -33,6 +33,16 @@ void operand_row(u64 desc, int row, unsigned char* to) {
     std::memcpy(to + 16 * k, from, 16);
   }
 }
+// One row of the depth of an operand that lies [depth, columns]: the first `columns` of it, to every `stride`-th float.
+void operand_column(u64 desc, int k, int columns, int element, float* to, int stride) {
+  const u32 start = (u32)(desc & 0x3fff) << 4, chunk = (u32)((desc >> 16) & 0x3fff) << 4, group = (u32)((desc >> 32) & 0x3fff) << 4;
+  for (int n = 0; n < columns; n += 8) {
+    const u32 at = start + (u32)(k / 8) * group + (u32)(k % 8) * 128 + (u32)(n / 64) * chunk + (u32)(n % 64) * 2;
+    const char* const from = shared + (at ^ ((at >> 3) & 0x70));
+    reads(from, 16);
+    for (int i = 0; i < 8; ++i) to[(n + i) * stride] = element_of((const unsigned char*)from, i, element);
+  }
+}
 void packed_rows(const Product& p, float* a) {
   for (int r = 0; r < 64; ++r)
     for (int c = 0; c < 16; ++c) {
@@ -61,11 +71,13 @@ void execute(const Product& p) {
   unsigned char bytes[32];
   Role& r = *self;
   r.products.run([&] {
-    for (int n = 0; n < 8 * p.blocks; ++n) {
+    for (int k = 0; k < depth && p.b_columns; ++k) operand_column(p.b, k, 8 * p.blocks, p.element, bt + k * 256, 1);
+    for (int k = 0; k < depth && p.a_columns; ++k) operand_column(p.a, k, 64, p.element, a + k, 16);
+    for (int n = 0; n < 8 * p.blocks && !p.b_columns; ++n) {
       operand_row(p.b, n, bytes);
       for (int k = 0; k < depth; ++k) bt[k * 256 + n] = element_of(bytes, k, p.element);
     }
-    if (p.packed == nullptr)
+    if (p.packed == nullptr && !p.a_columns)
       for (int m = 0; m < 64; ++m) {
         operand_row(p.a, m, bytes);
         for (int k = 0; k < depth; ++k) a[m * 16 + k] = element_of(bytes, k, p.element);

@@ -130,6 +130,10 @@ TS_DEV void store_global(T* p, T v) {
   *p = v;
 }
 
+TS_DEV void load_floats(u64 address, float (&v)[4]) {
+  const float* const from = reinterpret_cast<const float*>(address);
+  for (int k = 0; k < 4; ++k) v[k] = from[k];
+}
 TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   u32* const to = reinterpret_cast<u32*>(address);
   to[0] = a, to[1] = b, to[2] = c, to[3] = d;
@@ -141,6 +145,9 @@ struct Fragment;
 template <int BLOCKS>
 struct Packed;
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
+TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
+  return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+}
 template <int K>
 TS_DEV void pin(Registers<float, K>&) {}
 TS_DEV void mma_fence() {}
@@ -163,6 +170,14 @@ struct Mma {
   template <int N, int M>
   static void registers(Fragment<N>& acc, const Packed<M>& a, int k, u64 b) {
     ts_host::product({&acc.v[0][4 * AT], 4 * N, BLOCKS, &a.v[0][k], 2 * M, T::ELEMENT, 0, b});
+  }
+};
+
+template <class T, int BLOCKS, bool B_COLUMNS>
+struct MmaColumns {
+  template <int N>
+  static void shared(Fragment<N>& acc, u64 a, u64 b) {
+    ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b, true, B_COLUMNS});
   }
 };
 

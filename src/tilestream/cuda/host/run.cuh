@@ -2,7 +2,7 @@
 //
 // Its file starts with words of 64 bits: count of maps, six words for each; count of pointers, address and
 // stride for each; flags, epoch, exits, dump, limit in nanoseconds, rows; of a kernel
-// with stamps, their address and room. Addresses are offsets into the file.
+// with stamps, their address and room; of stationary sums, the address of partial sums. Addresses are offsets into the file.
 #pragma once
 
 namespace ts_host {
@@ -20,11 +20,14 @@ void fill(P& p, const u64* words, char* base) {
     p.strides[k] = (long long)words[1];
   }
   p.flags = (u64*)(base + words[0]);
-  p.epoch = (u64*)(base + words[1]);
-  p.exits = (u32*)(base + words[2]);
+  if constexpr (requires { p.epoch; }) {
+    p.epoch = (u64*)(base + words[1]);
+    p.exits = (u32*)(base + words[2]);
+  }
   p.dump = (ts::Dump*)(base + words[3]);
   p.limit_ns = words[4];
   p.rows = (int)words[5];
+  if constexpr (requires { p.partials; }) p.partials = (float*)(base + words[6]);
 #ifdef TS_STAMPS
   p.stamps = base + words[6];
   p.stamp_capacity = (int)words[7];

@@ -18,6 +18,7 @@ using u64 = unsigned long long;
 #define TS_CONSTANT __constant__ const
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define TS_PAIR_KERNEL(threads) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1)
+#define TS_CLUSTER_KERNEL(threads, ctas) extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(threads, 1)
 #define TS_PARAM __grid_constant__
 #define TS_SHARED(base)                               \
   extern __shared__ __align__(1024) char ts_shared[]; \
@@ -88,6 +89,9 @@ TS_DEV u16 lds16(u32 addr) {
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(addr) : "memory");
   return v;
 }
+TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
+}
 
 // ---- barriers in shared memory
 TS_DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
@@ -118,6 +122,20 @@ TS_DEV u32 cluster_rank() {
 }
 TS_DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// The address, in the shared memory of another CTA of the cluster, of what is at `addr` here.
+TS_DEV u32 at_peer(u32 addr, u32 rank) {
+  u32 r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
+  return r;
+}
+TS_DEV void store_at_peer(u32 addr, float a, float b, float c, float d) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+TS_DEV void copy_to_peer(u32 dst, u32 src, u32 bytes, u32 peer_bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "r"(src), "r"(bytes),
+               "r"(peer_bar)
+               : "memory");
 }
 TS_DEV bool bar_try(u32 bar, u32 parity) {
   u32 ok;
@@ -174,6 +192,11 @@ TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64 hint) {
                "r"(x), "r"(y), "l"(hint)
                : "memory");
 }
+// Added to memory in the map's dtype; several CTAs may add to one place, in any order.
+TS_DEV void tma_reduce_add(const TensorMap* map, int x, int y, u32 src) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(src), "r"(x), "r"(y)
+               : "memory");
+}
 TS_DEV void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N>
 TS_DEV void store_wait_read() {
@@ -197,6 +220,10 @@ TS_DEV u32 count_up(u32* counter) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(counter) : "memory");
   return v;
 }
+// ---- programmatic dependent launch: without it both do nothing
+TS_DEV void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+TS_DEV void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 TS_DEV void fence_system() { __threadfence_system(); }
 TS_DEV bool claim(u32* word) { return atomicCAS_system(word, 0u, 1u) == 0u; }
 
@@ -210,12 +237,34 @@ TS_DEV void store_global(T* p, T v) {
   *p = v;
 }
 
+// Past the L1, which other SMs' stores do not reach.
+TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
+  asm volatile("st.global.cg.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+TS_DEV void store_shared_floats(float* p, float a, float b, float c, float d) {
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
+}
+
+// What other SMs have written during this kernel: past the L1.
+TS_DEV void load_floats(u64 address, float (&v)[4]) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(address) : "memory");
+}
 TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // ---- warpgroup products: descriptors of K-major operands with the 128-byte swizzle
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
+// The same from a shared address over 16: steps along K and to other stages are plain additions to it.
+TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
+// Of an operand that lies [depth, columns], in chunks of 64 columns that are `chunk` bytes apart: eight rows of the depth
+// are 1024 bytes.
+TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
+  return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+}
 // The values are in their registers now: without it ptxas moves them behind the fence (C7519).
 template <int K>
 TS_DEV void pin(Registers<float, K>& r) {
@@ -245,6 +294,9 @@ TS_DEV void registers_dec() {
 // acc[blocks AT to AT + BLOCKS] += a @ b.T; the emitter writes a specialisation for each width that a kernel needs.
 template <class T, int BLOCKS, int AT>
 struct Mma;
+// acc[64, 8 BLOCKS] += a.T @ b, both [depth, columns]; without B_COLUMNS b is as above.
+template <class T, int BLOCKS, bool B_COLUMNS>
+struct MmaColumns;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half
 struct bf16 {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -53,6 +54,7 @@ from tilestream.graph.operators.features import (
 )
 from tilestream.graph.operators.linear import linear, put_off
 from tilestream.graph.operators.reasons import reason
+from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import same_size
 from tilestream.ir.pipeline import Tile
 
@@ -60,6 +62,9 @@ aten = torch.ops.aten
 
 Rule = Callable[[Emitter, fx.Node], Tile]
 """Appends what a node computes; returns the tile that holds its elements in row-major order."""
+
+Elementwise = Callable[[Writes, fx.Node], Tile]
+"""Such a rule that says nothing of dimensions."""
 
 
 def emit(e: Emitter, node: fx.Node) -> Value:
@@ -113,35 +118,18 @@ _TUPLES = {
 }
 
 
-def _named(kind: str, rule: Callable[..., Tile]) -> Rule:
+def _named(kind: str, rule: Callable[..., Tile]) -> Callable[[Any, fx.Node], Tile]:
     return lambda e, node: rule(e, node, kind)
 
 
-def _pair(kind: str) -> Rule:
+def _pair(kind: str) -> Elementwise:
     return lambda e, node: binary(e, node, kind, node.args[0], node.args[1])
 
 
-RULES: dict[object, Rule] = {
+ELEMENTWISE: dict[object, Elementwise] = {
     **{op: _named(kind, unary) for op, kind in UNARY.items()},
     aten.gelu: gelu,
     aten.softplus: softplus,
-    aten._to_copy: cast,
-    torch.ops.prims.convert_element_type: cast,
-    **dict.fromkeys(
-        (
-            aten.view,
-            aten._unsafe_view,
-            aten.reshape,
-            aten.unsqueeze,
-            aten.squeeze,
-            aten.clone,
-            aten.contiguous,
-            aten.detach,
-            aten.alias,
-            aten.expand,
-        ),
-        identity,
-    ),
     aten.add: add,
     aten.sub: _named("sub", add),
     aten.rsub: lambda e, node: add(e, node, "sub", swapped=True),
@@ -159,13 +147,41 @@ RULES: dict[object, Rule] = {
     aten.hardswish: hard,
     aten.mish: mish,
     aten.addcmul: addcmul,
+    aten.elu: elu,
+    aten.celu: elu,
+    aten.threshold_backward: threshold_backward,
+    aten.hardtanh_backward: hardtanh_backward,
+    aten.sigmoid_backward: sigmoid_backward,
+    aten.tanh_backward: tanh_backward,
+    aten.silu_backward: silu_backward,
+    aten.gelu_backward: gelu_backward,
+}
+"""Operators that know nothing of dimensions: row programs and those over axes (``graph.sentences``) share them."""
+
+RULES: dict[object, Rule] = {
+    **ELEMENTWISE,
+    aten._to_copy: cast,
+    torch.ops.prims.convert_element_type: cast,
+    **dict.fromkeys(
+        (
+            aten.view,
+            aten._unsafe_view,
+            aten.reshape,
+            aten.unsqueeze,
+            aten.squeeze,
+            aten.clone,
+            aten.contiguous,
+            aten.detach,
+            aten.alias,
+            aten.expand,
+        ),
+        identity,
+    ),
     aten.mm: linear,
     aten.addmm: linear,
     aten.linear: linear,
     aten.bmm: linear,
     **dict.fromkeys((aten.permute, aten.transpose, aten.t), permute),
-    aten.elu: elu,
-    aten.celu: elu,
     aten._native_batch_norm_legit_no_training: batch_norm,
     aten.sum: _named("sum", reduction),
     aten.mean: _named("mean", reduction),
@@ -183,10 +199,4 @@ RULES: dict[object, Rule] = {
     aten.rms_norm: rms_norm,
     aten.log_sigmoid_forward: log_sigmoid,
     aten.glu: glu,
-    aten.threshold_backward: threshold_backward,
-    aten.hardtanh_backward: hardtanh_backward,
-    aten.sigmoid_backward: sigmoid_backward,
-    aten.tanh_backward: tanh_backward,
-    aten.silu_backward: silu_backward,
-    aten.gelu_backward: gelu_backward,
 }

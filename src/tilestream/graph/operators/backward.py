@@ -6,24 +6,25 @@ import math
 
 from torch import fx
 
-from tilestream.graph.lowering import Emitter, Operand, dtype_of
+from tilestream.graph.lowering import Operand, dtype_of
 from tilestream.graph.nodes import Unsupported, number
+from tilestream.graph.operators.writes import Writes
 from tilestream.ir.pipeline import Tile
 
 
-def _operands(e: Emitter, node: fx.Node) -> tuple[Operand, Tile]:
+def _operands(e: Writes, node: fx.Node) -> tuple[Operand, Tile]:
     """The gradient, and what the derivative is computed from: the input of the activation, or its result."""
     frame = e.frame(node, *node.args[:2])
     return e.operand(node.args[0], frame), e.tile(node.args[1], frame)
 
 
-def threshold_backward(e: Emitter, node: fx.Node) -> Tile:
+def threshold_backward(e: Writes, node: fx.Node) -> Tile:
     """The gradient where x > threshold, elsewhere 0: of ``relu`` and ``threshold``."""
     gradient, x = _operands(e, node)
     return e.binary("relu_backward", gradient, _above(e, x, number(node, 2, "threshold", 0.0)), dtype_of(node))
 
 
-def hardtanh_backward(e: Emitter, node: fx.Node) -> Tile:
+def hardtanh_backward(e: Writes, node: fx.Node) -> Tile:
     """The gradient where low < x < high, elsewhere 0."""
     gradient, x = _operands(e, node)
     low, high = number(node, 2, "min_val", -1.0), number(node, 3, "max_val", 1.0)
@@ -33,27 +34,27 @@ def hardtanh_backward(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("relu_backward", inside, e.binary("sub", high, x, "f32"), dtype_of(node))
 
 
-def _above(e: Emitter, x: Tile, bound: float) -> Tile:
+def _above(e: Writes, x: Tile, bound: float) -> Tile:
     """Positive exactly where x > bound."""
     if not math.isfinite(bound):
         raise Unsupported("a bound that is not finite")
     return x if bound == 0.0 else e.binary("sub", x, bound, "f32")
 
 
-def sigmoid_backward(e: Emitter, node: fx.Node) -> Tile:
+def sigmoid_backward(e: Writes, node: fx.Node) -> Tile:
     """g y (1 - y), of the result y."""
     gradient, y = _operands(e, node)
     open_ = e.binary("mul", gradient, e.binary("sub", 1.0, y, "f32"), "f32")
     return e.binary("mul", open_, y, dtype_of(node))
 
 
-def tanh_backward(e: Emitter, node: fx.Node) -> Tile:
+def tanh_backward(e: Writes, node: fx.Node) -> Tile:
     """g (1 - y y), of the result y."""
     gradient, y = _operands(e, node)
     return e.binary("mul", gradient, e.binary("sub", 1.0, e.unary("square", y, "f32"), "f32"), dtype_of(node))
 
 
-def silu_backward(e: Emitter, node: fx.Node) -> Tile:
+def silu_backward(e: Writes, node: fx.Node) -> Tile:
     """g s (1 + x (1 - s)), s the sigmoid of x."""
     gradient, x = _operands(e, node)
     s = e.unary("sigmoid", x, "f32")
@@ -61,7 +62,7 @@ def silu_backward(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, e.binary("mul", s, rest, "f32"), dtype_of(node))
 
 
-def gelu_backward(e: Emitter, node: fx.Node) -> Tile:
+def gelu_backward(e: Writes, node: fx.Node) -> Tile:
     """g times the derivative of gelu; of the tanh approximation, with u = k (x + c x^3) and t = tanh(u),
     (1 + t) / 2 + x u' (1 - t t) / 2."""
     gradient, x = _operands(e, node)

@@ -10,6 +10,7 @@ from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, number, packet, value
+from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import product, same_size
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Tile
@@ -34,16 +35,16 @@ UNARY = {
 }
 
 
-def unary(e: Emitter, node: fx.Node, kind: str, **attrs: float | int | str) -> Tile:
+def unary(e: Writes, node: fx.Node, kind: str, **attrs: float | int | str) -> Tile:
     """One tile in, one tile of the same shape out."""
     return e.unary(kind, e.tile(node.args[0]), dtype_of(node), **attrs)
 
 
-def gelu(e: Emitter, node: fx.Node) -> Tile:
+def gelu(e: Writes, node: fx.Node) -> Tile:
     return unary(e, node, "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu")
 
 
-def softplus(e: Emitter, node: fx.Node) -> Tile:
+def softplus(e: Writes, node: fx.Node) -> Tile:
     return unary(e, node, "softplus", beta=number(node, 1, "beta", 1.0), threshold=number(node, 2, "threshold", 20.0))
 
 
@@ -99,7 +100,7 @@ def permute(e: Emitter, node: fx.Node) -> Tile:
     return identity(e, node)
 
 
-def elu(e: Emitter, node: fx.Node) -> Tile:
+def elu(e: Writes, node: fx.Node) -> Tile:
     """``elu``, ``selu``, ``celu``: scale max(x, 0) + alpha scale (exp(input_scale min(x, 0)) - 1)."""
     alpha, scale = number(node, 1, "alpha", 1.0), number(node, 2, "scale", 1.0)
     inner = number(node, 3, "input_scale", 1.0)
@@ -112,7 +113,7 @@ def elu(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("add", high, low, dtype_of(node))
 
 
-def _scaled(e: Emitter, tile: Tile, factor: float) -> Tile:
+def _scaled(e: Writes, tile: Tile, factor: float) -> Tile:
     return tile if factor == 1.0 else e.binary("mul", tile, factor, "f32")
 
 
@@ -136,14 +137,14 @@ def batch_norm(e: Emitter, node: fx.Node) -> Tile:
     return e.unary("cast", tile, dtype)
 
 
-def binary(e: Emitter, node: fx.Node, kind: str, left: object, right: object) -> Tile:
+def binary(e: Writes, node: fx.Node, kind: str, left: object, right: object) -> Tile:
     """Two operands, one of them at least a tile."""
     frame = e.frame(node, left, right)
     a, b = e.operand(left, frame), e.operand(right, frame)
     return e.binary(kind, a, b, dtype_of(node))
 
 
-def add(e: Emitter, node: fx.Node, kind: str = "add", swapped: bool = False) -> Tile:
+def add(e: Writes, node: fx.Node, kind: str = "add", swapped: bool = False) -> Tile:
     """``self + alpha other``, also ``sub`` and ``rsub`` (``other - alpha self``)."""
     left, right = node.args[0], node.args[1]
     alpha = number(node, 2, "alpha", 1.0)
@@ -158,24 +159,24 @@ def add(e: Emitter, node: fx.Node, kind: str = "add", swapped: bool = False) -> 
     return e.binary(kind, a, b, dtype_of(node))
 
 
-def divide(e: Emitter, node: fx.Node) -> Tile:
+def divide(e: Writes, node: fx.Node) -> Tile:
     if node.kwargs.get("rounding_mode") is not None:
         raise Unsupported("division with a rounding mode")
     return binary(e, node, "div", node.args[0], node.args[1])
 
 
-def power(e: Emitter, node: fx.Node) -> Tile:
+def power(e: Writes, node: fx.Node) -> Tile:
     exponent = node.args[1]
-    kinds = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    kinds = {1: "cast", 2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if isinstance(exponent, int | float) and exponent in kinds:
         return unary(e, node, kinds[exponent])
     if exponent == 3:
         x = e.tile(node.args[0])
         return e.binary("mul", e.unary("square", x, "f32"), x, dtype_of(node))
-    raise Unsupported("only powers -1, -0.5, 0.5, 2 and 3 are tile ops")
+    raise Unsupported("only powers -1, -0.5, 0.5, 1, 2 and 3 are tile ops")
 
 
-def clamp(e: Emitter, node: fx.Node) -> Tile:
+def clamp(e: Writes, node: fx.Node) -> Tile:
     """``clamp``, ``clamp_min``, ``clamp_max`` and ``hardtanh``: maximum, then minimum."""
     low, high = argument(node, 1, "min"), argument(node, 2, "max")
     if packet(node) is aten.hardtanh:
@@ -190,7 +191,7 @@ def clamp(e: Emitter, node: fx.Node) -> Tile:
     return tile
 
 
-def leaky_relu(e: Emitter, node: fx.Node) -> Tile:
+def leaky_relu(e: Writes, node: fx.Node) -> Tile:
     """max(x, 0) + slope min(x, 0); for slopes in (0, 1], max(x, slope x). Infinities go as in eager."""
     slope = number(node, 1, "negative_slope", 0.01)
     if not math.isfinite(slope):
@@ -202,7 +203,7 @@ def leaky_relu(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("add", e.binary("maximum", x, 0.0, "f32"), low, dtype_of(node))
 
 
-def hard(e: Emitter, node: fx.Node) -> Tile:
+def hard(e: Writes, node: fx.Node) -> Tile:
     """``hardsigmoid`` and ``hardswish``."""
     x = e.tile(node.args[0])
     gate: Tile = x
@@ -213,13 +214,13 @@ def hard(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("div", gate, 6.0, dtype_of(node))
 
 
-def mish(e: Emitter, node: fx.Node) -> Tile:
+def mish(e: Writes, node: fx.Node) -> Tile:
     x = e.tile(node.args[0])
     gate = e.unary("tanh", e.unary("softplus", x, "f32", beta=1.0, threshold=20.0), "f32")
     return e.binary("mul", x, gate, dtype_of(node))
 
 
-def addcmul(e: Emitter, node: fx.Node) -> Tile:
+def addcmul(e: Writes, node: fx.Node) -> Tile:
     base, left, right = node.args[:3]
     frame = e.frame(node, base, left, right)
     scale = number(node, 3, "value", 1.0)

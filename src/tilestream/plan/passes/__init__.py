@@ -10,6 +10,7 @@ from tilestream.plan.passes.merge_common_ops import merge_common_ops
 from tilestream.plan.passes.order_memory_ops import order_memory_ops
 from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
 from tilestream.plan.passes.set_queue_depth import set_queue_depth
+from tilestream.plan.passes.share_tile import share_tile
 from tilestream.plan.passes.split_bulk import split_bulk
 from tilestream.plan.passes.split_spatial import split_spatial
 
@@ -24,6 +25,7 @@ __all__ = [
     "order_memory_ops",
     "remove_dead_ops",
     "set_queue_depth",
+    "share_tile",
     "split_bulk",
     "split_spatial",
 ]

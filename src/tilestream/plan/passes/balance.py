@@ -6,8 +6,8 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.traffic import dram_of, l2_of
 from tilestream.plan.cost import stage_cost
-from tilestream.plan.traffic import dram_of, l2_of
 
 TIE_BREAK = 1e-3
 

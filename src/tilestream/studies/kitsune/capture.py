@@ -85,7 +85,7 @@ def assemble(name: str, mode: Mode, recorded: Recorded) -> OperatorGraph:
         outs |= set(_results(graph, memory, saved))
     if not operators:
         raise CaptureError(f"{name} computes nothing", "give a model that computes on its inputs")
-    return OperatorGraph(name, mode, tuple(operators), _values(memory, operators, outs))
+    return OperatorGraph(name, mode, tuple(operators), _values(memory, operators, outs), recorded)
 
 
 def _values(memory: Memory, operators: Sequence[Operator], outs: set[str]) -> dict[str, Value]:

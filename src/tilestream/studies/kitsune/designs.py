@@ -8,14 +8,16 @@ from functools import cached_property
 
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
+from tilestream.ir.verify import verify
 from tilestream.simulator.launch import simulate
 from tilestream.simulator.tables import spilled_bytes
 from tilestream.simulator.workload import Engine, SimLaunch, Workload
 from tilestream.studies.kitsune.choose import choose_tiles
 from tilestream.studies.kitsune.epilogues import fuse_epilogues
+from tilestream.studies.kitsune.lowered import Streamed, streamed
 from tilestream.studies.kitsune.operators import OperatorGraph
 from tilestream.studies.kitsune.patterns import DEEP
-from tilestream.studies.kitsune.pipeline import Spatial, one_stage_an_operator
+from tilestream.studies.kitsune.pipeline import Spatial, one_stage, one_stage_an_operator
 from tilestream.studies.kitsune.queues import create_queues
 from tilestream.studies.kitsune.reductions import split_reductions
 from tilestream.studies.kitsune.regions import Exclusion, Selection, SfNode, schedule
@@ -24,6 +26,13 @@ from tilestream.studies.kitsune.selection import select
 from tilestream.studies.kitsune.traffic import traffic
 from tilestream.studies.kitsune.vertical import select_vertical
 from tilestream.studies.kitsune.workloads import library_kernels, spatial
+
+
+@dataclass(frozen=True)
+class Library:
+    """A launch that is no pipeline: operators as a library runs them."""
+
+    operators: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,27 @@ class Design:
     @cached_property
     def traffic_bytes(self) -> float:
         return traffic(self.graph, self.units) + sum(spilled_bytes(x, self.device) for x in self.workload.launches)
+
+    @cached_property
+    def launches(self) -> tuple[Streamed | Library, ...]:
+        """The plan: every launch in order, a pipeline of the IR that the verifier has accepted, or the library's.
+
+        Raises:
+            CaptureError: the graph was made by hand, and has no nodes.
+            PlanError: an operator of a subgraph has no sentence over axes.
+            VerifyError: a pipeline is not legal.
+        """
+        spatial = {p.node.ops: p for p in self.groups}
+        made: dict[tuple[str, ...], Streamed] = {}
+        for node in self.selection.nodes:
+            made[node.ops] = streamed(spatial.get(node.ops) or one_stage(node, self.graph), self.graph)
+            verify(made[node.ops].pipeline)
+        return tuple(made.get(ops) or Library(ops) for ops in self.units)
+
+    @property
+    def pipelines(self) -> tuple[Streamed, ...]:
+        """The launches that are pipelines."""
+        return tuple(x for x in self.launches if isinstance(x, Streamed))
 
     @cached_property
     def units(self) -> list[tuple[str, ...]]:

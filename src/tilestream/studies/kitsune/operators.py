@@ -10,33 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
+from torch import fx
+
 from tilestream.errors import CaptureError
+from tilestream.plan.aten_table import Kind
 from tilestream.simulator.workload import Engine
+from tilestream.studies.kitsune.record import Mode, Recorded
 
 Phase = Literal["forward", "backward"]
-Mode = Literal["inference", "training"]
-
-
-class Kind(StrEnum):
-    """Families of operators: what the rules of selection speak of."""
-
-    LINEAR = "linear"  # rows times a weight; in the backward graph dX and dW as well
-    BMM = "bmm"  # a batch of products of activations
-    ATTENTION = "attention"  # fused attention (SDPA), forward or backward
-    ELEMENTWISE = "elementwise"  # activations, residuals, their derivatives
-    NORM = "norm"  # layer and RMS norm, forward and backward: a reduction over features inside a row
-    SOFTMAX = "softmax"
-    REDUCTION = "reduction"  # sums and means: ``reduced`` says over how much, ``over_rows`` over which
-    CAT = "cat"  # concatenation and stacking
-    GATHER = "gather"  # reads rows by an index: embeddings, node features of edges
-    SCATTER = "scatter"  # writes or adds rows by an index
-    FILL = "fill"  # makes a constant tensor
-    COPY = "copy"  # moves data without computing
-    OTHER = "other"  # scans, sorts, losses: what fits no pattern
 
 
 @dataclass(frozen=True)
@@ -141,6 +125,8 @@ class Operator:
 class OperatorGraph:
     """Operators in a topological order (forward, then backward) and the values between them.
 
+    ``recorded`` are the graphs that it is a view of; pipelines that run are made of their nodes.
+
     Raises:
         CaptureError: an operator reads a value that nothing made before it, or two write one value.
     """
@@ -149,6 +135,7 @@ class OperatorGraph:
     mode: Mode
     operators: tuple[Operator, ...]
     values: dict[str, Value] = field(repr=False)
+    recorded: Recorded | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         written = {v.name for v in self.values.values() if v.is_input or v.is_parameter}
@@ -172,6 +159,20 @@ class OperatorGraph:
 
     def __getitem__(self, name: str) -> Operator:
         return self._by_name[name]
+
+    @cached_property
+    def nodes(self) -> dict[str, tuple[fx.Node, ...]]:
+        """The nodes of each operator.
+
+        Raises:
+            CaptureError: the graph was made by hand.
+        """
+        if self.recorded is None:
+            raise CaptureError(f"{self.name} was not captured from a model", "capture one: it has no nodes")
+        forward, backward = self.recorded.forward, self.recorded.backward
+        known = {"forward": {n.name: n for n in forward.nodes}}
+        known["backward"] = {n.name: n for n in backward.nodes} if backward is not None else {}
+        return {op.name: tuple(known[op.phase][name] for name in op.nodes) for op in self.operators}
 
     def producer(self, value: str) -> Operator | None:
         """The operator that writes ``value``; None for inputs and parameters."""

@@ -78,3 +78,8 @@ def engine_of(ops: list[Operator]) -> Engine:
 def one_stage_an_operator(node: SfNode, graph: OperatorGraph) -> Spatial:
     """Where design starts: every operator a stage, no queues yet."""
     return Spatial(node, tuple(Stage(name, (name,), engine_of([graph[name]])) for name in node.ops))
+
+
+def one_stage(node: SfNode, graph: OperatorGraph) -> Spatial:
+    """Vertical fusion: all operators in turn in the same CTAs."""
+    return Spatial(node, (Stage(node.name, node.ops, engine_of([graph[name] for name in node.ops])),))

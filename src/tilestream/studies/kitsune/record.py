@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from tilestream.errors import CaptureError
 from tilestream.graph.capture import alone, boxed
 from tilestream.graph.fake import fake_tensor, twin
-from tilestream.studies.kitsune.operators import Mode
+
+Mode = Literal["inference", "training"]
 
 _STORED = re.compile(r"_(parameters|buffers)_")
 
@@ -26,12 +27,14 @@ _STORED = re.compile(r"_(parameters|buffers)_")
 class Recorded:
     """fx graphs with ``meta["val"]``; the backward graph reads what the forward graph saved under the same names.
 
-    ``stored`` are the forward graph's placeholders that are parameters or buffers.
+    ``stored`` are the forward graph's placeholders that are parameters or buffers. ``places`` says of each placeholder
+    what it is: the name of a parameter or buffer, or which input.
     """
 
     forward: fx.Graph
     backward: fx.Graph | None = None
     stored: set[str] = field(default_factory=set)
+    places: dict[str, str | int] = field(default_factory=dict)
 
     @property
     def saved(self) -> int:
@@ -55,6 +58,7 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
 
     graphs: list[fx.GraphModule] = []
     stored: list[bool] = []
+    given: list[Any] = []
 
     def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(graph)
@@ -62,6 +66,7 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
 
     def backend(graph: fx.GraphModule, example: list[Any]) -> Any:
         stored.extend(bool(_STORED.search(node.name)) for node in graph.graph.nodes if node.op == "placeholder")
+        given.extend(example)
         compiler = aot_autograd(
             fw_compiler=keep, bw_compiler=keep, inference_compiler=keep, partition_fn=default_partition
         )
@@ -90,10 +95,13 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
         )
     forward = graphs[0].graph
     places = [node.name for node in forward.nodes if node.op == "placeholder"]
+    known: dict[int, str | int] = {id(x): i for i, x in enumerate(arguments)}
+    known |= {id(x): name for name, x in (*fake.named_buffers(), *fake.named_parameters())}
     return Recorded(
         forward,
         graphs[1].graph if training else None,
         {name for name, is_stored in zip(places, stored, strict=False) if is_stored},
+        {name: known[id(x)] for name, x in zip(places, given, strict=False) if id(x) in known},
     )
 
 

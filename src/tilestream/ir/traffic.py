@@ -76,7 +76,7 @@ def dram_of(launch: Pipeline, rows: int) -> tuple[dict[str, int], dict[str, int]
     for stage in launch.stages:
         for op in stage.ops:
             for name in op.params:
-                (written if op.kind == "store" else read)[name] = bytes_of(launch.tensor(name), rows)
+                (written if op.out is None else read)[name] = bytes_of(launch.tensor(name), rows)
     return read, written
 
 
@@ -107,9 +107,8 @@ def _registers(stage: Stage, launch: Pipeline, rows: int) -> int:
     tiles = launch.tiles()
     total = 0
     for op in stage.ops:
-        if op.kind in ("load", "store", "cat", "slice"):
+        if op.out is None or op.kind in ("load", "cat", "slice"):
             continue
-        assert op.out is not None
         operands = 0 if op.kind == "linear" else sum(tiles[n].features for n in op.ins)
         total += rows * 4 * (operands + op.out.features)
     return total

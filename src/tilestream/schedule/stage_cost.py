@@ -10,10 +10,14 @@ from math import ceil, log2
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
+from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
 from tilestream.schedule.counts import WARPGROUP, EpilogueCounts, StepCounts, code_size, counts
 from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shared_tile import build as shared_tile
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
@@ -68,6 +72,8 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     A stage of which no kernel can be made (dtypes mixed, too wide) still runs on the reference machine and in the
     simulator: its products and its lanes' work are taken one after the other.
     """
+    if is_shared_tile(pipeline):
+        return _shared_tile(stage, pipeline, device)
     queue = device.queue_exposed * max(taken_s(stage, pipeline, device), default=0.0)
     weights = 0.0
     if stage.residency is Residency.STREAMED:
@@ -104,6 +110,25 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         lane_s=epilogue,
         inputs_s=inputs,
         step_s=max(compute, weights) + queue,
+    )
+
+
+def _shared_tile(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
+    """Of a shared tile all CTAs work on one: a step is all there is between launch and end."""
+    written = plain(pipeline)
+    schedule = shared_tile(written.stages[0], written, device.shared_bytes_per_cta)
+    cost = shared_tile_cost(schedule, schedule.tile_rows, device)
+    return StageCost(
+        stage.name,
+        stage.replicas,
+        stage.tiles_per_step,
+        tensor_s=0.0,
+        shared_s=0.0,
+        lane_s=0.0,
+        inputs_s=cost.exchange_s + cost.tail_s,
+        weights_s=cost.first_s + cost.second_s,
+        queue_s=0.0,
+        step_s=cost.total_s - device.launch_s,
     )
 
 

@@ -1,0 +1,321 @@
+"""Feed-forward blocks on few rows: shared tiles against the best of eager, fused cuBLAS, Inductor and max-autotune.
+
+    python benchmarks/few_rows.py                  FlashFuser's G and S workloads
+    python benchmarks/few_rows.py G4 S2 --planner  torch.compile(backend="tilestream") too
+    python benchmarks/few_rows.py G4 --rows 1 16 64 128
+
+bf16, random data; every arm a CUDA graph, all arms of a workload in turn, medians. ``warm`` repeats one set of weights;
+``cold`` goes round sets that are together over twice the L2. Errors are against float64; results are poisoned with NaN
+before each check, and deterministic kernels must give the same bits twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from tilestream import cuda
+from tilestream.bench.environment import environment
+from tilestream.errors import TilestreamError
+from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.plain import plain
+from tilestream.ir.verify import verify
+from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
+from tilestream.run import prepare
+from tilestream.run.backend import tilestream
+from tilestream.run.timing import capture, interleaved
+from tilestream.schedule.shared_tile import Tail, build
+
+RESULTS = Path(__file__).parent / "results"
+ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``[rows, k]`` to ``hid`` to ``out``; gated ones have two first layers."""
+
+    hid: int
+    k: int
+    out: int
+    gated: bool = False
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 * self.hid * (self.k * (1 + self.gated) + self.out)
+
+
+WORKLOADS = {
+    "G1": Workload(512, 32, 256),
+    "G3": Workload(512, 416, 256),
+    "G4": Workload(3072, 768, 768),
+    "G5": Workload(16384, 4096, 4096),
+    "G6": Workload(4096, 1024, 1024),
+    "G8": Workload(8192, 2048, 2048),
+    "G10": Workload(1536, 384, 384),
+    "S1": Workload(8192, 3072, 3072, True),
+    "S2": Workload(5632, 2048, 2048, True),
+    "S3": Workload(11008, 4096, 4096, True),
+    "S4": Workload(8192, 2048, 2048, True),
+    "S5": Workload(11008, 2048, 2048, True),
+    "S7": Workload(9728, 2560, 2560, True),
+}
+
+SPLITS = {  # the spike's best, and what else is near
+    "G1": [(4, 8), (8, 4), (8, 2), (8, 8), (2, 16)],
+    "G3": [(4, 16), (8, 8), (8, 4), (4, 8)],
+    "G4": [(8, 16), (5, 24), (4, 32)],
+    "G5": [(4, 32), (8, 16)],
+    "G6": [(8, 16), (4, 32)],
+    "G8": [(8, 16), (4, 32)],
+    "G10": [(8, 16), (4, 24), (8, 12)],
+    "S1": [(5, 24), (4, 32), (8, 16)],
+    "S2": [(8, 16), (4, 32)],
+    "S3": [(4, 32), (2, 64)],
+    "S4": [(8, 16), (4, 32)],
+    "S5": [(8, 16), (4, 32)],
+    "S7": [(6, 20), (4, 32), (8, 16)],
+}
+CLUSTERS = {
+    "G1": [(4, 16), (8, 8)],
+    "G3": [(4, 16), (8, 8)],
+    "G4": [(4, 24), (6, 16)],
+    "G10": [(4, 24), (8, 12)],
+}
+
+
+@dataclass
+class Row:
+    """One arm: microseconds warm and cold, relative error against float64, and what the arm is."""
+
+    workload: str
+    rows: int
+    arm: str
+    warm_us: float
+    cold_us: float
+    error: float
+    same_bits: bool
+    detail: str = ""
+
+
+def program(w: Workload) -> Pipeline:
+    """The block as a region's program."""
+    tensors = [
+        Tensor.of("x", Role.INPUT, (w.k,), "bf16"),
+        Tensor.of("up", Role.PARAMETER, (w.hid, w.k), "bf16"),
+        Tensor.of("down", Role.PARAMETER, (w.out, w.hid), "bf16"),
+        Tensor.of("y", Role.OUTPUT, (w.out,), "bf16"),
+    ]
+    ops = [TileOp("load", Tile.of("a", w.k, "bf16"), (), ("x",)), _op("linear", "u", w.hid, ("a",), ("up",))]
+    if w.gated:
+        tensors.append(Tensor.of("gate", Role.PARAMETER, (w.hid, w.k), "bf16"))
+        ops += [_op("linear", "g", w.hid, ("a",), ("gate",)), _op("silu", "s", w.hid, ("g",))]
+        ops.append(_op("mul", "h", w.hid, ("s", "u")))
+    else:
+        ops.append(_op("relu", "h", w.hid, ("u",)))
+    ops += [_op("linear", "r", w.out, ("h",), ("down",)), TileOp("store", None, ("r",), ("y",))]
+    return Pipeline("ffn", tuple(tensors), (Stage.of("all", tuple(ops)),))
+
+
+def _op(kind: str, name: str, width: int, ins: tuple[str, ...], params: tuple[str, ...] = ()) -> TileOp:
+    return TileOp(kind, Tile.of(name, width, "bf16"), ins, params)
+
+
+@dataclass
+class Data:
+    """Inputs and sets of weights of a workload: as many that they are over twice the L2."""
+
+    x: torch.Tensor
+    sets: list[dict[str, torch.Tensor]]
+
+    @staticmethod
+    def random(w: Workload, rows: int) -> Data:
+        count = max(2, ceil(300e6 / w.weight_bytes)) if w.weight_bytes < 100e6 else 3
+
+        def weight(out: int, depth: int) -> torch.Tensor:
+            return torch.randn(out, depth, device="cuda", dtype=torch.bfloat16) / depth**0.5
+
+        sets = []
+        for _ in range(count):
+            made = {"up": weight(w.hid, w.k), "down": weight(w.out, w.hid)}
+            if w.gated:
+                made["gate"] = weight(w.hid, w.k)
+            sets.append(made)
+        return Data(torch.randn(rows, w.k, device="cuda", dtype=torch.bfloat16), sets)
+
+    def exact(self, w: Workload, n: int) -> torch.Tensor:
+        s = {name: t.double() for name, t in self.sets[n].items()}
+        u = self.x.double() @ s["up"].T
+        h = F.silu(self.x.double() @ s["gate"].T) * u if w.gated else F.relu(u)
+        return h @ s["down"].T
+
+
+Run = Callable[[int], torch.Tensor]
+
+
+def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str, Run]:
+    """Everything that there is without us, and ``torch.compile`` with us, as a function of which weights."""
+
+    def block(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+        u = F.linear(x, up)
+        h = F.relu(u) if gate is None else F.silu(F.linear(x, gate)) * u
+        return F.linear(h, down)
+
+    def on(function: Callable[..., torch.Tensor]) -> Run:
+        return lambda n: function(data.x, data.sets[n]["up"], data.sets[n]["down"], data.sets[n].get("gate"))
+
+    arms = {"eager": on(block)}
+    if not w.gated:
+        zero = torch.zeros(w.hid, device="cuda", dtype=torch.bfloat16)
+        arms["addmm_activation"] = lambda n: F.linear(
+            torch._addmm_activation(zero, data.x, data.sets[n]["up"].t()), data.sets[n]["down"]
+        )
+    if compiled:
+        torch._dynamo.reset()
+        arms["inductor"] = on(torch.compile(block, dynamic=False))
+        tuned = torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs")
+        arms["max-autotune"] = on(tuned)
+    if planner:
+        arms["tilestream"] = on(torch.compile(block, dynamic=False, backend=tilestream))
+    return arms
+
+
+def ours(w: Workload, data: Data, split: Split, dependent: bool = False) -> Run:
+    """A shared tile."""
+    pipeline = share_tile(program(w), split)
+    verify(pipeline)
+    kernel = cuda.build(pipeline, dependent=dependent)
+    rows = data.x.shape[0]
+    y = torch.empty(rows, w.out, device="cuda", dtype=torch.bfloat16)
+    bound = [kernel.bind({"x": data.x, **s}, rows, ("y",)) for s in data.sets]
+
+    def run(n: int) -> torch.Tensor:
+        bound[n]((y,))
+        return y
+
+    return run
+
+
+def checked(run: Run, data: Data, exact: Sequence[torch.Tensor]) -> tuple[float, bool]:
+    """The largest error over two sets of weights, and whether repeated runs give the same bits."""
+    worst, same = 0.0, True
+    for n in range(2):
+        first = run(n).clone()
+        for _ in range(3):
+            out = run(n)
+            out.fill_(float("nan"))
+            out = run(n)
+            same = same and torch.equal(out, first)
+        worst = max(worst, ((out.double() - exact[n]).norm() / exact[n].norm()).item())
+    return worst, same
+
+
+def timed(arms: dict[str, Run], sets: int) -> dict[str, tuple[float, float]]:
+    """Microseconds warm and cold."""
+
+    def turning(run: Run) -> Callable[[], torch.Tensor]:
+        count = [0]
+
+        def step() -> torch.Tensor:
+            count[0] += 1
+            return run(count[0] % sets)
+
+        return step
+
+    found: dict[str, list[float]] = {}
+    for make in (lambda run: lambda: run(0), turning):
+        captured = [capture(make(run), 600.0, max(sets, 40)) for run in arms.values()]
+        for name, samples in zip(arms, interleaved(captured, ROUNDS), strict=True):
+            found.setdefault(name, []).append(statistics.median(samples))
+    return {name: (warm, cold) for name, (warm, cold) in found.items()}
+
+
+def workload(
+    name: str, rows: int, compiled: bool, planner: bool, dependent: bool, splits: Sequence[Split]
+) -> list[Row]:
+    w = WORKLOADS[name]
+    data = Data.random(w, rows)
+    exact = [data.exact(w, n) for n in range(2)]
+    arms = library(w, data, compiled, planner)
+    details: dict[str, str] = {}
+    cuda.start([share_tile(program(w), s) for s in splits])
+    for split in splits:
+        pipeline = plain(share_tile(program(w), split))
+        try:
+            s = build(pipeline.stages[0], pipeline)
+            arms[f"shared {split}"] = ours(w, data, split)
+            details[f"shared {split}"] = (
+                f"{s.middle_columns} + {s.out_columns} columns, {s.left_stages} + {s.weight_stages} stages of {s.depth}"
+            )
+            if dependent:
+                arms[f"shared {split}, dependent launch"] = ours(w, data, split, dependent=True)
+        except TilestreamError as error:
+            print(f"  {name} {split}: {error}", flush=True)
+    if planner:
+        arms["tilestream"](0)
+        plan = prepare.analyses()[-1].plan
+        details["tilestream"] = plan.chosen.name if plan is not None else prepare.analyses()[-1].problem
+    errors = {arm: checked(run, data, exact) for arm, run in arms.items()}
+    good = {arm: run for arm, run in arms.items() if errors[arm][0] < 0.02}
+    for arm in set(arms) - set(good):
+        print(f"  WRONG {name} {arm}: error {errors[arm][0]:.2e}", flush=True)
+    times = timed(good, len(data.sets))
+    made = [Row(name, rows, arm, *times[arm], *errors[arm], details.get(arm, "")) for arm in good]
+    others = [r for r in made if not r.arm.startswith(("shared", "tilestream"))]
+    best = [min(getattr(r, what) for r in others) for what in ("warm_us", "cold_us")]
+    print(f"{name}, {rows} rows, {w.weight_bytes / 1e6:.1f} MB of weights", flush=True)
+    for r in sorted(made, key=lambda r: r.warm_us):
+        print(
+            f"  {r.warm_us:8.2f} {r.cold_us:8.2f}  x{best[0] / r.warm_us:.2f} x{best[1] / r.cold_us:.2f}"
+            f"  {r.error:.1e} {'same' if r.same_bits else 'moves'}  {r.arm}  {r.detail}",
+            flush=True,
+        )
+    return made
+
+
+def chosen_splits(name: str, rows: int) -> list[Split]:
+    tile_rows, row_tiles = tiles_for(rows)
+    made = []
+    for groups, columns in SPLITS[name]:
+        groups = max(1, groups // row_tiles)
+        for tail in (Tail.REDUCE_ADD, Tail.PARTIALS) if groups > 1 else (Tail.NONE,):
+            made.append(Split(groups, columns, tail, tile_rows, row_tiles))
+    if row_tiles == 1:
+        made += [Split(g, c, Tail.CLUSTER, tile_rows) for g, c in CLUSTERS.get(name, [])]
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[])
+    parser.add_argument("--rows", type=int, nargs="+", default=[128])
+    parser.add_argument("--no-compile", action="store_true", help="eager and cuBLAS alone")
+    parser.add_argument(
+        "--planner", action="store_true", help="torch.compile with tilestream too, which plans by itself"
+    )
+    parser.add_argument("--dependent", action="store_true", help="programmatic dependent launch too")
+    parser.add_argument("--out", type=Path, default=RESULTS / "few_rows.json")
+    given = parser.parse_args()
+    rows: list[Row] = []
+    torch.set_grad_enabled(False)
+    for name in given.names or WORKLOADS:
+        for count in given.rows:
+            rows += workload(
+                name, count, not given.no_compile, given.planner, given.dependent, chosen_splits(name, count)
+            )
+            given.out.write_text(
+                json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Stationary sums on the host build: the generated kernel, compiled by g++ and run with threads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tilestream.cuda.host.build import LINE, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.stationary.diagnose import SumDump
+from tilestream.cuda.stationary.emit import StationarySource, emit
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
+
+
+def run_sums_on_host(
+    pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
+) -> dict[str, torch.Tensor]:
+    """Every output of a pipeline of stationary sums, computed by its generated kernel.
+
+    Args:
+        tensors: CPU tensors [rows, features], inputs by name.
+
+    Raises:
+        CompileError, QueueTimeout, HostTrap, HostRace: as ``build.run_on_host``.
+    """
+    options = options or HostRun()
+    source = emit(pipeline)
+    have = dict(tensors)
+    for t in pipeline.by_role(Role.OUTPUT):  # NaNs: an element that nobody writes shows
+        have[t.name] = torch.full(t.shape, float("nan"), dtype=TORCH_DTYPES[t.dtype])
+    return _run(source, have, options)
+
+
+def _run(source: StationarySource, tensors: dict[str, torch.Tensor], options: HostRun) -> dict[str, torch.Tensor]:
+    program, pipeline, arena = compile_for_host(source, options), source.pipeline, Arena()
+    (rows,) = {tensors[t.name].shape[0] for t in pipeline.by_role(Role.INPUT)}
+    at = {t.name: arena.add(bytes_of(tensors[t.name])) for t in pipeline.tensors}
+    partials = arena.add(b"\xff" * source.partial_bytes)
+    flags = arena.add(b"\0" * (source.ctas * LINE))
+    dump = SumDump(source.schedules, pipeline.name)
+    record = arena.add(b"\0" * (dump.words.numel() * 8))
+    words = [len(source.maps)]
+    for name in source.maps:
+        columns, size = tensors[name].shape[1], DTYPE_BYTES[pipeline.tensor(name).dtype]
+        words += [at[name], columns, rows, columns * size, TILE_ROWS, size]
+    words.append(len(source.pointers))
+    for name in source.pointers:
+        words += [at[name], tensors[name].stride(0)]
+    words += [flags, 0, 0, record, int(options.flag_limit_s * 1e9), rows, partials]
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, words)
+        done = execute(program, path, source, (source.ctas, 1), options)
+        raw = bytearray(path.read_bytes())
+    dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
+    dump.check()
+    if done.returncode:
+        raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    return {
+        t.name: torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype], count=tensors[t.name].numel(), offset=at[t.name])
+        .reshape(t.shape)
+        .clone()
+        for t in pipeline.by_role(Role.OUTPUT)
+    }

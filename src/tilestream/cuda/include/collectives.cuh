@@ -1,0 +1,146 @@
+// What CTAs exchange that share one tile: gathers by flags through the L2, sums through the L2, memory or a cluster.
+// Each collective takes what its workers are (how many, which one) and nothing of the kernel around it.
+#pragma once
+#include "tile.cuh"
+
+namespace ts {
+
+// Between launches all flags of a workspace are equal, as each launch raises each flag by one: nothing is reset, so a
+// captured launch can be replayed. One line of 128 bytes a CTA and phase.
+enum Phase : int { CLEARED, MIDDLE, PARTIAL, PHASES };
+constexpr int FLAG_LINE = 16;  // u64 words
+
+struct ExchangeDump {  // in host memory; read after a trap
+  u32 claimed, phase, cta, peer, sm, pad;
+  u64 expected, found;
+};
+
+struct Team {  // the CTAs of a launch
+  u64* flags;
+  ExchangeDump* dump;
+  u64 limit_ns;
+  int cta, ctas;
+  TS_DEV u64* flag(Phase phase, int of) const { return flags + (u64)(phase * ctas + of) * FLAG_LINE; }
+  TS_DEV u64 next_epoch(Phase phase) const { return flag_acquire(flag(phase, cta)) + 1; }
+  // All that this thread has seen, other threads' stores before a barrier included, is visible to who sees the flag.
+  TS_DEV void announce(Phase phase, u64 epoch) const { flag_release(flag(phase, cta), epoch); }
+};
+
+TS_DEV void expire(const Team& team, Phase phase, int peer, u64 expected, u64 found) {
+  if (claim(&team.dump->claimed)) {
+    team.dump->phase = phase;
+    team.dump->cta = team.cta;
+    team.dump->peer = peer;
+    team.dump->sm = sm_id();
+    team.dump->expected = expected;
+    team.dump->found = found;
+    fence_system();
+    trap();
+  }
+  // Another thread is writing its record: a trap now would cut it off.
+  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
+  }
+  trap();
+}
+
+// A warp waits until `count` peers, first, first + stride, ..., have announced this epoch: a lane for each.
+TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int stride, int count) {
+  const u64 start = now_ns();
+#pragma unroll 1
+  for (int k = (int)lane_in_warp(); k < count; k += WARP) {
+    const int peer = first + k * stride;
+    u64* flag = team.flag(phase, peer);
+#pragma unroll 1
+    for (u32 spin = 1;; ++spin) {
+      const u64 found = flag_acquire(flag);
+      if (found >= epoch) break;
+      if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, peer, epoch, found);
+    }
+  }
+  sync_warp();
+}
+
+// ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. Thread t of THREADS holds of
+// block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...: finish(i, float[4]) of each.
+// Always added in the same order, so the same input gives the same bits.
+
+// Through the L2. `tile` is where the partial results of all peers lie, one behind another.
+template <int BLOCKS, int PEERS, int THREADS, class F>
+TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, u64 epoch, int first, int stride,
+                              const F& finish) {
+  constexpr u64 PART = (u64)BLOCKS * THREADS * 4;
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i)
+    store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]);
+  named_sync(BOTH_GROUPS, THREADS);
+  if (t < WARP) {
+    if (t == 0) team.announce(PARTIAL, epoch);
+    await_peers(team, PARTIAL, epoch, first, stride, PEERS);
+  }
+  named_sync(BOTH_GROUPS, THREADS);
+#pragma unroll 1
+  for (int i = me; i < BLOCKS; i += PEERS) {
+    float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
+#pragma unroll
+    for (int q = 0; q < PEERS; ++q)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
+    finish(i, sum);
+  }
+}
+
+// Through the shared memory of a cluster, of which all threads take part in the barrier behind the stores. `room` holds
+// PEERS x ceil(BLOCKS / PEERS) x THREADS x 16 bytes that nothing else uses.
+template <int BLOCKS, int PEERS, int THREADS, class F>
+TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const F& finish) {
+  constexpr int OWN = (BLOCKS + PEERS - 1) / PEERS;
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i)
+    store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), acc.v[4 * i], acc.v[4 * i + 1],
+                  acc.v[4 * i + 2], acc.v[4 * i + 3]);
+  cluster_sync();
+#pragma unroll 1
+  for (int b = 0; b < OWN; ++b) {
+    const int i = b * PEERS + me;
+    if (i >= BLOCKS) break;
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int q = 0; q < PEERS; ++q) {
+      u32 part[4];
+      lds_words(room + (u32)((q * OWN + b) * THREADS + (int)t) * 16, part);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += float_of(part[e]);
+    }
+    finish(i, sum);
+  }
+}
+
+// Into memory, in any order: a warpgroup stages its 64 rows, rounded to T, and adds them in boxes of 64 x WIDTH. Boxes of
+// 128 bytes have the 128-byte swizzle. `stage` holds 64 x 8 BLOCKS elements that nothing else uses; `cleared` completes
+// when what is added to is zero.
+template <class T, int BLOCKS, int WIDTH>
+TS_DEV void reduce_add(const Fragment<BLOCKS>& acc, const TensorMap* map, int x, int y, u32 stage, u32 cleared, int g, u32 t) {
+  constexpr u32 BOX = 64 * WIDTH * 2;
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
+      const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
+      sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(acc.v[4 * i + 2 * j], acc.v[4 * i + 2 * j + 1]));
+    }
+  fence_async_shared();
+  named_sync(GROUP_BARRIER + g, 128);
+  if (t == 0) {
+    bar_wait(cleared, 0);
+    fence_async_global();
+#pragma unroll 1
+    for (int b = 0; b < BLOCKS * 8 / WIDTH; ++b) tma_reduce_add(map, x + b * WIDTH, y, stage + b * BOX);
+    store_commit();
+    store_wait_read<0>();
+  }
+}
+
+}  // namespace ts

@@ -1,0 +1,340 @@
+// A feed-forward block on few rows, over the whole grid. CTA (r, g, s) multiplies row tile r with its columns of the
+// first layer, hands them to its group g, and multiplies the group's part of the middle with its columns s of the second;
+// what the groups have is added by the kernel's tail. K has the shape, Params the operands (shared_tile.cu.j2).
+//
+// A producer warpgroup: warp 0 loads left operands (the input, then the middle), warp 1 weights, both layers through one
+// ring, so that the second's are on their way while the middle is exchanged; warp 2 hands the middle over; warp 3 clears
+// the result where partial results are added to it. One or two consumer warpgroups have 64 rows each.
+#pragma once
+#include "collectives.cuh"
+
+namespace ts {
+
+enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
+
+struct Position {
+  int row_tile, group, column, cta;
+  int rows;   // of this tile, that exist
+  int steps;  // stages of the group's part of the middle
+};
+
+template <class K>
+TS_DEV int cta_of(int row_tile, int group, int column) {
+  return K::TAIL == CLUSTER ? (row_tile * K::COLUMNS + column) * K::GROUPS + group : (row_tile * K::GROUPS + group) * K::COLUMNS + column;
+}
+
+template <class K>
+TS_DEV Position position(int cta, int rows) {
+  const int minor = K::TAIL == CLUSTER ? K::GROUPS : K::COLUMNS, major = K::TAIL == CLUSTER ? K::COLUMNS : K::GROUPS;
+  const int a = cta % minor, b = cta / minor % major, r = cta / (K::COLUMNS * K::GROUPS);
+  const int group = K::TAIL == CLUSTER ? a : b;
+  int left = K::HID - group * K::GROUP_COLUMNS;
+  left = left > K::GROUP_COLUMNS ? K::GROUP_COLUMNS : left < 0 ? 0 : left;
+  return {r, group, K::TAIL == CLUSTER ? b : a, cta, rows - r * K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
+}
+
+template <class K>
+using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
+template <class K>
+using WeightRing = Ring<K::WEIGHT_STAGES, K::WEIGHT_BYTES>;
+template <class K>
+TS_DEV u32 middle_done(u32 smem) { return smem + K::BARS + 16 * (K::LEFT_STAGES + K::WEIGHT_STAGES); }
+template <class K>
+TS_DEV u32 middle_ready(u32 smem) { return middle_done<K>(smem) + 8; }
+template <class K>
+TS_DEV u32 cleared(u32 smem) { return middle_done<K>(smem) + 16; }
+
+template <class K>
+TS_DEV u32 epoch_word(u32 smem) { return middle_done<K>(smem) + 24; }
+
+template <class K>
+TS_DEV void init_shared_tile(u32 smem) {
+  constexpr u32 WARPS = 4 * K::WARPGROUPS;
+  for (int i = 0; i < K::LEFT_STAGES + K::WEIGHT_STAGES; ++i) {
+    bar_init(smem + K::BARS + 16 * i, 1);
+    bar_init(smem + K::BARS + 16 * i + 8, WARPS);
+  }
+  bar_init(middle_done<K>(smem), WARPS);
+  bar_init(middle_ready<K>(smem), 1);
+  bar_init(cleared<K>(smem), 1);
+  bar_init_done();
+}
+
+// ---- producers
+
+// Panels of 64 columns of a matrix from (x, y) on: as many rows as the map's boxes have, `pitch` bytes apart.
+template <int DEPTH>
+TS_DEV void load_panels(u32 dst, const TensorMap* map, int x, int y, u32 bar, u32 pitch) {
+#pragma unroll
+  for (int h = 0; h < DEPTH / 64; ++h) tma_load(dst + h * pitch, map, x + 64 * h, y, bar, EVICT_NORMAL);
+}
+
+template <class K, class P>
+TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
+  LeftRing<K> ring(smem + K::BARS, smem + K::LEFT);
+  await_kernel_before();
+#pragma unroll 1
+  for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
+    ring.wait_empty();
+    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+  }
+  bar_wait(middle_ready<K>(smem), 0);
+  fence_async_global();
+#pragma unroll 1
+  for (int i = 0; i < me.steps; ++i, ring.advance()) {
+    ring.wait_empty();
+    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
+    load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
+  }
+}
+
+template <class K, class P>
+TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
+  WeightRing<K> ring(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
+  const int column = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
+#pragma unroll 1
+  for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
+    ring.wait_empty();
+    bar_expect(ring.full(), K::DEPTH * K::MIDDLE * K::FIRSTS * 2);
+#pragma unroll
+    for (int f = 0; f < K::FIRSTS; ++f)
+      load_panels<K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
+                                       K::FIRSTS * K::MIDDLE * 128);
+  }
+#pragma unroll 1
+  for (int i = 0; i < me.steps; ++i, ring.advance()) {
+    ring.wait_empty();
+    bar_expect(ring.full(), K::DEPTH * K::OUT_COLUMNS * 2);
+    load_panels<K::DEPTH>(ring.addr(), &p.second, me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::OUT_COLUMNS,
+                                          ring.full(), K::OUT_COLUMNS * 128);
+  }
+}
+
+// The all-gather of the middle: when this CTA's columns are in the L2 it says so, and waits for the others of its group.
+template <class K>
+TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
+  await_kernel_before();
+  const u64 epoch = team.next_epoch(MIDDLE);
+  if (lane_in_warp() == 0) {
+    sts32(epoch_word<K>(smem), (u32)epoch);
+    sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
+  }
+  bar_wait(middle_done<K>(smem), 0);
+  if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
+  await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
+  if (lane_in_warp() == 0) bar_arrive(middle_ready<K>(smem));
+}
+
+// Zeros in the rows of its part of the result that this group has; then it waits for the other groups.
+template <class K, class P>
+TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 smem) {
+  await_kernel_before();
+  const u64 epoch = team.next_epoch(CLEARED);
+  constexpr int PIECES = K::OUT_COLUMNS / 8;
+  const u32 zeros[4] = {0, 0, 0, 0};
+  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
+#pragma unroll 4
+  for (int q = (int)lane_in_warp(); q < (rows - me.group + K::GROUPS - 1) / K::GROUPS * PIECES; q += WARP) {
+    const int row = q / PIECES * K::GROUPS + me.group, column = me.column * K::OUT_COLUMNS + q % PIECES * 8;
+    if (column < K::OUT) store_shared_words((u16*)p.result + (me.row_tile * K::ROWS + row) * p.result_stride + column, zeros);
+  }
+  sync_warp();
+  if (lane_in_warp() == 0) team.announce(CLEARED, epoch);
+  await_peers(team, CLEARED, epoch, cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), K::GROUPS);
+  fence_async_global();
+  if (lane_in_warp() == 0) bar_arrive(cleared<K>(smem));
+}
+
+// ---- consumers
+
+// One stage of both rings: `offset`s are of this warpgroup's rows and of the weight, `pitch`es from panel to panel.
+template <class K, int BLOCKS>
+TS_DEV void multiply(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
+#pragma unroll
+  for (int k = 0; k < K::DEPTH / 16; ++k)
+    Mma<typename K::T, BLOCKS, 0>::shared(acc, mma_desc_over_16(left + (k >> 2) * (K::ROWS * 8) + (k & 3) * 2),
+                                          mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
+}
+
+// COUNT elements of a vector of SIZE to shared memory, as fp32, by THREADS threads; zeros beyond its end.
+template <class V, int COUNT, int SIZE, int THREADS>
+TS_DEV void copy_vector(const void* from, u32 to, int first, int offset, int t) {
+#pragma unroll 1
+  for (int k = t; k < COUNT; k += THREADS) stsf(to + 4 * k, first + k < SIZE ? Io<V>::param(from, offset + first + k) : 0.0f);
+}
+
+// The middle of this CTA's columns, rounded, through shared memory that the left ring does not use now, to the L2.
+template <class K, class P, int BLOCKS>
+TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], const Position& me, u32 smem, int g, u32 t) {
+  constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
+  const u32 stage = smem + K::LEFT + g * 64 * PITCH;
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float v[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float x[K::FIRSTS];
+#pragma unroll
+        for (int f = 0; f < K::FIRSTS; ++f) x[f] = acc[f].v[4 * i + 2 * j + e];
+        v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
+      }
+      sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
+    }
+  sync_warp();  // each warp copies the 16 rows that it wrote
+  constexpr int PIECES = K::MIDDLE / 8;
+  const int warp = (int)(t >> 5), base = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
+#pragma unroll 4
+  for (int q = (int)(t & 31); q < 16 * PIECES; q += WARP) {
+    const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + q % PIECES * 8;
+    u32 words[4];
+    lds_words(stage + row * PITCH + q % PIECES * 16, words);
+    if (me.group * K::GROUP_COLUMNS + column >= K::HID) words[0] = words[1] = words[2] = words[3] = 0;  // padding, whatever act(0) is
+    if (g * 64 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + g * 64 + row) * K::GROUP_COLUMNS + column, words);
+  }
+}
+
+// Two columns of two rows of the result, as Fragment has them.
+template <class K, class P>
+TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4]) {
+  using O = typename K::Result;
+  const int local = col_of(t, i), column = me.column * K::OUT_COLUMNS + local;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
+    if (row >= me.rows || column >= K::OUT) continue;
+    const float a = K::after(p, smem + K::VECTORS, at, local, column, v[2 * j]);
+    if (K::OUT % 2 == 0) {
+      Io<O>::global2((void*)p.result, (u64)at * p.result_stride + column, a, K::after(p, smem + K::VECTORS, at, local + 1, column + 1, v[2 * j + 1]));
+    } else {
+      Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column, a);
+      if (column + 1 < K::OUT)
+        Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column + 1,
+                       K::after(p, smem + K::VECTORS, at, local + 1, column + 1, v[2 * j + 1]));
+    }
+  }
+}
+
+template <class K, class P>
+TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, int g) {
+  constexpr int THREADS = 128 * K::WARPGROUPS;
+  const u32 t = lane_in_group();
+  LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
+  WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
+  K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+  const u32 mine = g * 8192;  // 64 rows of a panel
+  {
+    Fragment<K::MIDDLE / 8> acc[K::FIRSTS];
+#pragma unroll
+    for (int f = 0; f < K::FIRSTS; ++f) {
+      start_from_zero(acc[f]);
+      pin(acc[f]);
+    }
+#pragma unroll 1
+    for (int i = 0; i < K::STEPS; ++i) {
+      left.wait_full();
+      weights.wait_full();
+      mma_fence();
+#pragma unroll
+      for (int f = 0; f < K::FIRSTS; ++f)
+        multiply<K>(acc[f], (left.addr() + mine) >> 4, (weights.addr() + f * K::MIDDLE * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
+      mma_commit();
+      if (i > 0) {
+        mma_wait<1>();
+        left.release();
+        weights.release();
+      }
+      left.advance();
+      weights.advance();
+    }
+    mma_wait<0>();
+#pragma unroll
+    for (int f = 0; f < K::FIRSTS; ++f) pin(acc[f]);  // or what reads them moves in front of the wait (C7514)
+    left.release();
+    weights.release();
+    // The other warpgroup's last stage may lie where this one stages; and the vectors are there.
+    named_sync(BOTH_GROUPS, THREADS);
+    store_middle<K>(p, acc, me, smem, g, t);
+    fence_async_shared();
+    group_arrive(middle_done<K>(smem));
+  }
+  Fragment<K::OUT_COLUMNS / 8> acc;
+  start_from_zero(acc);
+  pin(acc);
+#pragma unroll 1
+  for (int i = 0; i < me.steps; ++i) {
+    weights.wait_full();
+    left.wait_full();
+    mma_fence();
+    multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+    mma_commit();
+    if (i > 0) {
+      mma_wait<1>();
+      left.release();
+      weights.release();
+    }
+    left.advance();
+    weights.advance();
+  }
+  mma_wait<0>();
+  pin(acc);
+  const auto finish = [&](int i, const float(&v)[4]) { store_block<K>(p, me, smem, g, t, i, v); };
+  if constexpr (K::TAIL == NO_TAIL) {
+#pragma unroll
+    for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
+      const float v[4] = {acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]};
+      finish(i, v);
+    }
+  } else if constexpr (K::TAIL == PARTIALS) {
+    bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
+    const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
+    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * THREADS * 4);
+    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
+                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), finish);
+  } else if constexpr (K::TAIL == CLUSTER) {
+    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, finish);
+  } else {
+    named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
+    reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
+                                                                     smem + K::LEFT + g * 64 * K::OUT_COLUMNS * 2, cleared<K>(smem), g, t);
+  }
+}
+
+template <class K, class P>
+TS_DEV void run_shared_tile(const P& p, u32 smem) {
+  const int warp = warp_index(), group = warp >> 2;
+  const Position me = position<K>(cta_index(), p.rows);
+  if (me.rows <= 0) return;  // a row tile of none: nobody waits for its CTAs
+  const Team team = {p.flags, p.dump, p.limit_ns, me.cta, K::ROW_TILES * K::GROUPS * K::COLUMNS};
+  if (cta_leader()) init_shared_tile<K>(smem);
+  let_next_kernel_start();
+  if (K::TAIL == CLUSTER)
+    cluster_sync();
+  else
+    sync_cta();
+  if (group == K::WARPGROUPS) {
+    if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
+    const int role = warp & 3;
+    if (role == 0) {
+      if (lane_in_warp() == 0) load_left<K>(p, me, smem);
+    } else if (role == 1) {
+      if (lane_in_warp() == 0) load_weights<K>(p, me, smem);
+    } else if (role == 2) {
+      hand_over<K>(team, me, smem);
+    } else if constexpr (K::TAIL == REDUCE_ADD) {
+      clear_result<K>(p, team, me, smem);
+    }
+    if (K::TAIL == CLUSTER) {
+      sync_warp();
+      cluster_sync();
+    }
+  } else {
+    if constexpr (K::WARPGROUPS == 2) registers_inc<CONSUMER_REGISTERS>();
+    consume<K>(p, team, me, smem, group);
+  }
+}
+
+}  // namespace ts

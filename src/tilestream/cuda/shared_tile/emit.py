@@ -1,0 +1,146 @@
+"""A shared tile's CUDA source: the shape as constants, two epilogues as functions, one kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import jinja2
+
+from tilestream.cuda.mma import specialisation
+from tilestream.cuda.snippets import expression
+from tilestream.cuda.templating import template
+from tilestream.ir.axes import View
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
+from tilestream.ir.plain import plain
+from tilestream.schedule.places import REGISTER_SPLITS
+from tilestream.schedule.shared_tile import SharedTile, Tail, build
+
+TAILS = {Tail.NONE: "NO_TAIL", Tail.PARTIALS: "PARTIALS", Tail.REDUCE_ADD: "REDUCE_ADD", Tail.CLUSTER: "CLUSTER"}
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector or scalar that an epilogue reads: ``columns`` fp32 words at byte ``at`` of the kernel's vectors.
+
+    ``first``: what the CTA's first column is counted in (``hid``, ``out``, or ``0`` for a scalar).
+    """
+
+    view: View
+    dtype: str
+    columns: int
+    size: int
+    first: str
+    at: int
+
+    @property
+    def offset(self) -> int:
+        return sum(at.offset for at in self.view.at or ())
+
+
+@dataclass(frozen=True)
+class SharedTileSource:
+    """Source text of one launch, and what its host side must prepare."""
+
+    name: str
+    text: str
+    shared_bytes: int
+    pipeline: Pipeline
+    schedule: SharedTile
+    vectors: tuple[Vector, ...]
+    add_width: int
+    register_splits: tuple[tuple[int, int], ...]
+    stamped: bool = False
+
+
+def emit(pipeline: Pipeline) -> SharedTileSource:
+    """Generate the kernel of a pipeline whose one stage is a shared tile.
+
+    Raises:
+        VerifyError: from the schedule, naming the user's line.
+        CompileError: a tile op has no CUDA snippet.
+    """
+    written = plain(pipeline)
+    s = build(written.stages[0], written)
+    vectors = _vectors(s, written)
+    add_width = box_width(s.out_columns)
+    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    scatter = s.left_stages * s.left_bytes + s.weight_stages * s.weight_bytes
+    blocks = sorted({s.middle_columns // 8, s.out_columns // 8})
+    text = _template().render(
+        name=name,
+        pipeline=pipeline,
+        s=s,
+        tail=TAILS[s.tail],
+        vectors=vectors,
+        add_width=add_width,
+        scatter=scatter,
+        bars=scatter + s.scatter_bytes + s.vector_bytes,
+        mma=[specialisation(s.block.dtype, n) for n in blocks],
+        middle=_function(
+            s.block.middle, {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}, s.block.hidden, vectors, ()
+        ),
+        after=_function(s.block.after, {s.block.total: "y"}, s.block.result, vectors, s.block.loads, written),
+    )
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
+    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, add_width, splits)
+
+
+def box_width(columns: int) -> int:
+    """Columns of the boxes that ``columns`` are added to memory in: a divisor, 64 at most."""
+    return max(w for w in range(8, 65, 8) if columns % w == 0)
+
+
+def _vectors(s: SharedTile, pipeline: Pipeline) -> tuple[Vector, ...]:
+    made: list[Vector] = []
+    at = 0
+    for ops, first, columns, size in (
+        (s.block.middle, "hid", s.middle_columns, s.block.sizes[1]),
+        (s.block.after, "out", s.out_columns, s.block.sizes[2]),
+    ):
+        for view in s.block.vectors(ops):
+            dtype = pipeline.tensor(view.of).dtype
+            scalar = not any(c.axes for c in view.at or ())
+            shape = (1, 1, "0") if scalar else (columns, size, first)
+            made.append(Vector(view, dtype, *shape, at))
+            at += 4 * columns
+    return tuple(made)
+
+
+def _function(
+    ops: Sequence[TileOp],
+    values: dict[str, str],
+    result: str,
+    vectors: Sequence[Vector],
+    loads: Sequence[TileOp],
+    pipeline: Pipeline | None = None,
+) -> str:
+    """The body of an epilogue for one element: ``ops`` in order, from ``values`` (C++ of tiles) to ``result``."""
+    where = {(v.view, v.first): v for v in vectors}
+    lines: list[str] = []
+    values = dict(values)
+    for n, op in enumerate(ops):
+        assert op.out is not None
+        if op.kind == "load":
+            assert pipeline is not None
+            k = list(loads).index(op)
+            dtype = pipeline.tensor(op.params[0]).dtype
+            at = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
+            value = f"Io<{dtype}>::param({at}, column)"
+        else:
+            operands = [values[name] for name in op.ins]
+            for view in op.views[len(op.tiles) :]:
+                v = next(where[view, f] for f in ("hid", "out", "0") if (view, f) in where)
+                operands.append(f"ldsf(vectors + {v.at}{' + 4 * c' if v.first != '0' else ''})")
+            value = expression(op, operands)
+        lines.append(f"    const float v{n} = {value};")
+        values[op.out.name] = f"v{n}"
+    return "\n".join([*lines, f"    return {values[result]};"])
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    return template("shared_tile.cu.j2")

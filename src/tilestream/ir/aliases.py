@@ -1,0 +1,44 @@
+"""Axes that are the same under two names become one: columns of tiles that one op combines element by element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilestream.ir.axes import At, View
+from tilestream.ir.pipeline import Pipeline, Tile, TileOp
+from tilestream.ir.tileops import OPS
+
+
+def one_name_an_axis(p: Pipeline) -> Pipeline:
+    """``p``, in plain form; the axis of a tile that an elementwise op reads whole under another name is renamed to it.
+
+    Ops of rows give every product an axis of its own; the two first layers of a gated block have one all the same.
+    """
+    names: dict[str, str] = {}
+    tiles = p.tiles()
+
+    def now(axis: str) -> str:
+        while axis in names:
+            axis = names[axis]
+        return axis
+
+    for op in (op for s in p.stages for op in s.ops if OPS[op.kind].family in ("unary", "binary")):
+        for view in op.views[: len(op.tiles)]:
+            for own, at in zip(tiles[view.of].axes, view.at or (), strict=False):
+                if len(at.axes) == 1 and not (at.offset or at.index or at.strides):
+                    read, mine = now(at.axes[0]), now(own.name)
+                    if read != mine:
+                        names[mine] = read
+
+    def tile(t: Tile | None) -> Tile | None:
+        return None if t is None else replace(t, axes=tuple(replace(a, name=now(a.name)) for a in t.axes))
+
+    def under(v: View | str) -> View | str:
+        if isinstance(v, str) or v.at is None:
+            return v
+        return View(v.of, tuple(At(tuple(map(now, at.axes)), at.offset, at.index, at.strides) for at in v.at))
+
+    def renamed(op: TileOp) -> TileOp:
+        return replace(op, out=tile(op.out), tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))
+
+    return p.with_stages(tuple(replace(s, ops=tuple(map(renamed, s.ops))) for s in p.stages))

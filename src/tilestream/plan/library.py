@@ -1,0 +1,228 @@
+"""Operators outside of pipelines as kernels: cuBLAS's, fused attention, Inductor's, PyTorch's own.
+
+A kernel is one operator that Inductor leaves to others, or operators that it fuses. What each takes is
+``simulator.library``'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+import torch
+from torch import fx
+
+from tilestream.graph import flops
+from tilestream.graph.eager import EagerOp
+from tilestream.graph.kernels import dtype_of
+from tilestream.graph.nodes import argument, packet, value
+from tilestream.graph.nodes import name as target_name
+from tilestream.graph.provenance import source
+from tilestream.graph.sizes import hint
+from tilestream.plan.aten_table import GEMMS, Kind, row
+from tilestream.plan.values import Moved, Readers, elements, moved, producer, reads, size
+from tilestream.simulator.library import Attention, Gemm, Kernel, Own, Product, Stream
+
+aten = torch.ops.aten
+
+QUERIES = 128
+"""Of one tile of fused attention."""
+TENSOR_DTYPES = ("bf16", "f16", "f32")
+POINTWISE_CAT = 8
+"""Parts up to which Inductor computes a concatenation; of more, each part's kernel writes where it belongs."""
+
+
+def alone(node: fx.Node) -> bool:
+    """Whether Inductor makes no kernel of its own of an operator, or none with its neighbours.
+
+    Products and attention are libraries'; adding rows by an index is PyTorch's; a sum over rows goes over its operand
+    the other way. A concatenation of many parts is memory that others write into.
+    """
+    return row(packet(node)).kind is Kind.SCATTER or _over_rows(node) or joins(node) or flops.of_node(node) > 0
+
+
+def joins(node: fx.Node) -> bool:
+    """Whether a concatenation is no kernel: those that make its parts write them in place."""
+    parts = node.args[0] if node.args else ()
+    return row(packet(node)).kind is Kind.CAT and isinstance(parts, list | tuple) and len(parts) > POINTWISE_CAT
+
+
+def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
+    """The kernels that ``nodes`` are, one after another: one, but for gradients of tables; none for ``joins``.
+
+    Args:
+        tf32: whether tensor cores take float32 products.
+    """
+    touched = moved(nodes, readers)
+    first = nodes[0]
+    if len(nodes) == 1 and (amount := flops.of_node(first)):
+        return (_product(first, amount, touched, tf32),)
+    if len(nodes) == 1 and row(packet(first)).kind is Kind.SCATTER:
+        return _scatter(first, touched)
+    if len(nodes) == 1 and joins(first):
+        return _copies(first)
+    simt, sfu = (sum(parts) for parts in zip(*(_arithmetic(n) for n in nodes), strict=True))
+    work = Stream(max(_goes_over(n) for n in nodes) or 1.0, simt, sfu)
+    return (_kernel(nodes, work, touched),)
+
+
+def _copies(node: fx.Node) -> tuple[Kernel, ...]:
+    """Of a concatenation of many parts, those that no kernel of Inductor's makes are copied."""
+    parts = [r for r in reads(node) if (made := producer(r.node)) is None or alone(made)]
+    if not parts:
+        return ()
+    taken = tuple((r.node.name, r.bytes) for r in parts)
+    moved_bytes = sum(r.bytes for r in parts)
+    return (_kernel((node,), Stream(max(1.0, moved_bytes / 2)), Moved(taken, ((node.name, moved_bytes),))),)
+
+
+def eager_kernel(op: EagerOp, tf32: bool) -> Kernel:
+    """An operator outside of every graph, of which only FLOPs and bytes are known: a product is a cube."""
+    k = op.kernel
+    touched = Moved((("operands", 2 * k.bytes / 3),), (("result", k.bytes / 3),))
+    work: Gemm | Stream = Stream(max(1.0, k.bytes / 4), slots=None)
+    if k.flops:
+        side = max(8, 8 * round((k.flops / 2) ** (1 / 3) / 8))
+        work = _on_cores(Product(1, side, side, max(1, round(k.flops / 2 / side**2)), k.dtype), tf32)
+    return Kernel(op.op, work, touched.reads, touched.writes, (op.op,), op.source)
+
+
+def _kernel(nodes: Sequence[fx.Node], work: Gemm | Stream | Own | Attention, touched: Moved) -> Kernel:
+    names = tuple(target_name(n) for n in nodes)
+    title = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name}..{nodes[-1].name}"
+    return Kernel(title, work, touched.reads, touched.writes, names, source(nodes[-1]))
+
+
+def _arithmetic(node: fx.Node) -> tuple[float, float]:
+    """Lane operations, and those of the special function unit."""
+    entry, count = row(packet(node)), _goes_over(node)
+    return entry.simt * count, entry.sfu * count
+
+
+def _goes_over(node: fx.Node) -> float:
+    """Elements that a kernel walks: of the largest result, or operand where several make one of a result."""
+    count = elements(node)
+    if row(packet(node)).per == "input":
+        count = max([count, *(size(t) for n in node.all_input_nodes if (t := value(n)) is not None)])
+    return count
+
+
+def _over_rows(node: fx.Node) -> bool:
+    """Whether a reduction sums over its operand's first dimension."""
+    operand = value(node.all_input_nodes[0]) if node.all_input_nodes else None
+    if row(packet(node)).kind is not Kind.REDUCTION or operand is None:
+        return False
+    dims = argument(node, 1, "dim", None)
+    over = {d % max(1, operand.dim()) for d in dims} if isinstance(dims, list | tuple) and dims else {0}
+    return 0 in over and size(operand) > elements(node)
+
+
+def _product(node: fx.Node, amount: int, touched: Moved, tf32: bool) -> Kernel:
+    if "scaled_dot_product" in str(node.target):
+        work: Gemm | Stream | Attention | None = _attention(node, amount, touched)
+        if work is not None:
+            return _kernel((node,), work, touched)
+    batch, m, n, k = _sizes(node, amount)
+    return _kernel((node,), _on_cores(Product(batch, m, n, k, dtype_of(_first(node)), _layout(node)), tf32), touched)
+
+
+def _first(node: fx.Node) -> object:
+    """What an operator multiplies: the operand of most dimensions' dtype is that of all."""
+    return next((v for n in node.all_input_nodes if (v := value(n)) is not None and v.dim() > 1), node.meta.get("val"))
+
+
+def _on_cores(product: Product, tf32: bool) -> Gemm | Stream:
+    """A GEMM; where tensor cores do not take the dtype, a kernel whose lanes do a multiply-add an operation."""
+    if product.dtype in TENSOR_DTYPES and (product.dtype != "f32" or tf32):
+        return Gemm(product)
+    return Stream(float(product.batch * product.m * product.n), slots=product.flops / 2)
+
+
+def _sizes(node: fx.Node, amount: int) -> tuple[int, int, int, int]:
+    """(batch, m, n, k). Of what is no product of matrices: rows and columns of the result, and as deep as its FLOPs."""
+    kind = packet(node)
+    if kind in GEMMS:
+        first, second = node.args[1:3] if kind in (aten.addmm, aten.baddbmm) else node.args[:2]
+        a, b, out = (value(n) if isinstance(n, fx.Node) else None for n in (first, second, node))
+        assert a is not None and b is not None and out is not None
+        if kind in (aten.bmm, aten.baddbmm):
+            return hint(a.shape[0]), hint(a.shape[1]), hint(b.shape[2]), hint(a.shape[2])
+        return 1, prod(hint(d) for d in a.shape[:-1]), hint(out.shape[-1]), hint(a.shape[-1])
+    made = next((t for t in _tensors(node) if t.dim()), None)
+    n = (
+        (hint(made.shape[1]) if "conv" in str(kind) and made.dim() > 2 else hint(made.shape[-1]))
+        if made is not None
+        else 1
+    )
+    m = max(1, round(elements(node) / max(1, n)))
+    return 1, m, max(1, n), max(1, round(amount / (2 * m * max(1, n))))
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    made = node.meta.get("val")
+    return [x for x in (made if isinstance(made, list | tuple) else (made,)) if isinstance(x, torch.Tensor)]
+
+
+def _layout(node: fx.Node) -> str:
+    """How the operands lie: ``nt`` a linear's, ``tn`` a weight gradient's, else ``nn``."""
+    kind = packet(node)
+    if kind not in GEMMS:
+        return "nn"
+    if kind is aten.linear:
+        return "nt"
+    first, second = node.args[1:3] if kind in (aten.addmm, aten.baddbmm) else node.args[:2]
+    if _transposed(first):
+        return "tn"
+    return "nt" if _transposed(second) else "nn"
+
+
+def _transposed(operand: object) -> bool:
+    like = value(operand) if isinstance(operand, fx.Node) else None
+    return like is not None and like.dim() >= 2 and hint(like.stride(-2)) == 1 and hint(like.shape[-1]) > 1
+
+
+def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
+    backward = "backward" in str(node.target)
+    operands = [value(n) for n in node.args[backward : backward + 2] if isinstance(n, fx.Node)]
+    if len(operands) < 2 or any(t is None or t.dim() < 2 for t in operands):
+        return None
+    query, key = (t for t in operands if t is not None)
+    rows = prod(hint(d) for d in query.shape[:-2]) * ceil(hint(query.shape[-2]) / QUERIES)
+    scores = size(query) / max(1, hint(query.shape[-1])) * hint(key.shape[-2])
+    entry = row(
+        aten._scaled_dot_product_flash_attention_backward if backward else aten._scaled_dot_product_flash_attention
+    )
+    read = sum(b for _, b in touched.reads)
+    return Attention(float(amount), dtype_of(query), max(1, rows), entry.simt * scores, entry.sfu * scores, read)
+
+
+def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
+    """PyTorch's additions by an index are atomics, an element each; a table's gradient in bf16 is made in fp32."""
+    made, operands = _tensors(node), [t for n in node.all_input_nodes if (t := value(n)) is not None]
+    given = max((t for t in operands if t.is_floating_point()), key=size, default=None)
+    if given is None or not made:
+        return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
+    width = float(hint(given.shape[-1])) if given.dim() else 1.0
+    added = _given(node, given)
+    if row(packet(node)).label != "embedding backward":
+        return (_kernel((node,), Own("scatter_add", size(added) / width, width), touched),)
+    whole, itemsize = size(made[0]), made[0].element_size()
+    parts = [
+        Kernel(f"{node.name}.zeros", Stream(whole), (), ((f"{node.name}.sum", 4 * whole),)),
+        Kernel(
+            node.name,
+            Own("scatter_add", size(given) / width, width),
+            ((node.all_input_nodes[0].name, size(given) * itemsize),),
+            ((f"{node.name}.sum", 4 * size(given)),),
+        ),
+    ]
+    if itemsize < 4:
+        read = ((f"{node.name}.sum", 4 * whole),)
+        parts.append(Kernel(f"{node.name}.cast", Stream(whole), read, ((node.name, whole * itemsize),)))
+    return tuple(Kernel(p.name, p.work, p.reads, p.writes, (target_name(node),), source(node)) for p in parts)
+
+
+def _given(node: fx.Node, largest: torch.Tensor) -> torch.Tensor:
+    """What is added: the last floating-point operand, not the tensor that it is added to."""
+    operands = [t for n in node.all_input_nodes if (t := value(n)) is not None and t.is_floating_point()]
+    return operands[-1] if len(operands) > 1 else largest

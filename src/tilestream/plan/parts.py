@@ -1,0 +1,101 @@
+"""Parts of a model that was captured and planned, but not run: its graphs, its regions, who runs what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from tilestream.graph.capture import Kind
+from tilestream.graph.selection import Exclusion
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.planner import Candidate, Plan
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a model: ATen operators that compute (no views, no arithmetic on sizes), and ``flops`` as counted by
+    ``tilestream.graph.flops``."""
+
+    operators: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Share) -> Share:
+        return Share(self.operators + other.operators, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Who runs a model. A region that Inductor wins is Inductor's; ``eager`` is what no graph holds."""
+
+    dataflow: Share
+    inductor: Share
+    eager: Share
+
+    @property
+    def whole(self) -> Share:
+        return self.dataflow + self.inductor + self.eager
+
+    def json(self) -> dict[str, dict[str, int]]:
+        parts = {"dataflow": self.dataflow, "inductor": self.inductor, "eager": self.eager}
+        return {
+            "operators": {name: part.operators for name, part in parts.items()},
+            "flops": {name: part.flops for name, part in parts.items()},
+        }
+
+
+@dataclass(frozen=True)
+class RegionAnalysis:
+    """One region: its ATen operators, their source lines, and its plan.
+
+    ``rows`` is the number of rows it was planned for. ``plan`` is ``None`` where planning failed,
+    and ``problem`` says why. ``flops`` are those of its operators, ``nodes`` what they are in their graph (empty where
+    the region was compiled and not analysed), ``modules`` the paths of the modules that made them.
+    """
+
+    name: str
+    graph: int
+    rows: int
+    operators: tuple[str, ...]
+    sources: tuple[str, ...]
+    program: Pipeline
+    plan: Plan | None
+    problem: str = ""
+    flops: int = 0
+    nodes: tuple[fx.Node, ...] = field(default=(), repr=False, compare=False)
+    modules: tuple[str, ...] = ()
+
+    def runs(self, target: str = "auto") -> Candidate | None:
+        """The candidate that runs under option ``target``; ``None`` without a plan.
+
+        The reference machine was asked for, so it never gives way to Inductor.
+        """
+        if self.plan is None or target != "reference" or self.plan.chosen.pipeline is not None:
+            return self.plan.chosen if self.plan is not None else None
+        legal = [c for c in self.plan.candidates if c.pipeline is not None and not c.rejected]
+        return min(legal, key=lambda c: c.predicted_us or float("inf")) if legal else self.plan.chosen
+
+    def runner(self, target: str = "auto") -> str:
+        """The strategy of the pipeline that runs; ``inductor`` where none does, ``eager`` where there are no rows."""
+        candidate = self.runs(target)
+        if candidate is None or candidate.pipeline is None:
+            return "inductor" if self.rows else "eager"
+        return candidate.strategy
+
+
+@dataclass(frozen=True)
+class GraphAnalysis:
+    """One graph: ``inference``, ``forward`` or ``backward``, and all its operators."""
+
+    kind: Kind
+    whole: Share
+    graph: fx.Graph = field(default_factory=fx.Graph, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Excluded(Exclusion):
+    """An operator outside of every region, with the path of its module, its FLOPs and the number of its graph."""
+
+    module: str = ""
+    flops: int = 0
+    graph: int = 0

@@ -1,0 +1,56 @@
+"""The same model planned otherwise: for another device, by another strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilestream.devices import Device
+from tilestream.errors import TilestreamError
+from tilestream.plan import planner
+from tilestream.plan.analysis import Analysis
+
+STRATEGIES = ("vertical", "spatial", "bulk")
+
+
+def replan(analysis: Analysis, device: Device | None = None, strategy: str | None = None) -> Analysis:
+    """The same regions planned for another device, by another strategy, or both; predictions only.
+
+    A region that has no pipeline of ``strategy`` has no plan, and is Inductor's.
+    """
+    hardware = device or analysis.hardware
+    assert hardware is not None
+    options = analysis.options if strategy is None else analysis.options.with_(strategy=strategy)
+    regions = []
+    for region in analysis.regions:
+        plan, problem = None, region.problem
+        if region.rows:
+            try:
+                plan, problem = planner.plan(region.program, region.rows, hardware, options), ""
+            except TilestreamError as failure:
+                problem = str(failure)
+        regions.append(replace(region, plan=plan, problem=problem))
+    return replace(
+        analysis,
+        device=hardware.name,
+        hardware=hardware,
+        options=options,
+        regions=tuple(regions),
+        measured_us=None,
+        inductor_measured_us=None,
+    )
+
+
+def by_strategy(analysis: Analysis) -> dict[str, Analysis]:
+    """``analysis`` by each strategy that has a pipeline for any of its regions; the plan it has by ``auto`` first."""
+    own = str(analysis.options.strategy)
+    if own != "auto":
+        return {own: analysis}
+    made = {name: replan(analysis, strategy=name) for name in STRATEGIES}
+    return {own: analysis} | {name: a for name, a in made.items() if any(r.plan is not None for r in a.regions)}
+
+
+def predictions(analysis: Analysis) -> dict[str, float]:
+    """Strategy to predicted microseconds of the whole model; ``inductor``: with no pipeline at all."""
+    found = {name: us for name, a in by_strategy(analysis).items() if (us := a.predicted_us) is not None}
+    other = analysis.inductor_predicted_us
+    return found if other is None else {**found, "inductor": other}

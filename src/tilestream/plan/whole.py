@@ -1,0 +1,193 @@
+"""The plan of a whole model: its launches in order, each a pipeline or a library's kernel, with what it takes.
+
+The one prediction that is shown of anything: pipelines and kernels as the simulator's event loop runs them. The cost
+model and the closed form of library kernels rank candidates, and are shown nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from torch import fx
+
+from tilestream.devices import Device
+from tilestream.errors import PipelineDeadlock, WorkloadError
+from tilestream.graph.eager import EagerOp
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.plain import by_rows
+from tilestream.ir.traffic import traffic
+from tilestream.plan.cost import predict
+from tilestream.plan.fusion import units
+from tilestream.plan.library import eager_kernel, kernels
+from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
+from tilestream.plan.planner import Candidate
+from tilestream.plan.values import Readers, moved
+from tilestream.schedule.shape import is_shared_tile
+from tilestream.simulator import run, simulate
+from tilestream.simulator.from_pipeline import workload
+from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
+from tilestream.simulator.workload import SimLaunch, Workload
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A pipeline with its region, or a kernel of cuBLAS, Inductor or PyTorch.
+
+    Attributes:
+        graph: number of its graph; -1 for operators outside of every graph.
+        operators: ATen operators, as ``aten.addmm.default``.
+        kernels: how many run for it: a pipeline that is cut in DRAM has several.
+        predicted_us: microseconds by the simulator; ``measured_us`` on a GPU, where the launch was timed.
+        flops: of products; ``bytes`` between DRAM and the chip, nothing cached from before.
+    """
+
+    kind: Literal["pipeline", "library"]
+    name: str
+    graph: int
+    operators: tuple[str, ...]
+    source: str
+    predicted_us: float
+    measured_us: float | None = None
+    region: str = ""
+    strategy: str = ""
+    kernels: int = 1
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """Launches in the order in which they run on ``device``, one after another."""
+
+    device: str
+    launches: tuple[Launch, ...]
+
+    @property
+    def predicted_us(self) -> float:
+        return sum(launch.predicted_us for launch in self.launches)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "predicted_us": self.predicted_us,
+            "launches": [{**asdict(launch), "operators": list(launch.operators)} for launch in self.launches],
+        }
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A launch to be, and the kernels that the simulator runs for it; a pipeline's time is known."""
+
+    launch: Launch
+    simulated: SimLaunch | None
+
+
+def whole(
+    graphs: Sequence[GraphAnalysis],
+    streamed: Sequence[tuple[RegionAnalysis, Candidate]],
+    eager: Sequence[EagerOp],
+    device: Device,
+    tf32: bool,
+) -> WholePlan:
+    """The plan of graphs one after another, then what ran outside of them.
+
+    Args:
+        streamed: the regions that run as pipelines, each with the candidate that does.
+        tf32: whether tensor cores take float32 products.
+    """
+    steps: list[_Step] = []
+    for number, graph in enumerate(graphs):
+        own = [(r, c) for r, c in streamed if r.graph == number]
+        steps += _graph_steps(number, list(graph.graph.nodes), own, device, tf32)
+    cache = Cache(device)
+    for op in eager:
+        steps += _library(-1, (eager_kernel(op, tf32),), device, cache)
+    return _timed(steps, device)
+
+
+def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
+    """A region's operators by themselves as Inductor runs them."""
+    graph = region.nodes[0].graph
+    cache, readers = Cache(device), Readers(list(graph.nodes))
+    steps = [
+        step
+        for unit in units(region.nodes, {})
+        for step in _library(region.graph, kernels(unit.nodes, readers, tf32), device, cache)
+    ]
+    return _timed(steps, device)
+
+
+@lru_cache(maxsize=256)
+def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
+    """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device.
+
+    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was.
+    """
+    if is_shared_tile(pipeline):
+        return predict(pipeline, rows, device).us
+    try:
+        if by_rows(pipeline):
+            return simulate(pipeline, rows, device).time_us
+        return run(workload(pipeline, rows, device), device).time_s * 1e6
+    except (PipelineDeadlock, WorkloadError):
+        return None
+
+
+def _graph_steps(
+    number: int,
+    nodes: Sequence[fx.Node],
+    streamed: Sequence[tuple[RegionAnalysis, Candidate]],
+    device: Device,
+    tf32: bool,
+) -> Iterator[_Step]:
+    chosen = {region.name: (region, candidate) for region, candidate in streamed}
+    cache, readers = Cache(device), Readers(nodes)
+    for unit in units(nodes, {name: region.nodes for name, (region, _) in chosen.items()}):
+        if not unit.region:
+            yield from _library(number, kernels(unit.nodes, readers, tf32), device, cache)
+            continue
+        touched = moved(unit.nodes, readers)
+        cache.share(touched.reads, touched.writes)
+        yield _Step(_pipeline(*chosen[unit.region], device), None)
+
+
+def _library(number: int, found: Sequence[Kernel], device: Device, cache: Cache) -> Iterator[_Step]:
+    found = [part for kernel in found for part in as_inductor_runs(kernel, device)]
+    for kernel, simulated in zip(found, launches(found, device, cache), strict=True):
+        size = kernel.read + kernel.written
+        launch = Launch("library", kernel.name, number, kernel.ops, kernel.source, 0.0, flops=kernel.flops, bytes=size)
+        yield _Step(launch, simulated)
+
+
+def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> Launch:
+    pipeline = candidate.pipeline
+    assert pipeline is not None
+    us = pipeline_us(pipeline, region.rows, device)
+    return Launch(
+        "pipeline",
+        region.name,
+        region.graph,
+        region.operators,
+        region.sources[0] if region.sources else "",
+        (candidate.predicted_us or 0.0) if us is None else us,
+        candidate.measured_us,
+        region.name,
+        candidate.name,
+        len(cut_at_dram(pipeline)) if by_rows(pipeline) else 1,
+        float(region.flops),
+        float(traffic(pipeline, region.rows).dram) if by_rows(pipeline) else 0.0,
+    )
+
+
+def _timed(steps: Sequence[_Step], device: Device) -> WholePlan:
+    """All library kernels in one run of the simulator, which runs equal ones once."""
+    left = tuple(step.simulated for step in steps if step.simulated is not None)
+    times = iter([launch.seconds * 1e6 for launch in run(Workload("library kernels", left), device).launches])
+    return WholePlan(
+        device.name,
+        tuple(s.launch if s.simulated is None else replace(s.launch, predicted_us=next(times)) for s in steps),
+    )

@@ -1,0 +1,77 @@
+"""The directions of a mesh that share a tile: rows, groups that split the hidden axis, CTAs of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilestream.errors import VerifyError
+from tilestream.ir.axes import Level, Spread
+from tilestream.ir.pipeline import Stage
+from tilestream.schedule.shared_tile.block import Block
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Sizes and levels. ``columns`` exchange the middle (all-gather), ``groups`` add partial results."""
+
+    row_tiles: int
+    groups: int
+    columns: int
+    groups_at: Level
+
+
+def find_directions(stage: Stage, block: Block) -> Directions:
+    """What each direction of the mesh is to the block.
+
+    ``(out, hid)`` are the CTAs of a group: they make columns of the middle, gather it, and own columns of the result.
+    ``(hid, out)`` are the groups: their partial results are scattered over them, each part added by one. ``(hid,)``
+    are groups too, where the partial results are added in memory.
+
+    Raises:
+        VerifyError: two directions are the same thing, one is none of these, or is at a level without a kernel.
+    """
+    found: dict[str, Spread] = {}
+    for d in stage.mesh:
+        if d.level is Level.WARPGROUP:
+            if d.axes != (block.rows,):
+                raise VerifyError(
+                    f"stage {stage.name!r}: warpgroups divide {', '.join(d.axes) or 'columns'}, in a shared tile rows",
+                    f"use {block.rows!r}, or leave the direction out",
+                )
+            continue
+        what = _meaning(d, block)
+        if not what:
+            raise VerifyError(
+                f"stage {stage.name!r}: a direction over {', '.join(d.axes) or 'columns'} is none of a shared tile's",
+                f"use ({block.rows},), ({block.out}, {block.hid}) or ({block.hid}, {block.out})",
+            )
+        if what in found:
+            raise VerifyError(f"stage {stage.name!r} has two directions of {what}", "make them one")
+        if d.level is Level.CLUSTER and what != "groups" and d.size > 1:
+            raise VerifyError(
+                f"stage {stage.name!r}: {what} over a cluster have no kernel so far", "use Level.GRID: through the L2"
+            )
+        found[what] = d
+    groups = found.get("groups")
+    scattered = groups is None or block.out in groups.axes
+    if groups is not None and groups.size > 1 and not (scattered or block.adds):
+        raise VerifyError(
+            f"stage {stage.name!r}: one group would store the sum of {groups.size} partial results",
+            f"divide ({block.hid}, {block.out}): each group adds a part",
+        )
+
+    def size(what: str) -> int:
+        return found[what].size if what in found else 1
+
+    at = groups.level if groups is not None else Level.GRID
+    return Directions(size("row tiles"), size("groups"), size("columns"), at)
+
+
+def _meaning(d: Spread, block: Block) -> str:
+    if d.axes == (block.rows,):
+        return "row tiles"
+    if d.axes[:2] == (block.out, block.hid):
+        return "columns"
+    if d.axes[:1] == (block.hid,) and d.axes[1:2] in ((), (block.out,)):
+        return "groups"
+    return ""

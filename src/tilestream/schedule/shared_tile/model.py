@@ -1,0 +1,304 @@
+"""A shared tile as a schedule: who makes which columns, how the middle and the result are exchanged, and the rings.
+
+A CTA ``(r, g, s)`` takes row tile ``r``. Of the middle it makes ``middle_columns`` columns, those of member ``s`` of
+group ``g``; then it owns ``out_columns`` columns of the result, summed over the hidden columns of its group alone. So
+every byte of a weight is read once for each row tile, the middle moves within a group, and partial results move
+between groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from math import ceil
+
+from tilestream.errors import VerifyError
+from tilestream.ir.axes import Level
+from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.schedule.layout import SHARED_LIMIT
+from tilestream.schedule.shared_tile.block import Block, find_block
+from tilestream.schedule.shared_tile.directions import Directions, find_directions
+
+PANEL = 64
+"""Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that one warpgroup multiplies."""
+TILES = (64, 128)
+"""Rows of a tile: one consumer warpgroup, or two."""
+DEPTHS = (64, 128)
+"""Columns of the summed axis in a stage of a ring."""
+MOST_COLUMNS = 256
+"""Columns of one wgmma, and rows of one box of a bulk copy."""
+MOST_STAGES = 16
+MOST_ACCUMULATORS = 160
+"""fp32 sums a consumer thread can hold beside addresses and an epilogue's temporaries."""
+LEAST_STAGES = 3
+SHORT_SUM = 1024
+"""Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
+
+
+class Tail(StrEnum):
+    """How partial results of the groups become the result."""
+
+    NONE = "none"
+    """There is one group."""
+    PARTIALS = "partials"
+    """fp32 partial results through the L2; each group adds a part of the tile, always in the same order."""
+    REDUCE_ADD = "reduce-add"
+    """Bulk reduce-add into global memory, in the result's dtype and in any order."""
+    CLUSTER = "cluster"
+    """fp32 reduce-scatter through distributed shared memory; the groups are a cluster."""
+
+
+@dataclass(frozen=True)
+class SharedTile:
+    """How a stage runs as a shared tile. Bytes are of shared memory, columns of the padded parts.
+
+    Attributes:
+        tile_rows: rows of a tile; ``row_tiles`` of them run side by side, and more rows take more launches.
+        groups, columns: ``P`` groups of ``S`` CTAs.
+        middle_columns, out_columns: a CTA's part, a multiple of 8; the last CTAs may have less.
+        depth: columns of the summed axis a ring stage holds.
+        left_stages, weight_stages: of the two rings.
+    """
+
+    block: Block
+    directions: Directions
+    tail: Tail
+    tile_rows: int
+    middle_columns: int
+    out_columns: int
+    depth: int
+    left_stages: int
+    weight_stages: int
+
+    @property
+    def row_tiles(self) -> int:
+        return self.directions.row_tiles
+
+    @property
+    def groups(self) -> int:
+        return self.directions.groups
+
+    @property
+    def columns(self) -> int:
+        return self.directions.columns
+
+    @property
+    def ctas(self) -> int:
+        return self.row_tiles * self.groups * self.columns
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.groups if self.tail is Tail.CLUSTER else 1
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups, 64 rows each."""
+        return self.tile_rows // PANEL
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA, its producer warpgroup included."""
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def group_columns(self) -> int:
+        """Columns of the middle that a group has, padded."""
+        return self.columns * self.middle_columns
+
+    @property
+    def steps(self) -> int:
+        """Ring stages that a CTA takes: along ``k``, then along the hidden columns of its group."""
+        return ceil(self.block.sizes[0] / self.depth) + ceil(self.group_columns / self.depth)
+
+    @property
+    def left_bytes(self) -> int:
+        """A stage of the ring of left operands, the input and then the middle."""
+        return self.depth * self.tile_rows * 2
+
+    @property
+    def weight_bytes(self) -> int:
+        """A stage of the ring of weights, those of the first layer and then of the second."""
+        return stage_bytes(self.depth, self.middle_columns * len(self.block.firsts), self.out_columns)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Vectors and scalars of both epilogues, as fp32."""
+        return vector_bytes(self.block, self.middle_columns, self.out_columns)
+
+    @property
+    def scatter_bytes(self) -> int:
+        """Where the CTAs of a cluster leave their parts of a partial result."""
+        return scatter_bytes(self.tail, self.groups, self.out_columns, self.warpgroups)
+
+    @property
+    def shared_bytes(self) -> int:
+        return (
+            self.left_stages * self.left_bytes
+            + self.weight_stages * self.weight_bytes
+            + self.scatter_bytes
+            + self.vector_bytes
+            + BARRIER_BYTES
+        )
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of what is in shared memory."""
+        return (
+            ("left ring", self.left_stages * self.left_bytes),
+            ("weight ring", self.weight_stages * self.weight_bytes),
+            ("cluster", self.scatter_bytes),
+            ("vectors", self.vector_bytes),
+            ("barriers", BARRIER_BYTES),
+        )
+
+    @property
+    def registers(self) -> int:
+        """An estimate for one thread of a consumer warpgroup."""
+        return accumulators(self.middle_columns * len(self.block.firsts), self.out_columns) + 48
+
+
+BARRIER_BYTES = 1024
+"""Full and empty barriers of both rings, those between the phases, and what the producers hand to the consumers."""
+
+
+def stage_bytes(depth: int, middle: int, out: int) -> int:
+    """Of a stage of weights: a part of either layer, whichever is larger. Panels are multiples of 1024 bytes."""
+    return depth * max(middle, out) * 2
+
+
+def vector_bytes(block: Block, middle: int, out: int) -> int:
+    ours = len(block.vectors(block.middle)) * middle + len(block.vectors(block.after)) * out
+    return -(-4 * ours // 128) * 128
+
+
+def scatter_bytes(tail: Tail, groups: int, out: int, warpgroups: int) -> int:
+    """Each of ``groups`` sources leaves ``ceil(blocks / groups)`` blocks of 8 columns, 2 KB a warpgroup."""
+    return groups * ceil(out / 8 / groups) * 2048 * warpgroups if tail is Tail.CLUSTER else 0
+
+
+def accumulators(middle: int, out: int) -> int:
+    """fp32 sums a thread: first those of the middle, then those of the result."""
+    return max(middle, out) // 2
+
+
+@lru_cache(maxsize=1024)
+def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> SharedTile:
+    """The schedule of ``stage``, in plain form, within ``limit`` bytes of shared memory.
+
+    Raises:
+        VerifyError: the ops are no feed-forward block, the mesh is none that it can be split by, or something does not
+            fit, with the arithmetic.
+    """
+    block = find_block(stage, pipeline)
+    directions = find_directions(stage, block)
+    k, hid, out = block.sizes
+    tile_rows = _tile_rows(stage, block)
+    depths = _depths(stage, block)
+    middle = 8 * ceil(ceil(hid / (directions.groups * directions.columns)) / 8)
+    wide = 8 * ceil(ceil(out / directions.columns) / 8)
+    tail = _tail(stage, block, directions)
+    for axis, size in ((block.k, k), (block.hid, hid)):
+        _on_16_bytes(stage, axis, size)
+    if tail is Tail.REDUCE_ADD:
+        _on_16_bytes(stage, block.out, out)
+    for what, columns in (("middle", middle * len(block.firsts)), ("result", wide)):
+        if columns > MOST_COLUMNS or columns // 2 > MOST_ACCUMULATORS:
+            most = min(MOST_COLUMNS, 2 * MOST_ACCUMULATORS)
+            raise VerifyError(
+                f"stage {stage.name!r}: each CTA makes {columns} > {most} columns of the {what}",
+                f"divide it over {ceil(columns / most)} times as many CTAs",
+            )
+    made = SharedTile(block, directions, tail, tile_rows, middle, wide, depths[0], 0, 0)
+    left, weights = _rings(made, limit)
+    if len(depths) > 1 and min(left, weights) < _least(made):
+        made = replace(made, depth=depths[1])
+        left, weights = _rings(made, limit)
+    if min(left, weights) < _least(made):
+        fixed = made.scatter_bytes + made.vector_bytes + BARRIER_BYTES
+        raise VerifyError(
+            f"stage {stage.name!r}: {LEAST_STAGES} x ({made.left_bytes} + {made.weight_bytes}) + {fixed} ="
+            f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory",
+            f"loop over {block.k!r} in steps of {DEPTHS[0]}, or divide over more CTAs",
+        )
+    return replace(made, left_stages=left, weight_stages=weights)
+
+
+def _on_16_bytes(stage: Stage, axis: str, size: int) -> None:
+    if size * 2 % 16:
+        raise VerifyError(
+            f"stage {stage.name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
+            " copies start",
+            "pad it to a multiple of 8",
+        )
+
+
+def _tile_rows(stage: Stage, block: Block) -> int:
+    tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
+    if tile not in TILES:
+        raise VerifyError(
+            f"stage {stage.name!r} takes {tile or 'all'} rows a tile, a shared tile {' or '.join(map(str, TILES))}",
+            f"loop over {block.rows!r} in tiles of {TILES[-1]}",
+        )
+    return tile
+
+
+def _depths(stage: Stage, block: Block) -> tuple[int, ...]:
+    """Depths of a ring stage to try, the first that fits is taken."""
+    others = [loop.axis for loop in stage.loops if loop.axis not in (block.rows, block.k)]
+    if others:
+        raise VerifyError(
+            f"stage {stage.name!r} loops over {others[0]!r}, which its mesh divides",
+            f"loop over {block.rows!r}, and over {block.k!r} where the depth of a stage matters",
+        )
+    asked = next((loop.tile for loop in stage.loops if loop.axis == block.k), None)
+    if asked is None:
+        return DEPTHS[::-1] if block.sizes[0] <= SHORT_SUM else DEPTHS[:1]
+    if asked not in DEPTHS:
+        raise VerifyError(
+            f"stage {stage.name!r} loops over {block.k!r} in steps of {asked}, a ring stage holds"
+            f" {' or '.join(map(str, DEPTHS))}",
+            "use one of these",
+        )
+    return (asked,)
+
+
+def _tail(stage: Stage, block: Block, d: Directions) -> Tail:
+    if block.adds:
+        if d.groups_at is not Level.GRID or block.after:
+            what = "its groups are a cluster" if d.groups_at is not Level.GRID else "something is done to the sum"
+            raise VerifyError(
+                f"stage {stage.name!r} adds partial results in memory, but {what}", "store the result (->)"
+            )
+        return Tail.REDUCE_ADD
+    if d.groups == 1:
+        return Tail.NONE
+    return Tail.CLUSTER if d.groups_at is Level.CLUSTER else Tail.PARTIALS
+
+
+def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
+    """Stages of both rings: half of the room for the left operands, the rest for weights.
+
+    The first sum needs equally many of both; the ring of weights should be the deeper one, since it is filled while
+    the middle is exchanged. More stages than there are steps are useless.
+    """
+    room = limit - s.scatter_bytes - s.vector_bytes - BARRIER_BYTES
+    least = _least(s)
+    staging = _stages_for_staging(s)
+    left = max(staging, min(MOST_STAGES, s.steps, max(least, round(room / 2 / s.left_bytes))))
+    while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(least + 1, s.steps):
+        left -= 1
+    weights = min(MOST_STAGES, s.steps, (room - left * s.left_bytes) // s.weight_bytes)
+    return left, max(0, weights)
+
+
+def _stages_for_staging(s: SharedTile) -> int:
+    """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
+    middle = s.tile_rows * (2 * s.middle_columns + 16)
+    result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
+    return ceil(max(middle, result) / s.left_bytes)
+
+
+def _least(s: SharedTile) -> int:
+    return min(LEAST_STAGES, s.steps)

@@ -1,0 +1,60 @@
+"""A shared tile whose CTA 5 never says that its middle is there, run in a process of its own: the context is lost.
+
+Prints what the user gets to see, and exits with 0 if that is a QueueTimeout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from shared_tiles import Ffn
+
+from tilestream import cuda
+from tilestream.cuda import compile
+from tilestream.cuda.emit import headers
+from tilestream.cuda.shared_tile import launch
+from tilestream.errors import QueueTimeout
+from tilestream.plan.passes.share_tile import Split, share_tile
+
+
+def broken() -> dict[str, str]:
+    """Our headers with an ``announce`` that does nothing in CTA 5."""
+    made = headers()
+    right = "{ flag_release(flag(phase, cta), epoch); }"
+    assert made["collectives.cuh"].count(right) == 1, "announce is not where this script looks for it"
+    made["collectives.cuh"] = made["collectives.cuh"].replace(
+        right, "{ if (cta != 5) flag_release(flag(phase, cta), epoch); }"
+    )
+    return made
+
+
+def main() -> int:
+    texts = broken()
+    setattr(compile, "headers", lambda: texts)  # noqa: B010
+    launch.TIMEOUT_NS = 50_000_000
+    block = Ffn(512, 128, 192)
+    kernel = cuda.build(share_tile(block.program(), Split(4, 8)))
+    tensors = block.tensors(64, "cuda")
+    kernel(tensors, 64)
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print("the launch ends:", str(error).splitlines()[0])
+    else:
+        print("the launch did not stall")
+        return 1
+    try:
+        kernel(tensors, 64)
+    except QueueTimeout as timeout:
+        print(f"QueueTimeout: {timeout}")
+        return 0
+    print("the next call says nothing")
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # what torch's destructors make of a lost context is not tested here

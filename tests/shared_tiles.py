@@ -1,0 +1,77 @@
+"""Feed-forward blocks as programs of rows, and their values in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": F.sigmoid}
+
+
+@dataclass(frozen=True)
+class Ffn:
+    """``k`` to ``hid`` to ``out``: gated or not, with biases, with a residual ``r``."""
+
+    hid: int
+    k: int
+    out: int
+    gated: bool = False
+    act: str = "relu"
+    bias: bool = False
+    residual: bool = False
+    dtype: str = "bf16"
+
+    def program(self) -> Pipeline:
+        """One stage of row ops, as a region has them."""
+        w, ops = self, []
+        tensors = [Tensor.of("x", Role.INPUT, (w.k,), w.dtype), Tensor.of("up", Role.PARAMETER, (w.hid, w.k), w.dtype)]
+        tensors += [Tensor.of("down", Role.PARAMETER, (w.out, w.hid), w.dtype)]
+        tensors += [Tensor.of("y", Role.OUTPUT, (w.out,), w.dtype)]
+        if w.bias:
+            tensors += [Tensor.of("b1", Role.PARAMETER, (w.hid,), w.dtype)]
+            tensors += [Tensor.of("b2", Role.PARAMETER, (w.out,), w.dtype)]
+
+        def op(kind: str, name: str, width: int, ins: tuple[str, ...], params: tuple[str, ...] = ()) -> str:
+            ops.append(TileOp(kind, Tile.of(name, width, w.dtype), ins, params, source=f"model.py:{len(ops)}"))
+            return name
+
+        op("load", "a", w.k, (), ("x",))
+        h = op("linear", "u", w.hid, ("a",), ("up", "b1") if w.bias else ("up",))
+        if w.gated:
+            tensors.append(Tensor.of("gate", Role.PARAMETER, (w.hid, w.k), w.dtype))
+            op("linear", "g", w.hid, ("a",), ("gate",))
+            op(w.act, "s", w.hid, ("g",))
+            h = op("mul", "h", w.hid, ("s", "u"))
+        else:
+            h = op(w.act, "h", w.hid, (h,))
+        y = op("linear", "z", w.out, (h,), ("down", "b2") if w.bias else ("down",))
+        if w.residual:
+            tensors.append(Tensor.of("r", Role.INPUT, (w.out,), w.dtype))
+            op("load", "old", w.out, (), ("r",))
+            y = op("add", "new", w.out, ("old", y))
+        ops.append(TileOp("store", None, (y,), ("y",)))
+        return Pipeline("ffn", tuple(tensors), (Stage.of("all", tuple(ops)),))
+
+    def tensors(self, rows: int, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
+        """Random inputs and weights that keep values of order one."""
+        generator = torch.Generator().manual_seed(seed)
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[self.dtype]
+        made = {}
+        for t in self.program().tensors:
+            if t.role is not Role.OUTPUT:
+                shape = t.shape if t.role is Role.PARAMETER else (rows, *t.shape)
+                scale = shape[-1] ** -0.5 if t.role is Role.PARAMETER and len(shape) == 2 else 1.0
+                made[t.name] = (scale * torch.randn(shape, generator=generator)).to(dtype).to(device)
+        return made
+
+    def eager(self, t: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The block in torch, at the precision of ``t``."""
+        u = F.linear(t["x"], t["up"], t.get("b1"))
+        act = ACTIVATIONS[self.act]
+        h = act(F.linear(t["x"], t["gate"])) * u if self.gated else act(u)
+        y = F.linear(h, t["down"], t.get("b2"))
+        return t["r"] + y if self.residual else y

@@ -1,0 +1,172 @@
+"""Plans of the five applications on the reference machine: values and gradients against eager and float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import SIZES, small
+
+from tilestream import devices
+from tilestream.ir.axes import Level
+from tilestream.ir.derive import Partial, placement
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import verify
+from tilestream.run.oracle import error, tolerance
+from tilestream.studies.kitsune import design, lowered
+from tilestream.studies.kitsune.capture import capture
+from tilestream.studies.kitsune.designs import PIPELINE, Design, Library, select_deep, select_spatial
+from tilestream.studies.kitsune.execute import run
+from tilestream.studies.kitsune.pipeline import Half
+from tilestream.studies.kitsune.regions import Selection
+
+A100 = devices.get("a100+kitsune")
+MODES = ("inference", "training")
+TEN = [(app, mode) for app in SIZES for mode in MODES]
+
+
+def executed(app: str, mode: str, execution: str) -> tuple[Design, list[str]]:
+    """The design, and what is off by more than twice eager's own error against float64."""
+    case = small(app, mode)
+    made = design(capture(case.module, case.inputs, mode), A100, execution)
+    torch.set_num_threads(1)
+    got = run(made, case.module, case.inputs, case.tangents)
+    (outs, gradients), (wide, wide_gradients) = case.eager(), case.eager(wide=True)
+    assert len(got.outputs) == len(outs) and got.gradients.keys() == gradients.keys()
+    found = [(f"output {i}", *xs) for i, xs in enumerate(zip(got.outputs, outs, wide, strict=True))]
+    found += [(f"gradient of {k}", got.gradients[k], gradients[k], wide_gradients[k]) for k in gradients]
+    off = []
+    for what, mine, eager, exact in found:
+        allowed = tolerance(error(eager, exact), mine.dtype)
+        if not error(mine, exact) <= allowed:
+            off.append(f"{what}: {error(mine, exact):.2g} > {allowed:.2g}")
+    return made, off
+
+
+@pytest.mark.parametrize(("app", "mode"), TEN)
+def test_plans_of_the_five_applications_give_the_right_values_and_gradients(app: str, mode: str) -> None:
+    made, off = executed(app, mode, "deep")
+    assert not off, "\n".join(off)
+    assert len(made.pipelines) == len(made.selection.nodes) > 0
+    done = [name for x in made.launches if isinstance(x, Library) for name in x.operators]
+    assert len(done) + made.fused == made.operators
+
+
+OTHERS = [
+    pytest.param(app, execution, marks=pytest.mark.exhaustive if app in ("mgn", "graphcast_cut") else ())
+    for app in SIZES
+    for execution in ("kitsune", "mixed", "vertical")
+]
+"""In inference, those of ``kitsune`` and ``deep`` are equal."""
+
+
+@pytest.mark.parametrize(("app", "execution"), OTHERS)
+def test_other_plans_too(app: str, execution: str) -> None:
+    _, off = executed(app, "training", execution)
+    assert not off, "\n".join(off)
+
+
+def test_what_is_saved_is_what_goes_on(monkeypatch) -> None:
+    """A norm of values that a vertical kernel never rounded, and its gradient by those that it saved, do not fit."""
+    from tilestream.graph.sentences.writer import Writer
+
+    monkeypatch.setattr(Writer, "settle", lambda *_: None)
+    _, off = executed("mgn", "training", "vertical")
+    assert any("gradient" in line for line in off)
+
+
+# -- what a wrong lowering does
+
+
+def no_mask(e, node):
+    return e.tile(node.args[0])
+
+
+@pytest.mark.parametrize("broken", ["mask", "bias", "order", "parts"])
+def test_a_wrong_sentence_is_found(broken: str, monkeypatch) -> None:
+    from tilestream.graph import sentences
+    from tilestream.graph.sentences import products
+
+    aten = torch.ops.aten
+    if broken == "mask":
+        monkeypatch.setitem(sentences.ELEMENTWISE, aten.threshold_backward, no_mask)
+    elif broken == "bias":
+        right = products._operands
+        monkeypatch.setattr(products, "_operands", lambda node: (*right(node)[:2], None))
+    elif broken == "order":
+        right_joined = sentences.parts._joined
+        backwards = lambda node: (right_joined(node)[0][::-1], *right_joined(node)[1:])  # noqa: E731
+        monkeypatch.setattr(sentences.parts, "_joined", backwards)
+    else:  # a sum's parts are not added: only the first CTA's is stored
+        monkeypatch.setattr(lowered, "_finish", lambda stored: [stored.op])
+        monkeypatch.setattr("tilestream.reference.sentence.COMBINE", {"sum": (0.0, lambda a, b: b)})
+        monkeypatch.setattr("tilestream.reference.mesh_machine.COMBINE", {"sum": (0.0, lambda a, b: b)})
+    _, off = executed("nerf", "training", "kitsune")
+    assert off
+
+
+# -- what the pipelines are
+
+
+@pytest.fixture(scope="module")
+def nerf() -> Design:
+    case = small("nerf", "training")
+    return design(capture(case.module, case.inputs, "training"), A100)
+
+
+def test_a_layers_backward_is_a_multicast_and_a_tree_of_sums(nerf: Design) -> None:
+    made = next(x.pipeline for x in nerf.pipelines if "backward" in x.pipeline.name)
+    derivative = next(s for s in made.stages if any(op.kind == "relu_backward" for op in s.ops))
+    gradient = next(q for q in made.queues if q.producer == derivative.name and len(q.consumers) == 2)
+    assert made.tiles()[gradient.tile].axes[0].name == "rows"
+    finals = [s for s in made.stages if s.name.endswith(".final")]
+    assert len(finals) == 2  # of dW and of db, which rides on the derivative's tiles
+    for final in finals:
+        (tile,) = final.taken()
+        producer = next(s for s in made.stages if tile in s.defined())
+        maker = next(op for op in producer.ops if op.out is not None and op.out.name == tile)
+        (grid,) = (d for d in producer.mesh if d.level is Level.GRID)
+        assert isinstance(placement(maker, grid), Partial)
+    assert any(tile.endswith("sum") or ".sum" in tile for f in finals for tile in f.taken())
+
+
+def test_epilogues_share_a_stage_and_values_between_layers_stay_in_queues() -> None:
+    case = small("nerf", "inference")
+    (only,) = design(capture(case.module, case.inputs), A100).pipelines
+    made = only.pipeline
+    assert len([t for t in made.tensors if t.role.value == "output"]) == 1
+    fused = [s for s in made.stages if {"product", "relu"} <= {op.kind for op in s.ops}]
+    assert len(fused) == 9 and all([loop.axis for loop in s.loops] == ["rows"] for s in made.stages)
+    assert any(s.replicas > 1 for s in made.stages)
+
+
+TABLE_2 = [
+    (app, mode) for app in (*SIZES, "llama_decode") for mode in MODES if (app, mode) != ("llama_decode", MODES[1])
+]
+
+
+@pytest.mark.parametrize(("app", "mode"), TABLE_2)
+def test_pipelines_of_published_sizes_are_legal_and_are_what_was_designed(app: str, mode: str) -> None:
+    graph = capture(app, mode=mode)
+    for chosen in (select_spatial, select_deep):
+        made = chosen(Design(graph, A100, "deep", Selection((), ())))
+        for change in PIPELINE[:-1]:  # all but the choice of tiles, which takes seconds
+            made = change(made)
+        spatial = {p.node.name: p for p in made.groups}
+        assert len(made.pipelines) == len(spatial) > 0
+        for x in made.pipelines:
+            _same_stages_and_queues(x.pipeline, spatial[x.pipeline.name], made)
+
+
+def _same_stages_and_queues(p: Pipeline, designed, made: Design) -> None:
+    verify(p)
+    assert [s.name for s in p.stages if not s.name.endswith(".final")] == [
+        s.name for s in designed.stages if s.half is not Half.FINAL
+    ]
+    rings = {(r.producer, frozenset(r.consumers)) for r in designed.rings}
+    assert {(q.producer, frozenset(q.consumers)) for q in p.queues} == rings
+    size = {s.name: s for s in p.stages}
+    for ring in (r for r in designed.rings if r.value):
+        tiles = [p.tiles()[q.tile] for q in p.queues if q.producer == ring.producer]
+        elements = [torch.Size([a.size or 1 for a in t.axes]).numel() for t in tiles]
+        assert any(ring.bytes in (2 * n, 4 * n) for n in elements), (ring, elements)
+    assert all(s.replicas <= max(designed.ctas.get(s.name, 1), 1) for s in size.values())

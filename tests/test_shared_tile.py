@@ -1,0 +1,303 @@
+"""Shared tiles without a GPU: schedules, refusals with their numbers, meaning, plans, kernels that compile."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from shared_tiles import Ffn
+from torch import nn
+
+from tilestream import cuda, devices, reference
+from tilestream.cuda.shared_tile.diagnose import ExchangeDump
+from tilestream.errors import QueueTimeout, VerifyError
+from tilestream.graph.capture import capture
+from tilestream.graph.selection import partition
+from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.derive import exchanges
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import verify
+from tilestream.options import Options
+from tilestream.plan import few_rows, planner
+from tilestream.plan.cache import key
+from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
+from tilestream.reference.mesh_machine import Moved, run_meshes
+from tilestream.reference.ops import FLOAT64
+from tilestream.run.backend import tilestream
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.shape import KernelShape, kernel_shape
+from tilestream.schedule.shared_tile import Tail, build
+
+H200 = devices.get("h200")
+G4, G8 = Ffn(3072, 768, 768), Ffn(8192, 2048, 2048)
+S2 = Ffn(5632, 2048, 2048, gated=True, act="silu")
+GOLDEN = Path(__file__).parent / "golden" / "shared_tile.cu"
+
+
+def shared(block: Ffn, split: Split) -> Pipeline:
+    made = share_tile(block.program(), split)
+    verify(made)
+    return made
+
+
+def changed(p: Pipeline, **changes: object) -> Pipeline:
+    return p.with_stages((replace(p.stages[0], **changes),))
+
+
+# -- schedules
+
+
+@pytest.mark.parametrize(
+    ("block", "split", "columns", "rings"),
+    [
+        (G4, Split(8, 16), (24, 48), (128, 4, 8)),
+        (G8, Split(8, 16), (64, 128), (64, 7, 7)),
+        (Ffn(16384, 4096, 4096), Split(4, 32), (128, 128), (64, 7, 7)),
+        (S2, Split(8, 16), (48, 128), (64, 7, 7)),
+        (G4, Split(8, 16, tile_rows=64), (24, 48), (128, 7, 9)),
+    ],
+)
+def test_columns_and_rings_follow_from_the_mesh(block: Ffn, split: Split, columns, rings) -> None:
+    p = shared(block, split)
+    s = build(p.stages[0], p)
+    assert kernel_shape(p.stages[0]) is KernelShape.SHARED_TILE
+    assert (s.middle_columns, s.out_columns) == columns
+    assert (s.depth, s.left_stages, s.weight_stages) == rings
+    assert s.shared_bytes == sum(size for _, size in s.parts) <= H200.shared_bytes_per_cta
+    assert s.ctas == split.ctas <= H200.sms
+    verify_on(p, H200)
+
+
+@pytest.mark.parametrize("tail", [Tail.PARTIALS, Tail.REDUCE_ADD, Tail.CLUSTER])
+def test_the_tail_follows_from_the_mesh(tail: Tail) -> None:
+    p = shared(G4, Split(4, 16, tail))
+    assert build(p.stages[0], p).tail is tail
+    how = {(e.level, e.how) for e in exchanges(p.stages[0])}
+    assert (Level.GRID, "all-gather") in how
+    assert ((Level.CLUSTER, "reduce-scatter") in how) is (tail is Tail.CLUSTER)
+    assert ((Level.GRID, "reduce-scatter") in how) is (tail is Tail.PARTIALS)
+
+
+def refusals() -> list[tuple[Pipeline, str]]:
+    good = shared(G4, Split(8, 16))
+    rows, columns = Loop("rows", 128), good.stages[0].mesh[0]
+    out, hid = columns.axes
+
+    def mesh(*directions: Spread) -> Pipeline:
+        return changed(good, mesh=directions)
+
+    return [
+        (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 64 or 128"),
+        (changed(good, loops=(rows, Loop(out, 48))), f"loops over '{out}', which its mesh divides"),
+        (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64 or 128"),
+        (mesh(Spread(Level.CLUSTER, 8, columns.axes)), "columns over a cluster have no kernel so far"),
+        (mesh(columns, Spread(Level.GRID, 8, (hid,))), "one group would store the sum of 8 partial results"),
+        (mesh(columns, columns), "two directions of columns"),
+        (mesh(columns, Spread(Level.GRID, 2, ("a.c", hid))), "a direction over a.c, .* is none of a shared tile's"),
+        (mesh(Spread(Level.GRID, 2, columns.axes)), "each CTA makes 1536 > 256 columns of the middle"),
+        (shared(Ffn(3072, 772, 768), Split(8, 16)), "772 x 2 = 1544 bytes along .* are no multiple of 16"),
+        (shared(Ffn(768, 192, 192, bias=True), Split(4, 8, Tail.REDUCE_ADD)), "adds partial results in memory, but"),
+    ]
+
+
+@pytest.mark.parametrize(("pipeline", "why"), refusals(), ids=[why for _, why in refusals()])
+def test_what_has_no_kernel_is_told_the_numbers(pipeline: Pipeline, why: str) -> None:
+    with pytest.raises(VerifyError, match=why):
+        build(pipeline.stages[0], pipeline)
+    with pytest.raises(VerifyError, match="no kernel can be made of pipeline 'ffn'"):
+        cuda.sources(pipeline)
+
+
+def test_rings_that_do_not_fit_are_told_the_numbers() -> None:
+    p = shared(G4, Split(8, 16))
+    with pytest.raises(VerifyError, match=r"3 x \(16384 \+ 6144\) \+ 1024 = 68608 > 60000 bytes of shared memory"):
+        build(p.stages[0], p, 60_000)
+
+
+def test_more_clusters_than_are_resident_are_refused() -> None:
+    with pytest.raises(VerifyError, match="128 / 8 = 16 clusters of 8 > 15 that h200 holds at once"):
+        verify_on(shared(G4, Split(8, 16, Tail.CLUSTER)), H200)
+    with pytest.raises(VerifyError, match="1 x 9 x 16 = 144 CTAs > 132 SMs"):
+        share_tile(G4.program(), Split(9, 16), H200)
+
+
+def test_other_programs_are_no_blocks() -> None:
+    program = G4.program()
+    load, up, act, _, store = program.stages[0].ops
+    one = program.with_stages((replace(program.stages[0], ops=(load, up, act, replace(store, tiles=("h",)))),))
+    with pytest.raises(VerifyError, match="none of its products reads another's result"):
+        share_tile(one, Split(8, 16))
+
+
+def test_the_example_of_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "few-rows.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "docs/few-rows.md", "exec"), {})
+
+
+# -- meaning
+
+
+@pytest.mark.parametrize(
+    "split", [Split(3, 2), Split(3, 2, Tail.REDUCE_ADD), Split(3, 2, Tail.CLUSTER), Split(1, 4)], ids=str
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_reference_machine_computes_the_block(split: Split, gated: bool) -> None:
+    block = Ffn(48, 24, 40, gated=gated, act="silu")
+    tensors = {n: t.double() for n, t in block.tensors(20).items()}
+    moved = Moved()
+    p = shared(block, split)
+    got = run_meshes(p, tensors, FLOAT64, moved)["y"]
+    torch.testing.assert_close(got, block.eager(tensors), rtol=1e-12, atol=1e-12)
+    if split.tail is Tail.CLUSTER:
+        assert moved.bytes["dsm"] == (split.groups - 1) * 20 * 40 * 4
+    near = reference.run(p, block.tensors(20))["y"].double()
+    assert (near - block.eager(tensors)).norm() < 0.02 * near.norm()
+
+
+# -- plans
+
+
+def names(rows: int, block: Ffn = G4) -> list[str]:
+    made = planner.plan(block.program(), rows, H200, Options())
+    return [c.detail for c in made.candidates if c.strategy == few_rows.STRATEGY and c.pipeline is not None]
+
+
+def test_few_rows_of_a_wide_block_have_candidates_with_every_tail() -> None:
+    found = names(128)
+    assert {"sums added in any order", "partial sums in order", "sums over a cluster"} == {
+        n.split(", ")[-1] for n in found
+    }
+    assert planner.plan(G4.program(), 128, H200, Options()).chosen.strategy == few_rows.STRATEGY
+    assert names(4096) == []
+
+
+def test_sums_in_any_order_are_left_out_where_torch_asks_for_the_same_bits() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not any("any order" in name for name in names(128))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_something_done_to_the_sum_needs_it_whole() -> None:
+    assert not any("any order" in name for name in names(128, replace(G4, bias=True)))
+
+
+def test_bins_of_rows() -> None:
+    assert [tiles_for(n) for n in (1, 64, 65, 128, 129, 256, 257, 512)] == [
+        (64, 1), (64, 1), (128, 1), (128, 1), (128, 2), (128, 2), (128, 4), (128, 4),
+    ]  # fmt: skip
+    assert few_rows.same_bin(1, 64) and not few_rows.same_bin(64, 65)
+    assert few_rows.same_bin(5000, 600) and not few_rows.same_bin(512, 513)
+
+
+def test_a_plan_for_the_same_bits_is_another_one() -> None:
+    def name() -> str:
+        return key(G4.program(), 128, H200, Options(), measured=False)
+
+    free = name()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert name() != free
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# -- models
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, hidden: int, gated: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, hidden, bias=not gated), nn.Linear(hidden, width, bias=not gated)
+        self.gate = nn.Linear(width, hidden, bias=False) if gated else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        h = self.up(y)
+        h = nn.functional.gelu(h) if self.gate is None else nn.functional.silu(self.gate(y)) * h
+        return x + self.down(h)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_model_with_few_rows_has_a_region_for_its_wide_block(gated: bool) -> None:
+    model = Block(520, 640, gated).bfloat16().eval()
+    with torch.no_grad():
+        few = capture(model, (torch.randn(2, 9, 520).bfloat16(),)).graphs[0]
+        many = capture(model, (torch.randn(2, 900, 520).bfloat16(),)).graphs[0]
+    (region,) = partition(few).regions
+    assert region.rows == 18 and len(region.inputs) == 1
+    assert sum(op.kind == "linear" for op in region.program.stages[0].ops) == 2 + gated
+    assert partition(many).regions == ()
+
+
+def test_a_middle_that_others_use_stays_in_memory() -> None:
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(520, 640), nn.Linear(640, 520)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = nn.functional.gelu(self.up(x))
+            return self.down(h), h
+
+    with torch.no_grad():
+        graph = capture(Seen().bfloat16().eval(), (torch.randn(16, 520).bfloat16(),)).graphs[0]
+    assert partition(graph).regions == ()
+
+
+def test_torch_compile_runs_a_shared_tile(fresh: None) -> None:
+    model = Block(520, 640, True).bfloat16().eval()
+    x = torch.randn(2, 9, 520).bfloat16()
+    with torch.no_grad():
+        got = torch.compile(model, backend=tilestream, options={"target": "reference", "strategy": "shared"})(x)
+        want = model.double()(x.double())
+    assert (got.double() - want).norm() < 0.005 * want.norm()
+
+
+# -- kernels
+
+
+def test_a_wait_that_expired_is_told_with_both_ctas() -> None:
+    p = shared(G4, Split(8, 16))
+    dump = ExchangeDump(build(p.stages[0], p), p.name)
+    dump.check()
+    words = (1 | 1 << 32, 18 | 21 << 32, 40, 7, 6)  # claimed, phase | CTA, peer | SM | expected, found
+    dump.words[: len(words)] = torch.tensor(words)
+    with pytest.raises(
+        QueueTimeout, match="CTA 18 of 128 .8 groups of 16. on SM 40 .* columns of the middle of CTA 21"
+    ):
+        dump.check()
+    dump.words.zero_()  # or the process says at its end what it found
+
+
+KERNELS = [
+    (G4, Split(8, 16, Tail.REDUCE_ADD)),
+    (S2, Split(4, 32)),
+    (Ffn(16384, 4096, 4096), Split(8, 16)),
+    (Ffn(768, 192, 192, gated=True, act="silu", bias=True, residual=True), Split(4, 6, Tail.CLUSTER)),
+    (Ffn(640, 200, 136, act="gelu", residual=True, dtype="f16"), Split(1, 6, Tail.NONE)),
+    (Ffn(520, 72, 77, bias=True), Split(2, 8, row_tiles=4)),
+    (S2, Split(8, 16, tile_rows=64)),
+]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("block", "split"), KERNELS, ids=str)
+def test_kernels_compile_without_spills(block: Ffn, split: Split) -> None:
+    assert [r.spills for r in cuda.compile_only(shared(block, split))] == [0]
+
+
+def golden_text() -> str:
+    """What ``golden/shared_tile.cu`` holds: a gated block with biases and a residual."""
+    block = Ffn(768, 192, 192, gated=True, act="silu", bias=True, residual=True)
+    return cuda.sources(share_tile(block.program(), Split(4, 8)))[0].text
+
+
+def test_text_of_a_kernel() -> None:
+    assert golden_text() == GOLDEN.read_text(), "it changed; if that is meant, write it again: see golden_text"
