@@ -28,6 +28,8 @@ class Options:
         cache_dir: where; ``None`` means ``$TILESTREAM_CACHE_DIR``, else ``~/.cache/tilestream``.
         device: plan for a device of this name instead of the one present.
         queue_depth: tiles in every L2 queue (even, at least 2); ``None`` lets the planner choose.
+        any_order: partial results may be added in any order where torch's own flag for deterministic algorithms allows
+            it: faster on few rows, and the last bits of a result vary from call to call.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -41,12 +43,13 @@ class Options:
     cache_dir: Path | None = None
     device: str | None = None
     queue_depth: int | None = None
+    any_order: bool = False
     fallback: bool = True
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, get_args(Target))
         _one_of("strategy", self.strategy, get_args(Strategy))
-        for name in ("measure", "cache", "fallback"):
+        for name in ("measure", "cache", "any_order", "fallback"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")
         if self.device is not None and not isinstance(self.device, str):

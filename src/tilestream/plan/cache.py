@@ -72,7 +72,7 @@ def key(program: Pipeline, rows: int, device: Device, options: Options, measured
         "device": asdict(device),
         "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
         "measured": measured,
-        "in_any_order": few_rows.in_any_order(),
+        "in_any_order": few_rows.in_any_order(options),
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

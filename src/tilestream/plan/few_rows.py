@@ -13,6 +13,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
+from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
@@ -48,9 +49,10 @@ class SharedRecipe:
         return (remove_dead_ops, merge_common_ops, partial(share_tile, split=self.split, device=device), verified)
 
 
-def in_any_order() -> bool:
-    """Whether partial results may be added in any order: unless torch is asked for deterministic algorithms."""
-    return not torch.are_deterministic_algorithms_enabled()
+def in_any_order(options: Options) -> bool:
+    """Whether partial results may be added in any order: where that is asked for, and torch is not asked for
+    deterministic algorithms."""
+    return options.any_order and not torch.are_deterministic_algorithms_enabled()
 
 
 def same_bin(a: int, b: int) -> bool:
@@ -60,11 +62,11 @@ def same_bin(a: int, b: int) -> bool:
     return min(a, b) > MOST_ROWS
 
 
-def recipes(program: Pipeline, rows: int, device: Device) -> list[SharedRecipe]:
+def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
     """The splits of ``program`` at ``rows`` rows predicted best, ``EACH`` of a tail; none if it is no block."""
     if rows > MOST_ROWS or not is_block(program):
         return []
-    ranked = sorted(_predicted(program, rows, device), key=lambda found: found[0])
+    ranked = sorted(_predicted(program, rows, device, in_any_order(options)), key=lambda found: found[0])
     taken: dict[Tail, int] = {}
     made = []
     for _, split in ranked:
@@ -74,10 +76,10 @@ def recipes(program: Pipeline, rows: int, device: Device) -> list[SharedRecipe]:
     return made
 
 
-def _predicted(program: Pipeline, rows: int, device: Device) -> Iterator[tuple[float, Split]]:
+def _predicted(program: Pipeline, rows: int, device: Device, any_order: bool) -> Iterator[tuple[float, Split]]:
     """Seconds of every split that fits."""
     written = one_name_an_axis(plain(program))
-    for split in splits(find_block(written.stages[0], written), rows, device, in_any_order()):
+    for split in splits(find_block(written.stages[0], written), rows, device, any_order):
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)

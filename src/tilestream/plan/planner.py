@@ -110,7 +110,7 @@ def plan(
 def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> list[Candidate]:
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
     candidates: list[Candidate] = []
-    shared = few_rows.recipes(program, rows, device) if options.strategy in ("auto", few_rows.STRATEGY) else []
+    shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     for recipe in (*recipes(program, options), *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))

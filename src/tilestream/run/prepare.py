@@ -94,7 +94,7 @@ def _measures(options: Options, target: Target) -> bool:
 
 def _kept(region: Region, options: Options, target: Target) -> _Kept:
     """What a plan is kept by: torch's own flag decides which candidates there are."""
-    return region.program, target.hardware, options, few_rows.in_any_order()
+    return region.program, target.hardware, options, few_rows.in_any_order(options)
 
 
 def _near(region: Region, options: Options, target: Target) -> Plan | None:
