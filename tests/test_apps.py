@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from tilestream import bench, cuda, devices
+from tilestream import cuda, devices
 from tilestream.apps import APPS
 from tilestream.apps.load import load
 from tilestream.apps.nerf import NeRF, PositionalEncoding, rays, scene
 from tilestream.errors import CaptureError, OptionError
 from tilestream.options import Options
+from tilestream.plan import planner
 from tilestream.plan.analyse import analyse
 
 
@@ -89,11 +91,13 @@ def test_chosen_kernels_compile_without_spills(app) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     module, inputs = app.make(rows=128)
     captured = analyse(module, inputs, Options(device="h200"))
-    analysis = bench.replan(captured, devices.get("h200"), app.rows)
+    plans = [planner.plan(r.program, app.rows, devices.get("h200"), captured.options) for r in captured.regions]
+    regions = [replace(r, plan=plan) for r, plan in zip(captured.regions, plans, strict=True)]
+    analysis = replace(captured, regions=tuple(regions))
     assert analysis.coverage.dataflow == analysis.coverage.whole
-    for region in analysis.regions:
-        assert region.plan is not None and region.plan.chosen.pipeline is not None
-        for kernel in cuda.compile_only(region.plan.chosen.pipeline):
+    for plan in plans:
+        assert plan.chosen.pipeline is not None
+        for kernel in cuda.compile_only(plan.chosen.pipeline):
             assert kernel.spills == 0, kernel.log
 
 
