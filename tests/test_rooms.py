@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,25 @@ def test_nothing_imports_itself_through_others() -> None:
     for module in GRAPH:
         if module != "tilestream":
             visit(module, ())
+
+
+def test_the_drawing_of_the_house_is_true() -> None:
+    """``docs/architecture.md`` draws an arrow from a room to each that it imports, but for those that others of its
+    arrows lead to; the two lowest floors, which all rooms read, and the root are left out."""
+    low = {"errors", "interrupts", "announce", "options", "__init__", "__main__"}
+    reads: dict[str, set[str]] = {}
+    for module, targets in GRAPH.items():
+        rooms = {target.split(".")[1] for target in targets if "." in target} - low
+        if "." in module and (room := module.split(".")[1]) not in low:
+            reads[room] = reads.get(room, set()) | rooms - {room}
+    behind: dict[str, set[str]] = {}
+    for floor in ROOMS:
+        for room in sorted(set(floor) - low):
+            behind[room] = reads[room].union(*(behind[r] for r in reads[room]))
+    arrows = {(a, b) for a, rooms in reads.items() for b in rooms if not any(b in behind[c] for c in rooms)}
+    text = (PACKAGE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (drawing,) = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
+    assert sorted(re.findall(r"(\w+) --> (\w+)", drawing)) == sorted(arrows)
 
 
 @pytest.mark.smoke
