@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tilestream.apps import geodesic, llama
+from tilestream.apps import load as loading
 from tilestream.apps.load import load
 from tilestream.apps.message_passing import EncodeProcessDecode, MessagePassing
 from tilestream.apps.models import MODELS, find
@@ -172,12 +173,14 @@ def test_the_same_seed_gives_the_same_model() -> None:
     assert torch.equal(first[1][0], second[1][0])
 
 
-def test_errors_name_the_size_and_the_model() -> None:
+def test_errors_name_the_size_and_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="did you mean 'batch'"):
         MODELS["dlrm"].make(batches=3)
     with pytest.raises(OptionError, match="rows of nerf is 0"):
         MODELS["nerf"].make(rows=0)
     with pytest.raises(OptionError, match="did you mean 'llama_decode'"):
         find("lama_decode")
-    with pytest.raises(CaptureError, match="'dlrm' is a whole model"):
+    monkeypatch.setattr(loading, "_free_bytes", lambda: 10**10)
+    with pytest.raises(CaptureError, match=r"'dlrm' takes \d\d\.\d GB at its published sizes, and 10\.0 GB are free"):
         load("dlrm")
+    assert load("dlrm", sizes={"batch": 2, "max_rows": 10}).inputs[0].shape == (2, 13)

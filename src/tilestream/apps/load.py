@@ -95,6 +95,10 @@ def load(
     if dtype is not None and dtype not in TORCH_DTYPES:
         raise OptionError(f"--dtype is {dtype!r}", f"use one of {', '.join(TORCH_DTYPES)}")
     if ":" not in target and not target.endswith(".py"):
+        if not fake and target in MODELS and (sizes or target not in APPS):
+            with _fakes():
+                like = _named(target, rows, TORCH_DTYPES[dtype or "bf16"], "cpu", dict(sizes or {}), training)
+            _check_room(target, *like, device)
         with _fakes() if fake else contextlib.nullcontext():
             module, inputs = _named(target, rows, TORCH_DTYPES[dtype or "bf16"], device, dict(sizes or {}), training)
         return Workload(target, module, inputs)
@@ -105,6 +109,28 @@ def load(
         with contextlib.suppress(_NoFakesError):
             return _from_function(target, function, rows, dtype, device, fake)
     return _from_function(target, function, rows, dtype, device)
+
+
+def _check_room(target: str, module: nn.Module, inputs: Sequence[Any], device: str) -> None:
+    """Raise ``CaptureError`` where the model alone takes more memory than is free: to run out of it ends processes."""
+    tensors = [*module.parameters(), *module.buffers(), *(x for x in inputs if isinstance(x, Tensor))]
+    wanted = sum(x.numel() * x.element_size() for x in tensors)
+    free = torch.cuda.mem_get_info()[0] if device.startswith("cuda") else _free_bytes()
+    if free is not None and wanted > free:
+        raise CaptureError(
+            f"{target!r} takes {wanted / 1e9:.1f} GB at its published sizes, and {free / 1e9:.1f} GB are free",
+            "explain or simulate it, which takes no memory, or give it smaller sizes",
+        )
+
+
+def _free_bytes() -> int | None:
+    """Memory that this machine has left; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else 1024 * int(found.split()[1])
 
 
 def _named(
