@@ -255,7 +255,7 @@ def test_a_mistake_in_one_region_leaves_the_other(
     monkeypatch.delenv(STRICT)
     if where == "lower":
         right = selection.lower
-        fails = lambda owner, group, *a: broken() if "addmm" == group[0].name else right(owner, group, *a)  # noqa: E731
+        fails = lambda o, group, *a, **k: broken() if "addmm" == group[0].name else right(o, group, *a, **k)  # noqa: E731
         monkeypatch.setattr(selection, "lower", fails)
     else:
         emit = selection.operators.emit
