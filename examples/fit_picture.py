@@ -21,6 +21,8 @@ from torch import Tensor, nn
 class Field(nn.Module):
     """Colour at a position: fp32 [n, 2] in [-1, 1] to [n, 3] in [0, 1]."""
 
+    frequencies: Tensor
+
     def __init__(self, width: int = 128, octaves: int = 8) -> None:
         super().__init__()
         self.register_buffer("frequencies", torch.pi * 2.0 ** torch.arange(octaves))
@@ -36,8 +38,8 @@ class Field(nn.Module):
 def picture(side: int) -> Tensor:
     """fp32 [side, side, 3] in [0, 1]: scikit-image's astronaut, or rings where that is not installed."""
     try:
-        from skimage import data
-        from skimage.transform import resize
+        from skimage import data  # pyright: ignore[reportMissingImports]
+        from skimage.transform import resize  # pyright: ignore[reportMissingImports]
 
         return torch.from_numpy(np.asarray(resize(data.astronaut(), (side, side)), dtype=np.float32))
     except ImportError:

@@ -19,7 +19,7 @@ import tilestream
 
 
 def models(features: int, classes: int) -> dict[str, nn.Module]:
-    from torch_geometric.nn import GIN, GraphSAGE
+    from torch_geometric.nn import GIN, GraphSAGE  # pyright: ignore[reportMissingImports]
 
     return {
         "GraphSAGE": GraphSAGE(features, 128, num_layers=3, out_channels=classes),
