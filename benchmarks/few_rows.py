@@ -176,7 +176,8 @@ def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str,
     if not w.gated:
         zero = torch.zeros(w.hid, device="cuda", dtype=torch.bfloat16)
         arms["addmm_activation"] = lambda n: F.linear(
-            torch._addmm_activation(zero, data.x, data.sets[n]["up"].t()), data.sets[n]["down"]  # pyright: ignore[reportPrivateImportUsage]
+            torch._addmm_activation(zero, data.x, data.sets[n]["up"].t()),
+            data.sets[n]["down"],  # pyright: ignore[reportPrivateImportUsage]
         )
     if compiled:
         torch._dynamo.reset()
