@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import weakref
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -18,30 +18,13 @@ _HEADER = 5  # 64-bit words before the flags
 _records: weakref.WeakSet[Record] = weakref.WeakSet()
 
 
-class Record(Protocol):
-    """What a kernel may have left behind."""
+class Record(ABC):
+    """64-bit words in pinned host memory that survive the trap; the low half of the first says that a kernel wrote
+    them. Nobody may call again after that: a record that is left is logged when the process ends."""
 
-    @property
-    def claimed(self) -> bool: ...
-    def error(self) -> QueueTimeout: ...
-
-
-def tell_at_exit(record: Record) -> None:
-    """Log the record when the process ends, if a kernel has left one: nobody may have called again."""
-    _records.add(record)
-
-
-class Dump:
-    """A record in pinned host memory that survives the trap.
-
-    Words: claimed | stage, sm | queue, tile | waits_for_free, expected, found, then every flag line.
-    """
-
-    def __init__(self, tables: Tables, stages: list[str]) -> None:
-        self.tables, self.stages = tables, stages
-        size = _HEADER + max(tables.lines, 1)
-        self.words = torch.zeros(size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
-        tell_at_exit(self)
+    def __init__(self, words: int) -> None:
+        self.words = torch.zeros(words, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+        _records.add(self)
 
     @property
     def address(self) -> int:
@@ -59,8 +42,27 @@ class Dump:
     def error(self) -> QueueTimeout:
         return QueueTimeout(self.describe(), "the CUDA context is lost: restart the process; report this message")
 
+    def halves(self, words: int) -> list[tuple[int, int]]:
+        """The low and the high half of the first words."""
+        return [(int(w) & 0xFFFFFFFF, (int(w) >> 32) & 0xFFFFFFFF) for w in self.words[:words]]
+
+    @abstractmethod
     def describe(self) -> str:
-        half = [(int(w) & 0xFFFFFFFF, (int(w) >> 32) & 0xFFFFFFFF) for w in self.words[:3]]
+        """Who waited for what."""
+
+
+class Dump(Record):
+    """What a row stream's kernel leaves behind.
+
+    Words: claimed | stage, sm | queue, tile | waits_for_free, expected, found, then every flag line.
+    """
+
+    def __init__(self, tables: Tables, stages: list[str]) -> None:
+        super().__init__(_HEADER + max(tables.lines, 1))
+        self.tables, self.stages = tables, stages
+
+    def describe(self) -> str:
+        half = self.halves(3)
         stage, sm, queue, tile, free = half[0][1], half[1][0], half[1][1], half[2][0], half[2][1]
         expected, found = (int(w) for w in self.words[3:5])
         q = self.tables.queues[queue]

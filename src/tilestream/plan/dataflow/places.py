@@ -45,30 +45,25 @@ class Places:
 def held_c(chain: Chain, at: Candidates) -> Counts:
     """Bytes of C that a block holds for later: it lives on outside of a loop of M or N that the second product's loop
     over L stands around."""
-    loops = at.schedule.loops
-    made = ELEMENT * at.tiles["m"] * at.tiles["n"]
-    for axis in "mn":
-        if axis in loops and "l" in loops and loops.index("l") < loops.index(axis):
-            made = made * at.trips[axis]
-    return made
+    return ELEMENT * _visited(at, "mn", "l")
 
 
 def held_e(at: Candidates) -> Counts:
     """Bytes of accumulators of E: all of M and L that is visited within one round of the loop over N."""
-    loops = at.schedule.loops
-    made = ACCUMULATOR * at.tiles["m"] * at.tiles["l"]
-    for axis in "ml":
-        if axis in loops and "n" in loops and loops.index("n") < loops.index(axis):
-            made = made * at.trips[axis]
-    return made
+    return ACCUMULATOR * _visited(at, "ml", "n")
 
 
 def running_c(at: Candidates) -> Counts:
     """Bytes of accumulators of C while it is summed: whole along M and N where K's loop stands around theirs."""
+    return ACCUMULATOR * _visited(at, "mn", "k")
+
+
+def _visited(at: Candidates, axes: str, outer: str) -> Counts:
+    """Elements of a tensor of ``axes`` that one round of the loop over ``outer`` visits."""
     loops = at.schedule.loops
-    made = ACCUMULATOR * at.tiles["m"] * at.tiles["n"]
-    for axis in "mn":
-        if axis in loops and "k" in loops and loops.index("k") < loops.index(axis):
+    made = at.tiles[axes[0]] * at.tiles[axes[1]]
+    for axis in axes:
+        if axis in loops and outer in loops and loops.index(outer) < loops.index(axis):
             made = made * at.trips[axis]
     return made
 
