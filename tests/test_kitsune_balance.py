@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilestream.errors import PlanError
+from tilestream.plan.spatial.balance import Load, balance
 from tilestream.simulator.workload import Engine
-from tilestream.studies.kitsune.balance import Load, balance
 
 TENSOR, SIMT = Engine.TENSOR, Engine.SIMT
 

@@ -8,12 +8,14 @@ from math import prod
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from operator_graphs import Builder, gated_ffn, mlp, nerf, trained_mlp
 from test_kitsune_selection import random_graphs
 
 from tilestream import devices, simulator
 from tilestream.errors import OptionError
+from tilestream.plan.spatial.traffic import launch_bytes, traffic
 from tilestream.simulator import run
 from tilestream.simulator.library import launch
 from tilestream.simulator.tables import spilled
@@ -21,10 +23,8 @@ from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import EXECUTIONS, design
 from tilestream.studies.kitsune.choose import balanced, memory_s, predict
 from tilestream.studies.kitsune.designs import Design
-from tilestream.studies.kitsune.operators import Kind, OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Spatial
 from tilestream.studies.kitsune.tiling import TILES, Tile, works
-from tilestream.studies.kitsune.traffic import launch_bytes, traffic
 from tilestream.studies.kitsune.workloads import spatial
 
 A100 = devices.get("a100+kitsune")
@@ -57,23 +57,23 @@ def test_gradients_are_summed_in_halves_and_the_bias_rides():
     d = design(trained_mlp(), A100, "deep")
     p = next(p for p in d.groups if p.node.pattern == "mlp backward")
     assert {s.name for s in p.stages if s.half is Half.FINAL} == {
-        f"b{i}.{w}.final" for i in (1, 2) for w in ("dw", "db")
+        f"b{i}_{w}.final" for i in (1, 2) for w in ("dw", "db")
     }
-    derivative = p.holder("b2.db")
-    assert derivative.ops == ("b2.da", "b2.db") and derivative.half is Half.WHOLE
-    assert p.holder("b2.dw").half is Half.PARTIAL
-    sums = next(r for r in p.rings if r.consumers == ("b2.dw.final",))
+    derivative = p.holder("b2_db")
+    assert derivative.ops == ("b2_da", "b2_db") and derivative.half is Half.WHOLE
+    assert p.holder("b2_dw").half is Half.PARTIAL
+    sums = next(r for r in p.rings if r.consumers == ("b2_dw.final",))
     assert sums.bytes == 4 * 32 * 256  # partial sums are fp32, though the gradient has two bytes an element
-    stream = next(r for r in p.rings if r.producer == "b2.da" and r.value)
-    assert stream.consumers == ("b2.dx", "b2.dw")  # multicast
+    stream = next(r for r in p.rings if r.producer == "b2_da" and r.value)
+    assert stream.consumers == ("b2_dx", "b2_dw")  # multicast
     # dX and the derivative of the layer before it are one stage: an epilogue.
-    assert p.holder("b1.da").ops[0] == "b2.dx"
+    assert p.holder("b1_da").ops[0] == "b2_dx"
 
 
 def test_a_gradient_with_many_blocks_is_not_split():
     graph = trained_mlp(rows=512, sizes=(2048, 2048, 2048))
     p = next(p for p in design(graph, A100).groups if p.node.pattern == "mlp backward")
-    assert p.holder("b1.dw").half is Half.WHOLE and "b1.dw" not in p.finals()
+    assert p.holder("b1_dw").half is Half.WHOLE and "b1_dw" not in p.finals()
 
 
 def test_a_norm_of_five_operators_is_one_kernel():
@@ -187,19 +187,13 @@ def test_mixed_drops_pipelines_that_lose():
 
 def test_tables_are_kernels_of_their_own():
     b = Builder()
-    x = b.input("table", 1000, 64)
-    b.op("rows", Kind.GATHER, [x], (256, 64))
-    graph = b.graph()
-    op = graph["rows"]
-    twice = OperatorGraph(
-        "two",
-        "inference",
-        (op.__class__(**{**op.__dict__, "outputs": ("p", "q"), "output_bytes": (32768.0, 32768.0)}),),
-        {**graph.values, "p": graph.values["rows.out"], "q": graph.values["rows.out"]},
-    )
-    launches = design(twice, A100, "bulk").workload.launches
-    assert len(launches) == 2 and all(x.stages[0].ops == ("rows",) for x in launches)
-    moved = sum(s.work.dram_write * s.tiles for x in launches for s in x.stages)
+    tables = [b.given(f"table{i}", 1000, 64, stored=True) for i in range(2)]
+    index = b.given("i", 256, dtype=torch.int64)
+    b.cat("joined", *(b.call(f"rows{i}", torch.ops.aten.embedding.default, t, index) for i, t in enumerate(tables)))
+    lookups, _ = (graph := b.graph())
+    launches = design(graph, A100, "bulk").workload.launches
+    assert len(lookups.outputs) == 2 and [x.stages[0].ops for x in launches[:-1]] == [(lookups.name,)] * 2
+    moved = sum(s.work.dram_write * s.tiles for x in launches[:-1] for s in x.stages)
     assert moved == pytest.approx(65536)
 
 

@@ -11,13 +11,13 @@ from tilestream.ir.axes import Level
 from tilestream.ir.derive import Partial, placement
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
+from tilestream.plan.spatial.selection import Selection
 from tilestream.run.oracle import error, tolerance
 from tilestream.studies.kitsune import design, lowered
 from tilestream.studies.kitsune.capture import capture
 from tilestream.studies.kitsune.designs import PIPELINE, Design, Library, select_deep, select_spatial
 from tilestream.studies.kitsune.execute import run
 from tilestream.studies.kitsune.pipeline import Half
-from tilestream.studies.kitsune.regions import Selection
 
 A100 = devices.get("a100+kitsune")
 MODES = ("inference", "training")

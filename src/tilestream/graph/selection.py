@@ -13,7 +13,7 @@ from torch import fx
 
 from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
-from tilestream.graph.convexity import Groups
+from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
@@ -187,10 +187,11 @@ def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
 
 
 def _group(nodes: list[fx.Node], facts: _Facts) -> list[list[fx.Node]]:
-    groups = Groups(nodes, {n: facts.parameters[n] for n in nodes if n in facts.known})
+    groups = Groups(successors(nodes), {n: facts.parameters[n] for n in nodes if n in facts.known})
     for node in nodes:
-        if node.target is operator.getitem and node in facts.known:
-            groups.merge(node.args[0], node, force=True)
+        whole = node.args[0] if node.target is operator.getitem and node in facts.known else None
+        if isinstance(whole, fx.Node):
+            groups.merge(whole, node, force=True)
     for _ in range(2):
         for node in nodes:
             for operand in sorted(facts.tiles.get(node, ()), key=groups.position):

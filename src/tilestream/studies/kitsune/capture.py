@@ -15,13 +15,13 @@ from tilestream.errors import CaptureError
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet
 from tilestream.graph.provenance import source
+from tilestream.graph.record import Recorded, record
+from tilestream.plan.spatial.operators import Kind, Mode, Operator, OperatorGraph, Phase, Value
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import grouping
 from tilestream.studies.kitsune.aten_table import row
 from tilestream.studies.kitsune.grouping import Group
 from tilestream.studies.kitsune.memory import Memory
-from tilestream.studies.kitsune.operators import Kind, Mode, Operator, OperatorGraph, Phase, Value
-from tilestream.studies.kitsune.record import Recorded, record
 from tilestream.studies.kitsune.sources import base, users
 from tilestream.studies.kitsune.work import outputs, work
 
@@ -138,7 +138,7 @@ def _operator(group: Group, phase: Phase, memory: Memory) -> Operator:
         reduced=amount.reduced,
         over_rows=amount.over_rows or label == "linear dW",
         tiles=amount.tiles,
-        nodes=tuple(n.name for n in group.nodes),
+        nodes=group.nodes,
         source=source(main),
     )
 

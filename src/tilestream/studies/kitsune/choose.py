@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.plan.spatial.balance import Balance, Load, balance
+from tilestream.plan.spatial.operators import OperatorGraph
+from tilestream.plan.spatial.traffic import launch_bytes
 from tilestream.simulator.launch import LaunchResult, simulate
-from tilestream.studies.kitsune.balance import Balance, Load, balance
-from tilestream.studies.kitsune.operators import OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Spatial
 from tilestream.studies.kitsune.tiling import TILES, Tile, Work, tiles_of, works
-from tilestream.studies.kitsune.traffic import launch_bytes
 from tilestream.studies.kitsune.workloads import spatial
 
 SIMULATED = 6

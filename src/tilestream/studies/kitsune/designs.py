@@ -8,23 +8,22 @@ from functools import cached_property
 
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
+from tilestream.graph.selection import Exclusion
 from tilestream.ir.verify import verify
+from tilestream.plan.spatial.operators import OperatorGraph
+from tilestream.plan.spatial.patterns import DEEP, VERTICAL
+from tilestream.plan.spatial.selection import Selection, SfNode, schedule, select
+from tilestream.plan.spatial.traffic import traffic
 from tilestream.simulator.launch import simulate
 from tilestream.simulator.tables import spilled_bytes
 from tilestream.simulator.workload import Engine, SimLaunch, Workload
 from tilestream.studies.kitsune.choose import choose_tiles
 from tilestream.studies.kitsune.epilogues import fuse_epilogues
 from tilestream.studies.kitsune.lowered import Streamed, streamed
-from tilestream.studies.kitsune.operators import OperatorGraph
-from tilestream.studies.kitsune.patterns import DEEP
 from tilestream.studies.kitsune.pipeline import Spatial, one_stage, one_stage_an_operator
 from tilestream.studies.kitsune.queues import create_queues
 from tilestream.studies.kitsune.reductions import split_reductions
-from tilestream.studies.kitsune.regions import Exclusion, Selection, SfNode, schedule
 from tilestream.studies.kitsune.reuse import cached_shares, with_cached
-from tilestream.studies.kitsune.selection import select
-from tilestream.studies.kitsune.traffic import traffic
-from tilestream.studies.kitsune.vertical import select_vertical
 from tilestream.studies.kitsune.workloads import library_kernels, spatial
 
 
@@ -74,7 +73,6 @@ class Design:
         """The plan: every launch in order, a pipeline of the IR that the verifier has accepted, or the library's.
 
         Raises:
-            CaptureError: the graph was made by hand, and has no nodes.
             PlanError: an operator of a subgraph has no sentence over axes.
             VerifyError: a pipeline is not legal.
         """
@@ -123,7 +121,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
 def leave_all(d: Design) -> Design:
     """Nothing is fused."""
     reason = "bulk-synchronous: every operator is a kernel"
-    return replace(d, selection=Selection((), tuple(Exclusion(op.name, reason) for op in d.graph)))
+    return replace(d, selection=Selection((), tuple(Exclusion(op.name, op.source, reason) for op in d.graph)))
 
 
 def select_spatial(d: Design) -> Design:
@@ -138,12 +136,12 @@ def select_deep(d: Design) -> Design:
 
 def select_groups(d: Design) -> Design:
     """Vertical fusion of what no pipeline has taken."""
-    vertical = select_vertical(d.graph)
+    vertical = select(d.graph, VERTICAL)
     taken = {name for node in d.selection.nodes for name in node.ops}
     more = tuple(n for n in vertical.nodes if not taken & set(n.ops))
     inside = taken | {name for node in more for name in node.ops}
     why = {e.op: e.reason for e in (*vertical.exclusions, *d.selection.exclusions)}
-    rest = tuple(Exclusion(op.name, why[op.name]) for op in d.graph if op.name not in inside)
+    rest = tuple(Exclusion(op.name, op.source, why[op.name]) for op in d.graph if op.name not in inside)
     return replace(d, selection=Selection((*d.selection.nodes, *more), rest))
 
 
@@ -199,11 +197,11 @@ def split_losers(d: Design) -> Design:
 
 def keep_winners(d: Design) -> Design:
     """Drop pipelines that are slower, simulated, than the same operators vertically fused or in bulk."""
-    vertical = select_vertical(d.graph).nodes
+    vertical = select(d.graph, VERTICAL).nodes
     kept = tuple(p for p in d.groups if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
     nodes = tuple(p.node for p in kept)
     lost = {name for p in d.groups if p not in kept for name in p.node.ops}
-    more = tuple(Exclusion(op.name, "its pipeline is slower") for op in d.graph if op.name in lost)
+    more = tuple(Exclusion(op.name, op.source, "its pipeline is slower") for op in d.graph if op.name in lost)
     return replace(d, groups=kept, selection=Selection(nodes, (*d.selection.exclusions, *more)))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from tilestream.plan.spatial.operators import Kind, Operator, OperatorGraph
 from tilestream.simulator.workload import Engine
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Spatial, Stage, engine_of
 from tilestream.studies.kitsune.reductions import splits
 

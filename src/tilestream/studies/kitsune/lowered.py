@@ -21,7 +21,7 @@ from tilestream.graph.sentences.writer import Given, Result
 from tilestream.ir import pipeline as ir
 from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View
 from tilestream.ir.derive import mentions, sums
-from tilestream.studies.kitsune.operators import OperatorGraph
+from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Spatial
 from tilestream.studies.kitsune.sources import base, is_free, users
 
@@ -39,11 +39,10 @@ def streamed(p: Spatial, graph: OperatorGraph) -> Streamed:
     """``p``, of operators of ``graph``, as a pipeline.
 
     Raises:
-        CaptureError: the graph was made by hand, and has no nodes.
         PlanError: an operator has no sentence over axes.
     """
     try:
-        return _streamed(p, graph.nodes, graph.recorded.stored if graph.recorded else ())
+        return _streamed(p, {op.name: op.nodes for op in graph}, graph.recorded.stored)
     except Unsupported as why:
         where = (source(why.node) or name(why.node)) if why.node is not None else p.node.name
         raise PlanError(

@@ -10,8 +10,8 @@ from torch import fx
 from tilestream.graph.nodes import packet
 from tilestream.graph.nodes import value as tensor
 from tilestream.ir.dtypes import DTYPES
+from tilestream.plan.spatial.operators import Kind, Operand, Value
 from tilestream.studies.kitsune.aten_table import VIEWS, row
-from tilestream.studies.kitsune.operators import Kind, Operand, Value
 from tilestream.studies.kitsune.sources import Sources
 from tilestream.studies.kitsune.work import looked_up, outputs
 

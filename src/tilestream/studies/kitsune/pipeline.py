@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tilestream.plan.spatial.operators import Kind, Operator, OperatorGraph
+from tilestream.plan.spatial.selection import SfNode
 from tilestream.simulator.workload import Engine
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
-from tilestream.studies.kitsune.regions import SfNode
 
 PRODUCTS = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
 

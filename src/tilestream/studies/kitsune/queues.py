@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilestream.studies.kitsune.operators import OperatorGraph
+from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Ring, Spatial
 
 ACCUMULATOR_BYTES = 4

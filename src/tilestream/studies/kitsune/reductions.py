@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from tilestream.plan.spatial.operators import Kind, Operator, OperatorGraph
 from tilestream.simulator.workload import Engine
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Spatial, Stage
 
 ROW_LIMIT = 8192

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilestream.devices import Device
+from tilestream.plan.spatial.operators import Kind, Operand, Operator, OperatorGraph
+from tilestream.plan.spatial.traffic import leaves, reads
 from tilestream.simulator.library import lane_ops, merge
 from tilestream.simulator.workload import Engine, TileWork
-from tilestream.studies.kitsune.operators import Kind, Operand, Operator, OperatorGraph
 from tilestream.studies.kitsune.pipeline import Half, Ring, Spatial, Stage
 from tilestream.studies.kitsune.reductions import SUM_COLUMNS, SUM_ROWS
-from tilestream.studies.kitsune.regions import leaves, reads
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from tilestream.errors import CaptureError
 from tilestream.graph.nodes import argument, name, packet
 from tilestream.graph.nodes import value as tensor
 from tilestream.graph.provenance import source
+from tilestream.plan.spatial.operators import Kind
 from tilestream.studies.kitsune.aten_table import row
 from tilestream.studies.kitsune.grouping import Group
-from tilestream.studies.kitsune.operators import Kind
 
 aten = torch.ops.aten
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.plan.spatial.operators import Kind, Operator, OperatorGraph
+from tilestream.plan.spatial.traffic import reads, writes
 from tilestream.simulator.library import Beside, Product, gemm, launch, merge, stream
 from tilestream.simulator.library.stages import start_s
 from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
 from tilestream.simulator.tables import spilled
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
 from tilestream.studies.kitsune.pipeline import PRODUCTS, Ring, Spatial
-from tilestream.studies.kitsune.regions import reads, writes
 from tilestream.studies.kitsune.tiling import Tile, elements, ring_bytes, works
 
 TENSOR_REGISTERS = 32_768

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
+from tilestream.plan.spatial.operators import Kind, Operator, OperatorGraph
 
 OTHER = "|"
 
