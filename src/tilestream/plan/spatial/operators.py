@@ -22,6 +22,9 @@ from tilestream.simulator.workload import Engine
 
 Phase = Literal["forward", "backward"]
 
+PRODUCTS = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
+"""What tensor cores compute."""
+
 
 @dataclass(frozen=True)
 class Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilestream.graph.convexity import Groups, in_order
@@ -75,19 +75,24 @@ def _layer(value: str, graph: OperatorGraph) -> bool:
     return producer.kind is Kind.LINEAR or len(streamed(producer, graph)) == 1
 
 
-def select(graph: OperatorGraph, library: Sequence[Pattern] = KITSUNE) -> Selection:
+def select(
+    graph: OperatorGraph, library: Sequence[Pattern] = KITSUNE, refused: Mapping[str, str] | None = None
+) -> Selection:
     """Subgraphs of ``graph``, in its order: convex, connected, and none waiting for another that waits for it.
 
     A match that is not connected becomes several; one that is not convex is cut where it would not be.
+
+    Args:
+        refused: operators by name that may be in none for other reasons than the rules, and those.
     """
-    reasons: dict[str, str] = {}
+    reasons = dict(refused or {})
     matched: dict[str, Pattern] = {}
     groups = Groups({op.name: [s.name for s in graph.successors(op)] for op in graph}, _alone(graph))
     for phase in ("forward", "backward"):
         ops = graph.phase(phase)
         for op in ops:
             if reason := excluded(op, graph):
-                reasons[op.name] = reason
+                reasons.setdefault(op.name, reason)
         text = "".join(OTHER if op.name in reasons else letter(op, graph) for op in ops)
         at = 0
         while at < len(ops):

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tilestream import reference
 from tilestream.errors import InputError
 from tilestream.graph.record import Recorded
+from tilestream.plan.spatial.staged import Staged
 from tilestream.studies.kitsune.designs import Design, Library
-from tilestream.studies.kitsune.lowered import Streamed
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Memory:
         assert callable(node.target)
         self.values[node.name] = node.target(*args, **kwargs)
 
-    def stream(self, launch: Streamed) -> None:
+    def stream(self, launch: Staged) -> None:
         """Run one pipeline; its outputs are values of their nodes."""
         inputs = {g.tensor.name: self[g.node].reshape(g.shape).contiguous() for g in launch.given}
         outputs = reference.run(launch.pipeline, inputs)

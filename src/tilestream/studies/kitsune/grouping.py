@@ -19,8 +19,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import packet
+from tilestream.plan.spatial.free import FOLDED, base, is_operation, users
 from tilestream.studies.kitsune.aten_table import FILLS, GEMMS
-from tilestream.studies.kitsune.sources import FOLDED, base, is_operation, users
 
 aten = torch.ops.aten
 
