@@ -179,7 +179,7 @@ def test_rings_stay_in_the_l2_where_single_buffers_fit():
 
 
 def test_unknown_execution():
-    with pytest.raises(OptionError, match="bulk, vertical, kitsune, deep, mixed"):
+    with pytest.raises(OptionError, match="bulk, vertical, kitsune, deep, whole, mixed"):
         design(mlp(), A100, "spatial")
 
 
@@ -188,6 +188,17 @@ def test_pipelines_beat_bulk_on_a_chain_of_layers_and_mixed_is_never_worse():
     seconds = {e: simulator.run(design(graph, A100, e).workload, A100).time_s for e in EXECUTIONS}
     assert seconds["kitsune"] < seconds["vertical"] < seconds["bulk"]
     assert seconds["mixed"] <= 1.001 * min(seconds.values())
+
+
+def test_a_whole_mlp_is_one_kernel_where_one_cta_holds_its_rows():
+    made = design(nerf(), A100, "whole")
+    p = only(made)
+    assert p.vertical and len(p.pipeline.stages) == 1 and not p.pipeline.queues and made.fused == 24
+    assert tile_of(p).rows * tile_of(p).columns <= 128 * 256 and p.columns == 256
+    (kernel,) = made.workload.launches
+    assert kernel == launch(p, made.graph, A100) and kernel.stages[0].shared_bytes <= A100.shared_bytes_per_cta
+    wide = design(mlp(sizes=(64, 1024, 1024, 64)), A100, "whole")
+    assert not wide.groups and {n.pattern for n in wide.selection.nodes} == {"linear, activation"}
 
 
 def test_mixed_takes_the_longer_or_the_shorter_backward_pipelines():

@@ -53,7 +53,7 @@ def test_plans_of_the_five_applications_give_the_right_values_and_gradients(app:
 OTHERS = [
     pytest.param(app, execution, marks=pytest.mark.exhaustive if app in ("mgn", "graphcast_cut") else ())
     for app in SIZES
-    for execution in ("kitsune", "mixed", "vertical")
+    for execution in ("kitsune", "mixed", "vertical", "whole")
 ]
 """In inference, those of ``kitsune`` and ``deep`` are equal."""
 

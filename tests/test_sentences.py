@@ -18,9 +18,9 @@ from tilestream.ir.pipeline import Pipeline, Queue, Stage
 from tilestream.ir.read import axes, tensors
 from tilestream.ir.read import program as read
 from tilestream.ir.verify import verify
+from tilestream.plan.spatial.free import base
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
-from tilestream.studies.kitsune.sources import base
 
 
 def x(*shape: int) -> torch.Tensor:

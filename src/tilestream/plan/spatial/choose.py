@@ -12,7 +12,7 @@ from tilestream.plan.spatial.launch import launch
 from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.plan.spatial.schedule import expressible, scheduled
 from tilestream.plan.spatial.staged import Staged
-from tilestream.plan.spatial.tiling import TILES, Tile, Work, tiles_of, works
+from tilestream.plan.spatial.tiling import Tile, Work, shapes, tiles_of, works
 from tilestream.plan.spatial.traffic import launch_bytes
 from tilestream.simulator.launch import LaunchResult, simulate
 
@@ -68,14 +68,14 @@ def _key(p: Staged, graph: OperatorGraph, device: Device) -> Hashable:
     """What the choice depends on, without names: layers of one shape come many times in a model."""
     place = {name: i for i, name in enumerate(p.names)}
     rings = tuple((place[q.producer], tuple(place[c] for c in q.consumers), size) for q, size in p.passing)
-    ends = tuple(tuple(works(p, graph, device, shape).values()) for shape in (TILES[0], TILES[-1]))
+    ends = tuple(tuple(works(p, graph, device, shape).values()) for shape in (shapes(p)[0], shapes(p)[-1]))
     halves = tuple((p.engine(name), p.is_partial(name), p.is_final(name)) for name in p.names)
     return halves, rings, ends, device.arbiters, repr(device)
 
 
 def _choose(p: Staged, graph: OperatorGraph, device: Device) -> Choice:
     ranked: list[tuple[float, int, Choice]] = []
-    for i, shape in enumerate(TILES):
+    for i, shape in enumerate(shapes(p)):
         made, work = balanced(p, graph, device, shape)
         ranked.append((predict(p, made, work, graph, device), i, made))
     ranked.sort(key=lambda found: found[:2])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from math import prod
 
+from tilestream.ir.ways import between
 from tilestream.plan.spatial.operators import Kind, OperatorGraph
 from tilestream.plan.spatial.split_reductions import splits
-from tilestream.plan.spatial.staged import Staged, between, joined
+from tilestream.plan.spatial.staged import Staged, joined
 from tilestream.simulator.workload import Engine
 
 ROW_BY_ROW = (Kind.ELEMENTWISE, Kind.REDUCTION, Kind.NORM, Kind.SOFTMAX)

@@ -7,6 +7,7 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Queue
+from tilestream.ir.ways import levels
 from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.plan.spatial.schedule import tile_of
 from tilestream.plan.spatial.staged import Staged
@@ -60,26 +61,13 @@ def _queues(p: Staged, made: SimLaunch, sizes: list[tuple[Queue, float]], depth:
     """A ring for each queue, ``depth`` deep for a pair of CTAs; ``sizes`` are bytes that pass through each."""
     tiles = {s.name: s.tiles for s in made.stages}
     ctas = {s.name: s.ctas for s in made.stages}
-    level = levels(p)
+    level = levels(p.pipeline)
     queues = []
     for ring, size in sizes:
-        slack = max(level[c] - level[ring.producer] for c in ring.consumers) - 1
+        apart = max(level[c] - level[ring.producer] for c in ring.consumers)
         taken = max(
             max(ctas[c] for c in ring.consumers), *(ceil(tiles[ring.producer] / tiles[c]) for c in ring.consumers)
         )
-        entries = max(depth * (1 + slack), ceil(depth * taken / ctas[ring.producer]))
+        entries = max(depth * apart, ceil(depth * taken / ctas[ring.producer]))
         queues.append(SimQueue(ring.producer, ring.consumers, size / tiles[ring.producer], entries))
     return tuple(queues)
-
-
-def levels(p: Staged) -> dict[str, int]:
-    """How many queues the longest way to each stage passes."""
-    found = dict.fromkeys(p.names, 0)
-    for _ in p.names:  # at most as many rounds as stages: the pipeline has no cycles
-        before = dict(found)
-        for queue in p.pipeline.queues:
-            for c in queue.consumers:
-                found[c] = max(found[c], found[queue.producer] + 1)
-        if found == before:
-            break
-    return found

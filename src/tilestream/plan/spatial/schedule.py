@@ -9,8 +9,9 @@ from math import ceil, prod
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Queue, Stage
+from tilestream.ir.ways import between
 from tilestream.plan.spatial.split_reductions import SUM_COLUMNS
-from tilestream.plan.spatial.staged import STREAM, Staged, between
+from tilestream.plan.spatial.staged import STREAM, Staged
 from tilestream.plan.spatial.tiling import Tile
 
 
@@ -48,7 +49,8 @@ def _blocks(p: Staged, stage: Stage, tile: Tile) -> dict[str, int]:
     """Into how many parts CTAs can divide what a stage does, by axis, the best to divide first.
 
     Those of a stage that streams are dealt blocks of the streams, the one of most blocks first, and then divide the
-    other axes of its result, the last by blocks of columns. Those of sums, which need all of the stream, divide the results.
+    other axes of its result, the last by blocks of columns. Those of sums, which need all of the stream, divide the
+    results.
     """
     size = p.pipeline.sizes()
     looped = {loop.axis for loop in stage.loops}

@@ -62,6 +62,11 @@ class Staged:
         products = not self.is_final(stage) and any(op.kind in PRODUCTS for op in self.operators[stage])
         return Engine.TENSOR if products else Engine.SIMT
 
+    @property
+    def vertical(self) -> bool:
+        """Whether all operators take turns in the same CTAs, which hold whole rows."""
+        return self.pipeline.strategy == "vertical"
+
     @cached_property
     def finals(self) -> dict[str, str]:
         """The stage that finishes the sum of each operator that is in halves."""
@@ -126,7 +131,7 @@ def staged(node: SfNode, graph: OperatorGraph, *, vertical: bool = False) -> Sta
     stages = _live(stages)
     taken = {n for s in stages for op in s.ops for v in op.views for n in (v.of, *(at.index for at in v.at or ()))}
     tensors = tuple(t for t in made.tensors if t.name in taken)
-    pipeline = Pipeline(node.name, tensors, tuple(stages), tuple(queues(stages)), "spatial")
+    pipeline = Pipeline(node.name, tensors, tuple(stages), tuple(queues(stages)), "vertical" if vertical else "spatial")
     given = tuple(g for g in made.given if g.tensor.name in taken)
     empty = Staged(node, pipeline, {s.name: parts[s.name] for s in stages}, streams, given, made.stored)
     return empty.with_stages(stages, empty.operators)
@@ -163,23 +168,6 @@ def queues(stages: Sequence[Stage]) -> Iterator[Queue]:
             consumers = tuple(name for name, tiles in taken.items() if tile in tiles)
             if consumers:
                 yield Queue(tile, stage.name, consumers)
-
-
-def between(p: Pipeline, start: str, end: str) -> set[str]:
-    """Stages on a way from ``start`` to ``end``, these two apart."""
-    edges = [(q.producer, c) for q in p.queues for c in q.consumers]
-
-    def reach(at: str, step: int) -> set[str]:
-        seen: set[str] = set()
-        todo = [at]
-        while todo:
-            here = todo.pop()
-            new = {edge[1 - step] for edge in edges if edge[step] == here} - seen
-            seen |= new
-            todo += new
-        return seen
-
-    return reach(start, 0) & reach(end, 1)
 
 
 def by_pass(ops: Sequence[TileOp], looped: Collection[str]) -> list[TileOp]:

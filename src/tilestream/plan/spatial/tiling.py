@@ -39,6 +39,8 @@ class Tile:
 TILES = tuple(Tile(rows, columns) for rows in (16, 32, 64, 128) for columns in (64, 128, 256))
 ACCUMULATORS = 128 * 256
 """fp32 accumulators of one tensor CTA: half of an SM's registers."""
+ROW_BYTES = 2
+"""Of an element of the tile that a CTA holds between two products."""
 SIMT_SHARED = 8_192
 STAGING = 16_384
 """Shared memory of a tensor stage beside its resident weights: two chunks of a tile on their way in."""
@@ -78,6 +80,14 @@ class Work:
         lanes = max(t.simt_ops / (device.simt_flops / device.sms), t.sfu_ops / (device.sfu_ops_per_s / device.sms))
         port = (t.l2_read + t.l2_shared_read + t.l2_write + self.ring_bytes) / device.sm_bytes_per_s
         return max((max if self.overlap else sum)((tensor, lanes)) + t.latency_s, port)
+
+
+def shapes(p: Staged) -> tuple[Tile, ...]:
+    """The tiles to choose from. CTAs that take all operators in turn hold whole rows of every product."""
+    if not p.vertical:
+        return TILES
+    widest = max((op.gemm[2] for ops in p.operators.values() for op in ops if op.gemm is not None), default=64)
+    return tuple(Tile(rows, widest) for rows in (16, 32, 64, 128) if rows * widest <= ACCUMULATORS)
 
 
 def works(
@@ -135,6 +145,8 @@ def _work(
     if partial and stage in ctas:
         tiles = merge(tiles, ctas[stage], sum_steps(tiles // ctas[stage]))
     own = {value for op in ops for value in op.outputs}
+    products = [op for op in ops if op.gemm is not None]
+    held = shape.rows * shape.columns * ROW_BYTES if len(products) > 1 else 0
     dram_read = l2_read = shared_read = resident = 0.0
     for op in ops:
         for operand in op.inputs:
@@ -142,7 +154,7 @@ def _work(
                 continue
             dram_read += outside.pop(operand.value, 0.0)
             times = _times(op, operand, partial, shape)
-            if graph.values[operand.value].is_parameter and _fits(op, operand.bytes / blocks, device):
+            if graph.values[operand.value].is_parameter and _fits(op, held + resident + operand.bytes / blocks, device):
                 resident += operand.bytes / blocks
             elif graph.values[operand.value].is_parameter:
                 shared_read += operand.touched * times
@@ -151,7 +163,7 @@ def _work(
                 shared_read += operand.touched * (times - 1)
     dram_write = _leaving([op for op in ops if op.name not in p.finals], graph, p)
     flops = sum(op.flops for op in ops)
-    results = prod(graph.values[head.outputs[0]].shape)
+    results = sum(prod(graph.values[op.outputs[0]].shape) for op in products or ops[:1])
     sfu = sum(op.sfu_ops for op in ops)
     simt = sum(op.simt_ops for op in ops)
     tensor = p.engine(stage) is Engine.TENSOR
@@ -169,12 +181,20 @@ def _work(
         l2_write=dram_write,
         dram_read=dram_read,
         dram_write=dram_write,
-        tensor_share=tensor_share(head, shape, device, partial) if flops else 1.0,
+        tensor_share=_share(products, shape, device, partial) if flops else 1.0,
     )
-    latency_s = device.turnaround_s if flops else 0.0
-    shared = int(resident) + STAGING if tensor else SIMT_SHARED
+    latency_s = device.turnaround_s * max(1, len(products)) if flops else 0.0
+    shared = int(resident) + held + STAGING if tensor else SIMT_SHARED
     tile = whole.scaled(1 / tiles) + TileWork(latency_s=latency_s)
     return Work(tiles, tile, TileWork(l2_shared_read=resident), shared, overlap=shape.overlaps)
+
+
+def _share(products: Sequence[Operator], shape: Tile, device: Device, partial: bool) -> float:
+    """Of all products of a stage, one after another."""
+    if len(products) < 2:
+        return tensor_share(products[0], shape, device, partial) if products else 1.0
+    full = sum(op.flops / tensor_share(op, shape, device, partial) for op in products)
+    return sum(op.flops for op in products) / full
 
 
 def tensor_share(op: Operator, shape: Tile, device: Device, partial: bool = False) -> float:

@@ -14,7 +14,7 @@ from tilestream.plan.spatial.choose import choose_tiles
 from tilestream.plan.spatial.fuse_epilogues import fuse_epilogues
 from tilestream.plan.spatial.launch import launch
 from tilestream.plan.spatial.operators import OperatorGraph
-from tilestream.plan.spatial.patterns import DEEP, KITSUNE, VERTICAL, Pattern
+from tilestream.plan.spatial.patterns import DEEP, KITSUNE, VERTICAL, WHOLE, Pattern
 from tilestream.plan.spatial.selection import Selection, SfNode, schedule, select
 from tilestream.plan.spatial.split_reductions import split_reductions
 from tilestream.plan.spatial.staged import NoSentence, Staged, staged
@@ -101,8 +101,9 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
 
     Args:
         execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
-            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
-            that win, and vertical fusion of what they leave.
+            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``whole``, every
+            MLP whose rows one CTA holds as one kernel, as this compiler fuses; ``mixed``, whatever of all this is the
+            fastest for a region.
         reuse: credit every launch for what the L2 keeps from those before it (``reuse.cached_shares``).
 
     Raises:
@@ -144,6 +145,21 @@ def _selected(d: Design, library: Sequence[Pattern]) -> Design:
             refused[why.op.name] = why.reason
         else:
             return replace(d, selection=selection, groups=groups)
+
+
+def select_whole(d: Design) -> Design:
+    """Whole MLPs, each a vertical kernel of this compiler's kind."""
+    selection = select(d.graph, WHOLE)
+    held = (_whole(node, d) for node in selection.nodes if node.pattern == "whole mlp")
+    return replace(d, selection=selection, groups=tuple(p for p in held if p is not None))
+
+
+def _whole(node: SfNode, d: Design) -> Staged | None:
+    """``node`` as one kernel; None where an operator has no sentence over axes."""
+    try:
+        return staged(node, d.graph, vertical=True)
+    except NoSentence:
+        return None
 
 
 def select_groups(d: Design) -> Design:
@@ -204,17 +220,27 @@ def split_losers(d: Design) -> Design:
 
 
 def keep_winners(d: Design) -> Design:
-    """Drop pipelines that are slower, simulated, than the same operators vertically fused or in bulk."""
+    """Run each pipeline the way that is fastest, simulated: as it is, as a whole MLP, or not at all.
+
+    Dropped are those that are slower than the same operators vertically fused as the paper does, or in bulk.
+    """
     vertical = select(d.graph, VERTICAL).nodes
-    kept = tuple(p for p in d.groups if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
+    whole = {p.node.ops: choose_tiles(p, d.graph, d.device) for p in select_whole(d).groups}
+    both = [min((p, whole.get(p.node.ops, p)), key=lambda q: _spatial_s(q, d)) for p in d.groups]
+    kept = tuple(p for p in both if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
     nodes = tuple(p.node for p in kept)
-    lost = {name for p in d.groups if p not in kept for name in p.node.ops}
+    lost = {name for p in both if p not in kept for name in p.node.ops}
     more = tuple(Exclusion(op.name, op.source, "its pipeline is slower") for op in d.graph if op.name in lost)
     return replace(d, groups=kept, selection=Selection(nodes, (*d.selection.exclusions, *more)))
 
 
+def _is_kernel(p: Staged) -> bool:
+    """Whether a library has no such kernel: several stages, or a whole MLP."""
+    return p.vertical or len(p.names) > 1
+
+
 def _spatial_s(p: Staged, d: Design) -> float:
-    if len(p.names) > 1:
+    if _is_kernel(p):
         return _seconds([launch(p, d.graph, d.device)], d.device)
     return _seconds(library_kernels(p.node.ops, d.graph, d.device), d.device)
 
@@ -239,7 +265,7 @@ def _each(change: Callable[[Staged, OperatorGraph, Device], Staged], name: str, 
 
 def lower(d: Design) -> Design:
     """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
-    pipelines = {p.node.ops: p for p in d.groups if len(p.names) > 1}
+    pipelines = {p.node.ops: p for p in d.groups if _is_kernel(p)}
     launches: list[SimLaunch] = []
     shares = cached_shares(d.graph, d.units, d.device) if d.reuse else [0.0] * len(d.units)
     for ops, share in zip(d.units, shares, strict=True):
@@ -263,6 +289,7 @@ EXECUTIONS: dict[str, tuple[Pass, ...]] = {
     "vertical": (select_groups, lower),
     "kitsune": (select_spatial, *PIPELINE, lower),
     "deep": (select_deep, *PIPELINE, lower),
+    "whole": (select_whole, PIPELINE[-1], lower),
     "mixed": (select_deep, *PIPELINE, split_losers, keep_winners, select_groups, lower),
 }
 """The passes of each execution."""
