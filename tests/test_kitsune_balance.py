@@ -35,6 +35,12 @@ def test_no_cta_without_a_tile():
     assert made.ctas == {"few": 2, "many": 8} and made.limit == "few"
 
 
+def test_only_so_many_ctas_as_a_stage_can_have():
+    """The slowest stage takes them in leaps; what it cannot take another one may."""
+    made = balance([Load("leaps", SIMT, 9.0, 99, (1, 4, 8, 16)), Load("any", SIMT, 1.0, 99)], 14)
+    assert made.ctas == {"leaps": 8, "any": 6}
+
+
 def test_more_stages_than_sms():
     with pytest.raises(PlanError, match="5 simt stages do not fit on 4 SMs"):
         balance([Load(str(i), SIMT, 1.0, 9) for i in range(5)], 4)

@@ -98,7 +98,7 @@ def test_the_pipeline_says_what_is_simulated():
             simulated = {s.name: s.ctas for s in launch(p, graph, A100).stages}
             assert simulated == {s.name: s.replicas for s in p.pipeline.stages}
             for name, ctas in simulated.items():
-                assert expressible(p, name, tile_of(p), ctas) == ctas
+                assert ctas in expressible(p, name, tile_of(p), ctas)
             joins = {(q.producer, q.consumers) for q in p.pipeline.queues}
             assert {(q.producer, q.consumers) for q in launch(p, graph, A100).queues} == joins
 
@@ -107,7 +107,7 @@ def test_the_pipeline_says_what_is_simulated():
 def test_ctas_are_those_of_a_mesh(ctas: int, most: int):
     """16 blocks of 128 rows and 16 of 16 columns: of 37 CTAs 12 x 3 have a place, of 200 14 x 14."""
     p = only(design(mlp(rows=2048, sizes=(64, 256, 32)), A100))
-    assert expressible(p, "l0", Tile(128, 16), ctas) == most
+    assert expressible(p, "l0", Tile(128, 16), ctas)[-1] == most
 
 
 def test_an_operator_without_a_sentence_is_in_no_pipeline_and_says_so(monkeypatch):

@@ -22,13 +22,18 @@ from tilestream.simulator.workload import Engine
 class Load:
     """What one stage asks for: ``seconds`` of one SM for a whole pass, and the ``most`` CTAs that it can use.
 
-    ``most`` is its number of tiles: a CTA without a tile adds nothing.
+    ``most`` is its number of tiles: a CTA without a tile adds nothing. ``counts`` are the numbers of CTAs that it can
+    have, rising from 1, where these are not all.
     """
 
     name: str
     engine: Engine
     seconds: float
     most: int
+    counts: Sequence[int] = ()
+
+    def possible(self, sms: int) -> Sequence[int]:
+        return self.counts or range(1, min(self.most, sms) + 1)
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,9 @@ class Balance:
 def balance(loads: Sequence[Load], sms: int, dram_s: float = 0.0, l2_s: float = 0.0) -> Balance:
     """CTAs that maximise the slowest stage's rate; each class has ``sms`` to give and gives all that can be used.
 
-    They are given one by one to the slowest stage, which has the optimum of the integer program: rates are linear in
-    the CTAs, so the last one given bounds every other choice (``tests/test_kitsune_balance.py`` holds it against a
-    solver).
+    They are given one by one to the slowest stage (as many more as it can take), which has the optimum of the integer
+    program: rates are linear in the CTAs, so the last one given bounds every other choice
+    (``tests/test_kitsune_balance.py`` holds it against a solver).
 
     Args:
         loads: the stages of one pipeline.
@@ -71,16 +76,16 @@ def balance(loads: Sequence[Load], sms: int, dram_s: float = 0.0, l2_s: float = 
 
 
 def _greedy(part: Sequence[Load], sms: int) -> dict[str, int]:
-    ctas = {x.name: 1 for x in part}
+    counts = [x.possible(sms) for x in part]
+    at = [0] * len(part)
     slowest = [(-x.seconds, i) for i, x in enumerate(part)]
     heapq.heapify(slowest)
     left = sms - len(part)
     while left and slowest:
         _, i = heapq.heappop(slowest)
-        load = part[i]
-        if ctas[load.name] >= load.most:
+        if at[i] + 1 == len(counts[i]) or (more := counts[i][at[i] + 1] - counts[i][at[i]]) > left:
             continue
-        ctas[load.name] += 1
-        left -= 1
-        heapq.heappush(slowest, (-load.seconds / ctas[load.name], i))
-    return ctas
+        at[i] += 1
+        left -= more
+        heapq.heappush(slowest, (-part[i].seconds / counts[i][at[i]], i))
+    return {x.name: counts[i][at[i]] for i, x in enumerate(part)}

@@ -124,15 +124,17 @@ def _solve(
     """Balance the streaming stages. Final sums work when the others have ended, so they share those SMs: as many CTAs
     as they have tiles, and together no more than there are SMs. A stage's CTAs are such as a mesh can have."""
     final = [name for name in p.names if p.is_final(name)]
-    loads = [
-        Load(name, p.engine(name), seen[name] if seen else work[name].seconds(device), tiles_of(p, name, shape)[0])
-        for name in p.names
-        if not p.is_final(name)
-    ]
+    loads = []
+    for name in p.names:
+        if not p.is_final(name):
+            tiles, _ = tiles_of(p, name, shape)
+            seconds = seen[name] if seen else work[name].seconds(device)
+            counts = expressible(p, name, shape, min(tiles, device.sms))
+            loads.append(Load(name, p.engine(name), seconds, tiles, counts))
     found = balance(loads, device.sms, *memory_s(p, work, graph, device))
-    late = {name: max(1, min(work[name].tiles, device.sms // len(final))) for name in final}
-    given = found.ctas | late
-    return replace(found, ctas={name: expressible(p, name, shape, given[name]) for name in p.names})
+    share = device.sms // len(final) if final else 0
+    late = {name: expressible(p, name, shape, max(1, min(work[name].tiles, share)))[-1] for name in final}
+    return replace(found, ctas={name: (found.ctas | late)[name] for name in p.names})
 
 
 def memory_s(p: Staged, work: dict[str, Work], graph: OperatorGraph, device: Device) -> tuple[float, float]:

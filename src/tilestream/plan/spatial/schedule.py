@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil, prod
 
 from tilestream.ir.axes import Level, Loop, Spread
@@ -35,9 +36,17 @@ def tile_of(p: Staged) -> Tile:
     return Tile(rows, p.columns)
 
 
-def expressible(p: Staged, name: str, tile: Tile, count: int) -> int:
-    """As many CTAs of a stage, at most ``count``, as a mesh of its axes has."""
-    return prod(_parts(_blocks(p, p.pipeline.stage(name), tile), count).values())
+def expressible(p: Staged, name: str, tile: Tile, most: int) -> Sequence[int]:
+    """The numbers of CTAs of a stage, up to ``most``, that a mesh of its axes can have."""
+    return _sizes(tuple(_blocks(p, p.pipeline.stage(name), tile).values()), most)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(blocks: tuple[int, ...], most: int) -> Sequence[int]:
+    if not blocks or most <= blocks[0]:
+        return range(1, (most if blocks else 1) + 1)
+    axes = {str(i): n for i, n in enumerate(blocks)}
+    return tuple(n for n in range(1, most + 1) if prod(_parts(axes, n).values()) == n)
 
 
 def _block(axis: str, tile: Tile) -> int:
