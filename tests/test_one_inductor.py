@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,43 @@ def test_nothing_of_ours_can_be_missing_in_it(tmp_path: Path):
     first = process(tmp_path)
     second = process(tmp_path, TILESTREAM_CACHE_DIR=str(tmp_path / "elsewhere"))
     assert second["hits"] == 1 and second["error"] == first["error"]
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The graphs that are looked for in AOTAutograd's cache, which is on."""
+    from torch._functorch import config
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+
+    graphs: list[Any] = []
+    right = AOTAutogradCache.try_load
+    monkeypatch.setattr(AOTAutogradCache, "try_load", lambda *a, **k: graphs.append(a) or right(*a, **k))
+    with config.patch(enable_autograd_cache=True):
+        yield graphs
+
+
+def test_a_graph_that_torch_keeps_nothing_of_is_searched_once(searched: list[Any], monkeypatch: pytest.MonkeyPatch):
+    net = nn.Sequential(linear(9, 13), nn.ReLU(), linear(13, 5)).bfloat16()
+
+    def searches(rows: int = 37, **options: Any) -> int:
+        before = len(searched)
+        torch._dynamo.reset()
+        check(net, torch.randn(rows, 9).bfloat16(), **options)
+        return len(searched) - before
+
+    assert [searches(), searches()] == [1, 0]
+    assert [searches(rows=41), searches(cache=False)] == [1, 0]  # another graph; and nothing is kept of what is not to
+    with monkeypatch.context() as changed:
+        changed.setattr(one, "is_direct", lambda graph: False)
+        assert [searches(), searches()] == [0, 1]  # the note was wrong by then, and withdrawn
+
+
+def test_a_graph_that_torch_keeps_is_searched_again(searched: list[Any], quick: None):
+    net = two_regions()
+    for _ in range(2):
+        torch._dynamo.reset()
+        check(net, torch.randn(37, 9).bfloat16())
+    assert len(searched) == 2
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
