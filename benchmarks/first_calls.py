@@ -120,7 +120,7 @@ def main() -> int:
         return 0
     child = ["--cpu"] * given.cpu + ["--sizes", json.dumps(given.sizes)] + ["--profile"] * given.profile
     with tempfile.TemporaryDirectory() as folder:  # every module gets byte code before anything is timed
-        process("inductor", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
+        process("tilestream", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
     for name in given.cases or WANTED:
         write(f"first_{name}", timed(name, tuple(given.arms), given.again, child), given.out, "first_calls.py")
     return 0
