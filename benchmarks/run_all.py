@@ -6,8 +6,8 @@
     python benchmarks/run_all.py --others        README's ten other models
     python benchmarks/run_all.py --queues        the ring queues too
 
-Needs an H100 or H200. Results go to ``benchmarks/results``, or to ``--out``; ``make_tables.py`` turns those of the first
-into README's tables.
+Needs an H100 or H200. Results go to ``benchmarks/results``, or to ``--out``; ``make_tables.py`` turns those of the
+first into README's tables.
 """
 
 from __future__ import annotations
