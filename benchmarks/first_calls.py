@@ -32,7 +32,7 @@ from tilestream.bench.environment import environment
 from tilestream.run.backend import tilestream
 from tilestream.run.stopwatch import spent
 
-ARMS = ("inductor", "tilestream", "capture")
+ARMS = ("tilestream", "inductor", "capture")
 WANTED = ("nerf_65536", "mgn", "graphcast_small")
 LEAST_PERCENT = 1.0
 
@@ -64,25 +64,22 @@ def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str,
     return {"s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu, "parts_s": spent()}
 
 
-def timed(name: str, arms: tuple[str, ...], again: int, given: list[str]) -> dict[str, Any]:
-    """First calls of every arm: cold, and ``again`` times with the caches that the cold one left."""
-    found: dict[str, Any] = {"schema": 2, "model": name, "environment": environment(), "arms": {}}
-    for arm in arms:
-        with tempfile.TemporaryDirectory() as caches:
-            environ = {**os.environ, **cache_folders(caches)}
-            cold, *warm = (process(arm, name, environ, given) for _ in range(1 + again))
-            if "--profile" in given:
-                process(arm, name, environ, [*given, "--profiled"])
-        found["arms"][arm] = {"cold_s": cold["s"], "cold_parts_s": cold["parts_s"]}
-        if warm:
-            middle = sorted(warm, key=lambda w: w["s"])[len(warm) // 2]
-            found["arms"][arm] |= {
-                "second_process_s": statistics.median(w["s"] for w in warm),
-                "second_processes_s": [w["s"] for w in warm],
-                "second_process_cpu_s": statistics.median(w["cpu_s"] for w in warm),
-                "second_process_parts_s": middle["parts_s"],
-            }
-        print(f"{name} {arm}: {found['arms'][arm]}", flush=True)
+def timed(name: str, arm: str, again: int, given: list[str]) -> dict[str, Any]:
+    """First calls of an arm: cold, and ``again`` times with the caches that the cold one left."""
+    with tempfile.TemporaryDirectory() as caches:
+        environ = {**os.environ, **cache_folders(caches)}
+        cold, *warm = (process(arm, name, environ, given) for _ in range(1 + again))
+        if "--profile" in given:
+            process(arm, name, environ, [*given, "--profiled"])
+    found: dict[str, Any] = {"cold_s": cold["s"], "cold_parts_s": cold["parts_s"]}
+    if warm:
+        middle = sorted(warm, key=lambda w: w["s"])[len(warm) // 2]
+        found |= {
+            "second_process_s": statistics.median(w["s"] for w in warm),
+            "second_processes_s": [w["s"] for w in warm],
+            "second_process_cpu_s": statistics.median(w["cpu_s"] for w in warm),
+            "second_process_parts_s": middle["parts_s"],
+        }
     return found
 
 
@@ -92,9 +89,16 @@ def process(arm: str, name: str, environ: dict[str, str], given: list[str]) -> d
     Raises:
         subprocess.CalledProcessError: the process failed; its own words are on stderr.
     """
+    start = time.perf_counter()
     command = [sys.executable, __file__, name, "--of", arm, *given]
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    made = json.loads(done.stdout.splitlines()[-1])
+    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in made["parts_s"].items())
+    whole = time.perf_counter() - start
+    print(
+        f"{name} {arm}: {made['s']:.2f} s, processor {made['cpu_s']:.2f} s ({parts}); process {whole:.1f} s", flush=True
+    )
+    return made
 
 
 def main() -> int:
@@ -122,7 +126,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:  # every module gets byte code before anything is timed
         process("tilestream", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
     for name in given.cases or WANTED:
-        write(f"first_{name}", timed(name, tuple(given.arms), given.again, child), given.out, "first_calls.py")
+        made: dict[str, Any] = {"schema": 2, "model": name, "environment": environment(), "arms": {}}
+        for arm in given.arms:
+            made["arms"][arm] = timed(name, arm, given.again, child)
+            write(f"first_{name}", made, given.out, "first_calls.py")
     return 0
 
 
