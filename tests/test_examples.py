@@ -28,7 +28,10 @@ def test_handmade_pipeline(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_recorded_timeline(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_recorded_timeline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tilestream.cuda.host.build.default_folder", lambda: folder)
     monkeypatch.setattr("sys.argv", ["recorded_timeline.py", str(tmp_path)])
     runpy.run_path(str(EXAMPLES / "recorded_timeline.py"), run_name="__main__")
     said = capsys.readouterr().out
