@@ -27,7 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Processes that share the cores take one each, and so do the processes that they start."""
+    """Processes that share the cores take one each, and so do the processes that they start.
+
+    Inductor takes the processor's word for its vector instructions: for each empty cache, it would try them for 10 s.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
