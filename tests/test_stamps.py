@@ -60,11 +60,6 @@ PIPELINES = {
 }
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stamps")
-
-
 @lru_cache(maxsize=16)
 def recorded(name: str, folder: Path) -> tuple[Pipeline, Recording]:
     pipeline = PIPELINES[name]()
