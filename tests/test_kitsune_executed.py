@@ -48,14 +48,12 @@ def executed(app: str, mode: str, execution: str) -> tuple[Design, list[str]]:
 def test_plans_of_the_five_applications_give_the_right_values_and_gradients(app: str, mode: str) -> None:
     made, off = executed(app, mode, "deep")
     assert not off, "\n".join(off)
-    assert made.selection.nodes and [x.pipeline.name for x in made.pipelines if not by_index(x)] == [
-        x.name for x in made.selection.nodes if x.name in {p.pipeline.name for p in made.pipelines}
-    ]
+    assert sum(not by_index(x) for x in made.pipelines) == len(made.selection.nodes) > 0
     done = [name for x in made.launches if isinstance(x, Library) for name in x.operators]
     assert len(done) + made.fused + sum(map(by_index, made.pipelines)) == made.operators
     left = [made.graph[name].label for name in done if made.graph[name].kind in (Kind.GATHER, Kind.SCATTER)]
     assert not left, "rows by an index are pipelines"
-    assert any(map(by_index, made.pipelines)) == (app in ("dlrm", "mgn", "graphcast_cut") or "llama" in app)
+    assert any(map(by_index, made.pipelines)) == (app in ("dlrm", "mgn", "graphcast_cut"))
 
 
 def by_index(x: Streamed) -> bool:
@@ -164,8 +162,9 @@ def test_pipelines_of_published_sizes_are_legal_and_are_what_was_designed(app: s
         for change in PIPELINE[:-1]:  # all but the choice of tiles, which takes seconds
             made = change(made)
         spatial = {p.node.name: p for p in made.groups}
-        assert len(made.pipelines) == len(spatial) > 0
-        for x in made.pipelines:
+        designed = [x for x in made.pipelines if not by_index(x)]
+        assert len(designed) == len(spatial) > 0
+        for x in designed:
             _same_stages_and_queues(x.pipeline, spatial[x.pipeline.name], made)
 
 
