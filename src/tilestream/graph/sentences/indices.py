@@ -71,7 +71,7 @@ class _Indexed:
 def is_zeros(node: fx.Node) -> bool:
     """Whether a node makes a tensor of zeros."""
     filled = packet(node) in (aten.full, aten.new_full, aten.full_like)
-    return packet(node) in ZEROS and (not filled or node.args[-1] == 0)
+    return packet(node) in ZEROS and bool(not filled or node.args[-1] == 0)
 
 
 def _indexed(node: fx.Node) -> _Indexed:
