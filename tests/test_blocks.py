@@ -166,8 +166,8 @@ def test_equal_layers_are_a_loop():
 
 def test_the_planner_takes_wide_chains_in_place():
     made = plan(mlp(416, 400, 400, 400, 1), 131_072, H200, Options())
-    assert made.chosen.detail == "wide layers in place"
-    assert plan(chain(4, 256), 65_536, H200, Options()).chosen.detail != "wide layers in place"
+    assert made.chosen.detail.startswith("wide layers in")
+    assert plan(chain(4, 256), 65_536, H200, Options()).chosen.pipeline.stages[0].loops[1:] == ()
 
 
 # -- maxima over rows
@@ -222,4 +222,4 @@ def test_compiled_points_on_the_reference_machine(width: int):
 
 def test_the_planner_takes_points_in_place():
     made = plan(points(3, 64, 64, 64, 128, 1024), 131_072, H200, Options())
-    assert made.chosen.detail == "wide layers in place"
+    assert made.chosen.detail.startswith("wide layers in")

@@ -10,6 +10,7 @@ from functools import partial
 from tilestream.devices import Device
 from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cost import predict, product_bound_us
@@ -39,6 +40,7 @@ MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
+NARROW = 64  # columns of the narrow blocks of wide layers
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -187,7 +189,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
             Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
-            Recipe("vertical", partial(cut_vertical, form=hold_columns), detail="wide layers in place"),
+            *_in_place(program),
         ],
         "spatial": spatial,
         "bulk": [Recipe("bulk", split_bulk)],
@@ -196,6 +198,16 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
     if options.strategy != "auto":
         return every[options.strategy]
     return [recipe for group in every.values() for recipe in group]
+
+
+def _in_place(program: Pipeline) -> list[Recipe]:
+    """Layers that no fragment holds, by blocks as wide as can be, and by narrow ones: those wait for each other less where
+    much is computed of each element."""
+    made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
+    if all(tile.features <= WIDEST[0] for tile in made):
+        return []
+    forms = {"wide layers in place": hold_columns, "wide layers in narrow blocks": partial(hold_columns, widest=NARROW)}
+    return [Recipe("vertical", partial(cut_vertical, form=form), detail=detail) for detail, form in forms.items()]
 
 
 def _candidate(
