@@ -201,7 +201,9 @@ def test_a_maximum_that_no_region_takes_stays_whole():
     from tilestream.graph.views import join_maxima
 
     torch.compiler.reset()
-    (graph,) = capture(Points(1024).bfloat16().eval().requires_grad_(False), (torch.randn(8, 128, 3).bfloat16(),)).graphs
+    (graph,) = capture(
+        Points(1024).bfloat16().eval().requires_grad_(False), (torch.randn(8, 128, 3).bfloat16(),)
+    ).graphs
     nodes = [n for n in graph.graph.nodes if is_of_groups(n)]
     assert len(nodes) == 1
     join_maxima(graph.graph)

@@ -11,6 +11,7 @@ from torch import nn
 
 from tilestream import cuda
 from tilestream.ir.pipeline import Pipeline
+from tilestream.run.backend import tilestream
 
 KERNELS = {
     "mlp": (mlp(416, 400, 400, 400, 1), 256),
@@ -48,7 +49,7 @@ def test_points_of_clouds(clouds: int):
     x = torch.randn(clouds, 256, 3, device="cuda").bfloat16()
     torch.compiler.reset()
     with torch.no_grad():
-        fast = torch.compile(module, backend="tilestream", options={"strategy": "vertical"})
+        fast = torch.compile(module, backend=tilestream, options={"strategy": "vertical"})
         got, own, want = fast(x), module(x), module.double()(x.double())
     assert float((got.double() - want).norm()) <= 2 * float((own.double() - want).norm())
 
@@ -60,6 +61,6 @@ def test_a_result_of_three_dimensions():
     x = torch.randn(64, 128, 3, device="cuda").bfloat16()
     torch.compiler.reset()
     with torch.no_grad():
-        got = torch.compile(module, backend="tilestream", options={"strategy": "vertical"})(x)
+        got = torch.compile(module, backend=tilestream, options={"strategy": "vertical"})(x)
         own, want = module(x), module.double()(x.double())
     assert float((got.double() - want).norm()) <= 2 * float((own.double() - want).norm())

@@ -98,8 +98,8 @@ class ConsumerEmitter(Names):
     # -- a step
 
     def _begins(self, step: Step) -> bool:
-        """Whether a block of text begins with ``step``: a loop over columns is one, with the product that sums; so is an
-        operand that is copied, with all that follows up to the next: equal wide layers become loops."""
+        """Whether a block of text begins with ``step``: a loop over columns is one, with the product that sums. So is
+        an operand that is copied, with all that follows up to the next: equal wide layers become loops."""
         loop = self.s.loop_of(step) or self.s.summed(step)
         if loop is not None:
             return step.index == loop.first

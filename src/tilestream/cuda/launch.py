@@ -151,8 +151,8 @@ def _where(t: torch.Tensor) -> Where:
 
 
 def _row_stride(t: torch.Tensor, features: int) -> int:
-    """Elements from one row to the next of a tensor that is a matrix of ``features`` columns, or contiguous under any other
-    shape: a result ``[clouds, points, features]`` has as many rows as both of these together."""
+    """Elements from one row to the next of a matrix of ``features`` columns, which may have any other shape where it is
+    contiguous: a result ``[clouds, points, features]`` has as many rows as both of these together."""
     return t.stride(0) if t.dim() == 2 and t.shape[1] == features else features
 
 

@@ -75,7 +75,13 @@ def split_maxima(graph: fx.Graph) -> None:
             continue
         fake = value(x)
         assert fake is not None
-        shape = [-1 if fake.dim() == 3 else fake.shape[0], *fake.shape[1:-2], fake.shape[-2] // GROUP, GROUP, fake.shape[-1]]
+        shape = [
+            -1 if fake.dim() == 3 else fake.shape[0],
+            *fake.shape[1:-2],
+            fake.shape[-2] // GROUP,
+            GROUP,
+            fake.shape[-1],
+        ]
         with graph.inserting_before(node):
             grouped = graph.call_function(aten.view.default, (x, shape))
             most = graph.call_function(aten.amax.default, (grouped, [fake.dim() - 1]))

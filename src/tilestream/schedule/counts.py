@@ -21,7 +21,14 @@ PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the r
 BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
 VECTOR = 2.0  # of a row vector that an operation takes
 SHARED_READ, REGISTER_READ = 1.5, 1.0  # of a 16-bit operand: load or not, and unpack
-SINKS = {"registers": 0.5, "shared": 1.5, "parked": 1.0, "staged": 1.5, "direct": 4.0, "maxima": 1.7}  # round, pack; store; address and test the row
+SINKS = {
+    "registers": 0.5,
+    "shared": 1.5,
+    "parked": 1.0,
+    "staged": 1.5,
+    "direct": 4.0,
+    "maxima": 1.7,
+}  # round, pack; store; address and test the row
 COPIED = 0.5  # of an element of a packed operand: a load of two
 # Where a warpgroup's columns do not end with the tile's, each pair is tested, and what it loads waits in a branch.
 GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
