@@ -1,5 +1,5 @@
-"""Layers wider than a stage holds that can stream all the same: hidden layers, which are taken by chunks of columns, and
-last layers of which only maxima over rows leave."""
+"""Layers wider than a stage holds that can stream all the same: hidden layers, which are taken by chunks of columns,
+and last layers of which only maxima over rows leave."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
 def pooled(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     """Wide nodes that a kernel makes block by block: a linear of what registers hold, and what follows element by
 
-    element, of which nothing but a maximum over rows is wanted. What else is as wide costs as much memory as a library's
-    product does.
+    element, of which nothing but a maximum over rows is wanted. Whatever else leaves a kernel so wide takes as much
+    memory as it would behind a library's product.
     """
     found: set[fx.Node] = set()
     for node in nodes:

@@ -99,7 +99,7 @@ class Loop:
     """A loop of a stage over ``axis``: each worker takes ``tile`` of it a step.
 
     Attributes:
-        held: of columns: what the loop makes is kept until it is whole. Otherwise what follows consumes it turn by turn.
+        held: of columns: what the loop makes is kept until it is whole. Otherwise what follows takes it turn by turn.
     """
 
     axis: str

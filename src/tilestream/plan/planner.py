@@ -201,8 +201,8 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:
-    """Layers that no fragment holds, by blocks as wide as can be, and by narrow ones: those wait for each other less where
-    much is computed of each element."""
+    """Layers that no fragment holds, by blocks as wide as can be, and by narrow ones: with those the warpgroups wait
+    for each other less, where much is computed of each element."""
     made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
     if all(tile.features <= WIDEST[0] for tile in made):
         return []

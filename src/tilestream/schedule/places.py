@@ -72,8 +72,8 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
         crowded = [t for t in crowded if t not in b.packed]
         if not crowded:
             raise VerifyError(
-                f"stage {b.stage.name!r} needs {registers} > {REGISTER_LIMIT} registers a thread for a block of a tile and"
-                " the operand that all its blocks read",
+                f"stage {b.stage.name!r} needs {registers} > {REGISTER_LIMIT} registers a thread for a block of a tile"
+                " and the operand that all its blocks read",
                 "use smaller blocks",
             )
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
