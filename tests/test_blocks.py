@@ -66,7 +66,7 @@ def residual(width: int) -> Pipeline:
     return p.build()
 
 
-def held(p: Pipeline, replicas: int = 2, over: int = 256, widest: int = 0) -> Pipeline:
+def held(p: Pipeline, replicas: int = 2, over: int = 256, widest: int = 256) -> Pipeline:
     return hold_columns(p.with_stages((p.stages[0].with_(replicas=replicas),)), over, widest)
 
 
@@ -76,8 +76,9 @@ def blocks_of(p: Pipeline) -> list[int]:
 
 def test_blocks_are_what_registers_allow_beside_the_operand():
     assert blocks_of(held(mlp(416, 400, 400, 1))) == [136, 136]
-    assert blocks_of(held(mlp(512, 512, 512))) == [128, 128]
-    assert blocks_of(held(mlp(1536, 512, 512))) == [256, 128]  # an operand of 1536 columns streams
+    assert blocks_of(held(mlp(448, 448, 448, 1))) == [112, 112]
+    assert blocks_of(held(mlp(512, 512, 512))) == [88, 64]  # the last one, which is stored, in whole chunks
+    assert blocks_of(held(mlp(1536, 512, 512))) == [256, 64]  # an operand of 1536 columns streams
     assert blocks_of(held(mlp(64, 256, 64))) == []
     for widths in ((416, 400, 400, 1), (512, 512, 512), (128, 1024)):
         verify_on(held(mlp(*widths)), H200)
@@ -134,13 +135,13 @@ def test_what_holds_no_columns_is_told_so():
     "program, over, widest",
     [
         (mlp(48, 40, 40, 24), 30, 16),
-        (mlp(416, 400, 400, 1), 256, 0),
-        (mlp(63, 270, 301, act="gelu"), 256, 0),  # odd rows, a last block that is filled up
-        (mlp(600, 320, 320), 256, 0),  # an operand that streams for every block
-        (residual(264), 256, 0),
-        (mlp(64, 300, 72, dtype="f16"), 256, 0),
+        (mlp(416, 400, 400, 1), 256, 256),
+        (mlp(63, 270, 301, act="gelu"), 256, 256),  # odd rows, a last block that is filled up
+        (mlp(600, 320, 320), 256, 256),  # an operand that streams for every block
+        (residual(264), 256, 256),
+        (mlp(64, 300, 72, dtype="f16"), 256, 256),
         (points(24, 128, act="relu"), 100, 64),
-        (points(3, 32, 640), 256, 0),
+        (points(3, 32, 640), 256, 256),
     ],
     ids=["small", "mlp", "odd", "streamed", "residual", "f16", "maxima", "points"],
 )
@@ -162,7 +163,7 @@ def test_equal_layers_are_a_loop():
 
 def test_the_planner_takes_wide_chains_in_place():
     made = plan(mlp(416, 400, 400, 400, 1), 131_072, H200, Options())
-    assert made.chosen.detail.startswith("wide layers in")
+    assert made.chosen.detail.startswith("wide layers in place")
     assert plan(chain(4, 256), 65_536, H200, Options()).chosen.pipeline.stages[0].loops[1:] == ()
 
 
@@ -220,4 +221,4 @@ def test_compiled_points_on_the_reference_machine(width: int):
 
 def test_the_planner_takes_points_in_place():
     made = plan(points(3, 64, 64, 64, 128, 1024), 131_072, H200, Options())
-    assert made.chosen.detail.startswith("wide layers in")
+    assert made.chosen.detail.startswith("wide layers in place")

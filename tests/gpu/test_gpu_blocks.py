@@ -10,11 +10,12 @@ from test_blocks import Points, held, mlp, points, residual
 from torch import nn
 
 from tilestream import cuda
-from tilestream.ir.pipeline import Pipeline
 from tilestream.run.backend import tilestream
 
 KERNELS = {
     "mlp": (mlp(416, 400, 400, 400, 1), 256),
+    "448": (mlp(448, 448, 448, 448), 256),
+    "gelu": (mlp(384, 384, 384, act="gelu"), 256),
     "odd": (mlp(63, 270, 301, act="gelu"), 256),
     "streamed": (mlp(600, 320, 320), 256),
     "f16": (mlp(512, 512, 512, dtype="f16"), 256),
@@ -25,11 +26,12 @@ KERNELS = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("widest", [0, 64])
+@pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels(name: str, widest: int):
+def test_kernels(name: str, in_flight: int):
     program, over = KERNELS[name]
-    pipeline: Pipeline = held(program, 132, over, widest)
+    p = held(program, 132, over)
+    pipeline = p.with_stages((p.stages[0].with_(in_flight=in_flight),))
     tensors = tensors_for(pipeline, 2000)
     exact, working = reference_run(pipeline, tensors)
     compiled, given = cuda.build(pipeline), to_gpu(tensors)

@@ -40,7 +40,6 @@ MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
-NARROW = 64  # columns of the narrow blocks of wide layers
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -201,13 +200,15 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:
-    """Layers that no fragment holds, by blocks as wide as can be, and by narrow ones: with those the warpgroups wait
-    for each other less, where much is computed of each element."""
+    """Layers that no fragment holds, by blocks of their columns."""
     made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
     if all(tile.features <= WIDEST[0] for tile in made):
         return []
-    forms = {"wide layers in place": hold_columns, "wide layers in narrow blocks": partial(hold_columns, widest=NARROW)}
-    return [Recipe("vertical", partial(cut_vertical, form=form), detail=detail) for detail, form in forms.items()]
+    split, detail = partial(cut_vertical, form=hold_columns), "wide layers in place"
+    return [
+        Recipe("vertical", split, detail=detail),
+        Recipe("vertical", split, detail=f"{detail}, one product in flight", in_flight=1),
+    ]
 
 
 def _candidate(
