@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import Program, chain
+from programs import Program, chain, edge_block
 from random_pipelines import tensors_for
 from test_host_build import check
 from torch import nn
@@ -80,8 +80,8 @@ def test_blocks_are_what_registers_allow_beside_the_operand():
     assert blocks_of(held(mlp(512, 512, 512))) == [88, 64]  # the last one, which is stored, in whole chunks
     assert blocks_of(held(mlp(1536, 512, 512))) == [256, 64]  # an operand of 1536 columns streams
     assert blocks_of(held(mlp(64, 256, 64))) == []
-    for widths in ((416, 400, 400, 1), (512, 512, 512), (128, 1024)):
-        verify_on(held(mlp(*widths)), H200)
+    for program in (mlp(416, 400, 400, 1), mlp(512, 512, 512), mlp(128, 1024), edge_block(264, 2), residual(264)):
+        verify_on(held(program), H200)
 
 
 def test_what_it_says_of_itself_comes_back():
@@ -140,10 +140,11 @@ def test_what_holds_no_columns_is_told_so():
         (mlp(600, 320, 320), 256, 256),  # an operand that streams for every block
         (residual(264), 256, 256),
         (mlp(64, 300, 72, dtype="f16"), 256, 256),
+        (edge_block(40, 2, "silu"), 30, 16),  # LayerNorm over blocks, and a residual that streams by blocks
         (points(24, 128, act="relu"), 100, 64),
         (points(3, 32, 640), 256, 256),
     ],
-    ids=["small", "mlp", "odd", "streamed", "residual", "f16", "maxima", "points"],
+    ids=["small", "mlp", "odd", "streamed", "residual", "f16", "norm", "maxima", "points"],
 )
 def test_kernels_on_the_host(program: Pipeline, over: int, widest: int, tmp_path: Path):
     check(held(program, over=over, widest=widest), 144, tmp_path)

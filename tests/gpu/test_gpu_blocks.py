@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle_runs import reference_run, run_poisoned, to_gpu
+from programs import edge_block
 from random_pipelines import tensors_for
 from test_blocks import Points, held, mlp, points, residual
 from torch import nn
@@ -20,6 +21,7 @@ KERNELS = {
     "streamed": (mlp(600, 320, 320), 256),
     "f16": (mlp(512, 512, 512, dtype="f16"), 256),
     "residual": (residual(264), 256),
+    "norm": (edge_block(264, 2, "silu"), 256),
     "points": (points(3, 64, 64, 128, 1024), 256),
     "narrow points": (points(24, 128, act="relu"), 100),
 }

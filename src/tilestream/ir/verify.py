@@ -133,7 +133,8 @@ def tiles_fit_registers(p: Pipeline) -> None:
     for stage in p.stages:
         widest = WIDEST[stage.placement.dim]
         in_parts = {name for layer in looped_layers(stage) for name in layer.names}
-        in_parts |= blocked_tiles(stage.ops, stage.loops).keys()
+        blocked = blocked_tiles(stage.ops, stage.loops).keys()
+        in_parts |= blocked | {n for op in stage.ops if op.out and op.out.name in blocked for n in op.ins}
         for name in _in_registers(p, stage):
             if name in in_parts:
                 continue
