@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from tilestream.graph.nodes import packet
-from tilestream.plan.aten_table import CHECKS, CONVERSIONS, UPDATES, VIEWS
+from tilestream.graph.costs.table import CONVERSIONS, UPDATES
+from tilestream.graph.nodes import ASSERTIONS, VIEWS, packet
 
 FOLDED = "tilestream_folded"
 """Key in ``meta`` of a node that belongs to its neighbour: True where it stands for its operand, else it is nothing."""
@@ -26,7 +26,7 @@ def is_free(node: fx.Node) -> bool:
 
 def is_operation(node: fx.Node) -> bool:
     """Whether the node computes or moves something."""
-    return node.op == "call_function" and not is_free(node) and packet(node) not in CHECKS
+    return node.op == "call_function" and not is_free(node) and packet(node) not in ASSERTIONS
 
 
 def result(node: fx.Node) -> str:
@@ -41,7 +41,7 @@ def users(node: fx.Node) -> Iterator[fx.Node]:
     for user in node.users:
         if is_free(user):
             yield from users(user)
-        elif packet(user) not in CHECKS:
+        elif packet(user) not in ASSERTIONS:
             yield user
 
 

@@ -16,8 +16,8 @@ from typing import Literal
 from torch import fx
 
 from tilestream.errors import CaptureError
+from tilestream.graph.costs.table import Kind
 from tilestream.graph.record import Mode, Recorded
-from tilestream.plan.aten_table import Kind
 from tilestream.simulator.workload import Engine
 
 Phase = Literal["forward", "backward"]

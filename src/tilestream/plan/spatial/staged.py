@@ -125,7 +125,7 @@ def staged(node: SfNode, graph: OperatorGraph, *, vertical: bool = False) -> Sta
         raise NoSentence(blamed, node, why.reason) from why
     bodies = {name: list(part) for name, part in made.ops.items()}
     for stored in made.stored:
-        bodies[stored.group].append(stored.op)
+        bodies[stored.group] += stored.ops
     streams = tuple(a.name for a in made.streams)
     stages = [Stage(name, tuple(part), _loops(part, streams)) for name, part in bodies.items() if part]
     stages = _live(stages)

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
+from tilestream.graph.costs.table import Kind
 from tilestream.graph.selection import Exclusion
 from tilestream.ir.verify import verify
 from tilestream.plan.spatial.choose import choose_tiles
@@ -80,7 +81,18 @@ class Design:
             if node.ops not in made:
                 made[node.ops] = staged(node, self.graph, vertical=True)
             verify(made[node.ops].pipeline)
-        return tuple(made.get(ops) or Library(ops) for ops in self.units)
+        return tuple(made.get(ops) or self._alone(ops) for ops in self.units)
+
+    def _alone(self, ops: tuple[str, ...]) -> Staged | Library:
+        """Operators outside of all subgraphs: what looks up or adds rows by an index is a pipeline of one stage."""
+        if self.graph[ops[0]].kind in (Kind.GATHER, Kind.SCATTER):
+            try:
+                made = staged(SfNode(ops[0], ops, "rows by an index"), self.graph, vertical=True)
+                verify(made.pipeline)
+            except PlanError:
+                return Library(ops)
+            return made
+        return Library(ops)
 
     @property
     def pipelines(self) -> tuple[Staged, ...]:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph.costs.table import FILLS, GEMMS
 from tilestream.graph.nodes import packet
 from tilestream.plan.spatial.free import FOLDED, base, is_operation, users
-from tilestream.studies.kitsune.aten_table import FILLS, GEMMS
 
 aten = torch.ops.aten
 

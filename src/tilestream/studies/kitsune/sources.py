@@ -9,10 +9,10 @@ from math import prod
 import torch
 from torch import fx
 
+from tilestream.graph.costs.table import UPDATES
 from tilestream.graph.nodes import packet
 from tilestream.graph.nodes import value as tensor
 from tilestream.plan.spatial.free import FOLDED, is_free, is_operation, result
-from tilestream.studies.kitsune.aten_table import UPDATES
 
 
 @dataclass(frozen=True)
