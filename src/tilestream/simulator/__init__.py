@@ -7,11 +7,8 @@ bandwidth, CTAs that share an SM. Deterministic.
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Mapping
-=======
 import sys
->>>>>>> main
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -38,11 +35,11 @@ MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: about
 
 
 def simulate(
-<<<<<<< HEAD
-    pipeline: Pipeline, rows: int | Mapping[str, int], device: Device, most_steps: int = MOST_STEPS
-=======
-    pipeline: Pipeline, rows: int, device: Device, most_steps: int = MOST_STEPS, spans: bool = True
->>>>>>> main
+    pipeline: Pipeline,
+    rows: int | Mapping[str, int],
+    device: Device,
+    most_steps: int = MOST_STEPS,
+    spans: bool = True,
 ) -> Simulation:
     """Run ``pipeline`` over ``rows`` rows on ``device``, event by event.
 
@@ -73,7 +70,6 @@ def simulate(
     return _exact(pipeline, rows, device, spans)
 
 
-<<<<<<< HEAD
 def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Simulation:
     """A pipeline that is not written in ops of rows: its stages' tiles are shares of their work, with no numbers."""
     counted = mesh_workload(pipeline, size, device)
@@ -109,10 +105,7 @@ def _told(failure: WorkloadError) -> TilestreamError:
     return failure
 
 
-def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int) -> Simulation:
-=======
 def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int, spans: bool) -> Simulation:
->>>>>>> main
     """Simulate about ``part`` rows and half of them, in whole rounds of the stages, and go on at the rate between."""
     unit = 2 * pipeline.tile_rows * max(s.replicas * s.tiles_per_step for s in pipeline.stages)
     part -= part % (unit if part > unit else 2 * pipeline.tile_rows)
