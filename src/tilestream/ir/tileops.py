@@ -27,13 +27,18 @@ class OpSpec:
     transcendental: float = 0
     doc: str = ""
 
+    @property
+    def lanes(self) -> float:
+        """Instructions of the fp32 lanes: those that are not the special function unit's."""
+        return self.flops - self.transcendental
+
 
 def _unary(flops: float = 1, transcendental: float = 0, doc: str = "", attrs: tuple[str, ...] = ()) -> OpSpec:
     return OpSpec("unary", (1, 1), (0, 0), attrs, flops, transcendental, doc)
 
 
-def _binary(doc: str, flops: float = 1) -> OpSpec:
-    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), flops, 0, doc)
+def _binary(doc: str, flops: float = 1, transcendental: float = 0) -> OpSpec:
+    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), flops, transcendental, doc)
 
 
 def _reduce(doc: str) -> OpSpec:
@@ -75,7 +80,7 @@ OPS: dict[str, OpSpec] = {
     "add": _binary("a + b"),
     "sub": _binary("a - b"),
     "mul": _binary("a b"),
-    "div": _binary("a / b"),
+    "div": _binary("a / b", 7, 1),
     "maximum": _binary("the larger, NaN if either is"),
     "minimum": _binary("the smaller, NaN if either is"),
     "relu_backward": _binary("a, but 0 where b <= 0", 2),
