@@ -155,8 +155,10 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
 
 def first_input_s(stage: Stage, pipeline: Pipeline, device: Device) -> float:
     """Seconds until an input has come whose rows TMA cannot address: the loader warp waits for every few of them."""
-    sizes = (bytes_of(pipeline.tensor(op.params[0]), 1) for op in stage.ops if op.kind == "load")
-    rounds = (ceil(stage.tile_rows * size / ODD_LOAD_BYTES) for size in sizes if size % 16)
+    loads = [op for op in stage.ops if op.kind == "load"]
+    sizes = (bytes_of(pipeline.tensor(op.params[0]), 1) for op in loads if not op.index)
+    rounds = [ceil(stage.tile_rows * size / ODD_LOAD_BYTES) for size in sizes if size % 16]
+    rounds += [1 for op in loads if op.index]  # the index, before the rows that it names
     return device.load_s * max(rounds, default=0)
 
 

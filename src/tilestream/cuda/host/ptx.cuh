@@ -47,6 +47,7 @@ TS_DEV u32 cluster_rank() { return (u32)ts_host::cluster_rank(); }
 TS_DEV void cluster_sync() { ts_host::sync_cluster(); }
 TS_DEV bool group_leader() { return true; }
 TS_DEV void sync_warp() {}
+TS_DEV int warp_value(int v, int) { return v; }
 
 // ---- shared memory
 template <class V>
@@ -64,6 +65,31 @@ TS_DEV void sts64(u32 addr, float a, float b) {
 TS_DEV u32 lds32(u32 addr) { return shared_at<u32>(addr); }
 TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
 TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
+
+// ---- copies past the registers come as late as they may: when their group is waited for
+struct Copy {
+  u32 dst, bytes, group;
+  const void* src;
+};
+struct Copies {
+  static constexpr u32 MOST = 8192;
+  Copy all[MOST];
+  u32 first = 0, last = 0, groups = 0;
+};
+inline thread_local Copies copies;
+TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {
+  if (copies.last - copies.first == Copies::MOST) ts_host::trap("too many copies are under way");
+  copies.all[copies.last++ % Copies::MOST] = {dst, bytes, copies.groups, src};
+}
+TS_DEV void copies_commit() { ++copies.groups; }
+template <u32 LEFT>
+TS_DEV void copies_wait() {
+  for (; copies.first != copies.last; ++copies.first) {
+    const Copy& c = copies.all[copies.first % Copies::MOST];
+    if (c.group + LEFT >= copies.groups) return;
+    for (u32 k = 0; k < 16; ++k) shared_at<unsigned char>(c.dst + k) = k < c.bytes ? ((const unsigned char*)c.src)[k] : 0;
+  }
+}
 
 // ---- barriers in shared memory
 TS_DEV void bar_init(u32 bar, u32 count) { ts_host::bar_init(bar, count); }
