@@ -16,7 +16,7 @@ NODES = 37
 
 
 def message(width: int = 128, layers: int = 3, act: str = "relu", dtype: str = "bf16") -> Pipeline:
-    """e + LayerNorm(MLP(cat(e, v[senders], v[receivers]))): an edge update of MeshGraphNets, or GraphCast's with 512."""
+    """e + LayerNorm(MLP(cat(e, v[senders], v[receivers]))): an edge update of MeshGraphNets; 512 wide, GraphCast's."""
     p = Program(f"message{width}", dtype)
     e = p.load("e", width)
     h = p.cat(e, p.gather("v", "senders", width), p.gather("v", "receivers", width))
@@ -27,7 +27,7 @@ def message(width: int = 128, layers: int = 3, act: str = "relu", dtype: str = "
 
 
 def everywhere() -> Pipeline:
-    """Two tables by one index, in products, in an epilogue, cut in slices, of fp32 beside bf16; nothing streams in order."""
+    """Two tables by one index, in products and an epilogue, cut in slices; fp32 beside bf16; no row comes in order."""
     p = Program("everywhere")
     a, b = p.gather("a", "i", 72, rows=50), p.gather("b", "i", 200)
     c = p.gather("c", "j", 24, dtype="f32")

@@ -16,7 +16,7 @@ from tilestream.graph import operators
 from tilestream.graph.convexity import Groups
 from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
-from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
+from tilestream.graph.nodes import Unsupported, computes, is_gather, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.wide import Facts, hidden
@@ -227,14 +227,14 @@ def _trim(group: list[fx.Node], facts: _Facts) -> list[fx.Node]:
     """Leave the views at the borders outside, where they cost nothing.
 
     A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes: a
-    view of the whole value, as in eager.
+    view of the whole value, as in eager. So do gathers that others use as well: their rows are in memory anyway.
     """
     members = set(group)
     changed = True
     while changed:
         changed = False
         for node in [*group, *reversed(group)]:
-            if node in members and is_view(node) and _borders(node, members, facts):
+            if node in members and (is_view(node) or is_gather(node)) and _borders(node, members, facts):
                 members.discard(node)
                 changed = True
     return [n for n in group if n in members]
@@ -243,6 +243,8 @@ def _trim(group: list[fx.Node], facts: _Facts) -> list[fx.Node]:
 def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
     if not node.users.keys() & members:
         return True
+    if is_gather(node):
+        return not node.users.keys() <= members
     return not facts.tiles[node] & members and (not is_slice(node) or _thin(node, members))
 
 

@@ -92,14 +92,14 @@ def _load(o: _Operands) -> None:
         f"loads {tensor.name!r} of dtype {tensor.dtype} as rows",
         "load rows of a table through it: load(table, index)",
     )
+    if o.op.index:
+        _indexed(o, tensor, o.params[1])
     o.result_is(tensor.features, f"{what} {tensor.name!r} of {tensor.features}")
     o.need(
         o.out.dtype == tensor.dtype,
         f"tile {o.out.name!r} is {o.out.dtype}, but {what} {tensor.name!r} is {tensor.dtype}",
         "load it in its own dtype, then cast",
     )
-    if o.op.index:
-        _indexed(o, tensor, o.params[1])
 
 
 def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:

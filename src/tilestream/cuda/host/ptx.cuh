@@ -66,29 +66,22 @@ TS_DEV u32 lds32(u32 addr) { return shared_at<u32>(addr); }
 TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
 TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
 
-// ---- copies past the registers come as late as they may: when their group is waited for
+// ---- copies past the registers come as late as they may: when they are waited for
 struct Copy {
-  u32 dst, bytes, group;
+  u32 dst, bytes;
   const void* src;
 };
-struct Copies {
-  static constexpr u32 MOST = 8192;
-  Copy all[MOST];
-  u32 first = 0, last = 0, groups = 0;
-};
-inline thread_local Copies copies;
+inline thread_local Copy copies[4096];
+inline thread_local u32 copying = 0;
 TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {
-  if (copies.last - copies.first == Copies::MOST) ts_host::trap("too many copies are under way");
-  copies.all[copies.last++ % Copies::MOST] = {dst, bytes, copies.groups, src};
+  if (copying == sizeof copies / sizeof *copies) ts_host::trap("too many copies are under way");
+  copies[copying++] = {dst, bytes, src};
 }
-TS_DEV void copies_commit() { ++copies.groups; }
-template <u32 LEFT>
 TS_DEV void copies_wait() {
-  for (; copies.first != copies.last; ++copies.first) {
-    const Copy& c = copies.all[copies.first % Copies::MOST];
-    if (c.group + LEFT >= copies.groups) return;
-    for (u32 k = 0; k < 16; ++k) shared_at<unsigned char>(c.dst + k) = k < c.bytes ? ((const unsigned char*)c.src)[k] : 0;
-  }
+  for (u32 c = 0; c < copying; ++c)
+    for (u32 k = 0; k < 16; ++k)
+      shared_at<unsigned char>(copies[c].dst + k) = k < copies[c].bytes ? ((const unsigned char*)copies[c].src)[k] : 0;
+  copying = 0;
 }
 
 // ---- barriers in shared memory

@@ -3,7 +3,7 @@
 // Hopper's bulk copies cannot gather, so each lane of a loader warp copies 16 bytes at a time past the registers
 // (cp.async). Those are ordinary writes to the bulk copies' and the products' eyes: the warp waits until they are there,
 // fences, and only then says that the slot is full. So that it need not wait for each chunk, up to GATHERS_AHEAD of them
-// are on their way at once; before it waits for anything else, it hands over all that it has.
+// are on their way at once; before it waits for a slot or a flag, it hands over all that it has.
 #pragma once
 
 namespace ts {
@@ -32,88 +32,61 @@ TS_DEV void index_outside(const Sync& s, int pointer, int row, long long rows, l
   hold_back();
 }
 
-// Which row of the table each row of the tile is; beyond the last row, -1. Below zero an index counts from the table's end.
+// Which row of the table a row of the tile is; beyond the last row, -1. Below zero an index counts from the table's end.
 template <class P>
-TS_DEV void read_names(const P& p, const Sync& sync, const LoadOp& op, int tile, int (&names)[NAMES]) {
+TS_DEV int read_name(const P& p, const Sync& sync, const LoadOp& op, int row) {
+  if (row >= p.rows) return -1;
+  const void* const index = p.pointers[op.queue];
   const long long rows = p.strides[op.queue];
-#pragma unroll
-  for (int k = 0; k < NAMES; ++k) {
-    const int row = tile * ROWS + k * WARP + (int)lane_in_warp();
-    names[k] = -1;
-    if (row >= p.rows) continue;
-    const void* const index = p.pointers[op.queue];
-    const long long found = op.features == 8 ? load_global((const long long*)index + row) : load_global((const int*)index + row);
-    const long long at = found < 0 ? found + rows : found;
-    if (at < 0 || at >= rows) index_outside(sync, op.queue, row, rows, found);
-    names[k] = (int)at;
-  }
+  long long at = op.features == 8 ? load_global((const long long*)index + row) : load_global((const int*)index + row);
+  if (at < 0) at += rows;
+  if ((u64)at >= (u64)rows) index_outside(sync, op.queue, row, rows, at);
+  return (int)at;
 }
 
 // One piece of fp32, rounded to tf32 on its way, as a tensor map of that type does.
-TS_DEV void copy_rounded(u32 dst, const char* src, int bytes) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) stsf(dst + 4 * k, 4 * k < bytes ? f32::to_tf32(load_global((const float*)src + k)) : 0.0f);
+TS_DEV void copy_rounded(u32 dst, const char* src, u32 bytes) {
+  for (int k = 0; k < 4; ++k) stsf(dst + 4 * k, 4 * (u32)k < bytes ? f32::to_tf32(load_global((const float*)src + k)) : 0.0f);
 }
 
 template <class T, class P>
-TS_DEV void gather_chunk(u32 dst, const P& p, const LoadOp& op, const int (&names)[NAMES]) {
-  const char* const table = (const char*)p.pointers[op.tensor] + op.col;
-  const u64 stride = (u64)p.strides[op.tensor];
-#pragma unroll
-  for (int k = 0; k < ROWS * PIECES / WARP; ++k) {
-    const int at = k * WARP + (int)lane_in_warp(), row = at / PIECES, piece = at % PIECES;
-    const int name = warp_value(names[k / PIECES], row - k / PIECES * WARP);
-    const int left = op.cols - piece * PIECE, inside = left < 0 ? 0 : left > PIECE ? PIECE : left;
-    const int bytes = name < 0 ? 0 : inside;
-    const char* const src = table + (u64)(name < 0 ? 0 : name) * stride + (inside == 0 ? 0 : piece * PIECE);
-    const u32 to = dst + (u32)row * 128 + (u32)((piece ^ (row & 7)) * PIECE);
-    if (T::BYTES == 4 && op.form == ROUNDED)
-      copy_rounded(to, src, bytes);
-    else
-      copy_async(to, src, (u32)bytes);
+TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile) {
+  const int lane = (int)lane_in_warp();
+  // Unrolled they would hold more addresses than a loader has registers.
+#pragma unroll 1
+  for (int k = 0; k < NAMES; ++k) {
+    const int mine = read_name(p, sync, op, tile * ROWS + k * WARP + lane);
+#pragma unroll 1
+    for (int i = 0; i < PIECES; ++i) {  // a piece of WARP / PIECES rows at a time; on the host, of one row
+      const int holder = (i * WARP + lane) / PIECES, piece = (i * WARP + lane) % PIECES, row = k * WARP + holder;
+      const int name = warp_value(mine, holder), at = piece * PIECE, left = op.cols - at;
+      const u32 bytes = name < 0 || left < 0 ? 0 : left < PIECE ? left : PIECE;
+      const char* const src = (const char*)p.pointers[op.tensor] + (bytes == 0 ? 0 : (u64)(u32)name * (u32)p.strides[op.tensor] + (u32)(op.col + at));
+      const u32 to = dst + (u32)row * 128 + (u32)((piece ^ (row & 7)) * PIECE);
+      if (T::BYTES == 4 && op.form == ROUNDED)
+        copy_rounded(to, src, bytes);
+      else
+        copy_async(to, src, bytes);
+    }
   }
 }
 
-// What a loader warp has on its way, and the names that it has read.
-struct Gathers {
-  int coming = 0;  // chunks that are not handed over
-  int index = -1, tile = -1;
-  int names[NAMES];
-
-  // Hand over the oldest `chunks`: all copies but those of the last LEFT chunks have come.
-  template <int LEFT, class R>
-  TS_DEV void hand_over(R& ring, int chunks) {
-    copies_wait<LEFT>();
-    fence_async_shared();
-    sync_warp();
-    for (int k = 0; k < chunks; ++k) {
-      const u32 bar = ring.published();
-      if (lane_in_warp() == 0) bar_arrive(bar);
-    }
-    coming -= chunks;
-  }
-  template <class R>
-  TS_DEV void hand_over_all(R& ring) {
-    if (coming > 0) hand_over<0>(ring, coming);
-  }
-  // Before the warp may have to wait for the slot at hand.
-  template <class R>
-  TS_DEV void before_wait(R& ring) {
-    if (coming > 0 && !warp_value((int)bar_ready(ring.empty(), ring.parity ^ 1), 0)) hand_over_all(ring);
-  }
-  template <class T, class P, class R>
-  TS_DEV void load(const P& p, const Sync& sync, const LoadOp& op, int at, R& ring) {
-    if (op.queue != index || at != tile) {
-      read_names(p, sync, op, at, names);
-      index = op.queue;
-      tile = at;
-    }
-    before_wait(ring);
-    ring.wait_empty();
-    gather_chunk<T>(ring.addr(), p, op, names);
-    copies_commit();
-    if (++coming == GATHERS_AHEAD) hand_over<GATHERS_AHEAD - 1>(ring, 1);
-  }
-};
+// One chunk, behind `coming` others that are on their way in the slots before it. All are handed over where there are
+// enough of them, where none `follows`, and where the next slot is not free: the consumers may need these first.
+template <class S, class P, class R>
+TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int tile, bool follows, int& coming, R& ring) {
+  ring.wait_empty();
+  gather_chunk<typename S::T>(ring.addr(), p, sync, op, tile);
+  ring.advance();
+  ++coming;
+  // One lane asks for all: the answer may change from one to the next.
+  if (follows && coming < GATHERS_AHEAD && warp_value((int)bar_ready(ring.empty(), ring.parity ^ 1), 0)) return;
+  copies_wait();
+  fence_async_shared();
+  sync_warp();
+  if (lane_in_warp() == 0)
+    for (int k = 1; k <= coming; ++k) bar_arrive(ring.bars + (u32)(ring.slot - k + (ring.slot < k ? S::IN_SLOTS : 0)) * 16);
+  coming = 0;
+}
 
 }  // namespace ts

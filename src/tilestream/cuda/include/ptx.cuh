@@ -94,15 +94,11 @@ TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
 }
 
-// ---- copies of 16 bytes past the registers: ordinary writes, there when their group is waited for
+// ---- copies of 16 bytes past the registers: ordinary writes, there when they were waited for
 TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {  // zeros behind the first `bytes`
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-TS_DEV void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-TS_DEV void copies_wait() {  // for all groups of this thread but the last LEFT
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
+TS_DEV void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }  // for those of this thread
 
 // ---- barriers in shared memory
 TS_DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }

@@ -252,7 +252,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
   using Chunks = Ring<S::IN_SLOTS, CHUNK_BYTES>;
   Timed<Chunks> ring(Chunks(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES),
                      sync.stamps, ROWS_AHEAD);
-  Gathers gathers;
+  int coming = 0;
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
     sync.stamps.mark(LOAD_ROWS, tile);
@@ -260,11 +260,10 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
       if (GATHERS<S> && op.map == GATHERED) {
-        gathers.load<T>(p, sync, op, tile, ring);
-        ring.advance();
+        const bool follows = k + 1 < S::LOAD_OPS && p.load_op(w.load_ops + k + 1).map == GATHERED;
+        load_gathered<S>(p, sync, op, tile, follows, coming, ring);
         continue;
       }
-      if (GATHERS<S>) gathers.hand_over_all(ring);
       if (op.map >= 0) {
         if (lane_in_warp() == 0) {
           int y = tile * ROWS;
@@ -293,12 +292,10 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
       }
       // A lane that ran ahead would wait for a parity that the slot had a whole turn ago, and not wait at all.
       sync_warp();
-      if (GATHERS<S>) ring.next_behind();
       ring.advance();
     }
     sync.stamps.mark(IDLE, tile);
   }
-  if (GATHERS<S>) gathers.hand_over_all(ring);
 }
 
 // ---- outputs
