@@ -6,6 +6,13 @@
 // are on their way at once; before it waits for a slot or a flag, it hands over all that it has.
 #pragma once
 
+// Unrolled, the copies hold more addresses than the smallest loaders have registers.
+#if LOADER_REGISTERS >= 56
+#define TS_GATHER_UNROLL 8
+#else
+#define TS_GATHER_UNROLL 1
+#endif
+
 namespace ts {
 
 // Whether a kind of stage takes rows through an index; kernels specialise it where it does.
@@ -15,7 +22,6 @@ constexpr bool GATHERS = false;
 constexpr int GATHERED = -2;     // a load's map, where its rows are taken through an index
 constexpr int GATHERS_AHEAD = 4;
 constexpr int PIECE = 16, PIECES = 128 / PIECE;  // bytes that a lane copies, and how many of them a chunk's row has
-constexpr int NAMES = ROWS / WARP;               // of a tile's rows, in each lane
 
 TS_DEV void index_outside(const Sync& s, int pointer, int row, long long rows, long long found) {
   if (claim(&s.dump->claimed)) {
@@ -43,30 +49,34 @@ TS_DEV int read_name(const P& p, const Sync& sync, const LoadOp& op, int row) {
   if ((u64)at >= (u64)rows) index_outside(sync, op.queue, row, rows, at);
   return (int)at;
 }
-
 // One piece of fp32, rounded to tf32 on its way, as a tensor map of that type does.
 TS_DEV void copy_rounded(u32 dst, const char* src, u32 bytes) {
   for (int k = 0; k < 4; ++k) stsf(dst + 4 * k, 4 * (u32)k < bytes ? f32::to_tf32(load_global((const float*)src + k)) : 0.0f);
 }
 
+// A warp copies AT_ONCE rows at once, a piece a lane; on the host, where it is one thread, piece after piece.
 template <class T, class P>
 TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile) {
-  const int lane = (int)lane_in_warp();
-  // Unrolled they would hold more addresses than a loader has registers.
+  constexpr int AT_ONCE = WARP < PIECES ? 1 : WARP / PIECES;
+  const int lane = (int)lane_in_warp(), first = lane / PIECES;
+  const u32 stride = (u32)p.strides[op.tensor];
+  for (int piece = lane % PIECES; piece < PIECES; piece += WARP) {
+    const int left = op.cols - piece * PIECE;
+    const u32 inside = left < 0 ? 0 : left < PIECE ? left : PIECE;
+    const char* const table = (const char*)p.pointers[op.tensor] + (inside == 0 ? 0 : op.col + piece * PIECE);
 #pragma unroll 1
-  for (int k = 0; k < NAMES; ++k) {
-    const int mine = read_name(p, sync, op, tile * ROWS + k * WARP + lane);
-#pragma unroll 1
-    for (int i = 0; i < PIECES; ++i) {  // a piece of WARP / PIECES rows at a time; on the host, of one row
-      const int holder = (i * WARP + lane) / PIECES, piece = (i * WARP + lane) % PIECES, row = k * WARP + holder;
-      const int name = warp_value(mine, holder), at = piece * PIECE, left = op.cols - at;
-      const u32 bytes = name < 0 || left < 0 ? 0 : left < PIECE ? left : PIECE;
-      const char* const src = (const char*)p.pointers[op.tensor] + (bytes == 0 ? 0 : (u64)(u32)name * (u32)p.strides[op.tensor] + (u32)(op.col + at));
-      const u32 to = dst + (u32)row * 128 + (u32)((piece ^ (row & 7)) * PIECE);
-      if (T::BYTES == 4 && op.form == ROUNDED)
-        copy_rounded(to, src, bytes);
-      else
-        copy_async(to, src, bytes);
+    for (int row0 = 0; row0 < ROWS; row0 += WARP) {
+      const int mine = read_name(p, sync, op, tile * ROWS + row0 + lane);
+#pragma unroll TS_GATHER_UNROLL
+      for (int i = 0; i < WARP; i += AT_ONCE) {
+        const int row = row0 + i + first, name = warp_value(mine, i + first);
+        const char* const src = table + (u64)(u32)(name < 0 ? 0 : name) * stride;
+        const u32 to = dst + (u32)row * 128 + (u32)((piece ^ (row & 7)) * PIECE), bytes = name < 0 ? 0 : inside;
+        if (T::BYTES == 4 && op.form == ROUNDED)
+          copy_rounded(to, src, bytes);
+        else
+          copy_async(to, src, bytes);
+      }
     }
   }
 }
