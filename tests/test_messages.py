@@ -87,12 +87,30 @@ def test_others_are_left_alone(module: nn.Module, inputs: tuple[Tensor, ...]) ->
     assert messages.sort_messages(traced(module, *inputs)) == 0
 
 
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("how", ["scatter_add", "scatter_add of views", "index_put"])
+def test_other_ways_to_add(how: str) -> None:
+    def add(v: Tensor, e: Tensor, to: Tensor) -> Tensor:
+        zeros = torch.zeros_like(v)
+        if how == "index_put":
+            return zeros.index_put((to - len(v),), e, accumulate=True)
+        column = to.unsqueeze(-1) if how == "scatter_add" else to.view(-1, 1)
+        return zeros.scatter_add(0, column.expand_as(e), e)
+
+    inputs = given(700)
+    graph = trace(add, inputs)
+    assert messages.sort_messages(graph) == 1
+    torch.testing.assert_close(graph(*inputs)[0], add(*inputs), rtol=0.02, atol=0.05)
+
+
 def test_segments() -> None:
     order, starts = messages.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
     assert order.tolist() == [1, 4, 0, 2, 5, 3] and starts.tolist() == [0, 2, 2, 5, 5, 6]
     order, starts = messages.segments(torch.tensor([], dtype=torch.int64), 3)
     assert starts.tolist() == [0, 0, 0, 0]
-    for bad in (5, -1, 2**32):
+    order, starts = messages.segments(torch.tensor([-1, 0, -5, 4]), 5)
+    assert order.tolist() == [1, 2, 0, 3] and starts.tolist() == [0, 2, 2, 2, 2, 4]
+    for bad in (5, -6, 2**32):
         with pytest.raises(RuntimeError, match="outside of 5 nodes"):
             messages.segments(torch.tensor([0, bad]), 5)
 

@@ -23,11 +23,21 @@ def _function(name: str, dtype: str, device_index: int) -> driver.Function:
     return driver.Function(report.cubin, name, 0)
 
 
-def starts(keys: Tensor, nodes: int) -> Tensor:
-    """Where each node's edges start among ascending ``keys`` (int32 [edges]), and the end: int32 [nodes + 1].
+def keys(index: Tensor, nodes: int) -> Tensor:
+    """``index`` (contiguous integers [edges]) as int32, those below zero counted from the end.
 
-    A key that is no node ends the kernel, as torch's device-side assertion does.
+    One that is no node ends the kernel, as torch's device-side assertion does.
     """
+    found = torch.empty(len(index), dtype=torch.int32, device=index.device)
+    if len(index):
+        wide = int(index.dtype == torch.int64)
+        packed = struct.pack("<QQqii", index.data_ptr(), found.data_ptr(), nodes, len(index), wide)
+        _launch("tilestream_keys", "bf16", -(-len(index) // 256), 256, packed, index.device)
+    return found
+
+
+def starts(keys: Tensor, nodes: int) -> Tensor:
+    """Where each node's edges start among ascending ``keys`` (int32 [edges]), and the end: int32 [nodes + 1]."""
     found = torch.empty(nodes + 1, dtype=torch.int32, device=keys.device)
     packed = struct.pack("<QQii", keys.data_ptr(), found.data_ptr(), len(keys), nodes)
     _launch("tilestream_starts", "bf16", len(keys) // 256 + 1, 256, packed, keys.device)

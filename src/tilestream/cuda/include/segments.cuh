@@ -8,6 +8,12 @@
 
 constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 4;
 
+struct KeyParams {
+  const void* index;
+  int* keys;
+  long long nodes;
+  int edges, wide;  // int64, not int32
+};
 struct StartParams {
   const int* keys;  // ascending
   int* starts;      // of each node's edges, and the end
@@ -22,11 +28,20 @@ struct SumParams {
   int nodes, lanes;
 };
 
+// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch.
+extern "C" __global__ void __launch_bounds__(256) tilestream_keys(const __grid_constant__ KeyParams p) {
+  const int at = (int)(blockIdx.x * 256 + threadIdx.x);
+  if (at >= p.edges) return;
+  const long long found = p.wide ? ((const long long*)p.index)[at] : ((const int*)p.index)[at];
+  const long long node = found < 0 ? found + p.nodes : found;
+  if (node < 0 || node >= p.nodes) ts::trap();
+  p.keys[at] = (int)node;
+}
+
 extern "C" __global__ void __launch_bounds__(256) tilestream_starts(const __grid_constant__ StartParams p) {
   const int at = (int)(blockIdx.x * 256 + threadIdx.x);
   if (at > p.edges) return;
   const int before = at == 0 ? -1 : p.keys[at - 1], here = at == p.edges ? p.nodes : p.keys[at];
-  if (before < -1 || (at < p.edges && (here < 0 || here >= p.nodes))) ts::trap();  // no such node, as torch's assertion
   for (int node = before + 1; node <= here; ++node) p.starts[node] = at;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, aten, integer, packet, value
+from tilestream.graph.nodes import Unsupported, argument, aten, integer, packet, value
 from tilestream.graph.sizes import settled
 from tilestream.ir.dtypes import INDEX_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, Tile
@@ -40,12 +40,13 @@ def gather(e: Emitter, node: fx.Node) -> Tile:
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     """The table and the index."""
-    table, index = node.args[0], node.args[1] if len(node.args) > 1 else None
+    table: object = node.args[0]
+    index: object = argument(node, 1, "indices")
     if packet(node) is aten.index_select:
         fake = value(table) if isinstance(table, fx.Node) else None
         if fake is None or integer(node, 1, "dim") % max(1, fake.dim()):
             raise Unsupported("gathers along another dimension than rows")
-        index = node.args[2]
+        index = argument(node, 2, "index")
     if isinstance(index, list | tuple):
         if len(index) != 1:
             raise Unsupported("gathers by several indices")
