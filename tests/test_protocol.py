@@ -344,7 +344,7 @@ MUTANTS = (
     Mutant(
         "index of the wrong rows",
         "gathers",
-        Mutation(GATHER, "tile * ROWS + k * WARP + lane", "k * WARP + lane"),
+        Mutation(GATHER, "index == op.queue && tile == at", "index == op.queue"),
         "each tile has indices of its own",
     ),
 )

@@ -44,7 +44,7 @@ def test_sums(edges: int, nodes: int, features: int, busy: int, dtype: torch.dty
         start = torch.zeros(nodes, features, device="cuda", dtype=torch.float64) if base is None else base.double()
         exact = start.index_add(0, index, rows.double())
         got = sums(index, rows, base, nodes)
-        eps = torch.finfo(dtype).eps
+        eps = torch.finfo(dtype).eps * (8 if dtype is torch.float32 else 1)  # of thousands of terms, added in fp32
         assert (got.double() - exact).norm() <= eps * exact.norm() + 1e-30
         assert torch.equal(got, sums(index, rows, base, nodes))
         assert torch.equal(got, sums(index.int() - nodes, rows, base, nodes))

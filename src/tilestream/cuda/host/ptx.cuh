@@ -18,7 +18,7 @@
 #define TS_SHARED(base) const u32 base = 0
 // threads have as many registers as they like
 #define CONSUMER_REGISTERS 0
-#define LOADER_REGISTERS 0
+#define LOADER_REGISTERS 88
 
 struct uint4 {
   u32 x, y, z, w;

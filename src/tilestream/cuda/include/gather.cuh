@@ -6,11 +6,18 @@
 // are on their way at once; before it waits for a slot or a flag, it hands over all that it has.
 #pragma once
 
-// Unrolled, the copies hold more addresses than the smallest loaders have registers.
-#if LOADER_REGISTERS >= 56
-#define TS_GATHER_UNROLL 8
+// What a loader's registers allow: to read a tile's indices once, before it waits for a slot, and to unroll the copies.
+#if LOADER_REGISTERS >= 88
+#define TS_NAMES_AHEAD true
+#define TS_UNROLL_WARPS 2
 #else
-#define TS_GATHER_UNROLL 1
+#define TS_NAMES_AHEAD false
+#define TS_UNROLL_WARPS 1
+#endif
+#if LOADER_REGISTERS >= 56
+#define TS_UNROLL_COPIES 4
+#else
+#define TS_UNROLL_COPIES 1
 #endif
 
 namespace ts {
@@ -54,9 +61,25 @@ TS_DEV void copy_rounded(u32 dst, const char* src, u32 bytes) {
   for (int k = 0; k < 4; ++k) stsf(dst + 4 * k, 4 * (u32)k < bytes ? f32::to_tf32(load_global((const float*)src + k)) : 0.0f);
 }
 
+// The names of the rows that a warp copies next, where it reads them ahead.
+struct Names {
+  static constexpr bool AHEAD = TS_NAMES_AHEAD;
+  static constexpr int COUNT = AHEAD ? ROWS / WARP : 1;
+  int index = -1, tile = -1;
+  int rows[COUNT];
+  template <class P>
+  TS_DEV void read(const P& p, const Sync& sync, const LoadOp& op, int at) {
+    if (!AHEAD || (index == op.queue && tile == at)) return;
+    index = op.queue;
+    tile = at;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) rows[k] = read_name(p, sync, op, at * ROWS + k * WARP + (int)lane_in_warp());
+  }
+};
+
 // A warp copies AT_ONCE rows at once, a piece a lane; on the host, where it is one thread, piece after piece.
 template <class T, class P>
-TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile) {
+TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile, const Names& names) {
   constexpr int AT_ONCE = WARP < PIECES ? 1 : WARP / PIECES;
   const int lane = (int)lane_in_warp(), first = lane / PIECES;
   const u32 stride = (u32)p.strides[op.tensor];
@@ -64,12 +87,12 @@ TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op
     const int left = op.cols - piece * PIECE;
     const u32 inside = left < 0 ? 0 : left < PIECE ? left : PIECE;
     const char* const table = (const char*)p.pointers[op.tensor] + (inside == 0 ? 0 : op.col + piece * PIECE);
-#pragma unroll 1
-    for (int row0 = 0; row0 < ROWS; row0 += WARP) {
-      const int mine = read_name(p, sync, op, tile * ROWS + row0 + lane);
-#pragma unroll TS_GATHER_UNROLL
+#pragma unroll TS_UNROLL_WARPS
+    for (int k = 0; k < ROWS / WARP; ++k) {
+      const int mine = Names::AHEAD ? names.rows[k] : read_name(p, sync, op, tile * ROWS + k * WARP + lane);
+#pragma unroll TS_UNROLL_COPIES
       for (int i = 0; i < WARP; i += AT_ONCE) {
-        const int row = row0 + i + first, name = warp_value(mine, i + first);
+        const int row = k * WARP + i + first, name = warp_value(mine, i + first);
         const char* const src = table + (u64)(u32)(name < 0 ? 0 : name) * stride;
         const u32 to = dst + (u32)row * 128 + (u32)((piece ^ (row & 7)) * PIECE), bytes = name < 0 ? 0 : inside;
         if (T::BYTES == 4 && op.form == ROUNDED)
@@ -84,9 +107,10 @@ TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op
 // One chunk, behind `coming` others that are on their way in the slots before it. All are handed over where there are
 // enough of them, where none `follows`, and where the next slot is not free: the consumers may need these first.
 template <class S, class P, class R>
-TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int tile, bool follows, int& coming, R& ring) {
+TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int tile, bool follows, Names& names, int& coming, R& ring) {
+  names.read(p, sync, op, tile);
   ring.wait_empty();
-  gather_chunk<typename S::T>(ring.addr(), p, sync, op, tile);
+  gather_chunk<typename S::T>(ring.addr(), p, sync, op, tile, names);
   ring.advance();
   ++coming;
   // One lane asks for all: the answer may change from one to the next.

@@ -252,6 +252,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
   using Chunks = Ring<S::IN_SLOTS, CHUNK_BYTES>;
   Timed<Chunks> ring(Chunks(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES),
                      sync.stamps, ROWS_AHEAD);
+  Names names;
   int coming = 0;
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
@@ -261,7 +262,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
       LoadOp op = p.load_op(w.load_ops + k);
       if (GATHERS<S> && op.map == GATHERED) {
         const bool follows = k + 1 < S::LOAD_OPS && p.load_op(w.load_ops + k + 1).map == GATHERED;
-        load_gathered<S>(p, sync, op, tile, follows, coming, ring);
+        load_gathered<S>(p, sync, op, tile, follows, names, coming, ring);
         continue;
       }
       if (op.map >= 0) {
