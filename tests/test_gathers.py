@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from tilestream import reference
 from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import HostRun, run_on_host
+from tilestream.cuda.tables import GATHERED
+from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
@@ -32,6 +35,9 @@ from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.measure import random_arguments
 from tilestream.run.spec import decode, encode, spec_of
+from tilestream.schedule import build
+from tilestream.schedule.counts import gathered_chunks
+from tilestream.schedule.stage_cost import stage_cost
 
 # -- the IR
 
@@ -111,6 +117,16 @@ def message_of_inputs() -> Pipeline:
     return p.build()
 
 
+def test_a_loader_warp_has_its_time() -> None:
+    """For as many chunks as its table says, which it copies beside the products."""
+    for p in (message(), everywhere()):
+        told = sum(op[0] == GATHERED for op in emit(p).tables.load_ops)
+        assert gathered_chunks(build(p.stages[0], p)) == told > 0
+    device, before = get("h200"), message_of_inputs()
+    with_gathers, without = (stage_cost(p.stages[0], p, device) for p in (message(), before))
+    assert without.step_s < with_gathers.step_s < without.step_s + with_gathers.inputs_s
+
+
 # -- meaning
 
 
@@ -141,6 +157,12 @@ def test_outside_of_the_table(bad: int) -> None:
     given["senders"][70] = bad
     with pytest.raises(InputError, match=rf"index 'senders' is {bad} where table 'v' has 37 rows"):
         reference.run(p, given)
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "message-passing.md").read_text()
+    example = page.split("```python")[1].split("```")[0]
+    exec(compile(example, "docs/message-passing.md", "exec"), {})
 
 
 # -- kernels on the host

@@ -74,6 +74,19 @@ def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
     return tuple(_step(step, schedule, layout) for step in schedule.steps)
 
 
+def gathered_chunks(schedule: Schedule) -> int:
+    """Chunks of one tile whose rows come through an index."""
+    indexed = {name for name, stream in schedule.streams.items() if stream.index}
+    total = 0
+    for step in schedule.steps:
+        for segment in step.gemm.segments if step.gemm is not None else ():
+            total += segment.chunks(schedule.chunk_columns) if segment.tile in indexed else 0
+        turns = ceil_to(step.features, schedule.pass_columns) // schedule.pass_columns
+        for phase in step.phases:
+            total += sum(turns * schedule.parts(schedule.streams[t].dtype) for t in phase.streams if t in indexed)
+    return total
+
+
 def code_size(schedule: Schedule, layout: Layout) -> float:
     """Instructions of the consumers' code. Equal steps one after another are one loop; all else is unrolled."""
     steps = [(_shape(step, schedule), _step(step, schedule, layout)) for step in schedule.steps]
