@@ -31,6 +31,7 @@ from tilestream.ir.verify import verify
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
+from tilestream.report.facts import summary
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.measure import random_arguments
@@ -47,6 +48,7 @@ def test_text_and_json() -> None:
     verify(p)
     assert "load1: 128 bf16 = load(v, senders)" in show(p)
     assert "input senders [rows] i64" in show(p)
+    assert summary(p.stages[0], p).startswith("load 128, gather 128 (x2), cat, linear 384>128")
     assert pipeline_from_json(pipeline_to_json(p)) == p
 
 
