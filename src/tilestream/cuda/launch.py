@@ -136,6 +136,9 @@ class Launch:
                 stride *= DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
             elif kind.startswith(INDEX):
                 stride = where[kind.removeprefix(INDEX)].rows
+                if stride > MOST_ROWS:
+                    what = f"table {kind.removeprefix(INDEX)!r} has {stride} rows, more than {MOST_ROWS}"
+                    raise InputError(what, "gather its rows before the pipeline")
             struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
             struct.pack_into("<q", raw, o.strides + 8 * k, stride)
         dump = self.dump.address if self.dump is not None else 0
