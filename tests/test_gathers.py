@@ -248,6 +248,12 @@ def test_gathers_join_the_region_that_alone_uses_them() -> None:
     assert loads(cut.region) == 1  # the other's rows are wanted in memory as well
 
 
+def test_wide_rows_are_gathered_outside() -> None:
+    found = partition(capture(Edges(width=256).bfloat16(), given(256)).graphs[0])
+    assert found.regions and not any(loads(r) for r in found.regions)
+    assert any("a kernel of its own is faster" in e.reason for e in found.exclusions)
+
+
 @pytest.mark.parametrize("width", [3, 20])
 def test_rows_that_cannot_be_copied_stay_outside(width: int) -> None:
     found = partition(capture(Edges(width=width).bfloat16(), given(width)).graphs[0])

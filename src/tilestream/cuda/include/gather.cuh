@@ -14,10 +14,12 @@
 #define TS_NAMES_AHEAD false
 #define TS_UNROLL_WARPS 1
 #endif
-#if LOADER_REGISTERS >= 56
-#define TS_UNROLL_COPIES 4
+#if LOADER_REGISTERS >= 88
+#define TS_UNROLL_COPIES(tiles) (tiles == 2 ? 8 : 4)
+#elif LOADER_REGISTERS >= 56
+#define TS_UNROLL_COPIES(tiles) 4
 #else
-#define TS_UNROLL_COPIES 1
+#define TS_UNROLL_COPIES(tiles) 1
 #endif
 
 namespace ts {
@@ -78,7 +80,7 @@ struct Names {
 };
 
 // A warp copies AT_ONCE rows at once, a piece a lane; on the host, where it is one thread, piece after piece.
-template <class T, class P>
+template <class S, class P>
 TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile, const Names& names) {
   constexpr int AT_ONCE = WARP < PIECES ? 1 : WARP / PIECES;
   const int lane = (int)lane_in_warp(), first = lane / PIECES;
@@ -90,12 +92,12 @@ TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op
 #pragma unroll TS_UNROLL_WARPS
     for (int k = 0; k < ROWS / WARP; ++k) {
       const int mine = Names::AHEAD ? names.rows[k] : read_name(p, sync, op, tile * ROWS + k * WARP + lane);
-#pragma unroll TS_UNROLL_COPIES
+#pragma unroll TS_UNROLL_COPIES(S::TILES)
       for (int i = 0; i < WARP; i += AT_ONCE) {
         const int row = k * WARP + i + first, name = warp_value(mine, i + first);
         const char* const src = table + (u64)(u32)(name < 0 ? 0 : name) * stride;
         const u32 to = dst + (u32)row * 128 + (u32)((piece ^ (row & 7)) * PIECE), bytes = name < 0 ? 0 : inside;
-        if (T::BYTES == 4 && op.form == ROUNDED)
+        if (S::T::BYTES == 4 && op.form == ROUNDED)
           copy_rounded(to, src, bytes);
         else
           copy_async(to, src, bytes);
@@ -110,7 +112,7 @@ template <class S, class P, class R>
 TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int tile, bool follows, Names& names, int& coming, R& ring) {
   names.read(p, sync, op, tile);
   ring.wait_empty();
-  gather_chunk<typename S::T>(ring.addr(), p, sync, op, tile, names);
+  gather_chunk<S>(ring.addr(), p, sync, op, tile, names);
   ring.advance();
   ++coming;
   // One lane asks for all: the answer may change from one to the next.
