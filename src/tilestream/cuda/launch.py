@@ -353,7 +353,7 @@ class Bound:
         given = len(self._written)
         where = dict(self._where)
         for name, t, features in zip(self._written, tensors[:given], self._features, strict=True):
-            where[name] = t.data_ptr(), _row_stride(t, features)
+            where[name] = Where(t.data_ptr(), _row_stride(t, features), t.shape[0] if t.dim() else 1)
         for buffer, t in zip(self._compiled.buffers, tensors[given:], strict=True):
             where[buffer.name] = _where(t)
         return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]

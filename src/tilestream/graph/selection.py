@@ -26,8 +26,8 @@ from tilestream.schedule.shared_tile import is_block
 log = logging.getLogger(__name__)
 
 MOST_GATHERED_BYTES = 512
-"""Of a row, all that a region takes through indices: more costs the loader warps more than a gather kernel and its round
-trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024 bytes, 427 against about 400)."""
+"""Of a row, all that a region takes through indices: more costs the loader warps more than a gather kernel and its
+round trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024 bytes, 427 against about 400)."""
 
 WIDE_GATHER = "gathers rows so wide that a kernel of its own is faster"
 POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
