@@ -85,6 +85,19 @@ def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
     return tuple(_step(step, schedule, layout) for step in schedule.steps)
 
 
+def gathered_chunks(schedule: Schedule) -> int:
+    """Chunks of one tile whose rows come through an index."""
+    indexed = {name for name, stream in schedule.streams.items() if stream.index}
+    total = 0
+    for step in schedule.steps:
+        for segment in step.gemm.segments if step.gemm is not None else ():
+            total += segment.chunks(schedule.chunk_columns) if segment.tile in indexed else 0
+        turns = ceil_to(step.features, schedule.pass_columns) // schedule.pass_columns
+        for phase in step.phases:
+            total += sum(turns * schedule.parts(schedule.streams[t].dtype) for t in phase.streams if t in indexed)
+    return total
+
+
 def scattered_bytes(schedule: Schedule, pipeline: Pipeline) -> float:
     """Bytes that the L2 moves in a step of a stage for results that go to memory from registers, beyond their own.
 
