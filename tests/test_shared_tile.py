@@ -58,6 +58,8 @@ def changed(p: Pipeline, **changes: object) -> Pipeline:
         (Ffn(16384, 4096, 4096), Split(4, 32), (128, 128), (64, 7, 7)),
         (S2, Split(8, 16), (48, 128), (64, 7, 7)),
         (G4, Split(8, 16, tile_rows=64), (24, 48), (128, 7, 9)),
+        (G4, Split(8, 16, tile_rows=8), (24, 48), (128, 9, 9)),
+        (G8, Split(2, 64, tile_rows=16), (64, 32), (64, 16, 16)),
     ],
 )
 def test_columns_and_rings_follow_from_the_mesh(block: Ffn, split: Split, columns, rings) -> None:
@@ -90,7 +92,7 @@ def refusals() -> list[tuple[Pipeline, str]]:
         return changed(good, mesh=directions)
 
     return [
-        (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 64 or 128"),
+        (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 8, 16, 32, 64 or 128"),
         (changed(good, loops=(rows, Loop(out, 48))), f"loops over '{out}', which its mesh divides"),
         (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64 or 128"),
         (mesh(Spread(Level.CLUSTER, 8, columns.axes)), "columns over a cluster have no kernel so far"),
@@ -171,7 +173,7 @@ def names(rows: int, block: Ffn = G4, options: Options = ANY_ORDER) -> list[str]
 
 def test_few_rows_of_a_wide_block_have_candidates_with_every_tail() -> None:
     found = names(128)
-    assert {"sums added in any order", "partial sums in order", "sums over a cluster"} == {
+    assert {"sums added in any order", "partial sums in order", "sums over a cluster", "sums in one place"} == {
         n.split(", ")[-1] for n in found
     }
     assert planner.plan(G4.program(), 128, H200, Options()).chosen.strategy == few_rows.STRATEGY
@@ -192,10 +194,10 @@ def test_something_done_to_the_sum_needs_it_whole() -> None:
 
 
 def test_bins_of_rows() -> None:
-    assert [tiles_for(n) for n in (1, 64, 65, 128, 129, 256, 257, 512)] == [
-        (64, 1), (64, 1), (128, 1), (128, 1), (128, 2), (128, 2), (128, 4), (128, 4),
+    assert [tiles_for(n) for n in (1, 8, 9, 17, 64, 65, 128, 129, 256, 257, 512)] == [
+        (8, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 1), (128, 1), (128, 2), (128, 2), (128, 4), (128, 4),
     ]  # fmt: skip
-    assert few_rows.same_bin(1, 64) and not few_rows.same_bin(64, 65)
+    assert few_rows.same_bin(1, 8) and not few_rows.same_bin(8, 9) and not few_rows.same_bin(64, 65)
     assert few_rows.same_bin(5000, 600) and not few_rows.same_bin(512, 513)
 
 
@@ -288,6 +290,10 @@ KERNELS = [
     (Ffn(640, 200, 136, act="gelu", residual=True, dtype="f16"), Split(1, 6, Tail.NONE)),
     (Ffn(520, 72, 77, bias=True), Split(2, 8, row_tiles=4)),
     (S2, Split(8, 16, tile_rows=64)),
+    (G4, Split(1, 96, Tail.NONE, tile_rows=8)),
+    (G4, Split(8, 16, Tail.REDUCE_ADD, tile_rows=16)),
+    (S2, Split(2, 64, tile_rows=32)),
+    (Ffn(640, 200, 136, bias=True), Split(4, 6, Tail.CLUSTER, tile_rows=8)),
 ]
 
 

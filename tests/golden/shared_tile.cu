@@ -33,7 +33,7 @@ struct Params {
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows, pad;
+  int rows, box_rows;  // of a copy of left operands: no more than there are
 };
 
 struct Kernel {
@@ -42,7 +42,7 @@ struct Kernel {
   static constexpr Tail TAIL = PARTIALS;
   static constexpr int HID = 768, OUT = 192;
   static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 8;
-  static constexpr int ROWS = 128, WARPGROUPS = 2, MIDDLE = 24, OUT_COLUMNS = 24, GROUP_COLUMNS = 192;
+  static constexpr int ROWS = 128, WARPGROUPS = 2, LIVE_THREADS = 256, MIDDLE = 24, OUT_COLUMNS = 24, GROUP_COLUMNS = 192;
   static constexpr int FIRSTS = 2, DEPTH = 128, STEPS = 2;
   static constexpr int LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, ADD_WIDTH = 24;
   static constexpr u32 LEFT = 0, WEIGHTS = 131072, SCATTER = 180224, VECTORS = 180224, BARS = 180480;

@@ -39,11 +39,12 @@ def shared_tile_cost(s: SharedTile, rows: int, device: Device) -> SharedTileCost
     k, hid, out = s.block.sizes
     firsts = len(s.block.firsts)
     port = device.sm_bytes_per_s
-    first = 2 * k * (s.tile_rows + firsts * s.middle_columns) / port
-    second = 2 * s.group_columns * (s.tile_rows + s.out_columns) / port
+    height = min(rows, s.tile_rows)
+    first = 2 * k * (height + firsts * s.middle_columns) / port
+    second = 2 * s.group_columns * (height + s.out_columns) / port
     weights = 2 * hid * (firsts * k + out)
     dram = (weights + 2 * rows * (k + out)) / device.dram_bytes_per_s
-    partial = s.ctas * s.tile_rows * s.out_columns * (8 if s.tail is Tail.PARTIALS else 2 if s.groups > 1 else 0)
+    partial = s.ctas * height * s.out_columns * (8 if s.tail is Tail.PARTIALS else 2 if s.groups > 1 else 0)
     tail = TAIL_S[s.tail] + partial / device.l2_bytes_per_s
     loads = max(first + second, dram)
     launches = -(-rows // (s.row_tiles * s.tile_rows))

@@ -117,22 +117,23 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
   }
 }
 
-// Into memory, in any order: a warpgroup stages its 64 rows, rounded to T, and adds them in boxes of 64 x WIDTH. Boxes of
-// 128 bytes have the 128-byte swizzle. `stage` holds 64 x 8 BLOCKS elements that nothing else uses; `cleared` completes
-// when what is added to is zero.
-template <class T, int BLOCKS, int WIDTH>
+// Into memory, in any order: a warpgroup stages its ROWS rows, rounded to T, and adds them in boxes of ROWS x WIDTH. Boxes
+// of 128 bytes have the 128-byte swizzle. `stage` holds ROWS x 8 BLOCKS elements that nothing else uses; `cleared`
+// completes when what is added to is zero. Warps without rows do not come here.
+template <class T, int BLOCKS, int WIDTH, int ROWS>
 TS_DEV void reduce_add(const Fragment<BLOCKS>& acc, const TensorMap* map, int x, int y, u32 stage, u32 cleared, int g, u32 t) {
-  constexpr u32 BOX = 64 * WIDTH * 2;
+  constexpr u32 BOX = ROWS * WIDTH * 2;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
+      if (ROWS < 16 && row >= ROWS) continue;
       const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
       sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(acc.v[4 * i + 2 * j], acc.v[4 * i + 2 * j + 1]));
     }
   fence_async_shared();
-  named_sync(GROUP_BARRIER + g, 128);
+  named_sync(GROUP_BARRIER + g, (ROWS + 15) / 16 * 32);
   if (t == 0) {
     bar_wait(cleared, 0);
     fence_async_global();

@@ -4,7 +4,9 @@
 //
 // A producer warpgroup: warp 0 loads left operands (the input, then the middle), warp 1 weights, both layers through one
 // ring, so that the second's are on their way while the middle is exchanged; warp 2 hands the middle over; warp 3 clears
-// the result where partial results are added to it. One or two consumer warpgroups have 64 rows each.
+// the result where partial results are added to it. One or two consumer warpgroups have 64 rows each. A tile of fewer
+// rows than 64 takes no more shared memory than it has: products read 64 rows all the same, of which the last are whatever
+// lies behind, and nobody stores what becomes of them.
 #pragma once
 #include "collectives.cuh"
 
@@ -76,7 +78,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
   for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
     load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
   }
   bar_wait(middle_ready<K>(smem), 0);
@@ -84,7 +86,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
     const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
     load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
   }
@@ -170,6 +172,7 @@ template <class K, class P, int BLOCKS>
 TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], const Position& me, u32 smem, int g, u32 t) {
   constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
   const u32 stage = smem + K::LEFT + g * 64 * PITCH;
+  if (t + 128 * g >= K::LIVE_THREADS) return;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
@@ -281,6 +284,11 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   }
   mma_wait<0>();
   pin(acc);
+  if (K::TAIL == REDUCE_ADD) named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
+  if (t + 128 * g >= K::LIVE_THREADS) {
+    if (K::TAIL == CLUSTER) cluster_sync();
+    return;
+  }
   const auto finish = [&](int i, const float(&v)[4]) { store_block<K>(p, me, smem, g, t, i, v); };
   if constexpr (K::TAIL == NO_TAIL) {
 #pragma unroll
@@ -291,14 +299,14 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
-    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
+    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
+    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
                                                               cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), finish);
   } else if constexpr (K::TAIL == CLUSTER) {
-    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, finish);
+    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, finish);
   } else {
-    named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
-    reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
+    constexpr int GROUP_ROWS = K::ROWS < 64 ? K::ROWS : 64;
+    reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH, GROUP_ROWS>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
                                                                      smem + K::LEFT + g * 64 * K::OUT_COLUMNS * 2, cleared<K>(smem), g, t);
   }
 }

@@ -17,13 +17,14 @@ class SharedWorkspace:
     """One allocation, from the driver (see ``cuda.workspace``): flags, all zero at first, the middle, partial results.
 
     The middle is ``[row tiles x groups x tile rows, columns of a group]`` in the products' dtype; a partial result
-    ``[row tiles, columns, groups, tile rows x columns of a CTA]`` in fp32.
+    ``[row tiles, columns, groups, rows x columns of a CTA]`` in fp32,
+    of as many rows as its warps have.
     """
 
     def __init__(self, s: SharedTile) -> None:
         flags = PHASES * s.ctas * LINE_BYTES
         middle = ceil_to(s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2, LINE_BYTES)
-        partial = s.ctas * s.tile_rows * s.out_columns * 4 if s.tail is Tail.PARTIALS else 0
+        partial = s.ctas * s.live_threads * s.out_columns * 2 if s.tail is Tail.PARTIALS else 0
         self.flags = driver.allocate_zeros(flags + middle + partial)
         weakref.finalize(self, driver.free, self.flags).atexit = False  # the process's end frees it anyway
         self.middle = self.flags + flags

@@ -87,17 +87,17 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
 
 
 def tiles_for(rows: int) -> tuple[int, int]:
-    """Rows of a tile and tiles side by side for a bin of rows: 64, 128, 256 or 512, and more in several launches."""
-    if rows <= TILES[0]:
-        return TILES[0], 1
+    """Rows of a tile and tiles side by side for a bin of rows: 8, 16, ... 512, and more in several launches."""
+    if rows <= TILES[-1]:
+        return next(tile for tile in TILES if rows <= tile), 1
     tiles = 1
-    while tiles < MOST_ROW_TILES and tiles * TILES[1] < rows:
+    while tiles < MOST_ROW_TILES and tiles * TILES[-1] < rows:
         tiles *= 2
-    return TILES[1], tiles
+    return TILES[-1], tiles
 
 
 def splits(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
-    """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to 64.
+    """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to all.
 
     Args:
         in_any_order: whether partial results may be added in any order.
@@ -105,8 +105,8 @@ def splits(block: Block, rows: int, device: Device, in_any_order: bool) -> Itera
     tile_rows, row_tiles = tiles_for(rows)
     _, hid, out = block.sizes
     seen: set[tuple[int, int, Tail]] = set()
-    for columns in (4, 8, 16, 24, 32, 48, 64):
-        if columns > ceil(out / 8):
+    for columns in (4, 8, 16, 24, 32, 48, 64, 96, 128):
+        if columns > min(ceil(out / 8), device.sms // row_tiles):
             continue
         groups = min(device.sms // (row_tiles * columns), ceil(hid / 8) // columns)
         for tail in (Tail.REDUCE_ADD, Tail.PARTIALS, Tail.CLUSTER):
