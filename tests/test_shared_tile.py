@@ -29,7 +29,7 @@ from tilestream.reference.ops import FLOAT64
 from tilestream.run.backend import tilestream
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import KernelShape, kernel_shape
-from tilestream.schedule.shared_tile import Tail, build
+from tilestream.schedule.shared_tile import Tail, build, find_block
 
 H200 = devices.get("h200")
 G4, G8 = Ffn(3072, 768, 768), Ffn(8192, 2048, 2048)
@@ -158,6 +158,34 @@ def test_the_reference_machine_computes_the_block(split: Split, gated: bool) -> 
         assert moved.bytes["dsm"] == (split.groups - 1) * 20 * 40 * 4
     near = reference.run(p, block.tensors(20))["y"].double()
     assert (near - block.eager(tensors)).norm() < 0.02 * near.norm()
+
+
+@pytest.mark.parametrize("split", [Split(3, 2), Split(3, 2, Tail.CLUSTER), Split(1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [
+        Ffn(48, 24, 40, norm="layer"),
+        Ffn(48, 24, 24, norm="rms", residual=True),
+        Ffn(48, 24, 24, gated=True, act="silu", norm="rms", sum_first=True, residual=True),
+    ],
+    ids=str,
+)
+def test_what_is_in_front_and_behind_belongs_to_the_tile(block: Ffn, split: Split) -> None:
+    tensors = {n: t.double() for n, t in block.tensors(20).items()}
+    p = shared(block, split)
+    torch.testing.assert_close(run_meshes(p, tensors, FLOAT64, Moved())["y"], block.eager(tensors))
+    found = find_block(p.stages[0], p)
+    assert found.input == "" and found.before and found.k != found.out
+    assert len([op for op in found.after if op.kind == "load"]) == block.residual * (1 + block.sum_first)
+
+
+def test_a_residual_that_is_a_norms_result_is_left_outside() -> None:
+    """It would have to be read by rows in front of the first layer and by columns behind the second."""
+    program = replace(Ffn(48, 24, 24), norm="rms", residual=True).program()
+    (stage,) = program.stages
+    ops = tuple(op.reading({"a": "even"}) if op.kind == "add" else op for op in stage.ops)
+    with pytest.raises(VerifyError, match="a shared tile is act"):
+        share_tile(program.with_stages((replace(stage, ops=ops),)), Split(3, 2))
 
 
 # -- plans
@@ -294,6 +322,8 @@ KERNELS = [
     (G4, Split(8, 16, Tail.REDUCE_ADD, tile_rows=16)),
     (S2, Split(2, 64, tile_rows=32)),
     (Ffn(640, 200, 136, bias=True), Split(4, 6, Tail.CLUSTER, tile_rows=8)),
+    (replace(G4, norm="layer", act="gelu", bias=True, residual=True), Split(8, 16)),
+    (replace(S2, norm="rms", sum_first=True, residual=True), Split(2, 64, tile_rows=8)),
 ]
 
 

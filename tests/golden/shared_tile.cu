@@ -27,7 +27,7 @@ struct Params {
   const void* vectors[2];
   const void* rows_of[1];
   long long strides_of[1];
-  void *middle_data, *result;
+  void *middle_data, *operand_data, *result;
   float* partial;
   long long result_stride;
   u64* flags;
@@ -46,6 +46,8 @@ struct Kernel {
   static constexpr int FIRSTS = 2, DEPTH = 128, STEPS = 2;
   static constexpr int LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, ADD_WIDTH = 24;
   static constexpr u32 LEFT = 0, WEIGHTS = 131072, SCATTER = 180224, VECTORS = 180224, BARS = 180480;
+
+  static constexpr bool BEFORE = false;
 
   static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
   static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int out, int t) {

@@ -10,14 +10,12 @@ import torch
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.plain import plain
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block
+from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block, written_out
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 EACH = 2
@@ -78,7 +76,7 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
 
 def _predicted(program: Pipeline, rows: int, device: Device, any_order: bool) -> Iterator[tuple[float, Split]]:
     """Seconds of every split that fits."""
-    written = one_name_an_axis(plain(program))
+    written = written_out(program)
     for split in splits(find_block(written.stages[0], written), rows, device, any_order):
         try:
             made = share_tile(program, split, device)

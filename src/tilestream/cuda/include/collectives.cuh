@@ -7,7 +7,7 @@ namespace ts {
 
 // Between launches all flags of a workspace are equal, as each launch raises each flag by one: nothing is reset, so a
 // captured launch can be replayed. One line of 128 bytes a CTA and phase.
-enum Phase : int { CLEARED, MIDDLE, PARTIAL, PHASES };
+enum Phase : int { CLEARED, MIDDLE, PARTIAL, OPERAND, PHASES };
 constexpr int FLAG_LINE = 16;  // u64 words
 
 struct ExchangeDump {  // in host memory; read after a trap

@@ -2,6 +2,9 @@
 // first layer, hands them to its group g, and multiplies the group's part of the middle with its columns s of the second;
 // what the groups have is added by the kernel's tail. K has the shape, Params the operands (shared_tile.cu.j2).
 //
+// What stands in front of the first layer, a norm, is done once: each CTA takes some rows of the tile and leaves them in the
+// L2, from where all load them as the left operand.
+//
 // A producer warpgroup: warp 0 loads left operands (the input, then the middle), warp 1 weights, both layers through one
 // ring, so that the second's are on their way while the middle is exchanged; warp 2 hands the middle over; warp 3 clears
 // the result where partial results are added to it. One or two consumer warpgroups have 64 rows each. A tile of fewer
@@ -9,6 +12,7 @@
 // lies behind, and nobody stores what becomes of them.
 #pragma once
 #include "collectives.cuh"
+#include "row.cuh"
 
 namespace ts {
 
@@ -50,12 +54,19 @@ template <class K>
 TS_DEV u32 epoch_word(u32 smem) { return middle_done<K>(smem) + 24; }
 
 template <class K>
+TS_DEV u32 operand_done(u32 smem) { return middle_done<K>(smem) + 32; }
+// Two times a word a warp: sums over a row of the operand.
+template <class K>
+TS_DEV u32 row_scratch(u32 smem) { return middle_done<K>(smem) + 64; }
+
+template <class K>
 TS_DEV void init_shared_tile(u32 smem) {
   constexpr u32 WARPS = 4 * K::WARPGROUPS;
   for (int i = 0; i < K::LEFT_STAGES + K::WEIGHT_STAGES; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
     bar_init(smem + K::BARS + 16 * i + 8, WARPS);
   }
+  bar_init(operand_done<K>(smem), WARPS);
   bar_init(middle_done<K>(smem), WARPS);
   bar_init(middle_ready<K>(smem), 1);
   bar_init(cleared<K>(smem), 1);
@@ -74,7 +85,6 @@ TS_DEV void load_panels(u32 dst, const TensorMap* map, int x, int y, u32 bar, u3
 template <class K, class P>
 TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
   LeftRing<K> ring(smem + K::BARS, smem + K::LEFT);
-  await_kernel_before();
 #pragma unroll 1
   for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
     ring.wait_empty();
@@ -90,6 +100,17 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
     const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
     load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
   }
+}
+
+// The rows of the operand: made by as many CTAs of the row tile as there are rows, if there are so many.
+template <class K>
+TS_DEV void await_operand(const Team& team, const Position& me, u32 smem) {
+  constexpr int CTAS = K::GROUPS * K::COLUMNS;
+  const u64 epoch = team.next_epoch(OPERAND);
+  bar_wait(operand_done<K>(smem), 0);
+  if (lane_in_warp() == 0) team.announce(OPERAND, epoch);
+  await_peers(team, OPERAND, epoch, me.row_tile * CTAS, 1, me.rows < CTAS ? me.rows : CTAS);
+  fence_async_global();
 }
 
 template <class K, class P>
@@ -221,12 +242,27 @@ TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, 
   }
 }
 
+// Rows of the operand that this CTA makes: every CTAS-th of its row tile.
+template <class K, class P>
+TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
+  constexpr int CTAS = K::GROUPS * K::COLUMNS;
+  await_kernel_before();
+  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
+#pragma unroll 1
+  for (int row = me.cta - me.row_tile * CTAS; row < rows; row += CTAS) {
+    K::before(p, row_scratch<K>(smem), me.row_tile * K::ROWS + row, t);
+    named_sync(BOTH_GROUPS, 128 * K::WARPGROUPS);  // the scratch is read: the next row may write it
+  }
+  group_arrive(operand_done<K>(smem));
+}
+
 template <class K, class P>
 TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, int g) {
   constexpr int THREADS = 128 * K::WARPGROUPS;
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
+  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, t + 128 * g);
   K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
   const u32 mine = g * 8192;  // 64 rows of a panel
   {
@@ -327,6 +363,8 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;
     if (role == 0) {
+      await_kernel_before();
+      if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
       if (lane_in_warp() == 0) load_left<K>(p, me, smem);
     } else if (role == 1) {
       if (lane_in_warp() == 0) load_weights<K>(p, me, smem);

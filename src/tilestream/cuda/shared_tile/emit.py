@@ -10,6 +10,7 @@ from functools import lru_cache
 import jinja2
 
 from tilestream.cuda.mma import specialisation
+from tilestream.cuda.shared_tile.before import row_code, row_vectors
 from tilestream.cuda.snippets import expression
 from tilestream.cuda.templating import template
 from tilestream.ir.axes import View
@@ -50,6 +51,7 @@ class SharedTileSource:
     pipeline: Pipeline
     schedule: SharedTile
     vectors: tuple[Vector, ...]
+    row_vectors: tuple[View, ...]
     add_width: int
     register_splits: tuple[tuple[int, int], ...]
     stamped: bool = False
@@ -75,6 +77,8 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         s=s,
         tail=TAILS[s.tail],
         vectors=vectors,
+        row_vectors=row_vectors(s),
+        before=row_code(s, written, len(vectors)) if s.block.before else "",
         add_width=add_width,
         scatter=scatter,
         bars=scatter + s.scatter_bytes + s.vector_bytes,
@@ -86,7 +90,7 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
-    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, add_width, splits)
+    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, row_vectors(s), add_width, splits)
 
 
 def box_width(columns: int) -> int:

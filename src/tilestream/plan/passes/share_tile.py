@@ -8,11 +8,9 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.ir.plain import plain
-from tilestream.schedule.shared_tile import Block, Tail, find_block
+from tilestream.schedule.shared_tile import Block, Tail, find_block, written_out
 from tilestream.schedule.shared_tile.model import TILES
 
 MOST_ROW_TILES = 4
@@ -65,7 +63,7 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
             f" {device.name}",
             "use fewer groups",
         )
-    written = one_name_an_axis(plain(program))
+    written = written_out(program)
     if len(written.stages) != 1:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "share a tile in one")
     stage = written.stages[0]
