@@ -266,8 +266,35 @@ def test_a_model_with_few_rows_has_a_region_for_its_wide_block(gated: bool) -> N
         many = capture(model, (torch.randn(2, 900, 520).bfloat16(),)).graphs[0]
     (region,) = partition(few).regions
     assert region.rows == 18 and len(region.inputs) == 1
-    assert sum(op.kind == "linear" for op in region.program.stages[0].ops) == 2 + gated
+    kinds = [op.kind for op in region.program.stages[0].ops]
+    assert kinds.count("linear") == 2 + gated and "layer_norm" in kinds and kinds[-2:] == ["add", "store"]
     assert partition(many).regions == ()
+
+
+def test_blocks_one_behind_the_other_are_a_region_each() -> None:
+    """The residual of one is in front of the next one's norm: it belongs to the first."""
+    model = nn.Sequential(Block(520, 640, True), Block(520, 640, False)).bfloat16().eval()
+    with torch.no_grad():
+        graph = capture(model, (torch.randn(9, 520).bfloat16(),)).graphs[0]
+    found = partition(graph)
+    assert [[op.kind for op in r.program.stages[0].ops].count("layer_norm") for r in found.regions] == [1, 1]
+    assert found.exclusions == ()
+
+
+def test_a_norm_whose_result_is_the_residual_too_stays_outside() -> None:
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(520), nn.Linear(520, 640), nn.Linear(640, 520)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(x)
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    with torch.no_grad():
+        graph = capture(Behind().bfloat16().eval(), (torch.randn(9, 520).bfloat16(),)).graphs[0]
+    (region,) = partition(graph).regions
+    assert [op.kind for op in region.program.stages[0].ops] == ["load", "linear", "gelu", "linear", "add", "store"]
 
 
 def test_a_middle_that_others_use_stays_in_memory() -> None:

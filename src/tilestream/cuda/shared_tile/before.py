@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilestream.cuda.snippets import expression
 from tilestream.ir.axes import View
 from tilestream.ir.derive import result_axes
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.ir.tileops import OPS
 from tilestream.schedule.shared_tile import SharedTile
 

@@ -111,8 +111,8 @@ class SharedTileLaunch:
         views = [*(v.view for v in self.source.vectors), *self.source.row_vectors]
         vectors = [where[v.of][0] for v in views] or [0]
         residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
-        words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals), space.middle, space.operand, y, space.partial]
-        words += [y_stride, space.flags, self.dump.address, TIMEOUT_NS]
+        words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals)]
+        words += [space.middle, space.operand, y, space.partial, y_stride, space.flags, self.dump.address, TIMEOUT_NS]
         packed = b"".join(maps) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
         packed += bytes(-len(packed) % 64)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)

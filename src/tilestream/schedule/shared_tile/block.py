@@ -116,8 +116,9 @@ class _Finder:
         assert result is not None
         dtype = self.pipeline.tensor(second.params[0]).dtype
         found = Block(
-            rows, k, hid, out, (sizes[k], sizes[hid], sizes[out]), dtype, source, before,
-            self.makers[firsts[0].tile].ins[0], firsts, middle, hidden, second.params[0], second.out.name, after, result.name, store.params[0],
+            rows, k, hid, out, (sizes[k], sizes[hid], sizes[out]), dtype,
+            source, before, self.makers[firsts[0].tile].ins[0], firsts, middle, hidden,
+            second.params[0], second.out.name, after, result.name, store.params[0],
             self.pipeline.tensor(store.params[0]).dtype, store.kind == "store_add",
         )  # fmt: skip
         self._dtypes(found)
