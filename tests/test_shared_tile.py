@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -222,11 +224,33 @@ def test_something_done_to_the_sum_needs_it_whole() -> None:
 
 
 def test_bins_of_rows() -> None:
+    same = partial(few_rows.same_bin, G4.program())
     assert [tiles_for(n) for n in (1, 8, 9, 17, 64, 65, 128, 129, 256, 257, 512)] == [
         (8, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 1), (128, 1), (128, 2), (128, 2), (128, 4), (128, 4),
     ]  # fmt: skip
-    assert few_rows.same_bin(1, 8) and not few_rows.same_bin(8, 9) and not few_rows.same_bin(64, 65)
-    assert few_rows.same_bin(5000, 600) and not few_rows.same_bin(512, 513)
+    assert same(1, 8) and not same(8, 9) and not same(64, 65)
+    assert same(5000, 600) and not same(512, 513)
+
+
+def test_plans_on_disk_are_by_bin() -> None:
+    keys = [key(G4.program(), rows, H200, Options(), measured=False) for rows in (1, 8, 9, 64, 65, 128)]
+    assert keys[0] == keys[1] != keys[2] and keys[2] != keys[3] != keys[4] == keys[5]
+    assert key(G4.program(), 8, H200, Options(effort="model"), measured=False) != keys[0]
+
+
+def test_effort_decides_how_many_kernels_are_timed() -> None:
+    timed: list[list[str]] = []
+
+    def measure(candidates: Sequence[planner.Candidate]) -> list[float | Exception]:
+        timed.append([c.name for c in candidates])
+        return [100.0 + k if c.pipeline is None else 10.0 + k for k, c in enumerate(candidates)]
+
+    counts = {}
+    for effort in ("model", "measured", "exhaustive"):
+        timed.clear()
+        planner.plan(G4.program(), 128, H200, Options(any_order=True, effort=effort), measure)
+        counts[effort] = sum("group" in name for name in timed[0])
+    assert counts["model"] == 1 and 4 < counts["measured"] <= few_rows.TOP < counts["exhaustive"]
 
 
 def test_a_plan_for_the_same_bits_is_another_one() -> None:

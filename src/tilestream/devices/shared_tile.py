@@ -43,6 +43,10 @@ class SharedTileRates:
     """Epilogue and last stores. Fitted."""
     tail_dsm_s: float = 0.331e-6
     """The same where E is summed through DSM in fp32. Fitted."""
+    tail_partials_s: float = 0.0
+    """The same where partial results are announced and awaited, more than ``tail_s`` by this."""
+    before_s: float = 1.5e-6
+    """Rows made in front of the first product, and exchanged."""
     add_bytes_per_s: float = 1.787e12
     """Bulk reduce-add of bf16 into the L2, all CTAs. Fitted."""
     partials_bytes_per_s: float = 3.127e12

@@ -11,7 +11,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import Block, Tail, find_block, written_out
-from tilestream.schedule.shared_tile.model import TILES
+from tilestream.schedule.shared_tile.model import DEPTHS, TILES
 
 MOST_ROW_TILES = 4
 MOST_ADDED = 8
@@ -94,12 +94,24 @@ def tiles_for(rows: int) -> tuple[int, int]:
     return TILES[-1], tiles
 
 
-def splits(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
+def splits(block: Block, rows: int, device: Device, in_any_order: bool, thorough: bool = False) -> Iterator[Split]:
     """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to all.
 
     Args:
         in_any_order: whether partial results may be added in any order.
+        thorough: also fewer groups, down to half of the SMs, and ring stages of either depth.
     """
+    for split in _full(block, rows, device, in_any_order):
+        yield split
+        if thorough:
+            least = split.groups if split.tail is Tail.CLUSTER else max(2, split.groups // 2)
+            for groups in range(split.groups, min(least, split.groups) - 1, -1):
+                for depth in (None, *DEPTHS):
+                    if (groups, depth) != (split.groups, None):
+                        yield replace(split, groups=groups, depth=depth)
+
+
+def _full(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     tile_rows, row_tiles = tiles_for(rows)
     _, hid, out = block.sizes
     seen: set[tuple[int, int, Tail]] = set()
