@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import zip_longest
 
 import torch
