@@ -61,11 +61,14 @@ struct Kernel {
     const float v2 = mul(v1, v0);
     return v2;
   }
-  // From the sum y of the second layer to the result at (row, column); c counts this CTA's columns.
-  static TS_DEV float after(const Params& p, u32 vectors, int row, int c, int column, float y) {
+  static constexpr int LOADS = 1;
+  static TS_DEV void beside(const Params& p, int row, int column, float* r) {
+    r[0] = Io<bf16>::param((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], column);
+  }
+  // From the sum y of the second layer to the result, r beside it; c counts this CTA's columns.
+  static TS_DEV float after(u32 vectors, int c, float y, const float* r) {
     const float v0 = add(y, ldsf(vectors + 96 + 4 * c));
-    const float v1 = Io<bf16>::param((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], column);
-    const float v2 = add(v1, v0);
+    const float v2 = add(r[0], v0);
     return v2;
   }
 };

@@ -66,7 +66,7 @@ def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Nod
         if not _alike(node, last, known) or not _made_of(node, kinds, ELEMENTWISE):
             break
         chain.append(node)
-        if not is_view(node) and list(kinds[node]) != ["cast"]:
+        if not is_view(node) and {*kinds[node]} - {"load"} != {"cast"}:
             found = [*chain]  # views at the end stay outside, and so do casts: they only make the result larger
     return found
 

@@ -213,6 +213,12 @@ TS_DEV u64 flag_acquire(const u64* flag) {
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
   return v;
 }
+TS_DEV u64 flag_peek(const u64* flag) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
+  return v;
+}
+TS_DEV void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 TS_DEV void flag_release(u64* flag, u64 v) { asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory"); }
 TS_DEV void flag_relaxed(u64* flag, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory"); }
 TS_DEV u32 count_up(u32* counter) {

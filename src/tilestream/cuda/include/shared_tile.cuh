@@ -221,23 +221,42 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
   }
 }
 
+// Elements of tensors with rows, residuals, that go with two columns of two rows of the result.
+template <class K>
+struct Beside {
+  float of[2][2][K::LOADS > 0 ? K::LOADS : 1];
+};
+
+template <class K, class P>
+TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i) {
+  Beside<K> made;
+  const int column = me.column * K::OUT_COLUMNS + col_of(t, i);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int row = g * 64 + row_of(t, j);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (row < me.rows && column + e < K::OUT) K::beside(p, me.row_tile * K::ROWS + row, column + e, made.of[j][e]);
+  }
+  return made;
+}
+
 // Two columns of two rows of the result, as Fragment has them.
 template <class K, class P>
-TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4]) {
+TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
   using O = typename K::Result;
   const int local = col_of(t, i), column = me.column * K::OUT_COLUMNS + local;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
     if (row >= me.rows || column >= K::OUT) continue;
-    const float a = K::after(p, smem + K::VECTORS, at, local, column, v[2 * j]);
+    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
+    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
     if (K::OUT % 2 == 0) {
-      Io<O>::global2((void*)p.result, (u64)at * p.result_stride + column, a, K::after(p, smem + K::VECTORS, at, local + 1, column + 1, v[2 * j + 1]));
+      Io<O>::global2((void*)p.result, (u64)at * p.result_stride + column, a, b);
     } else {
       Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column, a);
-      if (column + 1 < K::OUT)
-        Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column + 1,
-                       K::after(p, smem + K::VECTORS, at, local + 1, column + 1, v[2 * j + 1]));
+      if (column + 1 < K::OUT) Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column + 1, b);
     }
   }
 }
@@ -325,21 +344,22 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     if (K::TAIL == CLUSTER) cluster_sync();
     return;
   }
-  const auto finish = [&](int i, const float(&v)[4]) { store_block<K>(p, me, smem, g, t, i, v); };
+  const auto ahead = [&](int i) { return load_beside<K>(p, me, g, t, i); };
+  const auto finish = [&](int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, t, i, v, beside); };
   if constexpr (K::TAIL == NO_TAIL) {
 #pragma unroll
     for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
       const float v[4] = {acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]};
-      finish(i, v);
+      finish(i, v, ahead(i));
     }
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
     reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
-                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), finish);
+                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), ahead, finish);
   } else if constexpr (K::TAIL == CLUSTER) {
-    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, finish);
+    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
   } else {
     constexpr int GROUP_ROWS = K::ROWS < 64 ? K::ROWS : 64;
     reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH, GROUP_ROWS>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
