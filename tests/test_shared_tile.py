@@ -96,7 +96,7 @@ def refusals() -> list[tuple[Pipeline, str]]:
     return [
         (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 8, 16, 32, 64 or 128"),
         (changed(good, loops=(rows, Loop(out, 48))), f"loops over '{out}', which its mesh divides"),
-        (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64 or 128"),
+        (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64, 128 or 256"),
         (mesh(Spread(Level.CLUSTER, 8, columns.axes)), "columns over a cluster have no kernel so far"),
         (mesh(columns, Spread(Level.GRID, 8, (hid,))), "one group would store the sum of 8 partial results"),
         (mesh(columns, columns), "two directions of columns"),

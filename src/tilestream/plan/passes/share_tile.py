@@ -48,7 +48,8 @@ class Split:
             Tail.CLUSTER: "sums over a cluster",
         }[self.tail]
         group = "1 group" if self.groups == 1 else f"{self.groups} groups"
-        return f"{rows}{group} of {self.columns}, {how}"
+        depth = f", stages of {self.depth}" if self.depth is not None else ""
+        return f"{rows}{group} of {self.columns}, {how}{depth}"
 
 
 def share_tile(program: Pipeline, split: Split, device: Device | None = None) -> Pipeline:
@@ -99,7 +100,7 @@ def splits(block: Block, rows: int, device: Device, in_any_order: bool, thorough
 
     Args:
         in_any_order: whether partial results may be added in any order.
-        thorough: also fewer groups, down to half of the SMs, and ring stages of either depth.
+        thorough: also fewer groups, down to half of the SMs, and ring stages of every depth.
     """
     for split in _full(block, rows, device, in_any_order):
         yield split

@@ -24,8 +24,8 @@ PANEL = 64
 """Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that a warpgroup's product has."""
 TILES = (8, 16, 32, 64, 128)
 """Rows of a tile. One consumer warpgroup multiplies up to 64, two have 64 each."""
-DEPTHS = (64, 128)
-"""Columns of the summed axis in a stage of a ring."""
+DEPTHS = (64, 128, 256)
+"""Columns of the summed axis in a stage of a ring. The deepest is for tiles of few rows, where it is asked for."""
 MOST_COLUMNS = 256
 """Columns of one wgmma, and rows of one box of a bulk copy."""
 MOST_STAGES = 16
@@ -263,11 +263,11 @@ def _depths(stage: Stage, block: Block) -> tuple[int, ...]:
         )
     asked = next((loop.tile for loop in stage.loops if loop.axis == block.k), None)
     if asked is None:
-        return DEPTHS[::-1] if block.sizes[0] <= SHORT_SUM else DEPTHS[:1]
+        return (128, 64) if block.sizes[0] <= SHORT_SUM else (64,)
     if asked not in DEPTHS:
         raise VerifyError(
             f"stage {stage.name!r} loops over {block.k!r} in steps of {asked}, a ring stage holds"
-            f" {' or '.join(map(str, DEPTHS))}",
+            f" {', '.join(map(str, DEPTHS[:-1]))} or {DEPTHS[-1]}",
             "use one of these",
         )
     return (asked,)
