@@ -31,14 +31,16 @@ from torch._inductor.fx_passes import b2b_gemm
 from tilestream import cuda
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
-from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
+from tilestream.plan.dataflow.chain import Chain, Gate
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
 from tilestream.schedule.shared_tile import Tail, build
+from tilestream.studies.flashfuser import generated
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
@@ -115,25 +117,8 @@ class Row:
 
 def program(w: Workload) -> Pipeline:
     """The block as a region's program."""
-    tensors = [
-        Tensor.of("x", Role.INPUT, (w.k,), "bf16"),
-        Tensor.of("up", Role.PARAMETER, (w.hid, w.k), "bf16"),
-        Tensor.of("down", Role.PARAMETER, (w.out, w.hid), "bf16"),
-        Tensor.of("y", Role.OUTPUT, (w.out,), "bf16"),
-    ]
-    ops = [TileOp("load", Tile.of("a", w.k, "bf16"), (), ("x",)), _op("linear", "u", w.hid, ("a",), ("up",))]
-    if w.gated:
-        tensors.append(Tensor.of("gate", Role.PARAMETER, (w.hid, w.k), "bf16"))
-        ops += [_op("linear", "g", w.hid, ("a",), ("gate",)), _op("silu", "s", w.hid, ("g",))]
-        ops.append(_op("mul", "h", w.hid, ("s", "u")))
-    else:
-        ops.append(_op("relu", "h", w.hid, ("u",)))
-    ops += [_op("linear", "r", w.out, ("h",), ("down",)), TileOp("store", None, ("r",), ("y",))]
-    return Pipeline("ffn", tuple(tensors), (Stage.of("all", tuple(ops)),))
-
-
-def _op(kind: str, name: str, width: int, ins: tuple[str, ...], params: tuple[str, ...] = ()) -> TileOp:
-    return TileOp(kind, Tile.of(name, width, "bf16"), ins, params)
+    gate = Gate.SEQUENTIAL if w.gated else Gate.NONE
+    return generated.program(Chain("ffn", 128, w.hid, w.k, w.out, gate))
 
 
 @dataclass

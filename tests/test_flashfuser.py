@@ -149,12 +149,21 @@ def test_an_ablation_has_every_arm_and_the_whole_is_never_worse() -> None:
     assert found.all == min(found.tails.values()) and found.shallow > found.all
 
 
+def _timed_rows(folder) -> None:
+    """A file as ``benchmarks/few_rows.py`` writes it: G1 at 128 rows, and at 16, which is not the paper's."""
+    split = "shared 4 groups of 8, partial sums in order"
+    arms = [(split, 4.0), (f"{split}, dependent launch", 2.0), ("eager", 9.0), ("inductor", 6.0), ("tilestream", 1.0)]
+    rows = [{"workload": "G1", "rows": n, "arm": arm, "warm_us": us} for n in (128, 16) for arm, us in arms]
+    (folder / "few_rows.json").write_text(json.dumps({"rows": rows}))
+
+
 def test_measured_times_are_taken_from_a_folder(tmp_path) -> None:
-    (tmp_path / "flashfuser.json").write_text('{"workloads": {"G1": {"ours_us": 4.0, "best_other_us": 6.0}}}')
-    assert reproduce.timed("G1", tmp_path) == {"ours_us": 4.0, "best_other_us": 6.0, "source": "flashfuser.json"}
-    assert reproduce.timed("G3", tmp_path) is None
+    _timed_rows(tmp_path)
+    found = reproduce.timed("G1", tmp_path)
+    assert found is not None and (found["ours_us"], found["best_other_us"], found["other"]) == (4.0, 6.0, "inductor")
     by_hand = reproduce.timed("G6", tmp_path)
     assert by_hand is not None and by_hand["ours_us"] == 10.14 and "hand-written" in by_hand["source"]
+    assert reproduce.timed("C1", tmp_path) is None
 
 
 def test_a_device_without_clusters_has_no_dsm_and_no_measured_times() -> None:
@@ -166,7 +175,7 @@ def test_a_device_without_clusters_has_no_dsm_and_no_measured_times() -> None:
 
 
 def test_the_command(tmp_path) -> None:
-    (tmp_path / "flashfuser.json").write_text('{"workloads": {"G1": {"ours_us": 4.0, "best_other_us": 6.0}}}')
+    _timed_rows(tmp_path)
     where = ("--json", str(tmp_path / "f.json"), "--out", str(tmp_path / "out"), "--results", str(tmp_path))
     words = ("reproduce", "flashfuser", "--workloads", "g1,s2,c5")
     done = CliRunner().invoke(app, [*words, *where], catch_exceptions=False)
