@@ -14,6 +14,7 @@ from shared_tiles import Ffn
 from torch import nn
 
 from tilestream import cuda, devices, reference
+from tilestream.apps import llama
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.graph.capture import capture
@@ -303,6 +304,17 @@ def test_blocks_one_behind_the_other_are_a_region_each() -> None:
     found = partition(graph)
     assert [[op.kind for op in r.program.stages[0].ops].count("layer_norm") for r in found.regions] == [1, 1]
     assert found.exclusions == ()
+
+
+def test_a_decoders_layer_gives_all_behind_its_attention() -> None:
+    sizes = llama.Sizes(tokens=1, context=7, layers=1, width=528, heads=4, kv_heads=2, hidden=640, layers_only=True)
+    x, turn, *others = llama.inputs(sizes)
+    halves = [t.bfloat16() for t in others]
+    with torch.no_grad():
+        graph = capture(llama.module(sizes).bfloat16().eval(), (x.bfloat16(), turn, *halves)).graphs[0]
+    kinds = [[op.kind for op in r.program.stages[0].ops] for r in partition(graph).regions]
+    whole = "load load add rms_norm linear silu linear mul linear add store".split()
+    assert [k for k in kinds if "silu" in k] == [whole]
 
 
 def test_a_norm_whose_result_is_the_residual_too_stays_outside() -> None:
