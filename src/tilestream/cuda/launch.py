@@ -284,6 +284,7 @@ class Bound:
         self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
         self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
         self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
+        self._results = {t.name: t.features for t in compiled.outputs}
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
         self._is_empty = not compiled.launches or (not rows and all(launch.needs_rows for launch in compiled.launches))
         self._device = compiled.device.index or 0
@@ -333,8 +334,14 @@ class Bound:
 
     def _prepared(self, tensors: Sequence[torch.Tensor], stream: int, capture: int) -> list[PreparedLaunch]:
         names = (*self._written, *[t.name for t in self._compiled.buffers])
-        where = {**self._where, **{name: _where(t) for name, t in zip(names, tensors, strict=True)}}
+        where = {**self._where, **{name: self._place(name, t) for name, t in zip(names, tensors, strict=True)}}
         return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
+
+
+    def _place(self, name: str, t: torch.Tensor) -> Where:
+        """A result may have more dimensions than rows and features, as the model shapes it: its rows are dense then."""
+        features = self._results.get(name)
+        return _where(t) if features is None or t.shape == (self._rows, features) else (t.data_ptr(), features)
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

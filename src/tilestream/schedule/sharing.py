@@ -111,17 +111,19 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
     dram = cold or w.first_chip_bytes + w.second_chip_bytes > device.l2_bytes
     launch = rates.gap_s + rates.first_s + rates.first_dram_s * dram + rates.cluster_s * (w.cluster > 1)
     launch += rates.before_s * w.before
-    held0 = min(w.weight_ring, w.first_bytes) * w.before  # what is in front gives weights time to come
+    # A CTA's share of what weights stream at. What is in front, and the exchange, give them time to come.
+    stream = min(rates.port_bytes_per_s, (device.dram_bytes_per_s if dram else device.l2_shared_bytes_per_s) / w.ctas)
+    held0 = min(w.weight_ring, w.first_bytes, rates.before_s * w.before * stream)
     product0, limit0 = _product(w, w.input_bytes, w.first_bytes, held0, w.first_chip_bytes, device, dram, rates)
-    held = min(w.weight_ring, w.second_bytes)
-    skew = rates.skew * product0
-    through_l2 = w.middle_bytes if w.middle is Middle.L2 else 0.0
-    parts = _parts(w, through_l2, w.second_bytes, held, w.second_chip_bytes, device, dram, rates)
     exchange = 0.0
     if w.middle is Middle.L2:
-        exchange = rates.flags_s + skew
+        exchange = rates.flags_s + rates.skew * product0
     elif w.middle is Middle.DSM:
-        exchange = rates.dsm_step_s * w.columns / max(1, w.slots) + skew
+        exchange = rates.dsm_step_s * w.columns / max(1, w.slots) + rates.skew * product0
+    held = min(w.weight_ring, w.second_bytes, exchange * stream)
+    through_l2 = w.middle_bytes if w.middle is Middle.L2 else 0.0
+    parts = _parts(w, through_l2, w.second_bytes, held, w.second_chip_bytes, device, dram, rates)
+    if w.middle is Middle.DSM:
         parts["DSM"] = w.middle_bytes * (w.columns - 1) / w.columns / rates.dsm_port_bytes_per_s
     product1, limit1 = _together(parts)
     if w.middle is not Middle.DSM:
