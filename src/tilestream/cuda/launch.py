@@ -337,7 +337,6 @@ class Bound:
         where = {**self._where, **{name: self._place(name, t) for name, t in zip(names, tensors, strict=True)}}
         return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
 
-
     def _place(self, name: str, t: torch.Tensor) -> Where:
         """A result may have more dimensions than rows and features, as the model shapes it: its rows are dense then."""
         features = self._results.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
+from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
 from tilestream.schedule.sharing import ELEMENT, Middle, Phases, Sharing, phases
@@ -42,7 +42,7 @@ class SharedTileCost:
 
 
 def shared_tile_cost(
-    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates = H200_SHARED_TILE
+    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates = H200_GENERATED
 ) -> SharedTileCost:
     """One call at ``rows`` rows: as many launches as the row tiles of one do not hold.
 
@@ -73,6 +73,8 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         first_chip_bytes=ELEMENT * hid * firsts * k,
         second_chip_bytes=ELEMENT * hid * out,
         result=rows * out,
+        first_steps=-(-k // s.depth),
+        second_steps=-(-s.group_columns // s.depth),
         left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
         weight_ring=s.weight_stages * s.weight_bytes,
         middle=Middle.L2,

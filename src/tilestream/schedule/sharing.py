@@ -51,6 +51,7 @@ class Sharing:
         first_bytes, second_bytes: weights of either.
         first_chip_bytes, second_chip_bytes: weights of either, of all CTAs together.
         result: elements of the result, of all rows.
+        first_steps, second_steps: ring stages that a CTA takes for either product.
         left_ring, weight_ring: bytes under way at most, of rows and of weights.
         cluster: CTAs of a cluster; ``multicast`` of them load rows once for all.
         slots: parts of the middle that a CTA can receive at once through DSM.
@@ -68,6 +69,8 @@ class Sharing:
     first_chip_bytes: float
     second_chip_bytes: float
     result: int
+    first_steps: int
+    second_steps: int
     left_ring: float
     weight_ring: float
     middle: Middle
@@ -111,18 +114,22 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
     dram = cold or w.first_chip_bytes + w.second_chip_bytes > device.l2_bytes
     launch = rates.gap_s + rates.first_s + rates.first_dram_s * dram + rates.cluster_s * (w.cluster > 1)
     launch += rates.before_s * w.before
-    # A CTA's share of what weights stream at. What is in front, and the exchange, give them time to come.
+    # What is in front gives weights time to come: as much as they stream at, or their ring holds.
     stream = min(rates.port_bytes_per_s, (device.dram_bytes_per_s if dram else device.l2_shared_bytes_per_s) / w.ctas)
     held0 = min(w.weight_ring, w.first_bytes, rates.before_s * w.before * stream)
-    product0, limit0 = _product(w, w.input_bytes, w.first_bytes, held0, w.first_chip_bytes, device, dram, rates)
+    parts = _parts(w, w.input_bytes, w.first_bytes, held0, w.first_chip_bytes, device, dram, rates)
+    parts["stages"] = w.first_steps * rates.step_s
+    product0, limit0 = _together(parts)
+    product0 *= 1 + rates.lock_step * (w.cluster > 1)
     exchange = 0.0
     if w.middle is Middle.L2:
         exchange = rates.flags_s + rates.skew * product0
     elif w.middle is Middle.DSM:
         exchange = rates.dsm_step_s * w.columns / max(1, w.slots) + rates.skew * product0
-    held = min(w.weight_ring, w.second_bytes, exchange * stream)
+    held = min(w.weight_ring, w.second_bytes)
     through_l2 = w.middle_bytes if w.middle is Middle.L2 else 0.0
     parts = _parts(w, through_l2, w.second_bytes, held, w.second_chip_bytes, device, dram, rates)
+    parts["stages"] = w.second_steps * rates.step_s
     if w.middle is Middle.DSM:
         parts["DSM"] = w.middle_bytes * (w.columns - 1) / w.columns / rates.dsm_port_bytes_per_s
     product1, limit1 = _together(parts)
@@ -139,13 +146,6 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
         Tail.ATOMICS: rates.tail_s,
     }[w.tail]
     return Phases(launch, product0, exchange, product1, after, (limit0, limit1))
-
-
-def _product(
-    w: Sharing, rows: float, weights: float, held: float, chip: float, device: Device, dram: bool, r: SharedTileRates
-) -> tuple[float, str]:
-    seconds, limit = _together(_parts(w, rows, weights, held, chip, device, dram, r))
-    return seconds * (1 + r.lock_step * (w.cluster > 1)), limit
 
 
 def _parts(

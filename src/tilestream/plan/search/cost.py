@@ -36,6 +36,8 @@ def sharing(chain: Chain, v: SharedTile) -> Sharing:
         first_chip_bytes=ELEMENT * chain.n * chain.k * chain.branches,
         second_chip_bytes=ELEMENT * chain.n * chain.l,
         result=chain.m * chain.l,
+        first_steps=-(-chain.k // v.depth),
+        second_steps=-(-(v.block_n if whole else width) // v.depth2),
         left_ring=v.ring,
         weight_ring=v.weight_ring(chain.branches),
         middle=v.middle,

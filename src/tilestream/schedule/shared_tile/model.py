@@ -20,6 +20,8 @@ from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.shared_tile.block import Block, find_block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
 
+SHORT_TILE = 32
+"""And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
 PANEL = 64
 """Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that a warpgroup's product has."""
 TILES = (8, 16, 32, 64, 128)
@@ -263,7 +265,8 @@ def _depths(stage: Stage, block: Block) -> tuple[int, ...]:
         )
     asked = next((loop.tile for loop in stage.loops if loop.axis == block.k), None)
     if asked is None:
-        return (128, 64) if block.sizes[0] <= SHORT_SUM else (64,)
+        tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
+        return (128, 64) if block.sizes[0] <= SHORT_SUM or tile <= SHORT_TILE else (64,)
     if asked not in DEPTHS:
         raise VerifyError(
             f"stage {stage.name!r} loops over {block.k!r} in steps of {asked}, a ring stage holds"
