@@ -101,7 +101,7 @@ def predict_us(row: dict[str, Any], device: Device) -> float:
     """The simulator's microseconds for a row of ``silicon.py``."""
     if row["kind"] == "pipeline":
         pipelines = [pipeline_from_json(p) for p in row["extra"]["pipelines"]]
-        return sum(simulate(p, row["shape"]["rows"], device).time_us for p in pipelines)
+        return sum(simulate(p, row["shape"]["rows"], device, spans=False).time_us for p in pipelines)
     cached = held_in_l2(row["bytes"], device) if row["state"] == "warm" else 0.0
     launches = tuple(launch(row["name"], stage, device) for stage in stages_of(row, cached, device))
     return run(Workload(row["name"], launches), device).time_s * 1e6

@@ -131,7 +131,7 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
         return predict(pipeline, rows, device).us
     try:
         if by_rows(pipeline):
-            return simulate(pipeline, rows, device).time_us
+            return simulate(pipeline, rows, device, spans=False).time_us
         return run(workload(pipeline, rows, device), device).time_s * 1e6
     except (PipelineDeadlock, WorkloadError):
         return None
