@@ -62,7 +62,7 @@ def changed(p: Pipeline, **changes: object) -> Pipeline:
         (S2, Split(8, 16), (48, 128), (64, 7, 7)),
         (G4, Split(8, 16, tile_rows=64), (24, 48), (128, 7, 9)),
         (G4, Split(8, 16, tile_rows=8), (24, 48), (128, 9, 9)),
-        (G8, Split(2, 64, tile_rows=16), (64, 32), (64, 16, 16)),
+        (G8, Split(2, 64, tile_rows=16), (64, 32), (128, 16, 10)),
     ],
 )
 def test_columns_and_rings_follow_from_the_mesh(block: Ffn, split: Split, columns, rings) -> None:
