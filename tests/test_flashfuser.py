@@ -19,8 +19,9 @@ from tilestream.plan.dataflow.chain import Gate
 from tilestream.plan.search import minmax
 from tilestream.plan.search.cost import cost
 from tilestream.plan.search.enumerate import resident
+from tilestream.plan.search.search import TOP
 from tilestream.plan.search.variant import Middle
-from tilestream.studies.flashfuser import measured, paper, reproduce, truth
+from tilestream.studies.flashfuser import generated, measured, paper, reproduce, truth
 from tilestream.studies.flashfuser.ablation import ablation, unfused_us
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -114,6 +115,19 @@ def page_tables():
         yield importlib.import_module("flashfuser_tables")
     finally:
         sys.path.remove(str(BENCHMARKS))
+
+
+def test_the_page_of_few_rows_shows_what_was_measured(page_tables) -> None:
+    text = page_tables.FEW_ROWS.read_text(encoding="utf-8")
+    made = page_tables.few_rows_tables.tables()
+    assert page_tables.with_parts(text, made, "few-rows.md") == text, "run benchmarks/flashfuser_tables.py"
+
+
+def test_the_model_finds_the_best_generated_kernels() -> None:
+    found = generated.scores()
+    assert len({s.shape for s in found}) >= 12 and any(s.held_out for s in found)
+    assert all(s.rank <= TOP and s.lost <= 0.10 for s in found), [s for s in found if s.lost > 0.10]
+    assert sum(s.error for s in found) / len(found) <= 0.12
 
 
 def test_the_page_shows_what_the_study_gives(page_tables) -> None:
