@@ -150,6 +150,12 @@ def _where(t: torch.Tensor) -> Where:
     return t.data_ptr(), t.stride(0) if t.dim() else 1
 
 
+def _row_stride(t: torch.Tensor, features: int) -> int:
+    """Elements from one row to the next of a matrix of ``features`` columns, which may have any other shape where it is
+    contiguous: a result ``[clouds, points, features]`` has as many rows as both of these together."""
+    return t.stride(0) if t.dim() == 2 and t.shape[1] == features else features
+
+
 class _Thread(threading.local):
     """Whether a thread that may never have called CUDA has a context."""
 
@@ -282,9 +288,9 @@ class Bound:
         self, compiled: CompiledPipeline, where: dict[str, Where], rows: int, written: tuple[str, ...]
     ) -> None:
         self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
+        self._features = [compiled.pipeline.tensor(name).features for name in written]
         self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
         self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
-        self._results = {t.name: t.features for t in compiled.outputs}
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
         self._is_empty = not compiled.launches or (not rows and all(launch.needs_rows for launch in compiled.launches))
         self._device = compiled.device.index or 0
@@ -333,14 +339,13 @@ class Bound:
             launch()
 
     def _prepared(self, tensors: Sequence[torch.Tensor], stream: int, capture: int) -> list[PreparedLaunch]:
-        names = (*self._written, *[t.name for t in self._compiled.buffers])
-        where = {**self._where, **{name: self._place(name, t) for name, t in zip(names, tensors, strict=True)}}
+        given = len(self._written)
+        where = dict(self._where)
+        for name, t, features in zip(self._written, tensors[:given], self._features, strict=True):
+            where[name] = t.data_ptr(), _row_stride(t, features)
+        for buffer, t in zip(self._compiled.buffers, tensors[given:], strict=True):
+            where[buffer.name] = _where(t)
         return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
-
-    def _place(self, name: str, t: torch.Tensor) -> Where:
-        """A result may have more dimensions than rows and features, as the model shapes it: its rows are dense then."""
-        features = self._results.get(name)
-        return _where(t) if features is None or t.shape == (self._rows, features) else (t.data_ptr(), features)
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

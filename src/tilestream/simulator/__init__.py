@@ -8,16 +8,21 @@ bandwidth, CTAs that share an SM. Deterministic.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from tilestream.devices import Device
-from tilestream.errors import PipelineDeadlock, WorkloadError
+from tilestream.errors import InputError, PipelineDeadlock, TilestreamError, WorkloadError
+from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Transport
+from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.traffic import traffic
+from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
@@ -30,7 +35,11 @@ MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: about
 
 
 def simulate(
-    pipeline: Pipeline, rows: int, device: Device, most_steps: int = MOST_STEPS, spans: bool = True
+    pipeline: Pipeline,
+    rows: int | Mapping[str, int],
+    device: Device,
+    most_steps: int = MOST_STEPS,
+    spans: bool = True,
 ) -> Simulation:
     """Run ``pipeline`` over ``rows`` rows on ``device``, event by event.
 
@@ -38,16 +47,62 @@ def simulate(
     More than ``most_steps`` steps are not simulated one by one: the rest follows from the rate of the second half.
     Without ``spans``, which take longer than the events themselves, all else is the same.
 
+    Args:
+        rows: or the size of each axis that is read at the call, by name.
+
     Raises:
+        DeviceError: a cluster is larger than the device's.
+        InputError: the size of an axis is not known.
         PipelineDeadlock: the queues hold too little for the pipeline to finish.
         WorkloadError: the stages of a launch are not all resident at once on the device.
     """
+    if not by_rows(pipeline):
+        return _any_axes(pipeline, rows if isinstance(rows, Mapping) else {ROWS.name: rows}, device)
+    if isinstance(rows, Mapping):
+        if ROWS.name not in rows:
+            raise InputError("the size of rows is read at the call", "say what it is: {'rows': 65536}")
+        rows = rows[ROWS.name]
     if rows <= 0:
         return Simulation(pipeline.name, device.name, 0, 0.0, (), (), traffic(pipeline, 0).levels(), {})
     steps = sum(tiles_of(rows, s) / s.tiles_per_step for s in pipeline.stages)
     if steps > most_steps:
         return _extrapolated(pipeline, rows, device, most_steps, int(rows * most_steps / steps), spans)
     return _exact(pipeline, rows, device, spans)
+
+
+def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Simulation:
+    """A pipeline that is not written in ops of rows: its stages' tiles are shares of their work, with no numbers."""
+    counted = mesh_workload(pipeline, size, device)
+    try:
+        found = run(counted, device)
+    except WorkloadError as failure:
+        raise _told(failure) from failure
+    waits = {s.name: {why: t * 1e6 for why, t in s.waits.items()} for r in found.launches for s in r.stages}
+    utilisation = dict(found.busy)
+    for launch, made in zip(found.launches, counted.launches, strict=True):
+        ctas = {s.name: s.ctas for s in made.stages}
+        utilisation |= {s.name: s.busy_s / (ctas[s.name] * launch.seconds) for s in launch.stages}
+    written = plain(pipeline)
+    return Simulation(
+        pipeline.name,
+        device.name,
+        size.get(ROWS.name, 0),
+        found.time_s * 1e6,
+        tuple(r.seconds * 1e6 for r in found.launches),
+        (),
+        mesh_traffic(written, {**written.sizes(), **size}),
+        utilisation,
+        exact=found.exact,
+        simulated_rows=size.get(ROWS.name, 0),
+        waits_us=waits,
+    )
+
+
+def _told(failure: WorkloadError) -> TilestreamError:
+    """What an author of pipelines calls it."""
+    if "wait for each other" in failure.cause:
+        return PipelineDeadlock(failure.cause, failure.remedy)
+    return failure
 
 
 def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int, spans: bool) -> Simulation:
@@ -86,9 +141,7 @@ def _exact(pipeline: Pipeline, rows: int, device: Device, spans: bool) -> Simula
             try:
                 found = simulate_launch(kernel, device, device.arbiters, most=sys.maxsize, trace=spans)
             except WorkloadError as failure:
-                if "wait for each other" in failure.cause:
-                    raise PipelineDeadlock(failure.cause, failure.remedy) from failure
-                raise
+                raise _told(failure) from failure
             for name in busy_s:
                 busy_s[name] += found.busy_s[name]
             if spans:
