@@ -60,19 +60,19 @@ def executions(data: dict[str, Any]) -> str:
         at = {e: r for (app, mode, e), r in runs.items() if (app, mode) == (row["app"], row["mode"])}
         bulk = at["bulk"]["time_us"]
         cells = [f"{bulk:,.0f}"]
-        for execution in ("vertical", "kitsune", "kitsune, one arbiter", "mixed"):
+        for execution in ("vertical", "kitsune", "kitsune, one arbiter", "whole", "mixed"):
             cells.append(f"{bulk / at[execution]['time_us']:.2f}")
         for execution in ("bulk", "kitsune"):
             cells.append(f"{at[execution]['quadrants']['both_low']:.0%}")
         rows.append([row["label"], *cells, f"{row['speedup_l2_reuse']:.2f}"])
-    headings = ["row", "bulk (us)", "vertical", "Kitsune", "Kitsune, one arbiter", "mixed"]
+    headings = ["row", "bulk (us)", "vertical", "Kitsune", "Kitsune, one arbiter", "whole MLPs", "mixed"]
     headings += ["both low: bulk", "both low: Kitsune", "Kitsune, L2 reuse"]
     return table(headings, rows)
 
 
 def devices(*found: dict[str, Any]) -> str:
     """Speedups over bulk on each device, with the geometric mean of each mode."""
-    kinds = ("speedup_vertical", "speedup_one_arbiter", "speedup", "speedup_mixed")
+    kinds = ("speedup_vertical", "speedup_one_arbiter", "speedup", "speedup_whole", "speedup_mixed")
     rows = [
         [row["label"], *(f"{data['rows'][i][k]:.2f}" for data in found for k in kinds)]
         for i, row in enumerate(found[0]["rows"])
@@ -80,7 +80,7 @@ def devices(*found: dict[str, Any]) -> str:
     for mode in (INFERENCE, TRAINING):
         of_mode = [[r for r in data["rows"] if r["mode"] == mode] for data in found]
         rows.append([f"{mode}, geomean", *(f"{geomean([r[k] for r in part]):.2f}" for part in of_mode for k in kinds)])
-    names = ("vertical", "Kitsune, one arbiter", "Kitsune", "mixed")
+    names = ("vertical", "Kitsune, one arbiter", "Kitsune", "whole MLPs", "mixed")
     return table(["row", *(f"{data['device']}: {n}" for data in found for n in names)], rows)
 
 

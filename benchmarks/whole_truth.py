@@ -59,7 +59,7 @@ def wholes(prefix: str = "") -> list[Whole]:
         name, training = path.stem.removesuffix("_library").removesuffix("_training"), data["training"]
         if path.stem.endswith("_library"):
             graph = graph_of(data["model"], "training" if training else "inference", data["sizes"])
-            us = run(workload(graph, device, compiled=False), device).time_s * 1e6
+            us = run(workload(graph, device), device).time_s * 1e6
             made.append(Whole(name, training, "eager", data["arms"]["eager"]["us"], us))
         arm = "inductor" if path.stem.endswith("_library") else "tilestream"
         if data["arms"].get(arm, {}).get("us"):

@@ -1,117 +1,124 @@
-"""Graphs of operators by hand: layers, their backward, branches; for tests of selection and design."""
+"""ATen graphs by hand as graphs of operators: layers, their backward, branches; for tests of selection and design."""
 
 from __future__ import annotations
 
-from math import prod
+import operator
 
-from tilestream.simulator.workload import Engine
-from tilestream.studies.kitsune.operators import Kind, Operand, Operator, OperatorGraph, Phase, Value
+import torch
+from torch import fx
 
-PRODUCTS = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
+from tilestream.graph.record import Recorded
+from tilestream.plan.spatial.operators import OperatorGraph
+from tilestream.studies.kitsune.capture import assemble
+
+aten = torch.ops.aten
+ACTIVATIONS = {
+    "relu": (aten.relu.default,),
+    "silu": (aten.silu.default,),
+    "rsqrt": (aten.rsqrt.default,),
+    "pow": (aten.pow.Tensor_Scalar, 2),
+}
+BINARY = {"add": aten.add.Tensor, "mul": aten.mul.Tensor}
 
 
 class Builder:
-    """Collects operators; every method returns the name of the value that it makes. 16-bit values."""
+    """Writes nodes; every method returns the one that it makes, by the name that it is given. bf16, nothing is run."""
 
     def __init__(self, name: str = "made") -> None:
         self.name = name
-        self.operators: list[Operator] = []
-        self.values: dict[str, Value] = {}
-        self.phase: Phase = "forward"
+        self.forward, self.late = fx.Graph(), fx.Graph()
+        self.graph_at_work = self.forward
+        self.stored: set[str] = set()
+        self.layers: dict[str, fx.Node] = {}
 
-    def value(self, name: str, *shape: int, **flags: bool) -> str:
-        self.values[name] = Value(name, shape, "bf16", 2 * prod(shape), **flags)
-        return name
+    def given(self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16, stored: bool = False) -> fx.Node:
+        node = self.graph_at_work.create_node("placeholder", name, name=name)
+        node.meta["val"] = torch.empty(shape, device="meta", dtype=dtype)
+        if stored:
+            self.stored.add(name)
+        return node
 
-    def input(self, name: str, *shape: int) -> str:
-        return self.value(name, *shape, is_input=True)
+    def input(self, name: str, *shape: int) -> fx.Node:
+        return self.given(name, *shape)
 
-    def op(self, name: str, kind: Kind, ins: list[str], shape: tuple[int, ...], label: str = "", **more) -> str:
-        operands = tuple(
-            Operand(v, self.values[v].shape, float(self.values[v].bytes), float(self.values[v].bytes)) for v in ins
-        )
-        out = self.value(f"{name}.out", *shape)
-        size = prod(shape)
-        more.setdefault("simt_ops", 0.0 if kind in PRODUCTS else float(size))
-        self.operators.append(
-            Operator(
-                name,
-                more.pop("target", f"aten.{name}"),
-                label or name,
-                kind,
-                Engine.TENSOR if kind in PRODUCTS else Engine.SIMT,
-                self.phase,
-                operands,
-                (out,),
-                (float(2 * size),),
-                rows=prod(shape[:-1]),
-                tiles=max(1, size // 16384),
-                **more,
-            )
-        )
-        return out
+    def call(self, name: str, target, *args) -> fx.Node:
+        """A node; operands of the forward graph come into the backward one under their names."""
+        args = fx.node.map_arg(args, self._here)
+        node = self.graph_at_work.create_node("call_function", target, args, name=name)
+        node.meta["val"] = target(*fx.node.map_arg(args, lambda n: n.meta["val"]))
+        return node
 
-    def linear(self, name: str, x: str, n: int, bias: bool = True) -> str:
-        m, k = self.values[x].shape
-        ins = [x, self.value(f"{name}.weight", n, k, is_parameter=True)]
-        if bias:
-            ins.append(self.value(f"{name}.bias", n, is_parameter=True))
-        return self.op(name, Kind.LINEAR, ins, (m, n), "linear", flops=2.0 * m * n * k, gemm=(1, m, n, k), reduced=k)
+    def _here(self, node: fx.Node) -> fx.Node:
+        if node.graph is self.graph_at_work:
+            return node
+        known = {n.name: n for n in self.late.nodes}
+        if node.name not in known:
+            known[node.name] = self.late.create_node("placeholder", node.name, name=node.name)
+            known[node.name].meta["val"] = node.meta["val"]
+        return known[node.name]
 
-    def act(self, name: str, x: str, label: str = "relu") -> str:
-        return self.op(name, Kind.ELEMENTWISE, [x], self.values[x].shape, label)
+    def linear(self, name: str, x: fx.Node, n: int, bias: bool = True) -> fx.Node:
+        weight = self.layers[name] = self.given(f"{name}_weight", n, x.meta["val"].shape[-1], stored=True)
+        turned = self.call(f"{name}_t", aten.t.default, weight)
+        if not bias:
+            return self.call(name, aten.mm.default, x, turned)
+        return self.call(name, aten.addmm.default, self.given(f"{name}_bias", n, stored=True), x, turned)
 
-    def binary(self, name: str, a: str, b: str, label: str = "add") -> str:
-        return self.op(name, Kind.ELEMENTWISE, [a, b], self.values[a].shape, label)
+    def act(self, name: str, x: fx.Node, label: str = "relu") -> fx.Node:
+        target, *more = ACTIVATIONS[label]
+        return self.call(name, target, x, *more)
 
-    def cat(self, name: str, *parts: str) -> str:
-        rows = self.values[parts[0]].shape[0]
-        return self.op(name, Kind.CAT, list(parts), (rows, sum(self.values[p].shape[-1] for p in parts)), "cat")
+    def binary(self, name: str, a: fx.Node, b: fx.Node, label: str = "add") -> fx.Node:
+        return self.call(name, BINARY[label], a, b)
 
-    def norm(self, name: str, x: str) -> str:
-        return self.op(name, Kind.NORM, [x], self.values[x].shape, "layer_norm", reduced=self.values[x].shape[-1])
+    def cat(self, name: str, *parts: fx.Node) -> fx.Node:
+        return self.call(name, aten.cat.default, list(parts), -1)
 
-    def gather(self, name: str, x: str, rows: int) -> str:
-        return self.op(name, Kind.GATHER, [x], (rows, self.values[x].shape[-1]), "index")
+    def norm(self, name: str, x: fx.Node) -> fx.Node:
+        width = x.meta["val"].shape[-1]
+        vectors = [self.given(f"{name}_{part}", width, stored=True) for part in ("weight", "bias")]
+        made = self.call(name, aten.native_layer_norm.default, x, [width], *vectors, 1e-5)
+        return self.call(f"{name}_value", operator.getitem, made, 0)
 
-    def backward(self, name: str, grad: str, layer: str, x: str, act: str = "", dx: bool = True) -> str:
-        """An activation's derivative where ``act`` names its result, then dX, dW and dB of a linear."""
-        self.phase = "backward"
-        if act:
-            grad = self.op(f"{name}.da", Kind.ELEMENTWISE, [grad, act], self.values[grad].shape, "relu backward")
-        (m, n), k = self.values[grad].shape, self.values[x].shape[-1]
-        weight = f"{layer}.weight"
+    def gather(self, name: str, x: fx.Node, rows: int) -> fx.Node:
+        return self.call(name, aten.index_select.default, x, 0, self.given(f"{name}_i", rows, dtype=torch.int64))
+
+    def scan(self, name: str, x: fx.Node) -> fx.Node:
+        """Running sums over the rows, which nothing fuses."""
+        return self.call(name, aten.cumsum.default, x, 0)
+
+    def backward(
+        self, name: str, grad: fx.Node, layer: str, x: fx.Node, act: fx.Node | None = None, order: str = "xwb"
+    ) -> fx.Node:
+        """An activation's derivative where ``act`` is its result, then dX, dW and db of a linear, in this ``order``."""
+        self.graph_at_work = self.late
+        if act is not None:
+            grad = self.call(f"{name}_da", aten.threshold_backward.default, grad, act, 0)
         out = grad
-        if dx:
-            out = self.op(
-                f"{name}.dx", Kind.LINEAR, [grad, weight], (m, k), "linear dX", flops=2.0 * m * n * k, gemm=(1, m, k, n)
-            )
-        for part, kind, ins, shape, more in (
-            ("dw", Kind.LINEAR, [grad, x], (n, k), {"flops": 2.0 * m * n * k, "gemm": (1, n, k, m)}),
-            ("db", Kind.REDUCTION, [grad], (n,), {"simt_ops": float(m * n)}),
-        ):
-            self.op(f"{name}.{part}", kind, ins, shape, f"linear {part}", over_rows=True, reduced=m, **more)
+        for part in order:
+            if part == "x":
+                out = self.call(f"{name}_dx", aten.mm.default, grad, self.layers[layer])
+            elif part == "w":
+                self.call(f"{name}_dw", aten.mm.default, self.call(f"{name}_gt", aten.t.default, grad), x)
+            else:
+                self.call(f"{name}_db", aten.sum.dim_IntList, grad, [0])
         return out
 
-    def graph(self, *outputs: str) -> OperatorGraph:
-        read = {x.value for op in self.operators for x in op.inputs}
-        late = {x.value for op in self.operators if op.phase == "backward" for x in op.inputs}
-        early = {v for op in self.operators if op.phase == "forward" for v in op.outputs}
-        values = {}
-        for name, v in self.values.items():
-            leaf = name.endswith(".out") and name not in read
-            values[name] = Value(
-                v.name,
-                v.shape,
-                v.dtype,
-                v.bytes,
-                v.is_parameter,
-                v.is_input,
-                leaf or name in outputs,
-                name in late and name in early,
-            )
-        training = any(op.phase == "backward" for op in self.operators)
-        return OperatorGraph(self.name, "training" if training else "inference", tuple(self.operators), values)
+    def gradient(self, name: str, *shape: int) -> fx.Node:
+        """What comes into the backward graph, which begins here."""
+        self.graph_at_work = self.late
+        return self.given(name, *shape)
+
+    def graph(self, *outputs: fx.Node) -> OperatorGraph:
+        """All values that nobody reads are results, and ``outputs``; what the backward graph reads is saved."""
+        late = {n.name for n in self.late.nodes if n.op == "placeholder"}
+        made = [n for n in self.forward.nodes if n.op == "call_function" and not isinstance(n.meta["val"], tuple)]
+        results = [n for n in made if n in outputs or not (n.users or n.name in late)]
+        self.forward.output((*results, *(n for n in self.forward.nodes if n.name in late)))
+        if not late:
+            return assemble(self.name, "inference", Recorded(self.forward, stored=self.stored))
+        self.late.output(tuple(n for n in self.late.nodes if n.op == "call_function" and not n.users))
+        return assemble(self.name, "training", Recorded(self.forward, self.late, self.stored))
 
 
 def mlp(rows: int = 4096, sizes: tuple[int, ...] = (64, 256, 256, 32), norm: bool = False) -> OperatorGraph:
@@ -143,7 +150,7 @@ def nerf(rows: int = 9728) -> OperatorGraph:
     return b.graph()
 
 
-def trained_mlp(rows: int = 4096, sizes: tuple[int, ...] = (64, 256, 256, 32)) -> OperatorGraph:
+def trained_mlp(rows: int = 4096, sizes: tuple[int, ...] = (64, 256, 256, 32), order: str = "xwb") -> OperatorGraph:
     """Forward and backward of linears, each with a ReLU behind it."""
     b = Builder("trained")
     h = b.input("x", rows, sizes[0])
@@ -152,9 +159,9 @@ def trained_mlp(rows: int = 4096, sizes: tuple[int, ...] = (64, 256, 256, 32)) -
         y = b.act(f"a{i}", b.linear(f"l{i}", h, n))
         layers.append((i, h, y))
         h = y
-    g = b.input("grad", rows, sizes[-1])
+    g = b.gradient("tangents_1", rows, sizes[-1])
     for i, x, y in reversed(layers):
-        g = b.backward(f"b{i}", g, f"l{i}", x, y, dx=i > 0)
+        g = b.backward(f"b{i}", g, f"l{i}", x, y, order if i > 0 else order.replace("x", ""))
     return b.graph(h)
 
 
@@ -162,10 +169,9 @@ def gated_ffn(rows: int = 1024, width: int = 512, hidden: int = 1536) -> Operato
     """RMSNorm, gate, up, down and the residual, as in Llama."""
     b = Builder("ffn")
     x = b.input("x", rows, width)
-    mean = b.op("mean", Kind.REDUCTION, [b.act("square", x, "pow")], (rows, 1), "mean", reduced=width)
+    mean = b.call("mean", aten.mean.dim, b.act("square", x, "pow"), [-1], True)
     scaled = b.binary("scale", x, b.act("root", mean, "rsqrt"), "mul")
-    weight = b.value("norm.weight", width, is_parameter=True)
-    n = b.op("weigh", Kind.ELEMENTWISE, [scaled, weight], (rows, width), "mul")
+    n = b.binary("weigh", scaled, b.given("norm_weight", width, stored=True), "mul")
     gate = b.act("silu", b.linear("gate", n, hidden, bias=False), "silu")
     h = b.binary("product", gate, b.linear("up", n, hidden, bias=False), "mul")
     b.binary("residual", x, b.linear("down", h, width, bias=False))

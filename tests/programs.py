@@ -22,6 +22,15 @@ class Program:
         self.tensor(name, Role.INPUT, features, dtype=dtype)
         return self.op("load", features, params=(name,), dtype=dtype)
 
+    def gather(self, table: str, index: str, features: int, dtype: str = "", rows: int | None = None) -> Tile:
+        """Rows of a table through an index; each is declared at its first use."""
+        known = {t.name for t in self.tensors}
+        if table not in known:
+            self.tensors.append(Tensor.table(table, rows, features, dtype or self.dtype))
+        if index not in known:
+            self.tensor(index, Role.INPUT, dtype="i64")
+        return self.op("load", features, params=(table, index), dtype=dtype)
+
     def op(self, kind: str, features: int, *ins: Tile, params: tuple[str, ...] = (), dtype: str = "", **attrs) -> Tile:
         tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype or self.dtype)
         source = f"model.py:{len(self.ops)}"

@@ -8,32 +8,37 @@ from math import prod
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from operator_graphs import Builder, gated_ffn, mlp, nerf, trained_mlp
 from test_kitsune_selection import random_graphs
 
 from tilestream import devices, simulator
 from tilestream.errors import OptionError
+from tilestream.plan.spatial.choose import balanced, memory_s, predict
+from tilestream.plan.spatial.launch import launch
+from tilestream.plan.spatial.schedule import expressible, tile_of
+from tilestream.plan.spatial.staged import Staged
+from tilestream.plan.spatial.tiling import TILES, Tile, works
+from tilestream.plan.spatial.traffic import launch_bytes, traffic
 from tilestream.simulator import run
-from tilestream.simulator.library import launch
+from tilestream.simulator.library import launch as library_launch
 from tilestream.simulator.tables import spilled
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import EXECUTIONS, design
-from tilestream.studies.kitsune.choose import balanced, memory_s, predict
 from tilestream.studies.kitsune.designs import Design
-from tilestream.studies.kitsune.operators import Kind, OperatorGraph
-from tilestream.studies.kitsune.pipeline import Half, Spatial
-from tilestream.studies.kitsune.tiling import TILES, Tile, works
-from tilestream.studies.kitsune.traffic import launch_bytes, traffic
-from tilestream.studies.kitsune.workloads import spatial
 
 A100 = devices.get("a100+kitsune")
 H200 = devices.get("h200")
 
 
-def only(d: Design) -> Spatial:
+def only(d: Design) -> Staged:
     (p,) = d.groups
     return p
+
+
+def ops(p: Staged, stage: str) -> tuple[str, ...]:
+    return tuple(op.name for op in p.operators[stage])
 
 
 def total(d: Design, name: str) -> float:
@@ -42,48 +47,77 @@ def total(d: Design, name: str) -> float:
 
 def test_relu_is_an_epilogue_and_concatenation_a_stage_on_the_simt_pipes():
     p = only(design(nerf(), A100))
-    assert [s.ops for s in p.stages if s.engine is Engine.SIMT] == [("skip",), ("join",), ("out",)]
-    assert p.stage("l0").ops == ("l0", "relu0") and len(p.stages) == 15
+    assert [ops(p, name) for name in p.names if p.engine(name) is Engine.SIMT] == [("skip",), ("join",), ("out",)]
+    assert ops(p, "l0") == ("l0", "relu0") and len(p.names) == 15
 
 
 def test_one_queue_serves_all_readers():
     p = only(design(nerf(), A100))
-    after = next(r for r in p.rings if r.producer == "l7")
-    assert after.consumers == ("alpha", "feature") and after.bytes == 2 * 9728 * 256
-    assert len(p.rings) == 14  # every value between stages, once
+    after, size = next(x for x in p.passing if x[0].producer == "l7")
+    assert after.consumers == ("alpha", "feature") and size == 2 * 9728 * 256
+    assert len(p.passing) == 14  # every value between stages, once
 
 
 def test_gradients_are_summed_in_halves_and_the_bias_rides():
     d = design(trained_mlp(), A100, "deep")
     p = next(p for p in d.groups if p.node.pattern == "mlp backward")
-    assert {s.name for s in p.stages if s.half is Half.FINAL} == {
-        f"b{i}.{w}.final" for i in (1, 2) for w in ("dw", "db")
-    }
-    derivative = p.holder("b2.db")
-    assert derivative.ops == ("b2.da", "b2.db") and derivative.half is Half.WHOLE
-    assert p.holder("b2.dw").half is Half.PARTIAL
-    sums = next(r for r in p.rings if r.consumers == ("b2.dw.final",))
-    assert sums.bytes == 4 * 32 * 256  # partial sums are fp32, though the gradient has two bytes an element
-    stream = next(r for r in p.rings if r.producer == "b2.da" and r.value)
-    assert stream.consumers == ("b2.dx", "b2.dw")  # multicast
+    assert {name for name in p.names if p.is_final(name)} == {f"b{i}_{w}.final" for i in (1, 2) for w in ("dw", "db")}
+    derivative = p.holder("b2_db")
+    assert ops(p, derivative) == ("b2_da", "b2_db") and not p.is_partial(derivative)
+    assert p.is_partial(p.holder("b2_dw"))
+    size = next(size for q, size in p.passing if q.consumers == ("b2_dw.final",))
+    assert size == 4 * 32 * 256  # partial sums are fp32, though the gradient has two bytes an element
+    stream = next(q for q, _ in p.passing if q.producer == "b2_da" and len(q.consumers) == 2)
+    assert stream.consumers == ("b2_dx", "b2_dw")  # multicast
     # dX and the derivative of the layer before it are one stage: an epilogue.
-    assert p.holder("b1.da").ops[0] == "b2.dx"
+    assert ops(p, p.holder("b1_da"))[0] == "b2_dx"
 
 
 def test_a_gradient_with_many_blocks_is_not_split():
     graph = trained_mlp(rows=512, sizes=(2048, 2048, 2048))
     p = next(p for p in design(graph, A100).groups if p.node.pattern == "mlp backward")
-    assert p.holder("b1.dw").half is Half.WHOLE and "b1.dw" not in p.finals()
+    assert not p.is_partial(p.holder("b1_dw")) and "b1_dw" not in p.finals
+    (spread,) = p.pipeline.stage("b1_dw").mesh
+    assert spread.axes != ("rows",) and spread.size > 1  # CTAs divide the results, and each sees all rows
 
 
 def test_a_norm_of_five_operators_is_one_kernel():
     d = design(gated_ffn(), A100)
     norm = next(p for p in d.groups if p.node.pattern == "rms norm")
-    assert [s.ops for s in norm.stages] == [("square", "mean", "root", "scale", "weigh")]
+    assert [ops(norm, name) for name in norm.names] == [("square", "mean", "root", "scale", "weigh")]
     ffn = next(p for p in d.groups if p.node.pattern == "gated ffn")
     # The product is the gate's epilogue: what ``up`` makes streams to it.
-    assert ffn.stage("gate").ops == ("gate", "silu", "product")
-    assert {r.producer: r.consumers for r in ffn.rings} == {"up": ("gate",), "gate": ("down",)}
+    assert ops(ffn, "gate") == ("gate", "silu", "product")
+    assert {q.producer: q.consumers for q, _ in ffn.passing} == {"up": ("gate",), "gate": ("down",)}
+
+
+def test_the_pipeline_says_what_is_simulated():
+    """CTAs are the replicas of the stages, of which a mesh of their axes can have so many."""
+    for graph in (nerf(), trained_mlp()):
+        for p in design(graph, A100, "deep").groups:
+            simulated = {s.name: s.ctas for s in launch(p, graph, A100).stages}
+            assert simulated == {s.name: s.replicas for s in p.pipeline.stages}
+            for name, ctas in simulated.items():
+                assert ctas in expressible(p, name, tile_of(p), ctas)
+            joins = {(q.producer, q.consumers) for q in p.pipeline.queues}
+            assert {(q.producer, q.consumers) for q in launch(p, graph, A100).queues} == joins
+
+
+@pytest.mark.parametrize(("ctas", "most"), [(1, 1), (7, 7), (8, 8), (9, 9), (37, 36), (40, 40), (200, 196)])
+def test_ctas_are_those_of_a_mesh(ctas: int, most: int):
+    """16 blocks of 128 rows and 16 of 16 columns: of 37 CTAs 12 x 3 have a place, of 200 14 x 14."""
+    p = only(design(mlp(rows=2048, sizes=(64, 256, 32)), A100))
+    assert expressible(p, "l0", Tile(128, 16), ctas)[-1] == most
+
+
+def test_an_operator_without_a_sentence_is_in_no_pipeline_and_says_so(monkeypatch):
+    from tilestream.graph import sentences
+
+    monkeypatch.delitem(sentences.TABLE, torch.ops.aten.relu)
+    d = design(mlp(), A100)
+    reasons = {e.op: e.reason for e in d.selection.exclusions}
+    assert not d.groups and reasons["a0"] == "no tile op does this" and set(reasons) == {op.name for op in mlp()}
+    assert simulator.run(d.workload, A100).time_s > 0
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -103,11 +137,14 @@ def test_every_stage_has_a_cta_and_no_class_more_than_the_sms(device):
     for graph in (nerf(), trained_mlp()):
         for p in design(graph, device).groups:
             for engine in Engine:
-                streaming = [s for s in p.stages if s.engine is engine and s.half is not Half.FINAL]
-                assert all(p.ctas[s.name] >= 1 for s in streaming)
-                assert sum(p.ctas[s.name] for s in streaming) <= device.sms
-            if len(p.stages) > 1:
-                for s in spatial(p, graph, device).stages:
+                ctas = [
+                    p.pipeline.stage(name).replicas
+                    for name in p.names
+                    if p.engine(name) is engine and not p.is_final(name)
+                ]
+                assert all(n >= 1 for n in ctas) and sum(ctas) <= device.sms
+            if len(p.names) > 1:
+                for s in launch(p, graph, device).stages:
                     assert s.shared_bytes <= device.shared_bytes_per_cta
 
 
@@ -117,7 +154,7 @@ def test_a_pipeline_with_more_stages_than_sms_is_cut(sms: int):
     made = design(graph, small)
     assert made.fused == design(graph, A100).fused
     for p in made.groups:
-        assert all(sum(s.engine is e for s in p.stages) <= sms for e in Engine)
+        assert all(sum(p.engine(name) is e for name in p.names) <= sms for e in Engine)
     assert run(made.workload, small).time_s > run(design(graph, A100).workload, A100).time_s
 
 
@@ -133,7 +170,7 @@ def test_long_pipelines_take_no_other_way():
 def test_rings_stay_in_the_l2_where_single_buffers_fit():
     graph = mlp(rows=2**16, sizes=(256,) * 5)
     (p,) = design(graph, A100).groups
-    room = {q: spatial(p, graph, replace(A100, l2_bytes=q)) for q in (40_000_000, 8_000_000, 100_000)}
+    room = {q: launch(p, graph, replace(A100, l2_bytes=q)) for q in (40_000_000, 8_000_000, 100_000)}
     depths = {q: max(x.depth for x in made.queues) for q, made in room.items()}
     assert depths[40_000_000] >= depths[8_000_000]
     assert spilled(room[40_000_000], A100) == 0.0
@@ -142,7 +179,7 @@ def test_rings_stay_in_the_l2_where_single_buffers_fit():
 
 
 def test_unknown_execution():
-    with pytest.raises(OptionError, match="bulk, vertical, kitsune, deep, mixed"):
+    with pytest.raises(OptionError, match="bulk, vertical, kitsune, deep, whole, mixed"):
         design(mlp(), A100, "spatial")
 
 
@@ -151,6 +188,17 @@ def test_pipelines_beat_bulk_on_a_chain_of_layers_and_mixed_is_never_worse():
     seconds = {e: simulator.run(design(graph, A100, e).workload, A100).time_s for e in EXECUTIONS}
     assert seconds["kitsune"] < seconds["vertical"] < seconds["bulk"]
     assert seconds["mixed"] <= 1.001 * min(seconds.values())
+
+
+def test_a_whole_mlp_is_one_kernel_where_one_cta_holds_its_rows():
+    made = design(nerf(), A100, "whole")
+    p = only(made)
+    assert p.vertical and len(p.pipeline.stages) == 1 and not p.pipeline.queues and made.fused == 24
+    assert tile_of(p).rows * tile_of(p).columns <= 128 * 256 and p.columns == 256
+    (kernel,) = made.workload.launches
+    assert kernel == launch(p, made.graph, A100) and kernel.stages[0].shared_bytes <= A100.shared_bytes_per_cta
+    wide = design(mlp(sizes=(64, 1024, 1024, 64)), A100, "whole")
+    assert not wide.groups and {n.pattern for n in wide.selection.nodes} == {"linear, activation"}
 
 
 def test_mixed_takes_the_longer_or_the_shorter_backward_pipelines():
@@ -187,19 +235,13 @@ def test_mixed_drops_pipelines_that_lose():
 
 def test_tables_are_kernels_of_their_own():
     b = Builder()
-    x = b.input("table", 1000, 64)
-    b.op("rows", Kind.GATHER, [x], (256, 64))
-    graph = b.graph()
-    op = graph["rows"]
-    twice = OperatorGraph(
-        "two",
-        "inference",
-        (op.__class__(**{**op.__dict__, "outputs": ("p", "q"), "output_bytes": (32768.0, 32768.0)}),),
-        {**graph.values, "p": graph.values["rows.out"], "q": graph.values["rows.out"]},
-    )
-    launches = design(twice, A100, "bulk").workload.launches
-    assert len(launches) == 2 and all(x.stages[0].ops == ("rows",) for x in launches)
-    moved = sum(s.work.dram_write * s.tiles for x in launches for s in x.stages)
+    tables = [b.given(f"table{i}", 1000, 64, stored=True) for i in range(2)]
+    index = b.given("i", 256, dtype=torch.int64)
+    b.cat("joined", *(b.call(f"rows{i}", torch.ops.aten.embedding.default, t, index) for i, t in enumerate(tables)))
+    lookups, _ = (graph := b.graph())
+    launches = design(graph, A100, "bulk").workload.launches
+    assert len(lookups.outputs) == 2 and [x.stages[0].ops for x in launches[:-1]] == [(lookups.name,)] * 2
+    moved = sum(s.work.dram_write * s.tiles for x in launches[:-1] for s in x.stages)
     assert moved == pytest.approx(65536)
 
 
@@ -211,8 +253,8 @@ def test_layers_of_one_shape_get_one_design():
     first, *others = design(b.graph(), A100).groups
     assert len(others) == 2
     for p in others:
-        assert [p.ctas[s.name] for s in p.stages] == [first.ctas[s.name] for s in first.stages]
-        assert (p.rows, p.columns) == (first.rows, first.columns)
+        assert [s.replicas for s in p.pipeline.stages] == [s.replicas for s in first.pipeline.stages]
+        assert tile_of(p) == tile_of(first)
 
 
 @settings(max_examples=40, deadline=None)
@@ -231,11 +273,12 @@ def test_every_design_of_a_random_graph_runs_and_conserves(graph):
 @pytest.mark.parametrize("shape", TILES, ids=str)
 def test_memory_bounds_every_prediction(shape: Tile):
     graph = nerf()
-    p, work = balanced(only(design(graph, A100)), graph, A100, shape)
+    p = only(design(graph, A100))
+    made, work = balanced(p, graph, A100, shape)
     dram, l2 = memory_s(p, work, graph, A100)
-    assert predict(p, work, graph, A100) > max(dram, l2)
+    assert predict(p, made, work, graph, A100) > max(dram, l2)
     assert dram == launch_bytes(graph, p.node.ops) / A100.dram_bytes_per_s
-    assert works(p, graph, A100, shape) == work
+    assert works(p, graph, A100, shape, made.by_name(p)) == work
 
 
 def test_the_page_of_designs_runs(capsys):
@@ -250,4 +293,4 @@ def test_the_page_of_designs_runs(capsys):
 
 def test_a_library_kernel_pays_the_measured_gap():
     d = design(mlp(), A100, "bulk")
-    assert all(x.launch_s == launch("", x.stages[0], A100).launch_s for x in d.workload.launches)
+    assert all(x.launch_s == library_launch("", x.stages[0], A100).launch_s for x in d.workload.launches)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from operator_graphs import Builder, mlp, nerf, trained_mlp
-from test_kitsune_selection import random_graphs
+from test_kitsune_selection import random_graphs, select_vertical
 
-from tilestream.studies.kitsune.selection import select
-from tilestream.studies.kitsune.traffic import launch_bytes, reduction, traffic
-from tilestream.studies.kitsune.vertical import select_vertical
+from tilestream.plan.spatial.selection import select
+from tilestream.plan.spatial.traffic import launch_bytes, reduction, traffic
 
 
 def test_bulk_reads_and_writes_everything():
@@ -44,9 +43,9 @@ def test_what_the_backward_graph_reads_is_written_whatever_is_fused():
 def test_a_value_that_two_operators_of_a_launch_read_is_read_once():
     b = Builder()
     x = b.input("x", 64, 8)
-    b.binary("sum", b.act("a", x), b.act("c", x))
+    b.binary("total", b.act("a", x), b.act("c", x))
     graph = b.graph()
-    assert launch_bytes(graph, ["a", "c", "sum"]) == 2 * 2 * 64 * 8
+    assert launch_bytes(graph, ["a", "c", "total"]) == 2 * 2 * 64 * 8
 
 
 def test_a_result_read_outside_is_written():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from gathers import tensors as indexed
 from mixed_programs import by_columns, residual_stream
 from programs import Program, chain, edge_block
 from random_pipelines import random_pipeline, tensors_for
@@ -107,6 +108,15 @@ def wide_ring() -> Pipeline:
     return p.with_stages((first, second), (Queue(tile.name, "first", ("second",), depth=2),))
 
 
+def gathers(placement: int = 0) -> Pipeline:
+    """A chunk that comes in order between those that do not, and more of these in a row than the ring has slots."""
+    p = Program("gathers")
+    a, e, b = p.gather("v", "i", 64), p.load("e", 64), p.gather("u", "j", 640)
+    h = p.linear(p.cat(a, e, b), 64, "relu")
+    p.store(p.op("add", 64, h, a))
+    return p.build().with_stages((p.build().stages[0].with_(placement=Shard(placement), replicas=2),))
+
+
 PIPELINES = {
     "rings": rings,
     "rings of pairs": lambda: rings(width_of_middle=0),
@@ -121,6 +131,8 @@ PIPELINES = {
     "one in flight": lambda: one_stage(3, 128, in_flight=1),
     "one in flight, split columns": lambda: one_stage(3, 128, placement=1, in_flight=1),
     "pair": lambda: one_stage(3, 128, group=2),
+    "gathers": lambda: gathers(),
+    "gathers, split columns": lambda: gathers(placement=1),
     "fp32 stream": lambda: residual_stream(1, 64),
     "fp32 stream, split columns": lambda: by_columns(residual_stream(1, 192)),
 }
@@ -129,7 +141,7 @@ PIPELINES = {
 def run(name: str, folder: Path, rows: int = 400, **options) -> float:
     """Relative error against the reference machine."""
     pipeline = PIPELINES[name]()
-    tensors = tensors_for(pipeline, rows, seed=1)
+    tensors = (indexed if name.startswith("gathers") else tensors_for)(pipeline, rows, seed=1)
     got = run_on_host(pipeline, tensors, HostRun(sanitize=True, folder=folder, **options))
     want = reference.run(pipeline, tensors)
     return max(float((got[n].double() - want[n].double()).norm() / want[n].double().norm()) for n in want)
@@ -179,7 +191,7 @@ class Mutant:
         return self.name
 
 
-ROLES, KERNEL, TILE, HOST = "roles.cuh", "kernel", "tile.cuh", "ptx.cuh"
+ROLES, KERNEL, TILE, HOST, GATHER = "roles.cuh", "kernel", "tile.cuh", "ptx.cuh", "gather.cuh"
 FULL = "flag_release(s.flags + (info.lines + tile % info.depth) * LINE"
 
 MUTANTS = (
@@ -293,6 +305,46 @@ MUTANTS = (
         Mutation(KERNEL, "(sync.epoch >> 32) + 1", "(sync.epoch >> 32)"),
         "flags of the last launch must not serve this one",
         launches=2,
+    ),
+    Mutant(
+        "gathered rows not waited for",
+        "gathers",
+        Mutation(GATHER, "  copies_wait();\n", ""),
+        "a slot is full when the lanes' own copies are there",
+    ),
+    Mutant(
+        "no proxy fence after gathered rows",
+        "gathers",
+        Mutation(GATHER, "  fence_async_shared();\n", ""),
+        "products read what ordinary copies wrote",
+    ),
+    Mutant(
+        "gathered rows copied into a slot in use",
+        "gathers",
+        Mutation(GATHER, "  ring.wait_empty();\n", ""),
+        "a slot is filled again after every reader gave it back",
+    ),
+    Mutant(
+        "gathered rows kept back before a wait",
+        "gathers",
+        Mutation(
+            GATHER,
+            " && coming < GATHERS_AHEAD && warp_value((int)bar_ready(ring.empty(), ring.parity ^ 1), 0)",
+            "",
+        ),
+        "the consumers may free the next slot only after they had these rows",
+    ),
+    Mutant(
+        "gathered rows kept back behind a bulk copy",
+        "gathers",
+        Mutation(GATHER, "if (follows && ", "if ("),
+        "slots are counted back from the one at hand, and the last must be handed over too",
+    ),
+    Mutant(
+        "index of the wrong rows",
+        "gathers",
+        Mutation(GATHER, "index == op.queue && tile == at", "index == op.queue"),
+        "each tile has indices of its own",
     ),
 )
 

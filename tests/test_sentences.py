@@ -12,16 +12,16 @@ from torch.nn import functional as F
 
 from tilestream.errors import PipelineDeadlock, VerifyError
 from tilestream.graph.nodes import Unsupported
+from tilestream.graph.record import record
 from tilestream.graph.sentences.program import program
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Queue, Stage
 from tilestream.ir.read import axes, tensors
 from tilestream.ir.read import program as read
 from tilestream.ir.verify import verify
+from tilestream.plan.spatial.free import base
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
-from tilestream.studies.kitsune.record import record
-from tilestream.studies.kitsune.sources import base
 
 
 def x(*shape: int) -> torch.Tensor:

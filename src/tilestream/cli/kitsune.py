@@ -55,7 +55,7 @@ def kitsune(
 def sweep_command(
     models: Annotated[list[str], typer.Argument(help="Whole models: names, or FILE.py:FUNCTION.")],
     devices: Annotated[str, typer.Option(help="As a100,h200+kitsune,a100+sms*2, or device files.")] = "a100",
-    strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune, deep, mixed.")] = ",".join(
+    strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune, deep, whole, mixed.")] = ",".join(
         EXECUTIONS
     ),
     modes: Annotated[str, typer.Option(help="Some of inference, training.")] = "inference",

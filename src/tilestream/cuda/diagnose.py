@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from tilestream.cuda.tables import Tables
-from tilestream.errors import QueueTimeout
+from tilestream.cuda.tables import INDEX, Tables
+from tilestream.errors import InputError, QueueTimeout, TilestreamError
 
 log = logging.getLogger(__name__)
 
+INDEX_OUTSIDE = 2  # roles.cuh: in the place of waits_for_free, where an index names no row
 _HEADER = 5  # 64-bit words before the flags
 _records: weakref.WeakSet[Record] = weakref.WeakSet()
 
@@ -31,7 +32,7 @@ class Record(ABC):
         return self.words.data_ptr()
 
     def check(self) -> None:
-        """Raise ``QueueTimeout`` if a launch has left a record."""
+        """Raise ``QueueTimeout`` or ``InputError`` if a launch has left a record."""
         if self.claimed:
             raise self.error()
 
@@ -39,7 +40,7 @@ class Record(ABC):
     def claimed(self) -> bool:
         return bool(int(self.words[0]) & 0xFFFFFFFF)
 
-    def error(self) -> QueueTimeout:
+    def error(self) -> TilestreamError:
         return QueueTimeout(self.describe(), "the CUDA context is lost: restart the process; report this message")
 
     def halves(self, words: int) -> list[tuple[int, int]]:
@@ -54,6 +55,7 @@ class Record(ABC):
 class Dump(Record):
     """What a row stream's kernel leaves behind.
 
+    Of a wait that expired, or of an index that names no row of its table.
     Words: claimed | stage, sm | queue, tile | waits_for_free, expected, found, then every flag line.
     """
 
@@ -63,6 +65,8 @@ class Dump(Record):
 
     def describe(self) -> str:
         half = self.halves(3)
+        if half[2][1] == INDEX_OUTSIDE:
+            return self._index(pointer=half[1][1], row=half[2][0])
         stage, sm, queue, tile, free = half[0][1], half[1][0], half[1][1], half[2][0], half[2][1]
         expected, found = (int(w) for w in self.words[3:5])
         q = self.tables.queues[queue]
@@ -82,6 +86,17 @@ class Dump(Record):
             lines.append(f"queue {spec.tile!r}: depth {spec.depth}, head {head}, tail {{{', '.join(tails)}}}")
         return "\n  ".join(lines)
 
+    def error(self) -> TilestreamError:
+        if self.halves(3)[2][1] == INDEX_OUTSIDE:
+            return InputError(self.describe(), "the CUDA context is lost: restart the process, with indices that exist")
+        return super().error()
+
+    def _index(self, pointer: int, row: int) -> str:
+        kind, name = self.tables.pointers[pointer]
+        rows, found = (int(w) for w in self.words[3:5])
+        table = kind.removeprefix(INDEX)
+        return f"index {name!r} is {found} at row {row}, and table {table!r} has {rows} rows"
+
 
 def _ticket(word: int) -> str:
     return f"tile {(word & 0xFFFFFFFF) - 1} of launch {(word >> 32) & 0xFFFFFFFF}"
@@ -92,4 +107,4 @@ def _tell() -> None:
     """A process that ends on torch's "unspecified launch failure" says at least then which queue it was."""
     for record in _records:
         if record.claimed:
-            log.error("QueueTimeout: %s", record.error())
+            log.error("%s: %s", type(record.error()).__name__, record.error())

@@ -19,9 +19,10 @@ from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
+from tilestream.cuda.tables import INDEX, TABLE
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
-from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
 from tilestream.ir.sizes import tiles_of
 
@@ -69,7 +70,8 @@ class Launch:
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
         self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48 + 8 * source.stamped) // 64) * 64)
-        self.dump = Dump(self.tables, [s.name for s in source.stages]) if self.tables.queues else None
+        leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, _ in self.tables.pointers)
+        self.dump = Dump(self.tables, [s.name for s in source.stages]) if leaves_record else None
 
         self._written: stamps.Buffer | None = None
 
@@ -118,7 +120,7 @@ class Launch:
                 packed = self.tables.packs[int(spec.name)]
                 address, row_bytes = space.packed[int(spec.name)], packed.columns * DTYPE_BYTES[packed.dtype]
             else:
-                address, stride = where[spec.name]
+                address, stride, _ = where[spec.name]
                 row_bytes = stride * DTYPE_BYTES[self.source.pipeline.tensor(spec.name).dtype]
             raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = driver.tensor_map(
                 spec.dtype,
@@ -128,8 +130,15 @@ class Launch:
                 row_bytes,
                 spec.box_rows,
             )
-        for k, (_, name) in enumerate(self.tables.pointers):
-            address, stride = where[name]
+        for k, (kind, name) in enumerate(self.tables.pointers):
+            address, stride, _ = where[name]
+            if kind == TABLE:
+                stride *= DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
+            elif kind.startswith(INDEX):
+                stride = where[kind.removeprefix(INDEX)].rows
+                if stride > MOST_ROWS:
+                    what = f"table {kind.removeprefix(INDEX)!r} has {stride} rows, more than {MOST_ROWS}"
+                    raise InputError(what, "gather its rows before the pipeline")
             struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
             struct.pack_into("<q", raw, o.strides + 8 * k, stride)
         dump = self.dump.address if self.dump is not None else 0
@@ -142,12 +151,12 @@ class Launch:
 
 
 def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
-    """The whole shape where all sizes are known: of parameters and of their gradients. Others are rows by features."""
-    return t.shape if len(t.shape) == len(t.axes) else (rows, t.features)
+    """The whole shape: sizes that the pipeline does not know are the launch's rows."""
+    return tuple(rows if a.size is None else a.size for a in t.axes)
 
 
 def _where(t: torch.Tensor) -> Where:
-    return t.data_ptr(), t.stride(0) if t.dim() else 1
+    return Where(t.data_ptr(), t.stride(0) if t.dim() else 1, t.shape[0] if t.dim() else 1)
 
 
 def _row_stride(t: torch.Tensor, features: int) -> int:
@@ -246,10 +255,12 @@ class CompiledPipeline:
         if value is None:
             raise InputError(f"tensor {t.name!r} is missing", "give every input and parameter of the pipeline")
         want = _shape(t, rows)
-        if tuple(value.shape) != want or value.dtype != TORCH_DTYPES[t.dtype] or value.device != self.device:
+        if t.role is Role.PARAMETER and t.axes and t.axes[0].size is None:  # a table of any number of rows
+            want = (*value.shape[:1], *want[1:])
+        if tuple(value.shape) != want or value.dtype != ELEMENT_DTYPES[t.dtype] or value.device != self.device:
             raise InputError(
                 f"tensor {t.name!r} is {tuple(value.shape)} {value.dtype} on {value.device}; "
-                f"the pipeline wants {want} {TORCH_DTYPES[t.dtype]} on {self.device}",
+                f"the pipeline wants {want} {ELEMENT_DTYPES[t.dtype]} on {self.device}",
                 "convert it before the call",
             )
         if t.role is Role.OUTPUT or addressable(value):
@@ -342,7 +353,7 @@ class Bound:
         given = len(self._written)
         where = dict(self._where)
         for name, t, features in zip(self._written, tensors[:given], self._features, strict=True):
-            where[name] = t.data_ptr(), _row_stride(t, features)
+            where[name] = Where(t.data_ptr(), _row_stride(t, features), t.shape[0] if t.dim() else 1)
         for buffer, t in zip(self._compiled.buffers, tensors[given:], strict=True):
             where[buffer.name] = _where(t)
         return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
@@ -363,6 +374,8 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
 
 def addressable(t: torch.Tensor) -> bool:
     """Whether kernels can read it in place; views at odd addresses or strides are copied instead."""
+    if not t.is_floating_point():  # an index: read one by one
+        return t.dim() == 1 and (t.stride(0) == 1 or t.shape[0] < 2)
     if t.data_ptr() % 16:
         return False
     if t.dim() == 0:

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +18,14 @@ from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to, columns_of
 
 ENTRY_BYTES = 48
-Where = tuple[int, int]
-"""A tensor in device memory: its address, and the distance of its rows in elements."""
+
+
+class Where(NamedTuple):
+    """A tensor in device memory: its address, the distance of its rows in elements, and how many there are."""
+
+    address: int
+    stride: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Packer:
         """The copy from the weights at ``where`` to the addresses ``packed``, one a spec, on a stream."""
         raw = (ctypes.c_char * (len(self.entries) * ENTRY_BYTES + 8))()
         for n, (k, spec, (column, columns, at)) in enumerate(self.entries):
-            address, stride = where[spec.weight]
+            address, stride, _ = where[spec.weight]
             padded = ceil_to(columns, columns_of(spec.dtype))
             struct.pack_into(
                 "<QQ8i", raw, n * ENTRY_BYTES, address, packed[k], spec.rows, columns,

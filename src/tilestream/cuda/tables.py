@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
 from tilestream.schedule.layout import Layout, boxes_of
 from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, ceil_to, columns_of
 
+TABLE, INDEX = "table", "index of "
+"""Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
+GATHERED = -2  # a load's tensor map, where rows are taken through an index
 ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that are not of the operands' dtype
 
 
@@ -234,6 +237,13 @@ def _load(
         return
     tensor = pipeline.tensor(stream.tensor)
     valid = max(0, min(columns, stream.features - column))
+    if stream.index:
+        table = tables.pointer(TABLE, stream.tensor)
+        names = tables.pointer(f"{INDEX}{stream.tensor}", stream.index)
+        entry = INDEX_BYTES[pipeline.tensor(stream.index).dtype]
+        form = int(dtype == "tf32")
+        tables.load_ops.append((GATHERED, start * element, names, table, entry, valid * element, 0, again, form))
+        return
     at_end = stream.start + stream.features == tensor.features
     on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
     if on_16_bytes and (at_end or valid == columns):

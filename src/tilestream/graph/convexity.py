@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from torch import fx
 
+from tilestream.errors import PlanError
 
-class Groups:
-    """Disjoint sets of fx nodes, merged only where the contracted graph stays acyclic.
+N = TypeVar("N", bound=Hashable)
+
+
+class Groups(Generic[N]):
+    """Disjoint sets of nodes, of fx or of any graph, merged only where the contracted graph stays acyclic.
 
     Args:
-        nodes: all nodes, in graph order.
+        after: all nodes in the graph's order, each with those that come after it.
         parameters: the nodes that may be grouped, each with the nodes that it uses as whole
             operands; those must come from outside its group, since a group sees its values row
             by row.
     """
 
-    def __init__(self, nodes: Sequence[fx.Node], parameters: Mapping[fx.Node, frozenset[fx.Node]]) -> None:
-        self._position = {n: i for i, n in enumerate(nodes)}
-        self._group: dict[fx.Node, frozenset[fx.Node]] = {n: frozenset((n,)) for n in parameters}
+    def __init__(self, after: Mapping[N, Sequence[N]], parameters: Mapping[N, frozenset[N]]) -> None:
+        self._position = {n: i for i, n in enumerate(after)}
+        self._group: dict[N, frozenset[N]] = {n: frozenset((n,)) for n in parameters}
         self._parameters = parameters
-        self._after = successors(nodes)
+        self._after = after
 
-    def position(self, node: fx.Node) -> int:
+    def position(self, node: N) -> int:
         """Place in the graph's order; nodes of other kinds (placeholders) come first."""
         return self._position.get(node, -1)
 
-    def merge(self, a: object, b: object, force: bool = False) -> bool:
+    def merge(self, a: N, b: N, force: bool = False) -> bool:
         """Merge the groups of two nodes if the result is legal; ``force`` for parts of one tuple."""
-        if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
-            return False
         left, right = self._group.get(a), self._group.get(b)
         if left is None or right is None:
             return False
@@ -44,13 +48,13 @@ class Groups:
             self._group[node] = both
         return True
 
-    def all(self) -> list[list[fx.Node]]:
+    def all(self) -> list[list[N]]:
         """Every group, its nodes in graph order; groups in the order of their first nodes."""
         unique = dict.fromkeys(self._group.values())
         return sorted((sorted(g, key=self._position.__getitem__) for g in unique), key=lambda g: self._position[g[0]])
 
-    def _cyclic(self, both: frozenset[fx.Node]) -> bool:
-        seen: set[fx.Node] = set()
+    def _cyclic(self, both: frozenset[N]) -> bool:
+        seen: set[N] = set()
         queue = [s for n in both for s in self._after[n] if s not in both]
         while queue:
             node = queue.pop()
@@ -62,6 +66,39 @@ class Groups:
             seen |= whole
             queue.extend(s for n in whole for s in self._after.get(n, ()) if s not in seen)
         return False
+
+
+def in_order(units: Sequence[Iterable[N]], before: Callable[[N], Iterable[N]]) -> list[int]:
+    """The places of ``units`` so that producers come first; among those that can run, the one that was given first.
+
+    Args:
+        units: groups of nodes, each node in one.
+        before: the nodes whose results a node reads; those outside of all units are there already.
+
+    Raises:
+        PlanError: two units wait for each other: one of them is not convex.
+    """
+    unit = {node: i for i, nodes in enumerate(units) for node in nodes}
+    needs: list[set[int]] = [set() for _ in units]
+    after: dict[int, set[int]] = {i: set() for i in range(len(units))}
+    for node, i in unit.items():
+        for j in {unit[p] for p in before(node) if p in unit} - {i}:
+            needs[i].add(j)
+            after[j].add(i)
+    waits = [len(own) for own in needs]
+    ready = [i for i, count in enumerate(waits) if not count]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for j in after[i]:
+            waits[j] -= 1
+            if not waits[j]:
+                heapq.heappush(ready, j)
+    if len(order) < len(units):
+        stuck = next(node for node, i in unit.items() if waits[i])
+        raise PlanError(f"the group of {str(stuck)!r} waits for itself", "cut it where a path leaves and comes back")
+    return order
 
 
 def successors(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

@@ -25,6 +25,9 @@ Steps = tuple[tuple[str | int | float, ...], ...]
 """What is done to a tensor before the program sees it; the words are those of ``Binding``."""
 
 
+INDEX_STEPS: Steps = (("index",),)
+
+
 @dataclass(frozen=True)
 class Value:
     """What an fx node is to a region: its elements in row-major order are the matrix ``[rows, tile.features]``.
@@ -51,9 +54,9 @@ class Value:
 class Binding:
     """How a tensor of the program is made from an fx node.
 
-    ``steps`` are applied in order to the node's tensor: ``("matrix",)`` drops a leading 1, ``("t",)``
-    transposes, ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``,
-    ``("vector", n)`` to ``[n]``, ``("scalar",)`` to ``[]``, and ``("rstd", eps)`` makes ``1 / sqrt(x + eps)``
+    ``steps`` are applied in order to the node's tensor: ``("matrix",)`` drops a leading 1, ``("t",)`` transposes,
+    ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``, ``("vector", n)`` to
+    ``[n]``, ``("index",)`` to ``[rows]``, ``("scalar",)`` to ``[]``, and ``("rstd", eps)`` makes ``1 / sqrt(x + eps)``
     in fp32 of a variance.
     """
 
@@ -224,6 +227,26 @@ class Emitter:
             self.ops.append(TileOp("load", tile, (), (name,), (), self._source))
             self._loads[key] = tile
         return self._loads[key]
+
+    def gathered(self, table: fx.Node, rows: int | None, features: int, index: fx.Node, dtype: str) -> Tile:
+        """The tile of rows of ``table`` that ``index`` (of ``dtype``) names; both come from outside of the region."""
+        self.parameter_nodes |= {table, index}
+        if table in self.values or index in self.values:
+            raise Unsupported("it uses a value of the same rows as a parameter")
+        for node in (table, index):
+            self._check_device(node)
+        if (table, ()) not in self._bound:
+            name = self._bound[table, ()] = f"t{len(self.parameters)}"
+            self._tensor(Tensor.table(name, rows, features, dtype_of(table)))
+            self.parameters.append(Binding(name, table, ()))
+        if (index, INDEX_STEPS) not in self._bound:
+            name = self._bound[index, INDEX_STEPS] = f"x{len(self.inputs)}"
+            self._tensor(Tensor.of(name, Role.INPUT, (), dtype))
+            self.inputs.append(Binding(name, index, INDEX_STEPS))
+        names = (self._bound[table, ()], self._bound[index, INDEX_STEPS])
+        tile = Tile.of(f"load{len(self.ops)}", features, dtype_of(table))
+        self.ops.append(TileOp("load", tile, (), names, (), self._source))
+        return tile
 
     def parameter(self, node: object, steps: Steps, shape: tuple[int, ...], dtype: str = "") -> str:
         """The name of a whole operand that every tile uses; ``dtype`` is the node's own if not given."""

@@ -24,6 +24,9 @@ VIEWS = {
 """Operators that only look at their operand in another way: free outside a region."""
 
 
+GATHERS = {aten.index, aten.index_select, aten.embedding}
+"""Operators that take rows through an index."""
+
 ASSERTIONS = {
     aten._assert_scalar,
     aten._assert_async,
@@ -77,6 +80,11 @@ def is_slice(node: fx.Node) -> bool:
     before = value(node.args[0])
     dim = argument(node, 1, "dim", 0)
     return before is not None and isinstance(dim, int) and before.dim() > 0 and dim % before.dim() == before.dim() - 1
+
+
+def is_gather(node: fx.Node) -> bool:
+    """Whether ``node`` takes rows of its operand through an index."""
+    return packet(node) in GATHERS
 
 
 def is_product(node: fx.Node) -> bool:

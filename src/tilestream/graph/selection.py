@@ -13,17 +13,23 @@ from torch import fx
 
 from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
-from tilestream.graph.convexity import Groups
+from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
-from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
+from tilestream.graph.nodes import Unsupported, computes, is_gather, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
+from tilestream.graph.sizes import hint
 from tilestream.graph.wide import Facts, hidden, pooled
 from tilestream.schedule.shared_tile import is_block
 
 log = logging.getLogger(__name__)
 
+MOST_GATHERED_BYTES = 512
+"""Of a row, all that a region takes through indices: more costs the loader warps more than a gather kernel and its
+round trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024 bytes, 427 against about 400)."""
+
+WIDE_GATHER = "gathers rows so wide that a kernel of its own is faster"
 POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
 
 
@@ -191,10 +197,11 @@ def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
 
 
 def _group(nodes: list[fx.Node], facts: _Facts) -> list[list[fx.Node]]:
-    groups = Groups(nodes, {n: facts.parameters[n] for n in nodes if n in facts.known})
+    groups = Groups(successors(nodes), {n: facts.parameters[n] for n in nodes if n in facts.known})
     for node in nodes:
-        if node.target is operator.getitem and node in facts.known:
-            groups.merge(node.args[0], node, force=True)
+        whole = node.args[0] if node.target is operator.getitem and node in facts.known else None
+        if isinstance(whole, fx.Node):
+            groups.merge(whole, node, force=True)
     for _ in range(2):
         for node in nodes:
             for operand in sorted(facts.tiles.get(node, ()), key=groups.position):
@@ -231,22 +238,34 @@ def _trim(group: list[fx.Node], facts: _Facts) -> list[fx.Node]:
     """Leave the views at the borders outside, where they cost nothing.
 
     A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes: a
-    view of the whole value, as in eager.
+    view of the whole value, as in eager. So do gathers that others use as well: their rows are in memory anyway.
     """
     members = set(group)
+    gathers = [n for n in group if is_gather(n)]
+    if sum(_row_bytes(n) for n in gathers) > MOST_GATHERED_BYTES:
+        members.difference_update(gathers)
+        facts.reasons.update(dict.fromkeys(gathers, WIDE_GATHER))
     changed = True
     while changed:
         changed = False
         for node in [*group, *reversed(group)]:
-            if node in members and is_view(node) and _borders(node, members, facts):
+            if node in members and (is_view(node) or is_gather(node)) and _borders(node, members, facts):
                 members.discard(node)
                 changed = True
     return [n for n in group if n in members]
 
 
+def _row_bytes(node: fx.Node) -> int:
+    fake = value(node)
+    assert fake is not None
+    return hint(fake.shape[-1]) * fake.element_size()
+
+
 def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
     if not node.users.keys() & members:
         return True
+    if is_gather(node):
+        return not node.users.keys() <= members
     return not facts.tiles[node] & members and (not is_slice(node) or _thin(node, members))
 
 

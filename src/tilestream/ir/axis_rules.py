@@ -10,6 +10,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Axis, Level
 from tilestream.ir.derive import WRITES, Partial, divided, mentions, placement, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, TileOp, Transport
+from tilestream.ir.ways import between
 
 MOST_WORKERS = {Level.CLUSTER: 16, Level.WARPGROUP: 2}
 """Hopper's largest cluster (non-portable size), and the consumer warpgroups of a CTA."""
@@ -206,7 +207,7 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
                         "loop in equal tiles",
                     )
             for consumer in q.consumers:
-                for middle in _between(p, q.producer, consumer):
+                for middle in between(p, q.producer, consumer):
                     if not any(axis in sums(op) and op.out is not None for op in stages[middle].ops):
                         continue
                     whole = size[axis]
@@ -262,21 +263,3 @@ def _axes(p: Pipeline) -> Iterator[Axis]:
 
 def _ops(p: Pipeline) -> Iterator[tuple[Stage, TileOp]]:
     return ((stage, op) for stage in p.stages for op in stage.ops)
-
-
-def _between(p: Pipeline, producer: str, consumer: str) -> set[str]:
-    """Stages on another way from ``producer`` to ``consumer``."""
-    after: dict[str, set[str]] = defaultdict(set)
-    for q in p.queues:
-        after[q.producer] |= set(q.consumers)
-
-    def reach(start: str) -> set[str]:
-        found: set[str] = set()
-        todo = [start]
-        while todo:
-            new = after[todo.pop()] - found
-            found |= new
-            todo += new
-        return found
-
-    return {s for s in reach(producer) if consumer in reach(s)}

@@ -6,3 +6,8 @@ import torch
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+INDEX_DTYPES = {"i32": torch.int32, "i64": torch.int64}
+"""Of tensors that name the rows of another."""
+
+ELEMENT_DTYPES = TORCH_DTYPES | INDEX_DTYPES

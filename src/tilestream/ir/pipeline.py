@@ -73,9 +73,17 @@ class Tensor:
 
     @staticmethod
     def of(name: str, role: Role, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """A tensor of a row pipeline: ``[rows, *shape]`` for inputs and outputs, ``shape`` for parameters."""
+        """A tensor of a row pipeline: ``[rows, *shape]`` for inputs and outputs, ``shape`` for parameters.
+
+        An index is an input of no features: ``shape`` is empty.
+        """
         rows = () if role is Role.PARAMETER else (ROWS,)
         return Tensor(name, role, (*rows, *sizes(*shape)), dtype)
+
+    @staticmethod
+    def table(name: str, rows: int | None, features: int, dtype: str) -> Tensor:
+        """Rows that a load takes through an index. A parameter; how many ``rows`` it has may be read at the call."""
+        return Tensor(name, Role.PARAMETER, (Axis(f"{name}.rows", rows), *sizes(features)), dtype)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -144,6 +152,11 @@ class TileOp:
     def params(self) -> tuple[str, ...]:
         """Names of the tensors."""
         return tuple(v if isinstance(v, str) else v.of for v in self.tensors)
+
+    @property
+    def index(self) -> str:
+        """The tensor that names the rows of a load of ops of rows; empty where rows come in order."""
+        return self.params[1] if self.kind == "load" and len(self.params) == 2 else ""
 
     def attr(self, name: str, default: float | int | str | None = None) -> float | int | str | None:
         return dict(self.attrs).get(name, default)

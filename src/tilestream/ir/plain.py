@@ -126,7 +126,8 @@ class _Writer:
     def _load(self, op: TileOp) -> TileOp:
         column = self._new(op)
         at = At((column.name,)) if column else At()
-        return self._made(op, column, tensors=(View(op.params[0], (ROW, at)),))
+        row = At((ROWS.name,), index=op.index)
+        return self._made(op, column, tensors=(View(op.params[0], (row, at)),))
 
     def _store(self, op: TileOp) -> list[TileOp]:
         column = self._column(op.ins[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Role, Tensor, Tile, TileOp
 from tilestream.ir.tileops import GROUP, OPS
 
 
@@ -25,6 +25,12 @@ def check_shapes(pipeline: Pipeline) -> None:
 
 
 def _check_tensor(t: Tensor) -> None:
+    if t.dtype in INDEX_BYTES and t.role is Role.INPUT:
+        if t.shape or len(t.axes) != 1:
+            raise VerifyError(
+                f"index {t.name!r} has {len(t.axes)} dimensions, of which {t.shape} are features", "give [rows]"
+            )
+        return
     if t.dtype not in DTYPE_BYTES:
         raise VerifyError(f"tensor {t.name!r} has dtype {t.dtype!r}", f"use one of {', '.join(DTYPE_BYTES)}")
     if t.role is not Role.PARAMETER and len(t.shape) != 1:
@@ -45,8 +51,11 @@ class _Operands:
         self.where = f"{op.kind} at {op.source}" if op.source else f"{op.kind} in stage {stage!r}"
 
     def check(self) -> None:
-        role = {"load": Role.INPUT, "store": Role.OUTPUT}.get(self.op.kind, Role.PARAMETER)
-        for tensor in self.params:
+        roles = {"load": (Role.INPUT,), "store": (Role.OUTPUT,)}.get(self.op.kind, (Role.PARAMETER,))
+        if self.op.index:
+            roles = (Role.PARAMETER, Role.INPUT)
+        for k, tensor in enumerate(self.params):
+            role = roles[min(k, len(roles) - 1)]
             self.need(
                 tensor.role is role,
                 f"uses {tensor.role.value} {tensor.name!r} where only {_a(role)} can stand",
@@ -77,11 +86,36 @@ def _a(role: Role) -> str:
 
 def _load(o: _Operands) -> None:
     tensor = o.params[0]
-    o.result_is(tensor.features, f"input {tensor.name!r} of {tensor.features}")
+    what = "table" if o.op.index else "input"
+    o.need(
+        bool(o.op.index) or tensor.dtype in DTYPE_BYTES,
+        f"loads {tensor.name!r} of dtype {tensor.dtype} as rows",
+        "load rows of a table through it: load(table, index)",
+    )
+    if o.op.index:
+        _indexed(o, tensor, o.params[1])
+    o.result_is(tensor.features, f"{what} {tensor.name!r} of {tensor.features}")
     o.need(
         o.out.dtype == tensor.dtype,
-        f"tile {o.out.name!r} is {o.out.dtype}, but input {tensor.name!r} is {tensor.dtype}",
+        f"tile {o.out.name!r} is {o.out.dtype}, but {what} {tensor.name!r} is {tensor.dtype}",
         "load it in its own dtype, then cast",
+    )
+
+
+def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:
+    """Rows of 16 bytes and more: that is what one lane copies."""
+    o.need(
+        index.dtype in INDEX_BYTES,
+        f"index {index.name!r} is {index.dtype}",
+        f"use one of {', '.join(INDEX_BYTES)}",
+    )
+    o.need(len(table.axes) == 2, f"table {table.name!r} has {len(table.axes)} dimensions", "give [rows, features]")
+    row = table.features * DTYPE_BYTES[table.dtype]
+    o.need(
+        row % 16 == 0,
+        f"rows of table {table.name!r} have {table.features} x {DTYPE_BYTES[table.dtype]} = {row} bytes,"
+        " no multiple of 16",
+        "gather them before the pipeline, or pad the table's rows",
     )
 
 

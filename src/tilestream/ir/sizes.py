@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.tileops import OPS
 
 SWIZZLE_BYTES = 128  # a linear's input is stored in rows of this many bytes, zero-filled
@@ -76,8 +76,23 @@ def padded_flops(weight: Tensor, rows: int) -> float:
 
 def bytes_of(tensor: Tensor, rows: int) -> int:
     """Bytes of the whole tensor in device memory at ``rows`` rows."""
-    size = prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+    size = prod(tensor.shape) * ELEMENT_BYTES[tensor.dtype]
     return size if tensor.role is Role.PARAMETER else rows * size
+
+
+def loaded_bytes(op: TileOp, pipeline: Pipeline, rows: int) -> int:
+    """Bytes that a load moves into its stage for ``rows`` rows: the rows, and the index that names them."""
+    tensor = pipeline.tensor(op.params[0])
+    index = bytes_of(pipeline.tensor(op.index), rows) if op.index else 0
+    return rows * tensor.features * ELEMENT_BYTES[tensor.dtype] + index
+
+
+def table_bytes(op: TileOp, pipeline: Pipeline, rows: int) -> int:
+    """Bytes of DRAM that ``rows`` rows taken through an index cost at least: the table once, or those rows where it
+    has more of them, or has as many as the call says."""
+    table = pipeline.tensor(op.params[0])
+    taken = rows * table.features * ELEMENT_BYTES[table.dtype]
+    return min(taken, bytes_of(table, 0)) if len(table.shape) == 2 else taken
 
 
 def weight_bytes(stage: Stage, pipeline: Pipeline) -> int:

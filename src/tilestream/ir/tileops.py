@@ -52,7 +52,9 @@ PLAIN = {"product", "copy", "store_add"}
 """Kinds that ops of rows are not made of: they stand where every operand has coordinates."""
 
 OPS: dict[str, OpSpec] = {
-    "load": OpSpec("memory", (0, 0), (1, 1), flops=0, doc="rows of an input tensor"),
+    "load": OpSpec(
+        "memory", (0, 0), (1, 2), flops=0, doc="rows of an input, or of a table at the places an index names"
+    ),
     "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
     "linear": OpSpec(
         "linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"

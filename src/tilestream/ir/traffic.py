@@ -8,7 +8,7 @@ from math import ceil
 
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Transport
-from tilestream.ir.sizes import bytes_of, tiles_of, weight_bytes, width
+from tilestream.ir.sizes import bytes_of, loaded_bytes, table_bytes, tiles_of, weight_bytes, width
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Traffic:
     ``dram``: compulsory traffic. A launch reads each of its inputs and parameters once, however many of its stages
     take them (the later ones find them in the L2), and writes each output once; a DRAM queue's tensor is written by
     one launch and read by every launch that takes it. Rows are counted, not tiles: the tail is not padded.
+    Of a table whose rows are taken through an index, each row counts once in DRAM and every take of it in the L2.
     A cache larger than a tensor between two launches makes real traffic smaller.
     ``l2``: all of that, plus tiles written to and read from L2 queues, inputs that further stages load again, and
     weights once a replica (resident) or once a step of each replica (streamed).
@@ -77,6 +78,8 @@ def dram_of(launch: Pipeline, rows: int) -> tuple[dict[str, int], dict[str, int]
         for op in stage.ops:
             for name in op.params:
                 (written if op.out is None else read)[name] = bytes_of(launch.tensor(name), rows)
+            if op.index:
+                read[op.params[0]] = table_bytes(op, launch, rows)
     return read, written
 
 
@@ -94,6 +97,10 @@ def l2_of(launch: Pipeline, rows: int) -> tuple[int, int]:
             if op.kind == "load" and launch.tensor(op.params[0]).role is not Role.PARAMETER:
                 loads[op.params[0]] += 1
     again = sum((count - 1) * bytes_of(launch.tensor(name), rows) for name, count in loads.items())
+    indexed = [op for stage in launch.stages for op in stage.ops if op.index]
+    once = {op.params[0]: table_bytes(op, launch, rows) for op in indexed}
+    again += sum(loaded_bytes(op, launch, rows) for op in indexed) - sum(once.values())
+    again -= sum(bytes_of(launch.tensor(name), rows) for name in {op.index for op in indexed})
     weights = 0
     for stage in launch.stages:
         once = weight_bytes(stage, launch)

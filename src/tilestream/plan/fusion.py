@@ -6,12 +6,12 @@ is asked of groups as they are, so that two cannot wait for each other either.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from tilestream.graph.convexity import in_order
 from tilestream.plan.library import alone
 from tilestream.plan.values import producer, reads, works
 
@@ -61,24 +61,7 @@ def before(node: fx.Node) -> list[fx.Node]:
 def _ordered(groups: Mapping[fx.Node | str, list[fx.Node]]) -> list[tuple[fx.Node | str, list[fx.Node]]]:
     """Groups so that producers come first; among those that can run, the one that was given first."""
     keys = list(groups)
-    index = {node: i for i, key in enumerate(keys) for node in groups[key]}
-    needs = [{index[p] for n in groups[key] for p in before(n) if p in index} - {i} for i, key in enumerate(keys)]
-    after: dict[int, list[int]] = {}
-    for i, own in enumerate(needs):
-        for j in own:
-            after.setdefault(j, []).append(i)
-    waits = [len(own) for own in needs]
-    ready = [i for i, count in enumerate(waits) if not count]
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append((keys[i], groups[keys[i]]))
-        for j in after.get(i, ()):
-            waits[j] -= 1
-            if not waits[j]:
-                heapq.heappush(ready, j)
-    assert len(order) == len(keys), "groups wait for each other"
-    return order
+    return [(keys[i], groups[keys[i]]) for i in in_order(list(groups.values()), before)]
 
 
 class _Groups:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from tilestream.errors import InputError
-from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.dtypes import ELEMENT_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.reference.ops import Arithmetic
 
@@ -53,11 +53,12 @@ def _check_tensor(want: Tensor, got: torch.Tensor, arithmetic: Arithmetic) -> No
     if not isinstance(got, torch.Tensor):
         raise InputError(f"{what} is a {type(got).__name__}", "give a torch.Tensor")
     shape = tuple(got.shape)
-    is_input = want.role is Role.INPUT
-    if shape[1:] != want.shape if is_input and shape else shape != want.shape or is_input:
-        expected = f"[rows, {want.features}]" if is_input else str(list(want.shape))
+    sizes = tuple(a.size for a in want.axes)
+    if len(shape) != len(sizes) or any(n not in (None, m) for n, m in zip(sizes, shape, strict=True)):
+        words = ["rows" if n is None else str(n) for n in sizes]
+        expected = f"[{', '.join(words)}]"
         raise InputError(f"{what} has shape {list(shape)}, the pipeline takes {expected}", "reshape it")
-    dtype = TORCH_DTYPES[want.dtype]
+    dtype = ELEMENT_DTYPES[want.dtype]
     if got.dtype != dtype and not (got.dtype == arithmetic.dtype and not arithmetic.rounds):
         raise InputError(f"{what} is {got.dtype}, the pipeline takes {dtype}", f"convert it with .to({dtype})")
     if got.device.type != "cpu":

@@ -16,7 +16,7 @@ from tilestream.ir.shapes import check_shapes
 from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
 from tilestream.reference.mesh_machine import run_meshes
-from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate
+from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate, take
 from tilestream.reference.ring import Ring
 
 Observe = Callable[[str, int, torch.Tensor], None]
@@ -143,7 +143,7 @@ class _Launch:
                 tensor[start:stop] = values[op.ins[0]][: stop - start].to(tensor.dtype)
             return
         if op.kind == "load":
-            value = self._load(op.params[0], op.out, start, stop)
+            value = self._load(op, op.out, start, stop)
         else:
             tiles = [self.described[name] for name in op.ins]
             params = [self.params[name] for name in op.params]
@@ -152,10 +152,14 @@ class _Launch:
         if self.observe is not None and start < stop:
             self.observe(op.out.name, t, value[: stop - start])
 
-    def _load(self, name: str, tile: Tile, start: int, stop: int) -> torch.Tensor:
+    def _load(self, op: TileOp, tile: Tile, start: int, stop: int) -> torch.Tensor:
         if start >= stop:
             return torch.zeros(self.tile_rows, tile.features, dtype=self.arithmetic.dtype)
-        value = self.arithmetic.widen(self.inputs[name][start:stop])
+        name = op.params[0]
+        if op.index:
+            value = take(self.params[name], self.inputs[op.index][start:stop], op)
+        else:
+            value = self.arithmetic.widen(self.inputs[name][start:stop])
         short = self.tile_rows - (stop - start)
         return functional.pad(value, (0, 0, 0, short)) if short else value
 

@@ -27,6 +27,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
         for op in ready:
             if op.kind == "load":
                 value = WORKING.widen(tensors[op.params[0]])
+                value = value[tensors[op.index].long()] if op.index else value
             elif op.out is None:
                 outputs[op.params[0]] = WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype)
                 continue

@@ -101,7 +101,8 @@ def _blocks(pipeline: Pipeline) -> list[_Block]:
             blocks.append(_Block(f"{ins}→{outs}", outs, "s0", op.source, []))
         elif op.kind in ("load", "store"):
             features = pipeline.tensor(op.params[0]).features
-            blocks.append(_Block(f"{op.kind} {features}", features, "s1", op.source, []))
+            word = "gather" if op.index else op.kind
+            blocks.append(_Block(f"{word} {features}", features, "s1", op.source, []))
         elif blocks and len(blocks[-1].after) < 4:
             after = blocks[-1].after
             after.append("…" if len(after) == 3 else op.kind)
@@ -127,7 +128,13 @@ def _lines(summary: str) -> list[tuple[str, str]]:
     """Lines of a box with their CSS class: memory, linear or plain."""
     made = []
     for word in summary.split(", "):
-        kind = "memory" if word.startswith(("load", "store")) else "linear" if word.startswith("linear") else "plain"
+        kind = (
+            "memory"
+            if word.startswith(("load", "gather", "store"))
+            else "linear"
+            if word.startswith("linear")
+            else "plain"
+        )
         text = word.replace(">", "→").replace("linear ", "").replace("(x", "(×") if kind == "linear" else word
         made.append((kind, text if len(text) <= 22 else text[:21] + "…"))
     return made

@@ -98,7 +98,7 @@ def _word(op: TileOp, pipeline: Pipeline) -> str:
         outs, ins = pipeline.tensor(op.params[0]).shape
         return f"linear {ins}>{outs}"
     if op.kind in ("load", "store"):
-        return f"{op.kind} {pipeline.tensor(op.params[0]).features}"
+        return f"{'gather' if op.index else op.kind} {pipeline.tensor(op.params[0]).features}"
     return op.kind
 
 

@@ -183,6 +183,8 @@ def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
         elif what == "flatten":
             features = int(numbers[0])
             tensor = tensor.reshape(tensor.numel() // features, features)
+        elif what == "index":
+            tensor = tensor.reshape(-1)
         elif what == "vector":
             tensor = tensor.reshape(int(numbers[0]))
         elif what == "rstd":

@@ -22,7 +22,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.nodes import is_constant
-from tilestream.run import epilogues, fallback
+from tilestream.run import epilogues, fallback, messages
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.stopwatch import timed
@@ -123,6 +123,8 @@ def _inner(
                 return direct(streamed)
         if taken and compilation.target.kind == "cuda":
             epilogues.fuse(streamed, compilation.patches)
+        if taken:
+            messages.sort_messages(streamed)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:

@@ -176,12 +176,18 @@ def random_arguments(region: Region, seed: int = 0) -> list[Any]:
 
     Weights are scaled so that activations stay of order one.
     """
-    weights = {p.index for p in region.parameters if len(region.program.tensor(p.tensor).shape) == 2}
+    loads = [op for op in region.program.stages[0].ops if op.index]
+    tables = {op.params[0] for op in loads}
+    weights = {
+        p.index for p in region.parameters if len(region.program.tensor(p.tensor).shape) == 2 and p.tensor not in tables
+    }
     values: list[Any] = []
+    fixed: set[int] = set()
     generator = torch.Generator(region.device).manual_seed(seed)
     for index, node in enumerate(n for n in region.graph.graph.nodes if n.op == "placeholder"):
         fake = node.meta["val"]
         if "constant" in node.meta:
+            fixed.add(index)
             values.append(node.meta["constant"])
             continue
         if not isinstance(fake, torch.Tensor):
@@ -189,6 +195,11 @@ def random_arguments(region: Region, seed: int = 0) -> list[Any]:
             continue
         scale = 1 / math.sqrt(region_width(region, index)) if index in weights else 1.0
         values.append(random_tensor(fake, generator, scale))
+    heights = {p.tensor: values[p.index].shape[0] for p in region.parameters if p.tensor in tables}
+    for operand in region.inputs:  # rows from all over the table: the same again and again would stay near
+        least = min((heights[op.params[0]] for op in loads if op.index == operand.tensor), default=0)
+        if least and operand.index not in fixed:
+            values[operand.index].random_(0, least, generator=generator)
     return values
 
 

@@ -20,7 +20,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from tilestream.errors import CacheError, PlanError
 from tilestream.graph.region import Operand, Region
-from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.dtypes import ELEMENT_DTYPES
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 
@@ -159,10 +159,10 @@ REMEDY = "delete torch's caches (torch._inductor.config.force_disable_caches = T
 
 
 def _operand_to_json(o: Operand) -> list[Any]:
-    dtype = next(name for name, dtype in TORCH_DTYPES.items() if dtype == o.dtype)
+    dtype = next(name for name, dtype in ELEMENT_DTYPES.items() if dtype == o.dtype)
     return [o.tensor, o.index, [list(step) for step in o.steps], dtype]
 
 
 def _operand_from_json(data: list[Any]) -> Operand:
     tensor, index, steps, dtype = data
-    return Operand(tensor, index, tuple(tuple(step) for step in steps), TORCH_DTYPES[dtype])
+    return Operand(tensor, index, tuple(tuple(step) for step in steps), ELEMENT_DTYPES[dtype])

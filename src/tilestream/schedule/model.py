@@ -31,7 +31,10 @@ class Place(StrEnum):
 
 @dataclass(frozen=True)
 class Stream:
-    """A tile that comes from an input ``tensor`` or a tile's ``queue``; ``start`` is its first column there."""
+    """A tile that comes from an input ``tensor`` or a tile's ``queue``; ``start`` is its first column there.
+
+    ``index`` names the tensor's rows where they do not come in order.
+    """
 
     tile: str
     features: int
@@ -39,6 +42,7 @@ class Stream:
     tensor: str = ""
     queue: str = ""
     start: int = 0
+    index: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilestream.errors import VerifyError
@@ -261,7 +261,7 @@ class Walk:
     def _load(self, op: TileOp) -> None:
         assert op.out is not None
         dtype = self.pipeline.tensor(op.params[0]).dtype
-        self.streams[op.out.name] = Stream(op.out.name, op.out.features, dtype, tensor=op.params[0])
+        self.streams[op.out.name] = Stream(op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index)
 
     def _cat(self, op: TileOp) -> None:
         assert op.out is not None
@@ -273,13 +273,13 @@ class Walk:
         if (
             base in self.streams
             and (self.streams[base].start + start) * DTYPE_BYTES[self.streams[base].dtype] % 16
-            and self.streams[base].queue
+            and (self.streams[base].queue or self.streams[base].index)
         ):
-            # A bulk copy starts on 16 bytes; what does not is cut out of a copy in shared memory.
+            # Copies start on 16 bytes; what does not is cut out of a copy in shared memory.
             base = self.as_tile(base, op)
         if base in self.streams:
             s = self.streams[base]
-            self.streams[name] = Stream(name, op.out.features, s.dtype, s.tensor, s.queue, s.start + start)
+            self.streams[name] = replace(s, tile=name, features=op.out.features, start=s.start + start)
             return
         if base in self.views:
             base, more = self.views[base]

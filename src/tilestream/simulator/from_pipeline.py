@@ -17,7 +17,7 @@ from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
-from tilestream.ir.sizes import bytes_of, phases, tiles_of, weight_bytes
+from tilestream.ir.sizes import bytes_of, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
 from tilestream.schedule.stage_cost import first_input_s, overlapped, stage_cost
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.library import Cache, bulk_kernels, launches
@@ -63,10 +63,11 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     per_step = stage.tiles_per_step
     weights = weight_bytes(stage, launch)
     streamed = stage.residency is Residency.STREAMED
-    work = _work(stage, launch, loaded)
+    work = _work(stage, launch, rows, loaded)
     work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
     sharing = sum(s.replicas for s in launch.stages)
     cost = stage_cost(stage, launch, device)
+    work = replace(work, l2_write=work.l2_write + cost.scattered)
     compute = cost.step_s - cost.queue_s  # queues are simulated
     memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
     late = overlapped(compute, memory) - max(compute, memory)
@@ -90,16 +91,18 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     )
 
 
-def _work(stage: Stage, launch: Pipeline, loaded: set[str]) -> TileWork:
+def _work(stage: Stage, launch: Pipeline, rows: int, loaded: set[str]) -> TileWork:
     """One tile. A tensor that several stages load comes from DRAM for the first of them."""
     done = phases(stage, launch)
-    read = written = from_dram = 0
+    read, written, from_dram = 0, 0, 0.0
     for op in stage.ops:
         if op.kind == "load":
-            size = bytes_of(launch.tensor(op.params[0]), stage.tile_rows)
-            read += size
-            from_dram += 0 if op.params[0] in loaded else size
-            loaded.add(op.params[0])
+            read += loaded_bytes(op, launch, stage.tile_rows)
+            sizes = {name: float(bytes_of(launch.tensor(name), stage.tile_rows)) for name in op.params}
+            if op.index:  # an equal part of the table for each tile
+                sizes[op.params[0]] = table_bytes(op, launch, rows) / tiles_of(rows, stage)
+            from_dram += sum(size for name, size in sizes.items() if name not in loaded)
+            loaded.update(op.params)
         elif op.kind == "store":
             written += bytes_of(launch.tensor(op.params[0]), stage.tile_rows)
     return TileWork(

@@ -25,6 +25,7 @@ from tilestream.cuda.compile import Source
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.cuda.stamps import LaunchLog
+from tilestream.cuda.tables import INDEX, TABLE
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
@@ -160,8 +161,8 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
         element = 4 if spec.dtype == "tf32" else DTYPE_BYTES[spec.dtype]
         words += [base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element]
     words.append(len(tables.pointers))
-    for _, name in tables.pointers:
-        words += [at[name], tensors[name].stride(0) if tensors[name].dim() else 1]
+    for kind, name in tables.pointers:
+        words += [at[name], _stride(kind, name, tensors)]
     ctas = _ctas(source, rows)
     room = stamps.capacity(source, rows, ctas) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(ctas, room)) if source.stamped else 0
@@ -185,6 +186,15 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
                 return []
             f.seek(written)
             return [stamps.read(f.read(stamps.buffer_bytes(ctas, room)), source, rows, ctas, room)]
+
+
+def _stride(kind: str, name: str, tensors: Mapping[str, torch.Tensor]) -> int:
+    """What a kernel is told with a pointer: see ``cuda.tables``."""
+    if kind.startswith(INDEX):
+        return tensors[kind.removeprefix(INDEX)].shape[0]
+    t = tensors[name]
+    stride = t.stride(0) if t.dim() else 1
+    return stride * t.element_size() if kind == TABLE else stride
 
 
 def _ctas(source: KernelSource, rows: int) -> int:

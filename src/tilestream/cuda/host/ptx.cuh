@@ -18,7 +18,7 @@
 #define TS_SHARED(base) const u32 base = 0
 // threads have as many registers as they like
 #define CONSUMER_REGISTERS 0
-#define LOADER_REGISTERS 0
+#define LOADER_REGISTERS 88
 
 struct uint4 {
   u32 x, y, z, w;
@@ -47,6 +47,7 @@ TS_DEV u32 cluster_rank() { return (u32)ts_host::cluster_rank(); }
 TS_DEV void cluster_sync() { ts_host::sync_cluster(); }
 TS_DEV bool group_leader() { return true; }
 TS_DEV void sync_warp() {}
+TS_DEV int warp_value(int v, int) { return v; }
 
 // ---- shared memory
 template <class V>
@@ -64,6 +65,24 @@ TS_DEV void sts64(u32 addr, float a, float b) {
 TS_DEV u32 lds32(u32 addr) { return shared_at<u32>(addr); }
 TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
 TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
+
+// ---- copies past the registers come as late as they may: when they are waited for
+struct Copy {
+  u32 dst, bytes;
+  const void* src;
+};
+inline thread_local Copy copies[4096];
+inline thread_local u32 copying = 0;
+TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {
+  if (copying == sizeof copies / sizeof *copies) ts_host::trap("too many copies are under way");
+  copies[copying++] = {dst, bytes, src};
+}
+TS_DEV void copies_wait() {
+  for (u32 c = 0; c < copying; ++c)
+    for (u32 k = 0; k < 16; ++k)
+      shared_at<unsigned char>(copies[c].dst + k) = k < copies[c].bytes ? ((const unsigned char*)copies[c].src)[k] : 0;
+  copying = 0;
+}
 
 // ---- barriers in shared memory
 TS_DEV void bar_init(u32 bar, u32 count) { ts_host::bar_init(bar, count); }

@@ -67,6 +67,7 @@ TS_DEV int cta_index() { return (int)blockIdx.x; }
 TS_DEV int cta_count() { return (int)gridDim.x; }
 TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
+TS_DEV int warp_value(int v, int lane) { return __shfl_sync(~0u, v, lane); }  // that of one lane of the warp
 
 TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
 TS_DEV u32 bits_of(float x) { return __float_as_uint(x); }
@@ -92,6 +93,12 @@ TS_DEV u16 lds16(u32 addr) {
 TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
 }
+
+// ---- copies of 16 bytes past the registers: ordinary writes, there when they were waited for
+TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {  // zeros behind the first `bytes`
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+}
+TS_DEV void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }  // for those of this thread
 
 // ---- barriers in shared memory
 TS_DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }

@@ -40,6 +40,8 @@ struct QueueInfo {
   int consumers;
 };
 
+constexpr u32 INDEX_OUTSIDE = 2;  // in a record, of no wait: an index names no row of its table
+
 constexpr int LINE = 16;  // u64 words between flags: one 128-byte line each
 
 struct Dump {  // in host memory; read after a trap
@@ -59,6 +61,13 @@ struct Sync {  // what hand-over through global memory needs
 
 TS_DEV u64 ticket(const Sync& s, int tile) { return s.epoch | (u64)(u32)(tile + 1); }
 
+// Another thread is writing its record: a trap now would cut it off.
+TS_DEV void hold_back() {
+  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
+  }
+  trap();
+}
+
 TS_DEV void expire(const Sync& s, int queue, int tile, int waits_for_free, u64 expected, u64 found) {
   if (claim(&s.dump->claimed)) {
     s.dump->stage = s.stage;
@@ -73,10 +82,7 @@ TS_DEV void expire(const Sync& s, int queue, int tile, int waits_for_free, u64 e
     fence_system();
     trap();
   }
-  // Another thread is writing its record: a trap now would cut it off.
-  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
-  }
-  trap();
+  hold_back();
 }
 
 TS_DEV void flag_wait(const Sync& s, int line, u64 expected, int queue, int tile, int waits_for_free) {
@@ -236,18 +242,29 @@ TS_DEV void load_odd_chunk(u32 dst, const P& p, const LoadOp& op, int tile) {
                    op.padded, op.form == ROUNDED);
 }
 
+}  // namespace ts
+#include "gather.cuh"
+namespace ts {
+
 template <class S, class P>
 TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w, int g) {
   using T = typename S::T;
   using Chunks = Ring<S::IN_SLOTS, CHUNK_BYTES>;
   Timed<Chunks> ring(Chunks(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES),
                      sync.stamps, ROWS_AHEAD);
+  Names names;
+  int coming = 0;
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
     sync.stamps.mark(LOAD_ROWS, tile);
 #pragma unroll 1
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
+      if (GATHERS<S> && op.map == GATHERED) {
+        const bool follows = k + 1 < S::LOAD_OPS && p.load_op(w.load_ops + k + 1).map == GATHERED;
+        load_gathered<S>(p, sync, op, tile, follows, names, coming, ring);
+        continue;
+      }
       if (op.map >= 0) {
         if (lane_in_warp() == 0) {
           int y = tile * ROWS;

@@ -86,11 +86,11 @@ class SharedTileLaunch:
 
         def from_row(name: str) -> tuple[int, int, int]:
             """Address, elements and bytes from row to row."""
-            address, stride = where[name]
+            address, stride, _ = where[name]
             return address + first * stride * DTYPE_BYTES[types[name]], stride, stride * DTYPE_BYTES[types[name]]
 
         def weight(name: str, columns: int, height: int, box: int) -> bytes:
-            address, stride = where[name]
+            address, stride, _ = where[name]
             return driver.tensor_map(b.dtype, address, columns, height, stride * 2, box)
 
         x, _, x_bytes = (space.operand, k, 2 * k) if b.before else from_row(b.input)

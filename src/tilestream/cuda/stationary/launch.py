@@ -65,13 +65,13 @@ class StationaryLaunch:
         maps = []
         # The kernel reads nothing where there are no rows, and there is no tensor map of none.
         for name in self.source.maps if rows else ():
-            (address, stride), tensor = where[name], self.source.pipeline.tensor(name)
+            (address, stride, _), tensor = where[name], self.source.pipeline.tensor(name)
             size = DTYPE_BYTES[tensor.dtype]
             maps.append(driver.tensor_map(tensor.dtype, address, tensor.features, rows, stride * size, TILE_ROWS))
         pointers = [where[name] for name in self.source.pointers]
         packed = b"".join(maps).ljust(max(len(self.source.maps), 1) * driver.MAP_BYTES, b"\0")
-        packed += struct.pack(f"<{len(pointers)}Q", *(address for address, _ in pointers))
-        packed += struct.pack(f"<{len(pointers)}q", *(stride for _, stride in pointers))
+        packed += struct.pack(f"<{len(pointers)}Q", *(at.address for at in pointers))
+        packed += struct.pack(f"<{len(pointers)}q", *(at.stride for at in pointers))
         packed += struct.pack("<QQQQii", space.flags, self.dump.address, TIMEOUT_NS, space.partials, rows, 0)
         packed += bytes(-len(packed) % 64)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)

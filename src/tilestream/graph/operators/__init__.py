@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, Value, dtype_of
-from tilestream.graph.nodes import MATMULS, Unsupported, is_slice, packet, value
+from tilestream.graph.nodes import GATHERS, MATMULS, Unsupported, is_slice, packet, value
 from tilestream.graph.operators.backward import (
     gelu_backward,
     hardtanh_backward,
@@ -52,6 +52,7 @@ from tilestream.graph.operators.features import (
     softmax,
     variance,
 )
+from tilestream.graph.operators.gathers import gather
 from tilestream.graph.operators.linear import linear, put_off
 from tilestream.graph.operators.reasons import reason
 from tilestream.graph.operators.writes import Writes
@@ -199,4 +200,5 @@ RULES: dict[object, Rule] = {
     aten.rms_norm: rms_norm,
     aten.log_sigmoid_forward: log_sigmoid,
     aten.glu: glu,
+    **dict.fromkeys(GATHERS, gather),
 }

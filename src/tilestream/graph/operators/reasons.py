@@ -20,7 +20,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "_batch_norm_with_update",
         "batch_norm_with_update",
     ),
-    "gathers rows: rows stream in order": ("index", "index_select", "gather", "embedding", "_embedding_bag", "take"),
+    "gathers rows: rows stream in order": ("gather", "_embedding_bag", "take"),
     "scatters rows: rows stream in order": (
         "index_add",
         "index_put",

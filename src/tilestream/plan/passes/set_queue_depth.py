@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilestream.ir.pipeline import Pipeline, Queue, Transport
+from tilestream.ir.pipeline import Pipeline, Transport
+from tilestream.ir.ways import longest
 
 
 def set_queue_depth(p: Pipeline, steps: int = 2, depth: int | None = None) -> Pipeline:
@@ -21,22 +22,6 @@ def set_queue_depth(p: Pipeline, steps: int = 2, depth: int | None = None) -> Pi
             queues.append(replace(q, depth=depth))
         else:
             width = max(p.stage(n).tiles_per_step * p.stage(n).replicas for n in (q.producer, *q.consumers))
-            tiles = steps * width * _hops(p, q)
+            tiles = steps * width * max(longest(p, q.producer, c) for c in q.consumers)
             queues.append(replace(q, depth=tiles + tiles % 2))
     return p.with_stages(p.stages, tuple(queues))
-
-
-def _hops(p: Pipeline, q: Queue) -> int:
-    """Stages on the longest way from the producer to a consumer, through on-chip queues."""
-    after: dict[str, list[str]] = {s.name: [] for s in p.stages}
-    for other in p.queues:
-        if other.transport is not Transport.DRAM:
-            after[other.producer] += other.consumers
-
-    def longest(name: str, goal: str) -> int:
-        """Hops from ``name`` to ``goal``, or a negative number if there is no way."""
-        if name == goal:
-            return 0
-        return max((1 + longest(n, goal) for n in after[name]), default=-len(p.stages) - 1)
-
-    return max(longest(q.producer, c) for c in q.consumers)

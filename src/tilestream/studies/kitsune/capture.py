@@ -16,16 +16,14 @@ from tilestream.graph.costs.table import Kind, row
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet
 from tilestream.graph.provenance import source
+from tilestream.graph.record import Recorded, record
+from tilestream.plan.spatial.free import base, users
+from tilestream.plan.spatial.operators import PRODUCTS, Mode, Operator, OperatorGraph, Phase, Value
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import grouping
 from tilestream.studies.kitsune.grouping import Group
 from tilestream.studies.kitsune.memory import Memory
-from tilestream.studies.kitsune.operators import Mode, Operator, OperatorGraph, Phase, Value
-from tilestream.studies.kitsune.record import Recorded, record
-from tilestream.studies.kitsune.sources import base, users
 from tilestream.studies.kitsune.work import outputs, work
-
-_TENSOR = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
 
 
 def capture(
@@ -117,7 +115,7 @@ def _operator(group: Group, phase: Phase, memory: Memory) -> Operator:
     operands = [o for node in group.nodes for o in memory.operands(node, inner)]
     first = memory.values[written[0][0]] if written else None
     kind, label = _family(group, phase, memory)
-    engine = Engine.TENSOR if kind in _TENSOR else Engine.SIMT
+    engine = Engine.TENSOR if kind in PRODUCTS else Engine.SIMT
     first_read = memory.values[operands[0].value].dtype if operands else "f32"
     return Operator(
         name=main.name,
@@ -138,7 +136,7 @@ def _operator(group: Group, phase: Phase, memory: Memory) -> Operator:
         reduced=amount.reduced,
         over_rows=amount.over_rows or label == "linear dW",
         tiles=amount.tiles,
-        nodes=tuple(n.name for n in group.nodes),
+        nodes=group.nodes,
         source=source(main),
     )
 

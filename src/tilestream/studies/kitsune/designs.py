@@ -9,24 +9,22 @@ from functools import cached_property
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
 from tilestream.graph.costs.table import Kind
+from tilestream.graph.selection import Exclusion
 from tilestream.ir.verify import verify
+from tilestream.plan.spatial.choose import choose_tiles
+from tilestream.plan.spatial.fuse_epilogues import fuse_epilogues
+from tilestream.plan.spatial.launch import launch
+from tilestream.plan.spatial.operators import OperatorGraph
+from tilestream.plan.spatial.patterns import DEEP, KITSUNE, VERTICAL, WHOLE, Pattern
+from tilestream.plan.spatial.selection import Selection, SfNode, schedule, select
+from tilestream.plan.spatial.split_reductions import split_reductions
+from tilestream.plan.spatial.staged import NoSentence, Staged, staged
+from tilestream.plan.spatial.traffic import traffic
 from tilestream.simulator.launch import simulate
 from tilestream.simulator.tables import spilled_bytes
 from tilestream.simulator.workload import Engine, SimLaunch, Workload
-from tilestream.studies.kitsune.choose import choose_tiles
-from tilestream.studies.kitsune.epilogues import fuse_epilogues
-from tilestream.studies.kitsune.lowered import Streamed, streamed
-from tilestream.studies.kitsune.operators import OperatorGraph
-from tilestream.studies.kitsune.patterns import DEEP
-from tilestream.studies.kitsune.pipeline import Spatial, one_stage, one_stage_an_operator
-from tilestream.studies.kitsune.queues import create_queues
-from tilestream.studies.kitsune.reductions import split_reductions
-from tilestream.studies.kitsune.regions import Exclusion, Selection, SfNode, schedule
 from tilestream.studies.kitsune.reuse import cached_shares, with_cached
-from tilestream.studies.kitsune.selection import select
-from tilestream.studies.kitsune.traffic import traffic
-from tilestream.studies.kitsune.vertical import select_vertical
-from tilestream.studies.kitsune.workloads import library_kernels, spatial
+from tilestream.studies.kitsune.workloads import library_kernels
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Design:
     device: Device
     execution: str
     selection: Selection
-    groups: tuple[Spatial, ...] = ()
+    groups: tuple[Staged, ...] = ()
     workload: Workload = Workload("", ())
     reuse: bool = False
 
@@ -71,26 +69,25 @@ class Design:
         return traffic(self.graph, self.units) + sum(spilled_bytes(x, self.device) for x in self.workload.launches)
 
     @cached_property
-    def launches(self) -> tuple[Streamed | Library, ...]:
+    def launches(self) -> tuple[Staged | Library, ...]:
         """The plan: every launch in order, a pipeline of the IR that the verifier has accepted, or the library's.
 
         Raises:
-            CaptureError: the graph was made by hand, and has no nodes.
-            PlanError: an operator of a subgraph has no sentence over axes.
+            PlanError: an operator of a vertical group has no sentence over axes.
             VerifyError: a pipeline is not legal.
         """
-        spatial = {p.node.ops: p for p in self.groups}
-        made: dict[tuple[str, ...], Streamed] = {}
+        made = {p.node.ops: p for p in self.groups}
         for node in self.selection.nodes:
-            made[node.ops] = streamed(spatial.get(node.ops) or one_stage(node, self.graph), self.graph)
+            if node.ops not in made:
+                made[node.ops] = staged(node, self.graph, vertical=True)
             verify(made[node.ops].pipeline)
         return tuple(made.get(ops) or self._alone(ops) for ops in self.units)
 
-    def _alone(self, ops: tuple[str, ...]) -> Streamed | Library:
+    def _alone(self, ops: tuple[str, ...]) -> Staged | Library:
         """Operators outside of all subgraphs: what looks up or adds rows by an index is a pipeline of one stage."""
         if self.graph[ops[0]].kind in (Kind.GATHER, Kind.SCATTER):
             try:
-                made = streamed(one_stage(SfNode(ops[0], ops, "rows by an index"), self.graph), self.graph)
+                made = staged(SfNode(ops[0], ops, "rows by an index"), self.graph, vertical=True)
                 verify(made.pipeline)
             except PlanError:
                 return Library(ops)
@@ -98,9 +95,9 @@ class Design:
         return Library(ops)
 
     @property
-    def pipelines(self) -> tuple[Streamed, ...]:
+    def pipelines(self) -> tuple[Staged, ...]:
         """The launches that are pipelines."""
-        return tuple(x for x in self.launches if isinstance(x, Streamed))
+        return tuple(x for x in self.launches if isinstance(x, Staged))
 
     @cached_property
     def units(self) -> list[tuple[str, ...]]:
@@ -116,8 +113,9 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
 
     Args:
         execution: ``bulk``, one kernel an operator; ``vertical``, the paper's model of vertical fusion; ``kitsune``,
-            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``mixed``, those
-            that win, and vertical fusion of what they leave.
+            the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``whole``, every
+            MLP whose rows one CTA holds as one kernel, as this compiler fuses; ``mixed``, whatever of all this is the
+            fastest for a region.
         reuse: credit every launch for what the L2 keeps from those before it (``reuse.cached_shares``).
 
     Raises:
@@ -135,33 +133,56 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
 def leave_all(d: Design) -> Design:
     """Nothing is fused."""
     reason = "bulk-synchronous: every operator is a kernel"
-    return replace(d, selection=Selection((), tuple(Exclusion(op.name, reason) for op in d.graph)))
+    return replace(d, selection=Selection((), tuple(Exclusion(op.name, op.source, reason) for op in d.graph)))
 
 
 def select_spatial(d: Design) -> Design:
-    """Exclusion rules and patterns (3.1)."""
-    return replace(d, selection=select(d.graph))
+    """Exclusion rules and patterns (3.1); every operator of a subgraph a stage."""
+    return _selected(d, KITSUNE)
 
 
 def select_deep(d: Design) -> Design:
     """As ``select_spatial``, with consecutive layers of the backward graph in one pipeline."""
-    return replace(d, selection=select(d.graph, DEEP))
+    return _selected(d, DEEP)
+
+
+def _selected(d: Design, library: Sequence[Pattern]) -> Design:
+    """What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
+    refused: dict[str, str] = {}
+    while True:
+        selection = select(d.graph, library, refused)
+        try:
+            groups = tuple(staged(node, d.graph) for node in selection.nodes)
+        except NoSentence as why:
+            refused[why.op.name] = why.reason
+        else:
+            return replace(d, selection=selection, groups=groups)
+
+
+def select_whole(d: Design) -> Design:
+    """Whole MLPs, each a vertical kernel of this compiler's kind."""
+    selection = select(d.graph, WHOLE)
+    held = (_whole(node, d) for node in selection.nodes if node.pattern == "whole mlp")
+    return replace(d, selection=selection, groups=tuple(p for p in held if p is not None))
+
+
+def _whole(node: SfNode, d: Design) -> Staged | None:
+    """``node`` as one kernel; None where an operator has no sentence over axes."""
+    try:
+        return staged(node, d.graph, vertical=True)
+    except NoSentence:
+        return None
 
 
 def select_groups(d: Design) -> Design:
     """Vertical fusion of what no pipeline has taken."""
-    vertical = select_vertical(d.graph)
+    vertical = select(d.graph, VERTICAL)
     taken = {name for node in d.selection.nodes for name in node.ops}
     more = tuple(n for n in vertical.nodes if not taken & set(n.ops))
     inside = taken | {name for node in more for name in node.ops}
     why = {e.op: e.reason for e in (*vertical.exclusions, *d.selection.exclusions)}
-    rest = tuple(Exclusion(op.name, why[op.name]) for op in d.graph if op.name not in inside)
+    rest = tuple(Exclusion(op.name, op.source, why[op.name]) for op in d.graph if op.name not in inside)
     return replace(d, selection=Selection((*d.selection.nodes, *more), rest))
-
-
-def make_stages(d: Design) -> Design:
-    """Every operator of a subgraph a stage."""
-    return replace(d, groups=tuple(one_stage_an_operator(n, d.graph) for n in d.selection.nodes))
 
 
 def cut_to_fit(d: Design) -> Design:
@@ -177,10 +198,9 @@ def cut_to_fit(d: Design) -> Design:
     return replace(d, groups=tuple(kept), selection=Selection(nodes, d.selection.exclusions))
 
 
-def _fitting(p: Spatial, d: Design) -> list[Spatial]:
+def _fitting(p: Staged, d: Design) -> list[Staged]:
     """``p``, or the parts of it, of consecutive stages in the graph's order, that fit."""
-    crowded = [e for e in Engine if sum(s.engine is e for s in p.stages) > d.device.sms]
-    if not crowded:
+    if all(sum(p.engine(name) is e for name in p.names) <= d.device.sms for e in Engine):
         return [p]
     ops = p.node.ops
     if len(ops) == 1:
@@ -191,51 +211,63 @@ def _fitting(p: Spatial, d: Design) -> list[Spatial]:
     middle = len(ops) // 2
     halves = (ops[:middle], ops[middle:])
     nodes = [replace(p.node, name=f"{p.node.name}.{part}", ops=half) for part, half in zip("ab", halves, strict=True)]
-    made = (fuse_epilogues(split_reductions(one_stage_an_operator(n, d.graph), d.graph), d.graph) for n in nodes)
+    made = (fuse_epilogues(split_reductions(staged(n, d.graph)), d.graph) for n in nodes)
     return [part for half in made for part in _fitting(half, d)]
 
 
 def split_losers(d: Design) -> Design:
     """Where pipelines of single layers are faster, simulated, than the longer one that joins them, use those."""
     layers = design(d.graph, d.device, "kitsune").groups
-    kept: list[Spatial] = []
+    kept: list[Staged] = []
     for p in d.groups:
         parts = [q for q in layers if set(q.node.ops) < set(p.node.ops)]
         complete = sum(len(q.node.ops) for q in parts) == len(p.node.ops)
         faster = complete and sum(_spatial_s(q, d) for q in parts) < _spatial_s(p, d)
         kept += parts if faster else [p]
     nodes = tuple(replace(p.node, name=f"{p.node.name.rpartition('.')[0]}.{i}") for i, p in enumerate(kept))
-    groups = tuple(replace(p, node=node) for p, node in zip(kept, nodes, strict=True))
+    groups = tuple(
+        replace(p, node=node, pipeline=replace(p.pipeline, name=node.name)) for p, node in zip(kept, nodes, strict=True)
+    )
     return replace(d, groups=groups, selection=Selection(nodes, d.selection.exclusions))
 
 
 def keep_winners(d: Design) -> Design:
-    """Drop pipelines that are slower, simulated, than the same operators vertically fused or in bulk."""
-    vertical = select_vertical(d.graph).nodes
-    kept = tuple(p for p in d.groups if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
+    """Run each pipeline the way that is fastest, simulated: as it is, as a whole MLP, or not at all.
+
+    Dropped are those that are slower than the same operators vertically fused as the paper does, or in bulk.
+    """
+    vertical = select(d.graph, VERTICAL).nodes
+    whole = {p.node.ops: choose_tiles(p, d.graph, d.device) for p in select_whole(d).groups}
+    both = [min((p, whole.get(p.node.ops, p)), key=lambda q: _spatial_s(q, d)) for p in d.groups]
+    kept = tuple(p for p in both if _spatial_s(p, d) < _otherwise_s(p, d, vertical))
     nodes = tuple(p.node for p in kept)
-    lost = {name for p in d.groups if p not in kept for name in p.node.ops}
-    more = tuple(Exclusion(op.name, "its pipeline is slower") for op in d.graph if op.name in lost)
+    lost = {name for p in both if p not in kept for name in p.node.ops}
+    more = tuple(Exclusion(op.name, op.source, "its pipeline is slower") for op in d.graph if op.name in lost)
     return replace(d, groups=kept, selection=Selection(nodes, (*d.selection.exclusions, *more)))
 
 
-def _spatial_s(p: Spatial, d: Design) -> float:
-    if len(p.stages) > 1:
-        return _seconds([spatial(p, d.graph, d.device)], d.device)
+def _is_kernel(p: Staged) -> bool:
+    """Whether a library has no such kernel: several stages, or a whole MLP."""
+    return p.vertical or len(p.names) > 1
+
+
+def _spatial_s(p: Staged, d: Design) -> float:
+    if _is_kernel(p):
+        return _seconds([launch(p, d.graph, d.device)], d.device)
     return _seconds(library_kernels(p.node.ops, d.graph, d.device), d.device)
 
 
-def _otherwise_s(p: Spatial, d: Design, vertical: Sequence[SfNode]) -> float:
+def _otherwise_s(p: Staged, d: Design, vertical: Sequence[SfNode]) -> float:
     groups = {name: n.ops for n in vertical if set(n.ops) <= set(p.node.ops) for name in n.ops}
     units = dict.fromkeys(groups.get(name, (name,)) for name in p.node.ops)
     return _seconds([x for ops in units for x in library_kernels(ops, d.graph, d.device)], d.device)
 
 
 def _seconds(launches: Sequence[SimLaunch], device: Device) -> float:
-    return sum(simulate(launch, device, device.arbiters).seconds for launch in launches)
+    return sum(simulate(each, device, device.arbiters).seconds for each in launches)
 
 
-def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str, about: str | None) -> Pass:
+def _each(change: Callable[[Staged, OperatorGraph, Device], Staged], name: str, about: str | None) -> Pass:
     def run(d: Design) -> Design:
         return replace(d, groups=tuple(change(p, d.graph, d.device) for p in d.groups))
 
@@ -245,24 +277,22 @@ def _each(change: Callable[[Spatial, OperatorGraph, Device], Spatial], name: str
 
 def lower(d: Design) -> Design:
     """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
-    pipelines = {p.node.ops: p for p in d.groups if len(p.stages) > 1}
+    pipelines = {p.node.ops: p for p in d.groups if _is_kernel(p)}
     launches: list[SimLaunch] = []
     shares = cached_shares(d.graph, d.units, d.device) if d.reuse else [0.0] * len(d.units)
     for ops, share in zip(d.units, shares, strict=True):
         if ops in pipelines:
-            made = (spatial(pipelines[ops], d.graph, d.device),)
+            made = (launch(pipelines[ops], d.graph, d.device),)
         else:
             made = library_kernels(ops, d.graph, d.device)
-        launches += [with_cached(launch, share) for launch in made]
+        launches += [with_cached(kernel, share) for kernel in made]
     return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", tuple(launches)))
 
 
 PIPELINE: tuple[Pass, ...] = (
-    make_stages,
-    _each(lambda p, g, _: split_reductions(p, g), "split_reductions", split_reductions.__doc__),
+    _each(lambda p, g, _: split_reductions(p), "split_reductions", split_reductions.__doc__),
     _each(lambda p, g, _: fuse_epilogues(p, g), "fuse_epilogues", fuse_epilogues.__doc__),
     cut_to_fit,
-    _each(lambda p, g, _: create_queues(p, g), "create_queues", create_queues.__doc__),
     _each(choose_tiles, "choose_tiles", choose_tiles.__doc__),
 )
 
@@ -271,6 +301,7 @@ EXECUTIONS: dict[str, tuple[Pass, ...]] = {
     "vertical": (select_groups, lower),
     "kitsune": (select_spatial, *PIPELINE, lower),
     "deep": (select_deep, *PIPELINE, lower),
+    "whole": (select_whole, PIPELINE[-1], lower),
     "mixed": (select_deep, *PIPELINE, split_losers, keep_winners, select_groups, lower),
 }
 """The passes of each execution."""

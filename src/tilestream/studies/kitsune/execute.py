@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream import reference
 from tilestream.errors import InputError
+from tilestream.graph.record import Recorded
+from tilestream.plan.spatial.staged import Staged
 from tilestream.studies.kitsune.designs import Design, Library
-from tilestream.studies.kitsune.lowered import Streamed
-from tilestream.studies.kitsune.record import Recorded
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,10 @@ def run(design: Design, module: nn.Module, inputs: Sequence[Any], tangents: Sequ
         PipelineDeadlock: a pipeline cannot go on.
     """
     graph, recorded = design.graph, design.graph.recorded
-    assert recorded is not None, design.launches  # which a graph made by hand has not
     memory = _Memory(recorded, module, inputs, tangents)
     for launch in design.launches:
         if isinstance(launch, Library):
-            for node in (n for name in launch.operators for n in graph.nodes[name]):
+            for node in (n for name in launch.operators for n in graph[name].nodes):
                 memory.call(node)
         else:
             memory.stream(launch)
@@ -98,7 +97,7 @@ class _Memory:
         assert callable(node.target)
         self.values[node.name] = node.target(*args, **kwargs)
 
-    def stream(self, launch: Streamed) -> None:
+    def stream(self, launch: Staged) -> None:
         """Run one pipeline; its outputs are values of their nodes."""
         inputs = {g.tensor.name: g.of(self[g.node]) for g in launch.given}
         outputs = reference.run(launch.pipeline, inputs)

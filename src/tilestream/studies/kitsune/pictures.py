@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from tilestream.studies.kitsune import paper
 from tilestream.studies.kitsune.outcome import Outcome
 from tilestream.studies.kitsune.reproduce import Reproduction
-from tilestream.studies.kitsune.summary import BASE, BULK, KITSUNE, KITSUNE_FIFO, MIXED, REUSE, VERTICAL, RowRuns
+from tilestream.studies.kitsune.summary import BASE, BULK, KITSUNE, KITSUNE_FIFO, MIXED, REUSE, VERTICAL, WHOLE, RowRuns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {BULK: "#7d8793", VERTICAL: "#d9822b", KITSUNE: "#2f6fb5", KITSUNE_FIFO: "#9ec3ea", MIXED: "#3b9a6d"}
+COLOURS = {
+    **{BULK: "#7d8793", VERTICAL: "#d9822b", KITSUNE: "#2f6fb5", KITSUNE_FIFO: "#9ec3ea"},
+    **{WHOLE: "#e3b64a", MIXED: "#3b9a6d"},
+}
 PAPER = {"edgecolor": "#1c2530", "facecolor": "none", "linewidth": 1.1}
 
 
@@ -74,13 +77,13 @@ def _traffic(made: Reproduction) -> Figure:
 
 def _speedup(made: Reproduction) -> Figure:
     figure, (axis,) = _axes()
-    for shift, execution in ((-0.3, VERTICAL), (-0.1, KITSUNE_FIFO), (0.1, KITSUNE), (0.3, MIXED)):
-        at = [i + shift for i in range(len(made.rows))]
-        axis.bar(at, [r.speedup(execution) for r in made.rows], 0.19, color=COLOURS[execution], label=execution)
+    for place, execution in enumerate((VERTICAL, KITSUNE_FIFO, KITSUNE, WHOLE, MIXED)):
+        at = [i + 0.16 * (place - 2) for i in range(len(made.rows))]
+        axis.bar(at, [r.speedup(execution) for r in made.rows], 0.15, color=COLOURS[execution], label=execution)
     axis.axhline(1, color="#7d8793", linewidth=0.8)
     _ticks(axis, _labels(made))
     axis.set_ylabel("times as fast as bulk")
-    axis.legend(frameon=False, ncols=4)
+    axis.legend(frameon=False, ncols=5)
     return figure
 
 

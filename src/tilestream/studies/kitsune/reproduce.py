@@ -27,6 +27,7 @@ from tilestream.studies.kitsune.summary import (
     REUSE,
     SMS,
     VERTICAL,
+    WHOLE,
     RowRuns,
 )
 
@@ -96,6 +97,7 @@ def _row(ours: RowRuns, stated: paper.Table2Row) -> dict[str, Any]:
         "traffic_kitsune": ours.reduction(KITSUNE),
         "speedup": ours.speedup(),
         "speedup_vertical": ours.speedup(VERTICAL),
+        "speedup_whole": ours.speedup(WHOLE),
         "speedup_mixed": ours.speedup(MIXED),
         "speedup_one_arbiter": ours.speedup(KITSUNE_FIFO),
         "speedup_l2_reuse": ours.speedup(KITSUNE, REUSE) if (REUSE, KITSUNE) in ours.runs else None,
@@ -167,7 +169,7 @@ def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRun
     phases = {op.name: str(op.phase) for op in graph.operators}
     runs, fused, traffic, unfused = {}, {}, {}, {}
     for variant in variants:
-        for execution in EXECUTIONS if variant != BASE else (*EXECUTIONS, MIXED):
+        for execution in EXECUTIONS if variant != BASE else (*EXECUTIONS, WHOLE, MIXED):
             machine = variant_of(device, variant, execution in (KITSUNE, MIXED))
             made = design(graph, machine, execution, reuse=variant == REUSE)
             names = {"app": app, "mode": mode, "execution": execution}

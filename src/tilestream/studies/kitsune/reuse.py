@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilestream.devices import Device
+from tilestream.plan.spatial.operators import OperatorGraph
+from tilestream.plan.spatial.traffic import reads, writes
 from tilestream.simulator.workload import SimLaunch
-from tilestream.studies.kitsune.operators import OperatorGraph
-from tilestream.studies.kitsune.regions import reads, writes
 
 KEPT = 0.5
 """Of the L2, for values of earlier launches: the rest holds what streams past."""

@@ -15,10 +15,11 @@ REUSE = "L2 reuse"
 
 BULK, VERTICAL, KITSUNE = "bulk", "vertical", "kitsune"
 """What is run on each variant."""
-KITSUNE_FIFO, MIXED = "kitsune, one arbiter", "mixed"
-"""On the base alone: Kitsune's pipelines on the grid scheduler of today, and the best of pipelines and other fusion."""
+KITSUNE_FIFO, WHOLE, MIXED = "kitsune, one arbiter", "whole", "mixed"
+"""On the base alone: Kitsune's pipelines on the grid scheduler of today; whole MLPs in one vertical kernel each, as
+this compiler fuses; and the best of all this."""
 
-EXECUTIONS_SHOWN = (BULK, VERTICAL, KITSUNE, KITSUNE_FIFO, MIXED)
+EXECUTIONS_SHOWN = (BULK, VERTICAL, KITSUNE, KITSUNE_FIFO, WHOLE, MIXED)
 
 
 @dataclass(frozen=True)

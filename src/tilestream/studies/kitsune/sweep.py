@@ -15,8 +15,8 @@ from tilestream.studies.kitsune.outcome import Outcome
 from tilestream.studies.kitsune.parallel import each
 
 EXECUTIONS = ("bulk", "vertical", "kitsune")
-"""What is run unless told otherwise; ``deep`` and ``mixed`` are to be asked for."""
-ALL_EXECUTIONS = (*EXECUTIONS, "deep", "mixed")
+"""What is run unless told otherwise; ``deep``, ``whole`` and ``mixed`` are to be asked for."""
+ALL_EXECUTIONS = (*EXECUTIONS, "deep", "whole", "mixed")
 MODES = ("inference", "training")
 
 Sizes = tuple[tuple[str, int], ...]

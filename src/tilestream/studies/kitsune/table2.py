@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from tilestream.studies.kitsune.operators import OperatorGraph
-from tilestream.studies.kitsune.regions import Selection
-from tilestream.studies.kitsune.selection import select
-from tilestream.studies.kitsune.traffic import reduction
-from tilestream.studies.kitsune.vertical import select_vertical
+from tilestream.plan.spatial.operators import OperatorGraph
+from tilestream.plan.spatial.patterns import VERTICAL
+from tilestream.plan.spatial.selection import Selection, select
+from tilestream.plan.spatial.traffic import reduction
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Row:
 
 def row(graph: OperatorGraph) -> Row:
     """The row of a captured model. It depends on no device: nothing is credited to caches."""
-    vertical, spatial = select_vertical(graph), select(graph)
+    vertical, spatial = select(graph, VERTICAL), select(graph)
     return Row(
         graph.name,
         graph.mode,

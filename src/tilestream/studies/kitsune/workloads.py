@@ -7,21 +7,12 @@ from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.plan.spatial.operators import PRODUCTS, Kind, Operator, OperatorGraph
+from tilestream.plan.spatial.tiling import elements
+from tilestream.plan.spatial.traffic import reads, writes
 from tilestream.simulator.library import Beside, Product, gemm, launch, merge, stream
-from tilestream.simulator.library.stages import start_s
 from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
-from tilestream.simulator.tables import spilled
-from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
-from tilestream.studies.kitsune.pipeline import PRODUCTS, Ring, Spatial
-from tilestream.studies.kitsune.regions import reads, writes
-from tilestream.studies.kitsune.tiling import Tile, elements, ring_bytes, works
-
-TENSOR_REGISTERS = 32_768
-SIMT_REGISTERS = 16_384
-"""Of a CTA: one tensor and two SIMT CTAs fill an SM, so that all stages are resident under one arbiter too."""
-DEPTH = 2
-"""Entries of a ring (Kitsune 2.1: double buffers)."""
+from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
 
 def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) -> tuple[SimLaunch, ...]:
@@ -106,67 +97,3 @@ def _attention(op: Operator, read: float, written: float, device: Device, ops: t
         ops=ops,
         source=op.source,
     )
-
-
-def spatial(p: Spatial, graph: OperatorGraph, device: Device) -> SimLaunch:
-    """A balanced pipeline as one launch: its stages, resident together, and rings of ``DEPTH`` or as deep as needed.
-
-    Each pair of a producing and a consuming CTA has a ring of its own, of ``DEPTH`` entries. It holds besides what its
-    consumer takes at once, and what passes by on a longer way while it waits (skip connections).
-    Queues are to stay in the L2, as the paper's do: where double buffers do not fit into it, they are single ones.
-    """
-    shape = Tile(p.rows, p.columns)
-    work = works(p, graph, device, shape)
-    stages = []
-    for stage in p.stages:
-        w, ctas = work[stage.name], p.ctas[stage.name]
-        tensor = stage.engine is Engine.TENSOR
-        stages.append(
-            SimStage(
-                stage.name,
-                stage.engine,
-                w.tiles,
-                ctas,
-                w.tile,
-                once=w.once,
-                registers=TENSOR_REGISTERS if tensor else SIMT_REGISTERS,
-                shared_bytes=w.shared_bytes,
-                ops=stage.ops,
-                source=graph[stage.ops[0]].source,
-                overlap=w.overlap,
-            )
-        )
-    made = SimLaunch(p.node.name, tuple(stages), launch_s=start_s(device))
-    sizes = {ring: ring_bytes(ring, p, graph, shape) for ring in p.rings}
-    double, single = (replace(made, queues=_queues(p, made, sizes, depth)) for depth in (DEPTH, 1))
-    return double if not spilled(double, device) or spilled(single, device) else single
-
-
-def _queues(p: Spatial, launch: SimLaunch, sizes: dict[Ring, float], depth: int) -> tuple[SimQueue, ...]:
-    """A ring for each queue, ``depth`` deep for a pair of CTAs; ``sizes`` are bytes that pass through each."""
-    tiles = {s.name: s.tiles for s in launch.stages}
-    level = levels(p)
-    queues = []
-    for ring in p.rings:
-        slack = max(level[c] - level[ring.producer] for c in ring.consumers) - 1
-        taken = max(
-            max(p.ctas[c] for c in ring.consumers), *(ceil(tiles[ring.producer] / tiles[c]) for c in ring.consumers)
-        )
-        entries = max(depth * (1 + slack), ceil(depth * taken / p.ctas[ring.producer]))
-        queues.append(SimQueue(ring.producer, ring.consumers, sizes[ring] / tiles[ring.producer], entries))
-    return tuple(queues)
-
-
-def levels(p: Spatial) -> dict[str, int]:
-    """How many queues the longest way to each stage passes."""
-    found = {s.name: 0 for s in p.stages}
-    for _ in p.stages:  # at most as many rounds as stages: the pipeline has no cycles
-        changed = False
-        for ring in p.rings:
-            for c in ring.consumers:
-                if found[c] <= found[ring.producer]:
-                    found[c] = found[ring.producer] + 1
-                    changed = True
-        if not changed:
-            break
-    return found

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from tilestream.studies.kitsune.operators import Kind, Operator, OperatorGraph
+from tilestream.plan.spatial.operators import Kind, Operator, OperatorGraph
 
 OTHER = "|"
 
@@ -151,6 +151,14 @@ DEEP = tuple(
 )
 """Beyond the paper: consecutive layers of the backward graph in one pipeline, so that dX stays on the chip."""
 
+HELD = 512
+"""Columns of the widest tile that both warpgroups of a CTA hold together (``ir.verify.WIDEST``)."""
+
+
+def _held(ops: Sequence[Operator], graph: OperatorGraph) -> bool:
+    return all(width(op, graph) <= HELD for op in ops)
+
+
 VERTICAL = (
     RMS_NORM,
     Pattern(
@@ -168,3 +176,14 @@ VERTICAL = (
     Pattern("linear, activation", re.compile("LA"), "the epilogue that GEMM libraries have: bias and activation"),
 )
 """What vertical fusion (TensorRT, AStitch, Welder; the paper's model of them) puts into one kernel, forward only."""
+
+WHOLE = (
+    RMS_NORM,
+    *(
+        replace(p, name="whole mlp", about="all layers of rows that one CTA holds", holds=_held)
+        for p in KITSUNE
+        if p.name == "mlp"
+    ),
+    *(p for p in VERTICAL if p.name in ("concatenation, linear, activation", "linear, activation")),
+)
+"""What the compiler's own vertical kernels take, forward: whole MLPs whose rows stay in one CTA, layer after layer."""

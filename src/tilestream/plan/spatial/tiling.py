@@ -6,17 +6,18 @@ that fit stay in shared memory (Kitsune's stages are persistent), others are rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilestream.devices import Device
+from tilestream.ir.pipeline import Queue
+from tilestream.plan.spatial.operators import Kind, Operand, Operator, OperatorGraph
+from tilestream.plan.spatial.split_reductions import SUM_COLUMNS, SUM_ROWS
+from tilestream.plan.spatial.staged import Staged
+from tilestream.plan.spatial.traffic import leaves, reads
 from tilestream.simulator.library import lane_ops, merge
 from tilestream.simulator.workload import Engine, TileWork
-from tilestream.studies.kitsune.operators import Kind, Operand, Operator, OperatorGraph
-from tilestream.studies.kitsune.pipeline import Half, Ring, Spatial, Stage
-from tilestream.studies.kitsune.reductions import SUM_COLUMNS, SUM_ROWS
-from tilestream.studies.kitsune.regions import leaves, reads
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Tile:
 TILES = tuple(Tile(rows, columns) for rows in (16, 32, 64, 128) for columns in (64, 128, 256))
 ACCUMULATORS = 128 * 256
 """fp32 accumulators of one tensor CTA: half of an SM's registers."""
+ROW_BYTES = 2
+"""Of an element of the tile that a CTA holds between two products."""
 SIMT_SHARED = 8_192
 STAGING = 16_384
 """Shared memory of a tensor stage beside its resident weights: two chunks of a tile on their way in."""
@@ -79,72 +82,93 @@ class Work:
         return max((max if self.overlap else sum)((tensor, lanes)) + t.latency_s, port)
 
 
-def works(p: Spatial, graph: OperatorGraph, device: Device, shape: Tile) -> dict[str, Work]:
-    """The work of every stage of ``p`` with tiles of ``shape``. DRAM bytes go to the first stage that asks."""
+def shapes(p: Staged) -> tuple[Tile, ...]:
+    """The tiles to choose from. CTAs that take all operators in turn hold whole rows of every product."""
+    if not p.vertical:
+        return TILES
+    widest = max((op.gemm[2] for ops in p.operators.values() for op in ops if op.gemm is not None), default=64)
+    return tuple(Tile(rows, widest) for rows in (16, 32, 64, 128) if rows * widest <= ACCUMULATORS)
+
+
+def works(
+    p: Staged, graph: OperatorGraph, device: Device, shape: Tile, ctas: Mapping[str, int] | None = None
+) -> dict[str, Work]:
+    """The work of every stage of ``p`` with tiles of ``shape``. DRAM bytes go to the first stage that asks.
+
+    Args:
+        ctas: by stage, where they are known: final sums grow with the CTAs before them.
+    """
     outside = reads(graph, p.node.ops)
     made = {value for name in p.node.ops for value in graph[name].outputs}
-    found = {stage.name: _work(stage, p, graph, device, shape, made, outside) for stage in p.stages}
+    ctas = ctas or {}
+    found = {name: _work(name, p, graph, device, shape, ctas, made, outside) for name in p.names}
     ring = dict.fromkeys(found, 0.0)
-    for queue in p.rings:
-        size = ring_bytes(queue, p, graph, shape)
+    for queue, size in passed(p, shape, ctas):
         for name in (queue.producer, *queue.consumers):
             ring[name] += size / found[name].tiles
     return {name: replace(w, ring_bytes=ring[name]) for name, w in found.items()}
 
 
-def ring_bytes(queue: Ring, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
-    """Bytes that pass through ``queue``: the value once, or one partial sum from each CTA."""
-    return queue.bytes * (1.0 if queue.value else partial_sums(p.stage(queue.producer), p, graph, shape))
+def passed(p: Staged, shape: Tile, ctas: Mapping[str, int]) -> list[tuple[Queue, float]]:
+    """Every queue, and the bytes that pass through it: the value once, or one partial sum from each CTA."""
+    finals = set(p.finals.values())
+    return [
+        (q, size * partial_sums(p, q.producer, shape, ctas) if finals.issuperset(q.consumers) else size)
+        for q, size in p.passing
+    ]
 
 
-def partial_sums(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> float:
+def partial_sums(p: Staged, stage: str, shape: Tile, ctas: Mapping[str, int]) -> float:
     """How many CTAs of a stage hold a sum for each result of a reduction in it."""
-    tiles, blocks = tiles_of([graph[name] for name in stage.ops], shape, stage.half)
-    if stage.half is Half.WHOLE:
+    tiles, blocks = tiles_of(p, stage, shape)
+    if not p.is_partial(stage):
         blocks = 1  # a sum that rides on the tiles of another operator
-    return max(1.0, min(p.ctas.get(stage.name, 1), tiles) / blocks)
+    return max(1.0, min(ctas.get(stage, 1), tiles) / blocks)
 
 
 def _work(
-    stage: Stage,
-    p: Spatial,
+    stage: str,
+    p: Staged,
     graph: OperatorGraph,
     device: Device,
     shape: Tile,
+    ctas: Mapping[str, int],
     made: set[str],
     outside: dict[str, float],
 ) -> Work:
     """``outside`` are the bytes of values that no stage has loaded yet: what this one loads is taken out of it."""
-    if stage.half is Half.FINAL:
-        return _final(stage, p, graph, shape)
-    ops = [graph[name] for name in stage.ops]
+    if p.is_final(stage):
+        return _final(stage, p, graph, shape, ctas)
+    ops, partial = p.operators[stage], p.is_partial(stage)
     head = ops[0]
-    tiles, blocks = tiles_of(ops, shape, stage.half)
-    if stage.half is Half.PARTIAL and stage.name in p.ctas:
-        tiles = merge(tiles, p.ctas[stage.name], sum_steps(tiles // p.ctas[stage.name]))
+    tiles, blocks = tiles_of(p, stage, shape)
+    if partial and stage in ctas:
+        tiles = merge(tiles, ctas[stage], sum_steps(tiles // ctas[stage]))
     own = {value for op in ops for value in op.outputs}
+    products = [op for op in ops if op.gemm is not None]
+    held = shape.rows * shape.columns * ROW_BYTES if len(products) > 1 else 0
     dram_read = l2_read = shared_read = resident = 0.0
     for op in ops:
         for operand in op.inputs:
             if operand.value in own:
                 continue
             dram_read += outside.pop(operand.value, 0.0)
-            times = _times(op, operand, stage.half, shape)
-            if graph.values[operand.value].is_parameter and _fits(op, operand.bytes / blocks, device):
+            times = _times(op, operand, partial, shape)
+            if graph.values[operand.value].is_parameter and _fits(op, held + resident + operand.bytes / blocks, device):
                 resident += operand.bytes / blocks
             elif graph.values[operand.value].is_parameter:
                 shared_read += operand.touched * times
             else:
                 l2_read += 0.0 if operand.value in made else operand.touched  # a queue brings it otherwise
                 shared_read += operand.touched * (times - 1)
-    finals = p.finals()
-    dram_write = _leaving([op for op in ops if op.name not in finals], graph, p)
+    dram_write = _leaving([op for op in ops if op.name not in p.finals], graph, p)
     flops = sum(op.flops for op in ops)
-    results = prod(graph.values[head.outputs[0]].shape)
+    results = sum(prod(graph.values[op.outputs[0]].shape) for op in products or ops[:1])
     sfu = sum(op.sfu_ops for op in ops)
     simt = sum(op.simt_ops for op in ops)
-    if stage.engine is Engine.TENSOR:
-        simt += 0.0 if stage.half is Half.PARTIAL else device.handoff_ops * results
+    tensor = p.engine(stage) is Engine.TENSOR
+    if tensor:
+        simt += 0.0 if partial else device.handoff_ops * results
     else:
         simt = lane_ops(max(elements(op, graph) for op in ops), simt, sfu)
     whole = TileWork(
@@ -157,15 +181,23 @@ def _work(
         l2_write=dram_write,
         dram_read=dram_read,
         dram_write=dram_write,
-        tensor_share=tensor_share(head, shape, device, stage.half) if flops else 1.0,
+        tensor_share=_share(products, shape, device, partial) if flops else 1.0,
     )
-    latency_s = device.turnaround_s if flops else 0.0
-    shared = int(resident) + STAGING if stage.engine is Engine.TENSOR else SIMT_SHARED
+    latency_s = device.turnaround_s * max(1, len(products)) if flops else 0.0
+    shared = int(resident) + held + STAGING if tensor else SIMT_SHARED
     tile = whole.scaled(1 / tiles) + TileWork(latency_s=latency_s)
     return Work(tiles, tile, TileWork(l2_shared_read=resident), shared, overlap=shape.overlaps)
 
 
-def tensor_share(op: Operator, shape: Tile, device: Device, half: Half = Half.WHOLE) -> float:
+def _share(products: Sequence[Operator], shape: Tile, device: Device, partial: bool) -> float:
+    """Of all products of a stage, one after another."""
+    if len(products) < 2:
+        return tensor_share(products[0], shape, device, partial) if products else 1.0
+    full = sum(op.flops / tensor_share(op, shape, device, partial) for op in products)
+    return sum(op.flops for op in products) / full
+
+
+def tensor_share(op: Operator, shape: Tile, device: Device, partial: bool = False) -> float:
     """The share of the tensor rate that a tile of this shape reaches, its operands being in shared memory.
 
     Hopper's products have 64 rows; before it, warps need blocks of 32 x 32 to read each operand seldom enough.
@@ -173,7 +205,7 @@ def tensor_share(op: Operator, shape: Tile, device: Device, half: Half = Half.WH
     if op.gemm is None:
         return 1.0
     _, m, n, _ = op.gemm
-    rows, columns = (SUM_ROWS, SUM_COLUMNS) if half is Half.PARTIAL else (shape.rows, shape.columns)
+    rows, columns = (SUM_ROWS, SUM_COLUMNS) if partial else (shape.rows, shape.columns)
     least = 64 if device.compute_capability >= (9, 0) else 32
     small = 0.95 if min(rows, m) * min(columns, n) < 128 * 128 else 1.0
     return small * min(1.0, rows / least) * max(1 / 8, min(1.0, min(columns, n) / 32))
@@ -185,24 +217,25 @@ def sum_steps(tiles: int) -> int:
     return max(least, min(most, tiles // 8))
 
 
-def tiles_of(ops: Sequence[Operator], shape: Tile, half: Half = Half.WHOLE) -> tuple[int, int]:
+def tiles_of(p: Staged, stage: str, shape: Tile) -> tuple[int, int]:
     """Tiles of a stage, and blocks of columns (of results, for a partial sum) among them; its first operator decides.
 
     Operators that reduce a row have whole rows.
     """
-    op = ops[0]
+    op = p.operators[stage][0]
+    partial = p.is_partial(stage)
     if op.gemm is not None:
         batch, m, n, k = op.gemm
-        if half is Half.PARTIAL:
+        if partial:
             blocks = batch * ceil(m / SUM_ROWS) * ceil(n / SUM_COLUMNS)
             return blocks * ceil(k / shape.rows), blocks
         blocks = ceil(n / shape.columns)
         return batch * ceil(m / shape.rows) * blocks, blocks
-    if half is Half.PARTIAL:
+    if partial:
         return max(1, ceil(op.reduced / shape.rows)), 1
     rows = max(op.rows, 1)
     blocks = 1
-    if all(x.kind in COLUMN_BY_COLUMN for x in ops):
+    if all(x.kind in COLUMN_BY_COLUMN for x in p.operators[stage]):
         blocks = max(1, ceil(op.output_bytes[0] / WIDEST / rows))
     return ceil(rows / shape.rows) * blocks, blocks
 
@@ -219,13 +252,13 @@ def _item(value: str, graph: OperatorGraph) -> float:
     return max(1.0, entry.bytes / max(1, prod(entry.shape)))
 
 
-def _times(op: Operator, operand: Operand, half: Half, shape: Tile) -> int:
+def _times(op: Operator, operand: Operand, partial: bool, shape: Tile) -> int:
     """How often an operand passes from the L2 to SMs: a product reads its rows for every block of columns, and its
     other operand for every block of rows."""
     if op.gemm is None:
         return 1
     batch, m, n, k = op.gemm
-    rows, columns = (SUM_ROWS, SUM_COLUMNS) if half is Half.PARTIAL else (shape.rows, shape.columns)
+    rows, columns = (SUM_ROWS, SUM_COLUMNS) if partial else (shape.rows, shape.columns)
     first = next((x.value for x in op.inputs if prod(x.shape) == batch * m * k), "") == operand.value
     return ceil(n / columns) if first else ceil(m / rows)
 
@@ -236,7 +269,7 @@ def _fits(op: Operator, size: float, device: Device) -> bool:
     return size <= free and (op.gemm is None or op.gemm[0] == 1)
 
 
-def _leaving(ops: Sequence[Operator], graph: OperatorGraph, p: Spatial) -> float:
+def _leaving(ops: Sequence[Operator], graph: OperatorGraph, p: Staged) -> float:
     return sum(
         size
         for op in ops
@@ -245,11 +278,11 @@ def _leaving(ops: Sequence[Operator], graph: OperatorGraph, p: Spatial) -> float
     )
 
 
-def _final(stage: Stage, p: Spatial, graph: OperatorGraph, shape: Tile) -> Work:
+def _final(stage: str, p: Staged, graph: OperatorGraph, shape: Tile, ctas: Mapping[str, int]) -> Work:
     """The sum of what every CTA of the partial stage holds; its results go to memory."""
-    op = graph[stage.ops[0]]
+    (op,) = p.operators[stage]
     results = sum(prod(graph.values[v].shape) for v in op.outputs)
-    parts = partial_sums(p.holder(op.name), p, graph, shape)
+    parts = partial_sums(p, p.holder(op.name), shape, ctas)
     tiles = max(ceil(results / FINAL_ELEMENTS), ceil(parts / FAN_IN))
     leaving = _leaving([op], graph, p)
     adds = results * parts

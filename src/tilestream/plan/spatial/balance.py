@@ -22,13 +22,18 @@ from tilestream.simulator.workload import Engine
 class Load:
     """What one stage asks for: ``seconds`` of one SM for a whole pass, and the ``most`` CTAs that it can use.
 
-    ``most`` is its number of tiles: a CTA without a tile adds nothing.
+    ``most`` is its number of tiles: a CTA without a tile adds nothing. ``counts`` are the numbers of CTAs that it can
+    have, rising from 1, where these are not all.
     """
 
     name: str
     engine: Engine
     seconds: float
     most: int
+    counts: Sequence[int] = ()
+
+    def possible(self, sms: int) -> Sequence[int]:
+        return self.counts or range(1, min(self.most, sms) + 1)
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,18 @@ class Balance:
     limit: str
 
 
-def balance(loads: Sequence[Load], sms: int, dram_s: float = 0.0, l2_s: float = 0.0, *, exact: bool = False) -> Balance:
+def balance(loads: Sequence[Load], sms: int, dram_s: float = 0.0, l2_s: float = 0.0) -> Balance:
     """CTAs that maximise the slowest stage's rate; each class has ``sms`` to give and gives all that can be used.
+
+    They are given one by one to the slowest stage (as many more as it can take), which has the optimum of the integer
+    program: rates are linear in the CTAs, so the last one given bounds every other choice
+    (``tests/test_kitsune_balance.py`` holds it against a solver).
 
     Args:
         loads: the stages of one pipeline.
         sms: SMs of the device. Each holds one CTA of each class at once.
         dram_s: seconds a pass that DRAM alone takes.
         l2_s: seconds a pass that the L2 alone takes.
-        exact: solve with ``scipy.optimize.milp``. The default gives CTAs one by one to the slowest stage, which
-            has the same optimum: rates are linear in the CTAs, so the last one given bounds every other choice.
 
     Raises:
         PlanError: a class has more stages than there are SMs.
@@ -62,45 +69,23 @@ def balance(loads: Sequence[Load], sms: int, dram_s: float = 0.0, l2_s: float = 
                 f"{len(part)} {engine.value} stages do not fit on {sms} SMs", "cut the region, or use a larger device"
             )
         if part:
-            ctas |= _program(part, sms) if exact else _greedy(part, sms)
+            ctas |= _greedy(part, sms)
     seconds = {x.name: x.seconds / ctas[x.name] for x in loads} | {"dram": dram_s, "l2": l2_s}
     limit = max(seconds, key=lambda n: seconds[n])
     return Balance(ctas, 1 / seconds[limit] if seconds[limit] else math.inf, limit)
 
 
 def _greedy(part: Sequence[Load], sms: int) -> dict[str, int]:
-    ctas = {x.name: 1 for x in part}
+    counts = [x.possible(sms) for x in part]
+    at = [0] * len(part)
     slowest = [(-x.seconds, i) for i, x in enumerate(part)]
     heapq.heapify(slowest)
     left = sms - len(part)
     while left and slowest:
         _, i = heapq.heappop(slowest)
-        load = part[i]
-        if ctas[load.name] >= load.most:
+        if at[i] + 1 == len(counts[i]) or (more := counts[i][at[i] + 1] - counts[i][at[i]]) > left:
             continue
-        ctas[load.name] += 1
-        left -= 1
-        heapq.heappush(slowest, (-load.seconds / ctas[load.name], i))
-    return ctas
-
-
-def _program(part: Sequence[Load], sms: int) -> dict[str, int]:
-    import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second that the closed form need not spend
-
-    n = len(part)
-    scale = max(x.seconds for x in part) or 1.0
-    most = np.array([float(max(1, min(x.most, sms))) for x in part])
-    # Unknowns: CTAs of each stage, then T in passes per ``scale`` seconds.
-    rates = np.hstack([-np.diag([1.0] * n), np.array([[x.seconds / scale] for x in part])])
-    given = min(float(sms), most.sum())
-    total = np.array([[1.0] * n + [0.0]])
-    solved = milp(
-        np.array([0.0] * n + [-1.0]),
-        constraints=[LinearConstraint(rates, -np.inf, 0.0), LinearConstraint(total, given, given)],
-        integrality=np.array([1] * n + [0]),
-        bounds=Bounds(np.array([1.0] * n + [0.0]), np.append(most, np.inf)),  # pyright: ignore[reportArgumentType]
-    )
-    if solved.x is None:
-        raise PlanError(f"the integer program of {n} stages was not solved: {solved.message}", "report the pipeline")
-    return {x.name: int(round(v)) for x, v in zip(part, solved.x[:n], strict=True)}
+        at[i] += 1
+        left -= more
+        heapq.heappush(slowest, (-part[i].seconds / counts[i][at[i]], i))
+    return {x.name: counts[i][at[i]] for i, x in enumerate(part)}

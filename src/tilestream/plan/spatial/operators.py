@@ -17,10 +17,13 @@ from torch import fx
 
 from tilestream.errors import CaptureError
 from tilestream.graph.costs.table import Kind
+from tilestream.graph.record import Mode, Recorded
 from tilestream.simulator.workload import Engine
-from tilestream.studies.kitsune.record import Mode, Recorded
 
 Phase = Literal["forward", "backward"]
+
+PRODUCTS = (Kind.LINEAR, Kind.BMM, Kind.ATTENTION)
+"""What tensor cores compute."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Operator:
         over_rows: whether what is reduced are rows: gradients of weights, sums over the batch.
         tiles: how many CTAs its usual kernel has work for: 128 x 128 tiles of output for GEMMs, 16384 elements of
             output elsewhere.
-        nodes: the fx nodes that it stands for.
+        nodes: what it is in the captured graph, in order.
         source: the user's line.
     """
 
@@ -100,7 +103,7 @@ class Operator:
     reduced: int = 1
     over_rows: bool = False
     tiles: int = 1
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[fx.Node, ...] = field(default=(), repr=False)
     source: str = ""
 
     @property
@@ -125,7 +128,7 @@ class Operator:
 class OperatorGraph:
     """Operators in a topological order (forward, then backward) and the values between them.
 
-    ``recorded`` are the graphs that it is a view of; pipelines that run are made of their nodes.
+    ``recorded`` are the graphs that it is a view of.
 
     Raises:
         CaptureError: an operator reads a value that nothing made before it, or two write one value.
@@ -135,7 +138,7 @@ class OperatorGraph:
     mode: Mode
     operators: tuple[Operator, ...]
     values: dict[str, Value] = field(repr=False)
-    recorded: Recorded | None = field(default=None, repr=False, compare=False)
+    recorded: Recorded = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
         written = {v.name for v in self.values.values() if v.is_input or v.is_parameter}
@@ -159,20 +162,6 @@ class OperatorGraph:
 
     def __getitem__(self, name: str) -> Operator:
         return self._by_name[name]
-
-    @cached_property
-    def nodes(self) -> dict[str, tuple[fx.Node, ...]]:
-        """The nodes of each operator.
-
-        Raises:
-            CaptureError: the graph was made by hand.
-        """
-        if self.recorded is None:
-            raise CaptureError(f"{self.name} was not captured from a model", "capture one: it has no nodes")
-        forward, backward = self.recorded.forward, self.recorded.backward
-        known = {"forward": {n.name: n for n in forward.nodes}}
-        known["backward"] = {n.name: n for n in backward.nodes} if backward is not None else {}
-        return {op.name: tuple(known[op.phase][name] for name in op.nodes) for op in self.operators}
 
     def producer(self, value: str) -> Operator | None:
         """The operator that writes ``value``; None for inputs and parameters."""

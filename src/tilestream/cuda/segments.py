@@ -1,0 +1,70 @@
+"""Sums of rows by segments on the GPU: where each segment starts, and the sums, in the order of the sorted rows."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tilestream.cuda import driver
+from tilestream.cuda.compile import compile_text
+from tilestream.ir.dtypes import DTYPES
+
+SUM_THREADS = 512  # segments.cuh
+
+
+@lru_cache(maxsize=8)
+def _function(name: str, dtype: str, device_index: int) -> driver.Function:
+    driver.ensure_context(device_index)
+    report = compile_text(f'#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n', name, 0)
+    return driver.Function(report.cubin, name, 0)
+
+
+def keys(index: Tensor, nodes: int) -> Tensor:
+    """``index`` (contiguous integers [edges]) as int32, those below zero counted from the end.
+
+    One that is no node ends the kernel, as torch's device-side assertion does.
+    """
+    found = torch.empty(len(index), dtype=torch.int32, device=index.device)
+    if len(index):
+        wide = int(index.dtype == torch.int64)
+        packed = struct.pack("<QQqii", index.data_ptr(), found.data_ptr(), nodes, len(index), wide)
+        _launch("tilestream_keys", "bf16", -(-len(index) // 256), 256, packed, index.device)
+    return found
+
+
+def starts(keys: Tensor, nodes: int) -> Tensor:
+    """Where each node's edges start among ascending ``keys`` (int32 [edges]), and the end: int32 [nodes + 1]."""
+    found = torch.empty(nodes + 1, dtype=torch.int32, device=keys.device)
+    packed = struct.pack("<QQii", keys.data_ptr(), found.data_ptr(), len(keys), nodes)
+    _launch("tilestream_starts", "bf16", len(keys) // 256 + 1, 256, packed, keys.device)
+    return found
+
+
+def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+    """``base`` (or zeros) plus, for each node, the rows ``order[starts[node] : starts[node + 1]]``, rounded once.
+
+    Args:
+        base: [nodes, features], contiguous, like ``rows``.
+        rows: [edges, features], contiguous, of a dtype of tiles; a row is a multiple of 16 bytes, 8 KB at most.
+        order: int64 [edges].
+        starts: int32 [nodes + 1].
+    """
+    nodes, lanes = len(starts) - 1, rows.shape[1] * rows.element_size() // 16
+    out = torch.empty(nodes, rows.shape[1], dtype=rows.dtype, device=rows.device)
+    if nodes:
+        addresses = [0 if base is None else base.data_ptr(), *(t.data_ptr() for t in (rows, order, starts, out))]
+        packed = struct.pack("<QQQQQii", *addresses, nodes, lanes)
+        ctas = -(-nodes // (SUM_THREADS // lanes))
+        _launch("tilestream_sum", DTYPES[rows.dtype], ctas, SUM_THREADS, packed, rows.device)
+    return out
+
+
+def _launch(name: str, dtype: str, ctas: int, threads: int, packed: bytes, device: torch.device) -> None:
+    function = _function(name, dtype, device.index or 0)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    params = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+    function.launch((ctas, 1), threads, stream, params)

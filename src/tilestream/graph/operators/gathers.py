@@ -1,0 +1,56 @@
+"""Rows of a table that an index names: ``x[index]``, ``index_select``, ``embedding``."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from tilestream.graph.lowering import Emitter, dtype_of
+from tilestream.graph.nodes import Unsupported, argument, aten, integer, packet, value
+from tilestream.graph.sizes import settled
+from tilestream.ir.dtypes import INDEX_DTYPES
+from tilestream.ir.pipeline import DTYPE_BYTES, Tile
+
+_INDEX_NAMES = {dtype: name for name, dtype in INDEX_DTYPES.items()}
+
+
+def gather(e: Emitter, node: fx.Node) -> Tile:
+    """A load of rows through an index, which may have any number of dimensions.
+
+    Raises:
+        Unsupported: it takes something else than rows of a matrix, or rows that kernels cannot copy.
+    """
+    table, index = _operands(node)
+    fake, names = value(table), value(index)
+    if fake is None or names is None:
+        raise Unsupported("an operand is not a tensor")
+    if names.dtype not in _INDEX_NAMES:
+        raise Unsupported(f"an index of {str(names.dtype).removeprefix('torch.')}: int64 and int32 name rows")
+    if fake.dim() != 2:
+        raise Unsupported(f"gathers from {fake.dim()} dimensions: only rows of a matrix can be taken")
+    if names.dim() == 0:
+        raise Unsupported("takes one row: nothing streams")
+    width, height = settled(fake.shape[1]), settled(fake.shape[0])
+    if not isinstance(width, int):
+        raise Unsupported("the feature dimension is dynamic")
+    row = width * DTYPE_BYTES[dtype_of(table)]
+    if row % 16:
+        raise Unsupported(f"gathers rows of {row} bytes: only multiples of 16 are copied")
+    return e.gathered(table, height if isinstance(height, int) else None, width, index, _INDEX_NAMES[names.dtype])
+
+
+def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The table and the index."""
+    table: object = node.args[0]
+    index: object = argument(node, 1, "indices")
+    if packet(node) is aten.index_select:
+        fake = value(table) if isinstance(table, fx.Node) else None
+        if fake is None or integer(node, 1, "dim") % max(1, fake.dim()):
+            raise Unsupported("gathers along another dimension than rows")
+        index = argument(node, 2, "index")
+    if isinstance(index, list | tuple):
+        if len(index) != 1:
+            raise Unsupported("gathers by several indices")
+        index = index[0]
+    if not isinstance(table, fx.Node) or not isinstance(index, fx.Node) or value(index) is None:
+        raise Unsupported("gathers by something else than one tensor")
+    return table, index

@@ -1,0 +1,62 @@
+"""Ways that tiles take through a pipeline: along its queues from stage to stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tilestream.ir.pipeline import Pipeline, Transport
+
+
+def after(p: Pipeline, *, on_chip: bool = False) -> dict[str, set[str]]:
+    """The stages that take tiles from each; ``on_chip``: not by way of DRAM."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for q in p.queues:
+        if not (on_chip and q.transport is Transport.DRAM):
+            found[q.producer] |= set(q.consumers)
+    return found
+
+
+def between(p: Pipeline, start: str, end: str) -> set[str]:
+    """Stages on a way from ``start`` to ``end``, these two apart."""
+    following = after(p)
+
+    def reach(at: str) -> set[str]:
+        found: set[str] = set()
+        todo = [at]
+        while todo:
+            new = following[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    return {s for s in reach(start) if end in reach(s)}
+
+
+def longest(p: Pipeline, start: str, end: str) -> int:
+    """Queues on the longest way from ``start`` to ``end`` through on-chip queues; negative if there is none."""
+    following = after(p, on_chip=True)
+    known: dict[str, int] = {end: 0}
+
+    def hops(name: str) -> int:
+        if name not in known:
+            known[name] = max((1 + hops(n) for n in following[name]), default=-len(p.stages) - 1)
+        return known[name]
+
+    return hops(start)
+
+
+def levels(p: Pipeline) -> dict[str, int]:
+    """How many queues the longest way to each stage passes.
+
+    Where ways from one stage meet again, what comes by the shorter one waits for as many steps as their levels are
+    apart.
+    """
+    found = dict.fromkeys((s.name for s in p.stages), 0)
+    for _ in p.stages:  # at most as many rounds as stages: the pipeline has no cycles
+        before = dict(found)
+        for q in p.queues:
+            for consumer in q.consumers:
+                found[consumer] = max(found[consumer], found[q.producer] + 1)
+        if found == before:
+            break
+    return found

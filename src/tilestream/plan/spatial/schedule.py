@@ -1,0 +1,110 @@
+"""The schedule of a pipeline: blocks of its loops, the mesh of every stage, the depth of its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil, prod
+
+from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.derive import sums
+from tilestream.ir.pipeline import Queue, Stage
+from tilestream.ir.ways import between
+from tilestream.plan.spatial.split_reductions import SUM_COLUMNS
+from tilestream.plan.spatial.staged import STREAM, Staged
+from tilestream.plan.spatial.tiling import Tile
+
+
+def scheduled(p: Staged, tile: Tile, ctas: Mapping[str, int], limit: str = "") -> Staged:
+    """``p`` with tiles of ``tile``, and stages of so many CTAs, which are ``expressible``."""
+    stages = []
+    for stage in p.pipeline.stages:
+        loops = tuple(Loop(x.axis, _block(x.axis, tile)) for x in stage.loops)
+        stage = replace(stage, loops=loops)
+        parts = _parts(_blocks(p, stage, tile), ctas[stage.name])
+        mesh = tuple(Spread(Level.GRID, n, (axis,)) for axis, n in parts.items())
+        stages.append(replace(stage, mesh=mesh))
+    made = p.pipeline.with_stages(tuple(stages))
+    deep = tuple(replace(q, depth=_depth(replace(p, pipeline=made), q)) for q in made.queues)
+    return replace(p, pipeline=replace(made, queues=deep), columns=tile.columns, limit=limit)
+
+
+def tile_of(p: Staged) -> Tile:
+    """The tile that ``p`` was scheduled with."""
+    rows = max(loop.tile for s in p.pipeline.stages for loop in s.loops if loop.axis == STREAM)
+    return Tile(rows, p.columns)
+
+
+def expressible(p: Staged, name: str, tile: Tile, most: int) -> Sequence[int]:
+    """The numbers of CTAs of a stage, up to ``most``, that a mesh of its axes can have."""
+    return _sizes(tuple(_blocks(p, p.pipeline.stage(name), tile).values()), most)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(blocks: tuple[int, ...], most: int) -> Sequence[int]:
+    if not blocks or most <= blocks[0]:
+        return range(1, (most if blocks else 1) + 1)
+    axes = {str(i): n for i, n in enumerate(blocks)}
+    return tuple(n for n in range(1, most + 1) if prod(_parts(axes, n).values()) == n)
+
+
+def _block(axis: str, tile: Tile) -> int:
+    """What a step takes of a stream: the tile's rows, or one of a batch."""
+    return tile.rows if axis == STREAM else 1
+
+
+def _blocks(p: Staged, stage: Stage, tile: Tile) -> dict[str, int]:
+    """Into how many parts CTAs can divide what a stage does, by axis, the best to divide first.
+
+    Those of a stage that streams are dealt blocks of the streams, the one of most blocks first, and then divide the
+    other axes of its result, the last by blocks of columns. Those of sums, which need all of the stream, divide the
+    results.
+    """
+    size = p.pipeline.sizes()
+    looped = {loop.axis for loop in stage.loops}
+    products = [op for op in stage.ops if op.kind == "product"]
+    stationary = bool(products) and not p.is_partial(stage.name)
+    stationary &= all(not sums(op).isdisjoint(looped) for op in products)
+    results = [op.out for op in products or stage.ops if op.out is not None]
+    head = max(results, key=lambda tile: prod(a.size or 1 for a in tile.axes))
+    own = [a.name for a in head.axes if a.name not in looped]
+    if not stage.loops or stationary:
+        return {a: size[a] for a in own}
+    dealt = {a: ceil(size[a] / _block(a, tile)) for a in p.streams if a in looped}
+    found = dict(sorted(dealt.items(), key=lambda item: -item[1]))
+    if p.is_partial(stage.name):
+        return found | {a: ceil(size[a] / SUM_COLUMNS) for a in own}
+    whole = {a for op in stage.ops for a in sums(op)}
+    return found | {a: ceil(size[a] / (tile.columns if a == own[-1] else 1)) for a in own if a not in whole}
+
+
+def _parts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
+    """A mesh of at most ``count`` workers that divide ``blocks``: as many as can be, along as few axes."""
+    best: dict[str, int] = {}
+    (axis, first), *rest = blocks.items() or [("", 1)]
+    if not axis:
+        return {}
+    if not rest or count <= first:
+        return {axis: max(1, min(count, first))}
+    for others in range(ceil(count / first), min(count, prod(n for _, n in rest)) + 1):
+        more = _parts(dict(rest), others)
+        made = {axis: min(first, count // prod(more.values())), **more}
+        if prod(made.values()) > prod(best.values()) or not best:
+            best = made
+        if prod(best.values()) == count or others > 2 * ceil(count / first) + 8:
+            break
+    return best or {axis: first}
+
+
+def _depth(p: Staged, q: Queue) -> int:
+    """Room for two steps of both ends and of every stage on a longer way, and for all that a reader takes at once."""
+    stages = {s.name: s for s in p.pipeline.stages}
+    way = {q.producer, *q.consumers}.union(*(between(p.pipeline, q.producer, c) for c in q.consumers))
+    depth = 2 * sum(stages[s].replicas for s in way)
+    loop = {x.axis: x.tile for x in stages[q.producer].loops}
+    keyed = [a for a in stages[q.producer].defined()[q.tile].axes if a.name in loop]
+    looped = [{x.axis for x in stages[c].loops} for c in q.consumers]
+    if any(a.name not in axes for a in keyed for axes in looped):  # a reader that takes all at once
+        depth += prod(ceil((a.size or 1) / loop[a.name]) for a in keyed)
+    return depth

@@ -1,0 +1,81 @@
+"""Sums of messages by node on the GPU: against float64, and the same bits every time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilestream.cuda.compile import compile_text
+from tilestream.run import messages
+
+KERNELS = ("tilestream_sum", "tilestream_starts", "tilestream_keys")
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", ["bf16", "f16", "f32"])
+def test_compiles_without_spills(name: str) -> None:
+    text = f'#define SUM_DTYPE {name}\n#include "segments.cuh"\n'
+    assert all(compile_text(text, kernel, 0).spills == 0 for kernel in KERNELS)
+
+
+def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor:
+    return messages.segment_sum(base, rows, *messages.segments(index, nodes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("edges", "nodes", "features", "busy"),
+    [(0, 7, 64, 0), (1, 1, 8, 0), (5000, 300, 128, 0), (4000, 90, 512, 3500), (3000, 5000, 72, 700), (999, 50, 8, 65)],
+)
+def test_sums(edges: int, nodes: int, features: int, busy: int, dtype: torch.dtype) -> None:
+    """``busy``: edges of the first node, which a whole CTA sums."""
+    torch.manual_seed(edges)
+    rows = torch.randn(edges, features, device="cuda").to(dtype)
+    index = torch.randint(nodes, (edges,), device="cuda")
+    index[:busy] = 0
+    index = index[torch.randperm(edges, device="cuda")]
+    for base in (None, torch.randn(nodes, features, device="cuda").to(dtype)):
+        start = torch.zeros(nodes, features, device="cuda", dtype=torch.float64) if base is None else base.double()
+        exact = start.index_add(0, index, rows.double())
+        got = sums(index, rows, base, nodes)
+        eps = torch.finfo(dtype).eps * (8 if dtype is torch.float32 else 1)  # of thousands of terms, added in fp32
+        assert (got.double() - exact).norm() <= eps * exact.norm() + 1e-30
+        assert torch.equal(got, sums(index, rows, base, nodes))
+        assert torch.equal(got, sums(index.int() - nodes, rows, base, nodes))
+
+
+@pytest.mark.gpu
+def test_in_a_cuda_graph() -> None:
+    rows, index = torch.randn(3000, 64, device="cuda").bfloat16(), torch.randint(200, (3000,), device="cuda")
+    wanted = sums(index, rows, None, 200)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sums(index, rows, None, 200)
+    got.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(got, wanted)
+
+
+OUTSIDE = """
+import torch
+from tilestream.run import messages
+messages.segments(torch.tensor([0, {bad}, 1], device="cuda"), 5)
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    print("ended")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [5, -6, 2**32])
+def test_an_index_that_is_no_node_ends_the_kernel(bad: int) -> None:
+    code = OUTSIDE.format(bad=bad)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "ended" in done.stdout, done.stdout + done.stderr
