@@ -12,31 +12,40 @@ before each check, and deterministic kernels must give the same bits twice.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor.fx_passes import b2b_gemm
 
 from tilestream import cuda
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
-from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
+from tilestream.plan.dataflow.chain import Chain, Gate
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
 from tilestream.schedule.shared_tile import Tail, build
+from tilestream.studies.flashfuser import generated
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
+MOST_B2B_BYTES = 20_000_000
+"""Larger ones would take milliseconds: one CTA has all hidden columns of its rows."""
 
 
 @dataclass(frozen=True)
@@ -108,25 +117,8 @@ class Row:
 
 def program(w: Workload) -> Pipeline:
     """The block as a region's program."""
-    tensors = [
-        Tensor.of("x", Role.INPUT, (w.k,), "bf16"),
-        Tensor.of("up", Role.PARAMETER, (w.hid, w.k), "bf16"),
-        Tensor.of("down", Role.PARAMETER, (w.out, w.hid), "bf16"),
-        Tensor.of("y", Role.OUTPUT, (w.out,), "bf16"),
-    ]
-    ops = [TileOp("load", Tile.of("a", w.k, "bf16"), (), ("x",)), _op("linear", "u", w.hid, ("a",), ("up",))]
-    if w.gated:
-        tensors.append(Tensor.of("gate", Role.PARAMETER, (w.hid, w.k), "bf16"))
-        ops += [_op("linear", "g", w.hid, ("a",), ("gate",)), _op("silu", "s", w.hid, ("g",))]
-        ops.append(_op("mul", "h", w.hid, ("s", "u")))
-    else:
-        ops.append(_op("relu", "h", w.hid, ("u",)))
-    ops += [_op("linear", "r", w.out, ("h",), ("down",)), TileOp("store", None, ("r",), ("y",))]
-    return Pipeline("ffn", tuple(tensors), (Stage.of("all", tuple(ops)),))
-
-
-def _op(kind: str, name: str, width: int, ins: tuple[str, ...], params: tuple[str, ...] = ()) -> TileOp:
-    return TileOp(kind, Tile.of(name, width, "bf16"), ins, params)
+    gate = Gate.SEQUENTIAL if w.gated else Gate.NONE
+    return generated.program(Chain("ffn", 128, w.hid, w.k, w.out, gate))
 
 
 @dataclass
@@ -169,6 +161,9 @@ def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str,
         h = F.relu(u) if gate is None else F.silu(F.linear(x, gate)) * u
         return F.linear(h, down)
 
+    def other(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+        return block(x, up, down, gate)  # a function of its own, so that it is compiled under its own settings
+
     def on(function: Callable[..., torch.Tensor]) -> Run:
         return lambda n: function(data.x, data.sets[n]["up"], data.sets[n]["down"], data.sets[n].get("gate"))
 
@@ -184,9 +179,31 @@ def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str,
         arms["inductor"] = on(torch.compile(block, dynamic=False))
         tuned = torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs")
         arms["max-autotune"] = on(tuned)
+        if not w.gated and w.weight_bytes < MOST_B2B_BYTES:
+            with back_to_back():
+                arms["b2b_gemm forced"] = fused = on(torch.compile(other, dynamic=False))
+                fused(0)  # compiles, in here
+            if not counters["inductor"]["b2b_gemm"]:
+                del arms["b2b_gemm forced"]
     if planner:
         arms["tilestream"] = on(torch.compile(block, dynamic=False, backend=tilestream))
     return arms
+
+
+@contextlib.contextmanager
+def back_to_back() -> Iterator[None]:
+    """Inductor's ``b2b_gemm_pass`` wherever its pattern is found: without the gate that asks whether it pays, and
+    without the two plain products that its tuning may fall back to."""
+    select = b2b_gemm.__dict__["autotune_select_algorithm"]
+    counters["inductor"]["b2b_gemm"] = 0
+    with (
+        mock.patch.object(b2b_gemm, "is_b2b_gemm_good_on", lambda *_: True),
+        mock.patch.object(
+            b2b_gemm, "autotune_select_algorithm", lambda name, choices, *rest: select(name, choices[:-1], *rest)
+        ),
+        inductor_config.patch(b2b_gemm_pass=True),
+    ):
+        yield
 
 
 def ours(w: Workload, data: Data, split: Split, dependent: bool = False) -> Run:
@@ -289,6 +306,11 @@ def chosen_splits(name: str, rows: int) -> list[Split]:
         groups = max(1, groups // row_tiles)
         for tail in (Tail.REDUCE_ADD, Tail.PARTIALS) if groups > 1 else (Tail.NONE,):
             made.append(Split(groups, columns, tail, tile_rows, row_tiles))
+    if rows <= 64:  # the middle is short: groups may have many CTAs
+        out = WORKLOADS[name].out // 8
+        made += [Split(2, 64, tail, tile_rows) for tail in (Tail.REDUCE_ADD, Tail.PARTIALS, Tail.CLUSTER)]
+        made += [Split(1, min(columns, out), Tail.NONE, tile_rows) for columns in (96, 128)]
+        made = list(dict.fromkeys(made))
     if row_tiles == 1:
         made += [Split(g, c, Tail.CLUSTER, tile_rows) for g, c in CLUSTERS.get(name, [])]
     return made
@@ -306,12 +328,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "few_rows.json")
     given = parser.parse_args()
     rows: list[Row] = []
+    if given.out.exists():  # of other workloads, from another run
+        rows = [Row(**row) for row in json.loads(given.out.read_text())["rows"]]
     torch.set_grad_enabled(False)
     for name in given.names or WORKLOADS:
         for count in given.rows:
-            rows += workload(
+            found = workload(
                 name, count, not given.no_compile, given.planner, given.dependent, chosen_splits(name, count)
             )
+            rows = [r for r in rows if (r.workload, r.rows) != (name, count)] + found
             given.out.write_text(
                 json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
             )

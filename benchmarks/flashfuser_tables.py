@@ -1,4 +1,5 @@
-"""Write the tables of docs/flashfuser.md from ``benchmarks/results/flashfuser_study.json``.
+"""Write the tables of docs/flashfuser.md from ``benchmarks/results/flashfuser_study.json``, and those of
+docs/few-rows.md from what its benchmarks measured.
 
 tilestream reproduce flashfuser --json benchmarks/results/flashfuser_study.json
 python benchmarks/flashfuser_tables.py
@@ -11,6 +12,7 @@ import re
 import textwrap
 from pathlib import Path
 
+import few_rows_tables
 from make_tables import table
 
 from tilestream.studies.flashfuser.tables import tables
@@ -18,6 +20,7 @@ from tilestream.studies.flashfuser.tables import tables
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "flashfuser_study.json"
 PAGE = ROOT / "docs" / "flashfuser.md"
+FEW_ROWS = ROOT / "docs" / "few-rows.md"
 
 
 def filled(text: str) -> str:
@@ -34,15 +37,26 @@ def filled(text: str) -> str:
     made["inconsistent"] = "\n".join(
         textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"]
     )
+    return with_parts(text, made, PAGE.name)
+
+
+def with_parts(text: str, made: dict[str, str], page: str) -> str:
+    """``text`` of ``page`` with every marked part as ``made`` has it.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
     for name, part in made.items():
         marked = re.compile(
             rf"(<!-- {name}: made by benchmarks/flashfuser_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
         )
         text, times = marked.subn(lambda m, part=part: m[1] + part + m[2], text)
         if times != 1:
-            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
+            raise ValueError(f"{page} has {times} parts marked {name!r}, not one")
     return text
 
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    few = with_parts(FEW_ROWS.read_text(encoding="utf-8"), few_rows_tables.tables(), FEW_ROWS.name)
+    FEW_ROWS.write_text(few, encoding="utf-8")

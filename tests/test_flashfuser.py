@@ -19,8 +19,9 @@ from tilestream.plan.dataflow.chain import Gate
 from tilestream.plan.search import minmax
 from tilestream.plan.search.cost import cost
 from tilestream.plan.search.enumerate import resident
+from tilestream.plan.search.search import TOP
 from tilestream.plan.search.variant import Middle
-from tilestream.studies.flashfuser import measured, paper, reproduce, truth
+from tilestream.studies.flashfuser import generated, measured, paper, reproduce, truth
 from tilestream.studies.flashfuser.ablation import ablation, unfused_us
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -116,6 +117,19 @@ def page_tables():
         sys.path.remove(str(BENCHMARKS))
 
 
+def test_the_page_of_few_rows_shows_what_was_measured(page_tables) -> None:
+    text = page_tables.FEW_ROWS.read_text(encoding="utf-8")
+    made = page_tables.few_rows_tables.tables()
+    assert page_tables.with_parts(text, made, "few-rows.md") == text, "run benchmarks/flashfuser_tables.py"
+
+
+def test_the_model_finds_the_best_generated_kernels() -> None:
+    found = generated.scores()
+    assert len({s.shape for s in found}) >= 12 and any(s.held_out for s in found)
+    assert all(s.rank <= TOP and s.lost <= 0.10 for s in found), [s for s in found if s.lost > 0.10]
+    assert sum(s.error for s in found) / len(found) <= 0.12
+
+
 def test_the_page_shows_what_the_study_gives(page_tables) -> None:
     text = page_tables.PAGE.read_text(encoding="utf-8")
     assert page_tables.filled(text) == text, "run benchmarks/flashfuser_tables.py"
@@ -149,12 +163,21 @@ def test_an_ablation_has_every_arm_and_the_whole_is_never_worse() -> None:
     assert found.all == min(found.tails.values()) and found.shallow > found.all
 
 
+def _timed_rows(folder) -> None:
+    """A file as ``benchmarks/few_rows.py`` writes it: G1 at 128 rows, and at 16, which is not the paper's."""
+    split = "shared 4 groups of 8, partial sums in order"
+    arms = [(split, 4.0), (f"{split}, dependent launch", 2.0), ("eager", 9.0), ("inductor", 6.0), ("tilestream", 1.0)]
+    rows = [{"workload": "G1", "rows": n, "arm": arm, "warm_us": us} for n in (128, 16) for arm, us in arms]
+    (folder / "few_rows.json").write_text(json.dumps({"rows": rows}))
+
+
 def test_measured_times_are_taken_from_a_folder(tmp_path) -> None:
-    (tmp_path / "flashfuser.json").write_text('{"workloads": {"G1": {"ours_us": 4.0, "best_other_us": 6.0}}}')
-    assert reproduce.timed("G1", tmp_path) == {"ours_us": 4.0, "best_other_us": 6.0, "source": "flashfuser.json"}
-    assert reproduce.timed("G3", tmp_path) is None
+    _timed_rows(tmp_path)
+    found = reproduce.timed("G1", tmp_path)
+    assert found is not None and (found["ours_us"], found["best_other_us"], found["other"]) == (4.0, 6.0, "inductor")
     by_hand = reproduce.timed("G6", tmp_path)
     assert by_hand is not None and by_hand["ours_us"] == 10.14 and "hand-written" in by_hand["source"]
+    assert reproduce.timed("C1", tmp_path) is None
 
 
 def test_a_device_without_clusters_has_no_dsm_and_no_measured_times() -> None:
@@ -166,7 +189,7 @@ def test_a_device_without_clusters_has_no_dsm_and_no_measured_times() -> None:
 
 
 def test_the_command(tmp_path) -> None:
-    (tmp_path / "flashfuser.json").write_text('{"workloads": {"G1": {"ours_us": 4.0, "best_other_us": 6.0}}}')
+    _timed_rows(tmp_path)
     where = ("--json", str(tmp_path / "f.json"), "--out", str(tmp_path / "out"), "--results", str(tmp_path))
     words = ("reproduce", "flashfuser", "--workloads", "g1,s2,c5")
     done = CliRunner().invoke(app, [*words, *where], catch_exceptions=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from shared_tiles import Ffn
 from torch import nn
 
 from tilestream import cuda, devices, reference
+from tilestream.apps import llama
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.graph.capture import capture
@@ -29,7 +32,7 @@ from tilestream.reference.ops import FLOAT64
 from tilestream.run.backend import tilestream
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import KernelShape, kernel_shape
-from tilestream.schedule.shared_tile import Tail, build
+from tilestream.schedule.shared_tile import Tail, build, find_block
 
 H200 = devices.get("h200")
 G4, G8 = Ffn(3072, 768, 768), Ffn(8192, 2048, 2048)
@@ -58,6 +61,8 @@ def changed(p: Pipeline, **changes: object) -> Pipeline:
         (Ffn(16384, 4096, 4096), Split(4, 32), (128, 128), (64, 7, 7)),
         (S2, Split(8, 16), (48, 128), (64, 7, 7)),
         (G4, Split(8, 16, tile_rows=64), (24, 48), (128, 7, 9)),
+        (G4, Split(8, 16, tile_rows=8), (24, 48), (128, 9, 9)),
+        (G8, Split(2, 64, tile_rows=16), (64, 32), (128, 16, 10)),
     ],
 )
 def test_columns_and_rings_follow_from_the_mesh(block: Ffn, split: Split, columns, rings) -> None:
@@ -90,9 +95,9 @@ def refusals() -> list[tuple[Pipeline, str]]:
         return changed(good, mesh=directions)
 
     return [
-        (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 64 or 128"),
+        (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 8, 16, 32, 64 or 128"),
         (changed(good, loops=(rows, Loop(out, 48))), f"loops over '{out}', which its mesh divides"),
-        (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64 or 128"),
+        (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64, 128 or 256"),
         (mesh(Spread(Level.CLUSTER, 8, columns.axes)), "columns over a cluster have no kernel so far"),
         (mesh(columns, Spread(Level.GRID, 8, (hid,))), "one group would store the sum of 8 partial results"),
         (mesh(columns, columns), "two directions of columns"),
@@ -158,6 +163,34 @@ def test_the_reference_machine_computes_the_block(split: Split, gated: bool) -> 
     assert (near - block.eager(tensors)).norm() < 0.02 * near.norm()
 
 
+@pytest.mark.parametrize("split", [Split(3, 2), Split(3, 2, Tail.CLUSTER), Split(1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [
+        Ffn(48, 24, 40, norm="layer"),
+        Ffn(48, 24, 24, norm="rms", residual=True),
+        Ffn(48, 24, 24, gated=True, act="silu", norm="rms", sum_first=True, residual=True),
+    ],
+    ids=str,
+)
+def test_what_is_in_front_and_behind_belongs_to_the_tile(block: Ffn, split: Split) -> None:
+    tensors = {n: t.double() for n, t in block.tensors(20).items()}
+    p = shared(block, split)
+    torch.testing.assert_close(run_meshes(p, tensors, FLOAT64, Moved())["y"], block.eager(tensors))
+    found = find_block(p.stages[0], p)
+    assert found.input == "" and found.before and found.k != found.out
+    assert len([op for op in found.after if op.kind == "load"]) == block.residual * (1 + block.sum_first)
+
+
+def test_a_residual_that_is_a_norms_result_is_left_outside() -> None:
+    """It would have to be read by rows in front of the first layer and by columns behind the second."""
+    program = replace(Ffn(48, 24, 24), norm="rms", residual=True).program()
+    (stage,) = program.stages
+    ops = tuple(op.reading({"a": "even"}) if op.kind == "add" else op for op in stage.ops)
+    with pytest.raises(VerifyError, match="a shared tile is act"):
+        share_tile(program.with_stages((replace(stage, ops=ops),)), Split(3, 2))
+
+
 # -- plans
 
 
@@ -171,7 +204,7 @@ def names(rows: int, block: Ffn = G4, options: Options = ANY_ORDER) -> list[str]
 
 def test_few_rows_of_a_wide_block_have_candidates_with_every_tail() -> None:
     found = names(128)
-    assert {"sums added in any order", "partial sums in order", "sums over a cluster"} == {
+    assert {"sums added in any order", "partial sums in order", "sums over a cluster", "sums in one place"} == {
         n.split(", ")[-1] for n in found
     }
     assert planner.plan(G4.program(), 128, H200, Options()).chosen.strategy == few_rows.STRATEGY
@@ -192,11 +225,33 @@ def test_something_done_to_the_sum_needs_it_whole() -> None:
 
 
 def test_bins_of_rows() -> None:
-    assert [tiles_for(n) for n in (1, 64, 65, 128, 129, 256, 257, 512)] == [
-        (64, 1), (64, 1), (128, 1), (128, 1), (128, 2), (128, 2), (128, 4), (128, 4),
+    same = partial(few_rows.same_bin, G4.program())
+    assert [tiles_for(n) for n in (1, 8, 9, 17, 64, 65, 128, 129, 256, 257, 512)] == [
+        (8, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 1), (128, 1), (128, 2), (128, 2), (128, 4), (128, 4),
     ]  # fmt: skip
-    assert few_rows.same_bin(1, 64) and not few_rows.same_bin(64, 65)
-    assert few_rows.same_bin(5000, 600) and not few_rows.same_bin(512, 513)
+    assert same(1, 8) and not same(8, 9) and not same(64, 65)
+    assert same(5000, 600) and not same(512, 513)
+
+
+def test_plans_on_disk_are_by_bin() -> None:
+    keys = [key(G4.program(), rows, H200, Options(), measured=False) for rows in (1, 8, 9, 64, 65, 128)]
+    assert keys[0] == keys[1] != keys[2] and keys[2] != keys[3] != keys[4] == keys[5]
+    assert key(G4.program(), 8, H200, Options(effort="model"), measured=False) != keys[0]
+
+
+def test_effort_decides_how_many_kernels_are_timed() -> None:
+    timed: list[list[str]] = []
+
+    def measure(candidates: Sequence[planner.Candidate]) -> list[float | Exception]:
+        timed.append([c.name for c in candidates])
+        return [100.0 + k if c.pipeline is None else 10.0 + k for k, c in enumerate(candidates)]
+
+    counts = {}
+    for effort in ("model", "measured", "exhaustive"):
+        timed.clear()
+        planner.plan(G4.program(), 128, H200, Options(any_order=True, effort=effort), measure)
+        counts[effort] = sum("group" in name for name in timed[0])
+    assert counts["model"] == 1 and 4 < counts["measured"] <= few_rows.TOP < counts["exhaustive"]
 
 
 def test_a_plan_for_the_same_bits_is_another_one() -> None:
@@ -236,8 +291,46 @@ def test_a_model_with_few_rows_has_a_region_for_its_wide_block(gated: bool) -> N
         many = capture(model, (torch.randn(2, 900, 520).bfloat16(),)).graphs[0]
     (region,) = partition(few).regions
     assert region.rows == 18 and len(region.inputs) == 1
-    assert sum(op.kind == "linear" for op in region.program.stages[0].ops) == 2 + gated
+    kinds = [op.kind for op in region.program.stages[0].ops]
+    assert kinds.count("linear") == 2 + gated and "layer_norm" in kinds and kinds[-2:] == ["add", "store"]
     assert partition(many).regions == ()
+
+
+def test_blocks_one_behind_the_other_are_a_region_each() -> None:
+    """The residual of one is in front of the next one's norm: it belongs to the first."""
+    model = nn.Sequential(Block(520, 640, True), Block(520, 640, False)).bfloat16().eval()
+    with torch.no_grad():
+        graph = capture(model, (torch.randn(9, 520).bfloat16(),)).graphs[0]
+    found = partition(graph)
+    assert [[op.kind for op in r.program.stages[0].ops].count("layer_norm") for r in found.regions] == [1, 1]
+    assert found.exclusions == ()
+
+
+def test_a_decoders_layer_gives_all_behind_its_attention() -> None:
+    sizes = llama.Sizes(tokens=1, context=7, layers=1, width=528, heads=4, kv_heads=2, hidden=640, layers_only=True)
+    x, turn, *others = llama.inputs(sizes)
+    halves = [t.bfloat16() for t in others]
+    with torch.no_grad():
+        graph = capture(llama.module(sizes).bfloat16().eval(), (x.bfloat16(), turn, *halves)).graphs[0]
+    kinds = [[op.kind for op in r.program.stages[0].ops] for r in partition(graph).regions]
+    whole = "load load add rms_norm linear silu linear mul linear add store".split()
+    assert [k for k in kinds if "silu" in k] == [whole]
+
+
+def test_a_norm_whose_result_is_the_residual_too_stays_outside() -> None:
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(520), nn.Linear(520, 640), nn.Linear(640, 520)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(x)
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    with torch.no_grad():
+        graph = capture(Behind().bfloat16().eval(), (torch.randn(9, 520).bfloat16(),)).graphs[0]
+    (region,) = partition(graph).regions
+    assert [op.kind for op in region.program.stages[0].ops] == ["load", "linear", "gelu", "linear", "add", "store"]
 
 
 def test_a_middle_that_others_use_stays_in_memory() -> None:
@@ -288,6 +381,12 @@ KERNELS = [
     (Ffn(640, 200, 136, act="gelu", residual=True, dtype="f16"), Split(1, 6, Tail.NONE)),
     (Ffn(520, 72, 77, bias=True), Split(2, 8, row_tiles=4)),
     (S2, Split(8, 16, tile_rows=64)),
+    (G4, Split(1, 96, Tail.NONE, tile_rows=8)),
+    (G4, Split(8, 16, Tail.REDUCE_ADD, tile_rows=16)),
+    (S2, Split(2, 64, tile_rows=32)),
+    (Ffn(640, 200, 136, bias=True), Split(4, 6, Tail.CLUSTER, tile_rows=8)),
+    (replace(G4, norm="layer", act="gelu", bias=True, residual=True), Split(8, 16)),
+    (replace(S2, norm="rms", sum_first=True, residual=True), Split(2, 64, tile_rows=8)),
 ]
 
 

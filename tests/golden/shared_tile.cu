@@ -27,13 +27,13 @@ struct Params {
   const void* vectors[2];
   const void* rows_of[1];
   long long strides_of[1];
-  void *middle_data, *result;
+  void *middle_data, *operand_data, *result;
   float* partial;
   long long result_stride;
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows, pad;
+  int rows, box_rows;  // of a copy of left operands: no more than there are
 };
 
 struct Kernel {
@@ -42,10 +42,12 @@ struct Kernel {
   static constexpr Tail TAIL = PARTIALS;
   static constexpr int HID = 768, OUT = 192;
   static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 8;
-  static constexpr int ROWS = 128, WARPGROUPS = 2, MIDDLE = 24, OUT_COLUMNS = 24, GROUP_COLUMNS = 192;
+  static constexpr int ROWS = 128, WARPGROUPS = 2, LIVE_THREADS = 256, MIDDLE = 24, OUT_COLUMNS = 24, GROUP_COLUMNS = 192;
   static constexpr int FIRSTS = 2, DEPTH = 128, STEPS = 2;
   static constexpr int LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, ADD_WIDTH = 24;
   static constexpr u32 LEFT = 0, WEIGHTS = 131072, SCATTER = 180224, VECTORS = 180224, BARS = 180480;
+
+  static constexpr bool BEFORE = false;
 
   static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
   static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int out, int t) {
@@ -59,11 +61,14 @@ struct Kernel {
     const float v2 = mul(v1, v0);
     return v2;
   }
-  // From the sum y of the second layer to the result at (row, column); c counts this CTA's columns.
-  static TS_DEV float after(const Params& p, u32 vectors, int row, int c, int column, float y) {
+  static constexpr int LOADS = 1;
+  static TS_DEV void beside(const Params& p, int row, int column, float* r) {
+    r[0] = Io<bf16>::param((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], column);
+  }
+  // From the sum y of the second layer to the result, r beside it; c counts this CTA's columns.
+  static TS_DEV float after(u32 vectors, int c, float y, const float* r) {
     const float v0 = add(y, ldsf(vectors + 96 + 4 * c));
-    const float v1 = Io<bf16>::param((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], column);
-    const float v2 = add(v1, v0);
+    const float v2 = add(r[0], v0);
     return v2;
   }
 };

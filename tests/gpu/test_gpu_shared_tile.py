@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,50 @@ def test_every_tail_and_any_number_of_rows(split: Split, rows: int):
 def test_activations_gates_biases_and_residuals(block: Ffn, tail: Tail):
     for rows in (17, 128):
         check(block, Split(1 if tail is Tail.NONE else 4, 6, tail), rows)
+
+
+SHORT = [
+    Split(4, 8, Tail.PARTIALS),
+    Split(4, 8, Tail.REDUCE_ADD),
+    Split(4, 8, Tail.CLUSTER),
+    Split(1, 41, Tail.NONE),
+]
+
+
+@pytest.mark.parametrize("split", SHORT, ids=str)
+@pytest.mark.parametrize(("tile", "rows"), [(8, 1), (8, 8), (8, 21), (16, 9), (16, 16), (32, 17), (32, 31)])
+def test_tiles_of_a_few_rows(split: Split, tile: int, rows: int):
+    check(Ffn(1000, 264, 328), replace(split, tile_rows=tile), rows)
+
+
+NORMS = [
+    Ffn(768, 192, 192, norm="layer", act="gelu", bias=True, residual=True),
+    Ffn(768, 192, 192, norm="rms", gated=True, act="silu", residual=True),
+    Ffn(520, 2056, 200, norm="rms", sum_first=True),
+    Ffn(640, 4096, 4096, norm="rms", gated=True, act="silu", sum_first=True, residual=True),
+    Ffn(640, 72, 136, norm="layer", dtype="f16"),
+]
+
+
+@pytest.mark.parametrize("block", NORMS, ids=str)
+@pytest.mark.parametrize(
+    "split",
+    [
+        Split(4, 17, Tail.PARTIALS),
+        Split(2, 17, Tail.CLUSTER),
+        Split(1, 17, Tail.NONE),
+        Split(2, 17, row_tiles=3),
+        Split(4, 17, tile_rows=8),
+        Split(4, 17, tile_rows=64),
+    ],
+    ids=str,
+)
+def test_a_norm_in_front(block: Ffn, split: Split):
+    if block.out == 4096:
+        split = replace(split, columns=32, groups=min(split.groups, 128 // 32 // split.row_tiles))
+        split = split if split.groups > 1 else replace(split, tail=Tail.NONE)
+    for rows in (1, 128):
+        check(block, split, rows)
 
 
 def test_the_reference_machine_agrees():

@@ -18,7 +18,7 @@ def reproduce_command(
     workloads: Annotated[str, typer.Option(help="Only these of Tables V to VII, separated by commas.")] = "",
     output: Annotated[Path | None, typer.Option("--out", help="Write the HTML report here.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="A folder with flashfuser.json, measured times; the checkout's if left out.")
+        Path | None, typer.Option(help="A folder with few_rows.json, measured times; the checkout's if left out.")
     ] = None,
     json_: Json = None,
     debug: Debug = False,

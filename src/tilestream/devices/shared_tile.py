@@ -1,8 +1,8 @@
 """What kernels that share a tile of few rows over many CTAs reach: latencies and rates of their hand-overs.
 
-From `benchmarks/results/ffn_variants.json`: a hand-written FFN of 128 rows on one H200 in 42 variants of five shapes
-(no cluster, clusters of 2 to 16, the middle through DSM or the L2, four tails, rings of several depths). `benchmarks/
-fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
+`H200_SHARED_TILE` is from `benchmarks/results/ffn_variants.json`: a hand-written FFN of 128 rows on one H200 in 42
+variants of five shapes (no cluster, clusters of 2 to 16, the middle through DSM or the L2, four tails, rings of several
+depths). `benchmarks/fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
 ([docs/flashfuser.md](../../../docs/flashfuser.md)). The memory's rates are the device's own.
 """
 
@@ -33,6 +33,8 @@ class SharedTileRates:
     """What one SM takes in. Fitted (clocks of G4: 90)."""
     latency_s: float = 2.42e-6
     """From asking for a stage of a ring under load to having multiplied it: ring bytes / this bounds a CTA. Fitted."""
+    step_s: float = 0.0
+    """A stage of a ring, however little is in it. The hand-written kernels tell nothing of it."""
     skew: float = 0.0290
     """Share of the first product's time by which the last CTA of a group is behind. Fitted."""
     dsm_port_bytes_per_s: float = 19.9e9
@@ -43,6 +45,10 @@ class SharedTileRates:
     """Epilogue and last stores. Fitted."""
     tail_dsm_s: float = 0.331e-6
     """The same where E is summed through DSM in fp32. Fitted."""
+    tail_partials_s: float = 0.0
+    """The same where partial results are announced and awaited, more than ``tail_s`` by this."""
+    before_s: float = 1.5e-6
+    """Rows made in front of the first product, and exchanged. No variant of the fit has them; clocks of a block."""
     add_bytes_per_s: float = 1.787e12
     """Bulk reduce-add of bf16 into the L2, all CTAs. Fitted."""
     partials_bytes_per_s: float = 3.127e12
@@ -52,6 +58,28 @@ class SharedTileRates:
 
 
 H200_SHARED_TILE = SharedTileRates()
+"""Of the hand-written kernels."""
+
+H200_GENERATED = SharedTileRates(
+    first_s=0.263e-6,
+    first_dram_s=1.36e-6,
+    cluster_s=0.352e-6,
+    lock_step=0.235,
+    port_bytes_per_s=253e9,
+    latency_s=1.35e-6,
+    step_s=0.238e-6,
+    flags_s=0.937e-6,
+    skew=0.187,
+    tail_s=0.883e-6,
+    tail_dsm_s=0.874e-6,
+    tail_partials_s=1.43e-6,
+    before_s=3.59e-6,
+    add_bytes_per_s=49.9e12,
+    partials_bytes_per_s=23.5e12,
+)
+"""Of generated kernels, which exchange through the L2 and have no DSM but for sums: fitted on kernels of G4, G8, S2 and
+two more shapes, of 1 to 512 rows, with and without a norm; 7 % mean error over all shapes, those of no part in it
+included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`)."""
 
 
 def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHARED_TILE) -> float:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_product, is_view
+from tilestream.ir.tileops import OPS
 from tilestream.schedule.shared_tile import MOST_ROWS
 
 WIDEST = 65_536
 """Columns of a layer that a shared tile may have: its CTAs divide them."""
 
 
+NORMS = ("norm", "reduce")
+ELEMENTWISE = ("unary", "binary")
+
+
 def wide_blocks(
-    nodes: Collection[fx.Node], known: Mapping[fx.Node, Value], tiles: Mapping[fx.Node, Collection[fx.Node]]
-) -> Iterator[list[fx.Node]]:
+    nodes: Collection[fx.Node],
+    known: Mapping[fx.Node, Value],
+    tiles: Mapping[fx.Node, Collection[fx.Node]],
+    kinds: Mapping[fx.Node, Sequence[str]],
+    taken: Collection[fx.Node],
+) -> Iterator[list[list[fx.Node]]]:
     """Groups of ``nodes``, in their order: a product, what is computed elementwise in front of it, and the products
-    of one input before that. Nobody else uses what lies between, so a group is convex.
+    of one input before that; with what makes that input, a norm, and what is done to the result, a residual. Nobody
+    else uses what lies between, so a group is convex. The largest group comes first, then those without either.
 
     Args:
-        known: what nodes are, layers of any width included; ``tiles``: their operands that have rows.
+        known: what nodes are, layers of any width included; ``tiles``: their operands that have rows; ``kinds``: of
+            the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for.
     """
     for last in nodes:
         rows = known[last].rows if last in known else None
@@ -32,7 +43,67 @@ def wide_blocks(
         closed = all(u in members for n in members if n is not last for u in n.users)
         wide = any(known[n].tile.features > MAX_FEATURES for n in members if n in known)
         if firsts and len(inputs) == 1 and None not in inputs and closed and wide:
-            yield [n for n in nodes if n in members]
+            behind = _behind(last, known, kinds)
+            (start,) = inputs
+            groups = []
+            for tail in ([*behind], []):
+                group = {*members, *tail}
+                free = [n for n in nodes if n not in taken]
+                for front in (_front(start, group, free, known, tiles, kinds), set()):
+                    found = [n for n in nodes if n in group or n in front]
+                    if found not in groups:
+                        groups.append(found)
+            yield groups
+
+
+def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]) -> list[fx.Node]:
+    """What is done elementwise to the result of ``last`` before anybody else sees it."""
+    found: list[fx.Node] = []
+    chain: list[fx.Node] = []
+    node = last
+    while len(node.users) == 1:
+        (node,) = node.users
+        if not _alike(node, last, known) or not _made_of(node, kinds, ELEMENTWISE):
+            break
+        chain.append(node)
+        if not is_view(node) and {*kinds[node]} - {"load"} != {"cast"}:
+            found = [*chain]  # views at the end stay outside, and so do casts: they only make the result larger
+    return found
+
+
+def _front(
+    start: fx.Node | None,
+    group: set[fx.Node],
+    nodes: Sequence[fx.Node],
+    known: Mapping[fx.Node, Value],
+    tiles: Mapping[fx.Node, Collection[fx.Node]],
+    kinds: Mapping[fx.Node, Sequence[str]],
+) -> set[fx.Node]:
+    """What makes ``start``, which ``group`` reads, as far as it is elementwise or a norm and only the group uses it."""
+    if start is None or start not in known:
+        return set()
+    found: set[fx.Node] = set()
+    wanted = {start}
+    for node in reversed(nodes):
+        own = {*node.users} <= group | found and node in tiles
+        if node in wanted and own and _of_rows(node, start, known) and _made_of(node, kinds, (*ELEMENTWISE, *NORMS)):
+            found.add(node)
+            wanted |= {*tiles[node]}
+    while idle := {n for n in found if is_view(n) and found.isdisjoint(tiles[n])}:
+        found -= idle  # views at the border stay outside
+    return found
+
+
+def _alike(a: fx.Node, b: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    return _of_rows(a, b, known) and known[a].tile.features == known[b].tile.features
+
+
+def _of_rows(a: fx.Node, b: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    return a in known and known[a].rows == known[b].rows
+
+
+def _made_of(node: fx.Node, kinds: Mapping[fx.Node, Sequence[str]], families: Collection[str]) -> bool:
+    return all(OPS[kind].family in families or kind == "load" for kind in kinds[node])
 
 
 def _through_views(

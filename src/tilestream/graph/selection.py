@@ -123,8 +123,10 @@ def _few_rows(
     if not any(is_product(n) and n in facts.reasons and n not in inside for n in nodes):
         return
     wide = _examine(nodes, {}, WIDEST)
-    for group in wide_blocks(nodes, wide.known, wide.tiles):
-        if inside.isdisjoint(group):
+    for groups in wide_blocks(nodes, wide.known, wide.tiles, wide.kinds, inside):
+        for group in groups:
+            if not inside.isdisjoint(group):
+                continue
             try:
                 made = lower(owner, group, wide.known, f"{prefix}{count}", WIDEST)
             except Unsupported as reason:
@@ -134,6 +136,7 @@ def _few_rows(
                 inside |= set(group)
                 count += 1
                 yield group, made
+                break
 
 
 def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:

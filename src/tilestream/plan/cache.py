@@ -68,9 +68,10 @@ def key(program: Pipeline, rows: int, device: Device, options: Options, measured
     """A sha256 over everything that the plan depends on."""
     parts = {
         "program": pipeline_to_json(program, sources=False),
-        "rows": bucket(rows),
+        "rows": few_rows.bin_of(program, rows) or bucket(rows),
         "device": asdict(device),
         "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
+        "effort": options.effort,
         "measured": measured,
         "in_any_order": few_rows.in_any_order(options),
         "versions": versions(),

@@ -134,8 +134,8 @@ def _bulk(pipeline: Pipeline, rows: int, device: Device) -> tuple[LaunchCost, ..
 def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     written = plain(launch)
     cost = shared_tile_cost(shared_tile(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
-    loads = cost.first_s + cost.second_s
-    return LaunchCost(launch.name, (), loads, cost.dram_s, loads, cost.exchange_s, cost.total_s, cost.limit)
+    loads, exchange = cost.loads_s, cost.phases.exchange
+    return LaunchCost(launch.name, (), loads, cost.dram_s, loads, exchange, cost.total_s, cost.limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device, scattered: float = 0.0) -> tuple[float, float]:

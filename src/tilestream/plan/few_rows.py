@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.plain import plain
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block
+from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block, written_out
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
+TOP = 11
+"""Splits that are timed where the best few are: as many as FlashFuser compiles."""
 EACH = 2
-"""Splits of one tail that become candidates."""
+"""Splits of one tail among them, if there are so many: where the model errs, it errs between tails."""
+MINUTE_S = 60.0
 STRATEGY = "shared"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -55,31 +56,57 @@ def in_any_order(options: Options) -> bool:
     return options.any_order and not torch.are_deterministic_algorithms_enabled()
 
 
-def same_bin(a: int, b: int) -> bool:
+def most_timed(options: Options) -> int:
+    """Shared tiles of a region that are timed at most."""
+    return {"model": 1, "measured": TOP, "exhaustive": 1000}[options.effort]
+
+
+def patience_s(options: Options) -> float | None:
+    """How long a region's kernels are waited for once one is timed; None where as for any other."""
+    return MINUTE_S if options.effort == "exhaustive" else None
+
+
+@lru_cache(maxsize=256)
+def bin_of(program: Pipeline, rows: int) -> int:
+    """Rows that a plan of a feed-forward block at ``rows`` rows serves; 0 where they make no difference."""
+    if not 0 < rows <= MOST_ROWS or not is_block(program):
+        return 0
+    tile, tiles = tiles_for(rows)
+    return tile * tiles
+
+
+def same_bin(program: Pipeline, a: int, b: int) -> bool:
     """Whether what was chosen at ``a`` rows suits ``b`` rows: the tiles of few rows come in sizes, more are alike."""
-    if max(a, b) <= MOST_ROWS:
-        return tiles_for(a) == tiles_for(b)
-    return min(a, b) > MOST_ROWS
+    return bin_of(program, a) == bin_of(program, b)
 
 
 def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
-    """The splits of ``program`` at ``rows`` rows predicted best, ``EACH`` of a tail; none if it is no block."""
+    """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
+
+    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every tail among them.
+    ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage.
+    """
     if rows > MOST_ROWS or not is_block(program):
         return []
-    ranked = sorted(_predicted(program, rows, device, in_any_order(options)), key=lambda found: found[0])
-    taken: dict[Tail, int] = {}
-    made = []
-    for _, split in ranked:
-        taken[split.tail] = taken.get(split.tail, 0) + 1
-        if taken[split.tail] <= EACH:
-            made.append(SharedRecipe(split))
-    return made
+    thorough = options.effort == "exhaustive"
+    found = _predicted(program, rows, device, in_any_order(options), thorough)
+    ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
+    if options.effort == "model":
+        ranked = ranked[:1]
+    elif not thorough:
+        best = [s for tail in Tail for s in [x for x in ranked if x.tail is tail][:EACH]]
+        rest = [s for s in ranked if s not in best]
+        kept = {*best, *rest[: max(0, TOP - len(best))]}
+        ranked = [s for s in ranked if s in kept]
+    return [SharedRecipe(split) for split in ranked]
 
 
-def _predicted(program: Pipeline, rows: int, device: Device, any_order: bool) -> Iterator[tuple[float, Split]]:
+def _predicted(
+    program: Pipeline, rows: int, device: Device, any_order: bool, thorough: bool
+) -> Iterator[tuple[float, Split]]:
     """Seconds of every split that fits."""
-    written = one_name_an_axis(plain(program))
-    for split in splits(find_block(written.stages[0], written), rows, device, any_order):
+    written = written_out(program)
+    for split in splits(find_block(written.stages[0], written), rows, device, any_order, thorough):
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)

@@ -102,7 +102,8 @@ def plan(
     candidates = proposals(program, planned, device, options)
     if measure is not None:
         bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
-        candidates = _measured(candidates, measure, options.strategy != "auto", bound_us)
+        most = few_rows.most_timed(options)
+        candidates = _measured(candidates, measure, options.strategy != "auto", bound_us, most)
     chosen = _choose(candidates, program, options, measured=measure is not None)
     made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
     log.info("%s: %s", program.name, summary(made))
@@ -119,16 +120,21 @@ def proposals(program: Pipeline, rows: int, device: Device, options: Options) ->
     return [*candidates, _fallback(program, rows, device)]
 
 
-def shortlist(candidates: Sequence[Candidate], forced: bool = False) -> list[Candidate]:
+def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared: int = MEASURED) -> list[Candidate]:
     """Those that are timed where times are taken, best predicted first; none where the fallback is far ahead of all.
 
-    ``forced``: the fallback is no alternative.
+    Args:
+        forced: the fallback is no alternative.
+        most_shared: shared tiles that are timed at most.
     """
     legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
     fallback = next(c for c in candidates if c.strategy == FALLBACK)
     if legal and not forced and _predicted(legal[0]) > LOST * _predicted(fallback):
         return []
-    return [c for c in legal[:MEASURED] if _predicted(c) <= HOPELESS * _predicted(legal[0])]
+    shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
+    others = [c for c in legal if c.strategy != few_rows.STRATEGY]
+    wanted = {id(c) for c in (*shared[:most_shared], *others[:MEASURED])}
+    return [c for c in legal if id(c) in wanted and _predicted(c) <= HOPELESS * _predicted(legal[0])]
 
 
 def verified(p: Pipeline, device: Device) -> Pipeline:
@@ -247,11 +253,13 @@ def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
     return Candidate(FALLBACK, None, predict(pipeline, rows, device).us)
 
 
-def _measured(candidates: list[Candidate], measure: Measure, forced: bool, bound_us: float) -> list[Candidate]:
+def _measured(
+    candidates: list[Candidate], measure: Measure, forced: bool, bound_us: float, most_shared: int
+) -> list[Candidate]:
     """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
     if forced:
-        return _timed(candidates, shortlist(candidates, forced), measure)
-    wanted = shortlist(candidates)
+        return _timed(candidates, shortlist(candidates, forced, most_shared), measure)
+    wanted = shortlist(candidates, most_shared=most_shared)
     if not wanted:
         return candidates
     timed = _timed(candidates, wanted, measure)

@@ -57,12 +57,14 @@ class Measurer:
         region: what is measured.
         target: the GPU.
         against: whether the fallback is an alternative; not where a strategy is forced.
+        patience_s: the same as ``PATIENCE_S``, for this region.
     """
 
-    def __init__(self, region: Region, target: Target, against: bool = True) -> None:
+    def __init__(self, region: Region, target: Target, against: bool = True, patience_s: float | None = None) -> None:
         self._region = region
         self._target = target
         self._against = against
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
         self._eager: list[torch.Tensor] = []
@@ -80,8 +82,9 @@ class Measurer:
             self._make_inputs()
             arms: list[Arm] = []
             found: list[Arm | Exception] = []
-            for candidate in candidates:
-                patience_s = max(0.0, start_s + PATIENCE_S - time.monotonic()) if arms and self._against else None
+            for index, candidate in enumerate(candidates, 1):
+                log.info("%s: kernel %d of %d, %s", self._region.name, index, len(candidates), candidate.name)
+                patience_s = max(0.0, start_s + self._patience_s - time.monotonic()) if arms and self._against else None
                 try:
                     arms.append(self._arm(candidate, patience_s))
                     found.append(arms[-1])
@@ -113,7 +116,8 @@ class Measurer:
                     return self._captured(call)
         if not built(candidate.pipeline, self._target.kind, patience_s):
             raise PlanError(
-                f"{self._region.name}: {candidate.name} is not timed: it takes more than {PATIENCE_S:.0f} s to build",
+                f"{self._region.name}: {candidate.name} is not timed: it takes more than"
+                f" {self._patience_s:.0f} s to build",
                 f"strategy={candidate.strategy!r} waits for every candidate of that strategy",
             )
         with real(self._target.device):

@@ -61,7 +61,7 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
         return near
     measure: Measure | None = None
     if _measures(options, target):
-        measure = Measurer(region, target, against=options.strategy == "auto")
+        measure = Measurer(region, target, options.strategy == "auto", few_rows.patience_s(options))
     made = cached_plan(region.program, region.rows, target.hardware, options, measure)
     _plans.setdefault(_kept(region, options, target), []).append(made)
     return made
@@ -77,7 +77,7 @@ def prepare(regions: Sequence[Region], options: Options, target: Target) -> None
         if _near(region, options, target) is not None or is_cached(*made):
             continue
         try:
-            wanted = shortlist(proposals(*made), forced=options.strategy != "auto")
+            wanted = shortlist(proposals(*made), options.strategy != "auto", few_rows.most_timed(options))
         except Exception as failure:
             log.debug("%s: nothing to prepare; planning it will say why", region.name, exc_info=failure)
             continue
@@ -100,7 +100,9 @@ def _kept(region: Region, options: Options, target: Target) -> _Kept:
 def _near(region: Region, options: Options, target: Target) -> Plan | None:
     """The plan of this process that serves the region's rows best, if any does."""
     made = _plans.get(_kept(region, options, target), ())
-    near = [p for p in made if GROWTH * p.rows >= region.rows and few_rows.same_bin(p.rows, region.rows)]
+    near = [
+        p for p in made if GROWTH * p.rows >= region.rows and few_rows.same_bin(region.program, p.rows, region.rows)
+    ]
     return min(near, key=lambda p: abs(math.log(p.rows / region.rows)), default=None)
 
 

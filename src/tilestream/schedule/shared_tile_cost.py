@@ -1,51 +1,84 @@
-"""How long a shared tile takes: two phases of loads, the exchange between them, and a tail."""
+"""How long a shared tile of ours takes, by the one model of kernels that share a tile (``schedule.sharing``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tilestream.devices import Device
+from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
+from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
+from tilestream.schedule.sharing import ELEMENT, Middle, Phases, Sharing, phases
 
-EXCHANGE_S = 1.3e-6
-"""From the last sum of the middle to its first columns from other CTAs: store, flag, poll, load. This and what follows
-is fitted on ``benchmarks/results/few_rows.json``: 104 kernels on an H200, cold, 6 % mean error."""
-SKEW = 0.18
-"""Share of the loads' time by which the slowest CTA is later than the others: all wait for it."""
-TAIL_S = {Tail.NONE: 0.5e-6, Tail.REDUCE_ADD: 1.0e-6, Tail.PARTIALS: 1.7e-6, Tail.CLUSTER: 1.7e-6}
-"""From the last sum to the end of the kernel, besides the bytes of partial results."""
+TAILS = {
+    Tail.NONE: sharing.Tail.STORE,
+    Tail.PARTIALS: sharing.Tail.PARTIALS,
+    Tail.REDUCE_ADD: sharing.Tail.ADD,
+    Tail.CLUSTER: sharing.Tail.DSM,
+}
 
 
 @dataclass(frozen=True)
 class SharedTileCost:
-    """Seconds of a launch by part; ``dram_s`` overlaps both phases."""
+    """Phases of one launch, ``launches`` of them; ``dram_s`` is what DRAM takes for all bytes of one."""
 
-    first_s: float
-    second_s: float
-    exchange_s: float
-    tail_s: float
+    phases: Phases
+    launches: int
     dram_s: float
-    total_s: float
+
+    @property
+    def loads_s(self) -> float:
+        return self.phases.product0 + self.phases.product1
+
+    @property
+    def total_s(self) -> float:
+        return self.launches * self.phases.total_s
 
     @property
     def limit(self) -> str:
-        parts = {"dram": self.dram_s, "loads": self.first_s + self.second_s, "exchange": self.exchange_s}
-        parts["tail"] = self.tail_s
+        p = self.phases
+        parts = {"dram": self.dram_s, "loads": self.loads_s, "exchange": p.exchange, "tail": p.tail}
         return max(parts, key=lambda k: parts[k])
 
 
-def shared_tile_cost(s: SharedTile, rows: int, device: Device) -> SharedTileCost:
-    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold."""
-    k, hid, out = s.block.sizes
-    firsts = len(s.block.firsts)
-    port = device.sm_bytes_per_s
-    first = 2 * k * (s.tile_rows + firsts * s.middle_columns) / port
-    second = 2 * s.group_columns * (s.tile_rows + s.out_columns) / port
-    weights = 2 * hid * (firsts * k + out)
-    dram = (weights + 2 * rows * (k + out)) / device.dram_bytes_per_s
-    partial = s.ctas * s.tile_rows * s.out_columns * (8 if s.tail is Tail.PARTIALS else 2 if s.groups > 1 else 0)
-    tail = TAIL_S[s.tail] + partial / device.l2_bytes_per_s
-    loads = max(first + second, dram)
+def shared_tile_cost(
+    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates = H200_GENERATED
+) -> SharedTileCost:
+    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold.
+
+    Args:
+        cold: weights come from DRAM: in a model other layers have passed since they were used.
+    """
+    k, _, out = s.block.sizes
+    launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
+    weights = launch.first_chip_bytes + launch.second_chip_bytes
+    dram = (weights + ELEMENT * rows * (k + out)) / device.dram_bytes_per_s
     launches = -(-rows // (s.row_tiles * s.tile_rows))
-    total = launches * (device.launch_s + (1 + SKEW) * loads + EXCHANGE_S + tail)
-    return SharedTileCost(first, second, EXCHANGE_S, tail, dram, total)
+    return SharedTileCost(phases(launch, device, cold, rates), launches, dram)
+
+
+def shares(s: SharedTile, rows: int) -> Sharing:
+    """What a launch of ``s`` on ``rows`` rows moves. Copies of rows are no higher than there are rows."""
+    k, hid, out = s.block.sizes
+    height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
+    return Sharing(
+        rows=s.warpgroups * 64,
+        row_tiles=s.row_tiles,
+        groups=s.groups,
+        columns=s.columns,
+        input_bytes=ELEMENT * height * k,
+        first_bytes=ELEMENT * k * firsts * s.middle_columns,
+        middle_bytes=ELEMENT * height * s.group_columns,
+        second_bytes=ELEMENT * s.group_columns * s.out_columns,
+        first_chip_bytes=ELEMENT * hid * firsts * k,
+        second_chip_bytes=ELEMENT * hid * out,
+        result=rows * out,
+        first_steps=-(-k // s.depth),
+        second_steps=-(-s.group_columns // s.depth),
+        left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
+        weight_ring=s.weight_stages * s.weight_bytes,
+        middle=Middle.L2,
+        tail=TAILS[s.tail],
+        cluster=s.cluster,
+        before=bool(s.block.before),
+    )

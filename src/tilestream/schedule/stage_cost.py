@@ -141,8 +141,8 @@ def _shared_tile(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         tensor_s=0.0,
         shared_s=0.0,
         lane_s=0.0,
-        inputs_s=cost.exchange_s + cost.tail_s,
-        weights_s=cost.first_s + cost.second_s,
+        inputs_s=cost.phases.exchange + cost.phases.tail,
+        weights_s=cost.loads_s,
         queue_s=0.0,
         step_s=cost.total_s - device.launch_s,
     )

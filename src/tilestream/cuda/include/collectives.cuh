@@ -7,7 +7,7 @@ namespace ts {
 
 // Between launches all flags of a workspace are equal, as each launch raises each flag by one: nothing is reset, so a
 // captured launch can be replayed. One line of 128 bytes a CTA and phase.
-enum Phase : int { CLEARED, MIDDLE, PARTIAL, PHASES };
+enum Phase : int { CLEARED, MIDDLE, PARTIAL, OPERAND, PHASES };
 constexpr int FLAG_LINE = 16;  // u64 words
 
 struct ExchangeDump {  // in host memory; read after a trap
@@ -43,43 +43,90 @@ TS_DEV void expire(const Team& team, Phase phase, int peer, u64 expected, u64 fo
   trap();
 }
 
-// A warp waits until `count` peers, first, first + stride, ..., have announced this epoch: a lane for each.
-TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int stride, int count) {
-  const u64 start = now_ns();
+// A lane waits until FLAGS of its peers, first + k stride for its own k and every WARP-th after it, have announced this
+// epoch. Several are read side by side, without an order, and a fence behind them makes up for it: an acquire each would
+// be a turn to the L2 each.
+template <int FLAGS>
+TS_DEV void await_some(const Team& team, Phase phase, u64 epoch, int first, int stride, int k, int count, u64 start) {
 #pragma unroll 1
-  for (int k = (int)lane_in_warp(); k < count; k += WARP) {
-    const int peer = first + k * stride;
-    u64* flag = team.flag(phase, peer);
-#pragma unroll 1
-    for (u32 spin = 1;; ++spin) {
-      const u64 found = flag_acquire(flag);
-      if (found >= epoch) break;
-      if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, peer, epoch, found);
+  for (u32 spin = 1;; ++spin) {
+    u64 found = epoch;
+    int late = k;
+#pragma unroll
+    for (int q = 0; q < FLAGS; ++q) {
+      if (k + q * WARP >= count) continue;
+      const u64* flag = team.flag(phase, first + (k + q * WARP) * stride);
+      const u64 each = FLAGS == 1 ? flag_acquire(flag) : flag_peek(flag);
+      if (each < found) {
+        found = each;
+        late = k + q * WARP;
+      }
     }
+    if (found >= epoch) break;
+    if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, first + late * stride, epoch, found);
+  }
+  if (FLAGS > 1) fence_gpu();
+}
+
+// A warp waits until `count` peers, first, first + stride, ..., have announced this epoch.
+TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int stride, int count) {
+  constexpr int SEVERAL = 4;
+  const u64 start = now_ns();
+  if (count <= WARP) {
+    await_some<1>(team, phase, epoch, first, stride, (int)lane_in_warp(), count, start);
+  } else {
+#pragma unroll 1
+    for (int k = (int)lane_in_warp(); k < count; k += SEVERAL * WARP)
+      await_some<SEVERAL>(team, phase, epoch, first, stride, k, count, start);
   }
   sync_warp();
 }
 
 // ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. Thread t of THREADS holds of
-// block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...: finish(i, float[4]) of each.
-// Always added in the same order, so the same input gives the same bits.
+// block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...: finish(i, float[4], ahead(i)) of
+// each, where ahead(i) is loaded before the others are waited for, if there are few blocks. Always added in the same order,
+// so the same input gives the same bits.
+template <int BLOCKS, int PEERS>
+constexpr int OWN_BLOCKS = (BLOCKS + PEERS - 1) / PEERS;
+template <int OWN>
+constexpr bool LOADED_AHEAD = OWN <= 4;
+
+// wait(), then one(b, i, ahead(i)) of each own block.
+template <int BLOCKS, int PEERS, class A, class W, class O>
+TS_DEV void own_blocks(int me, const A& ahead, const W& wait, const O& one) {
+  constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
+  if constexpr (LOADED_AHEAD<OWN>) {
+    decltype(ahead(0)) kept[OWN];
+#pragma unroll
+    for (int b = 0; b < OWN; ++b)
+      if (b * PEERS + me < BLOCKS) kept[b] = ahead(b * PEERS + me);
+    wait();
+#pragma unroll
+    for (int b = 0; b < OWN; ++b)
+      if (b * PEERS + me < BLOCKS) one(b, b * PEERS + me, kept[b]);
+  } else {
+    wait();
+#pragma unroll 1
+    for (int b = 0; b < OWN; ++b)
+      if (b * PEERS + me < BLOCKS) one(b, b * PEERS + me, ahead(b * PEERS + me));
+  }
+}
 
 // Through the L2. `tile` is where the partial results of all peers lie, one behind another.
-template <int BLOCKS, int PEERS, int THREADS, class F>
+template <int BLOCKS, int PEERS, int THREADS, class A, class F>
 TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, u64 epoch, int first, int stride,
-                              const F& finish) {
+                              const A& ahead, const F& finish) {
   constexpr u64 PART = (u64)BLOCKS * THREADS * 4;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
     store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]);
   named_sync(BOTH_GROUPS, THREADS);
-  if (t < WARP) {
-    if (t == 0) team.announce(PARTIAL, epoch);
-    await_peers(team, PARTIAL, epoch, first, stride, PEERS);
-  }
-  named_sync(BOTH_GROUPS, THREADS);
-#pragma unroll 1
-  for (int i = me; i < BLOCKS; i += PEERS) {
+  if (t == 0) team.announce(PARTIAL, epoch);
+  const auto wait = [&] {
+    if (t < WARP) await_peers(team, PARTIAL, epoch, first, stride, PEERS);
+    named_sync(BOTH_GROUPS, THREADS);
+  };
+  own_blocks<BLOCKS, PEERS>(me, ahead, wait, [&](int, int i, const auto& loaded) {
     float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
@@ -87,24 +134,20 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
     for (int q = 0; q < PEERS; ++q)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
-    finish(i, sum);
-  }
+    finish(i, sum, loaded);
+  });
 }
 
 // Through the shared memory of a cluster, of which all threads take part in the barrier behind the stores. `room` holds
 // PEERS x ceil(BLOCKS / PEERS) x THREADS x 16 bytes that nothing else uses.
-template <int BLOCKS, int PEERS, int THREADS, class F>
-TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const F& finish) {
-  constexpr int OWN = (BLOCKS + PEERS - 1) / PEERS;
+template <int BLOCKS, int PEERS, int THREADS, class A, class F>
+TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const A& ahead, const F& finish) {
+  constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
     store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), acc.v[4 * i], acc.v[4 * i + 1],
                   acc.v[4 * i + 2], acc.v[4 * i + 3]);
-  cluster_sync();
-#pragma unroll 1
-  for (int b = 0; b < OWN; ++b) {
-    const int i = b * PEERS + me;
-    if (i >= BLOCKS) break;
+  own_blocks<BLOCKS, PEERS>(me, ahead, cluster_sync, [&](int b, int i, const auto& loaded) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) {
@@ -113,26 +156,27 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += float_of(part[e]);
     }
-    finish(i, sum);
-  }
+    finish(i, sum, loaded);
+  });
 }
 
-// Into memory, in any order: a warpgroup stages its 64 rows, rounded to T, and adds them in boxes of 64 x WIDTH. Boxes of
-// 128 bytes have the 128-byte swizzle. `stage` holds 64 x 8 BLOCKS elements that nothing else uses; `cleared` completes
-// when what is added to is zero.
-template <class T, int BLOCKS, int WIDTH>
+// Into memory, in any order: a warpgroup stages its ROWS rows, rounded to T, and adds them in boxes of ROWS x WIDTH. Boxes
+// of 128 bytes have the 128-byte swizzle. `stage` holds ROWS x 8 BLOCKS elements that nothing else uses; `cleared`
+// completes when what is added to is zero. Warps without rows do not come here.
+template <class T, int BLOCKS, int WIDTH, int ROWS>
 TS_DEV void reduce_add(const Fragment<BLOCKS>& acc, const TensorMap* map, int x, int y, u32 stage, u32 cleared, int g, u32 t) {
-  constexpr u32 BOX = 64 * WIDTH * 2;
+  constexpr u32 BOX = ROWS * WIDTH * 2;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
+      if (ROWS < 16 && row >= ROWS) continue;
       const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
       sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(acc.v[4 * i + 2 * j], acc.v[4 * i + 2 * j + 1]));
     }
   fence_async_shared();
-  named_sync(GROUP_BARRIER + g, 128);
+  named_sync(GROUP_BARRIER + g, (ROWS + 15) / 16 * 32);
   if (t == 0) {
     bar_wait(cleared, 0);
     fence_async_global();

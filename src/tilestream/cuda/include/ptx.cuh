@@ -220,6 +220,12 @@ TS_DEV u64 flag_acquire(const u64* flag) {
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
   return v;
 }
+TS_DEV u64 flag_peek(const u64* flag) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
+  return v;
+}
+TS_DEV void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 TS_DEV void flag_release(u64* flag, u64 v) { asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory"); }
 TS_DEV void flag_relaxed(u64* flag, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory"); }
 TS_DEV u32 count_up(u32* counter) {
@@ -247,6 +253,9 @@ TS_DEV void store_global(T* p, T v) {
 // Past the L1, which other SMs' stores do not reach.
 TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
   asm volatile("st.global.cg.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+TS_DEV void load_shared_words(const void* p, u32 (&v)[4]) {
+  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(p) : "memory");
 }
 TS_DEV void store_shared_floats(float* p, float a, float b, float c, float d) {
   asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");

@@ -2,11 +2,17 @@
 // first layer, hands them to its group g, and multiplies the group's part of the middle with its columns s of the second;
 // what the groups have is added by the kernel's tail. K has the shape, Params the operands (shared_tile.cu.j2).
 //
+// What stands in front of the first layer, a norm, is done once: each CTA takes some rows of the tile and leaves them in the
+// L2, from where all load them as the left operand.
+//
 // A producer warpgroup: warp 0 loads left operands (the input, then the middle), warp 1 weights, both layers through one
 // ring, so that the second's are on their way while the middle is exchanged; warp 2 hands the middle over; warp 3 clears
-// the result where partial results are added to it. One or two consumer warpgroups have 64 rows each.
+// the result where partial results are added to it. One or two consumer warpgroups have 64 rows each. A tile of fewer
+// rows than 64 takes no more shared memory than it has: products read 64 rows all the same, of which the last are whatever
+// lies behind, and nobody stores what becomes of them.
 #pragma once
 #include "collectives.cuh"
+#include "row.cuh"
 
 namespace ts {
 
@@ -48,12 +54,19 @@ template <class K>
 TS_DEV u32 epoch_word(u32 smem) { return middle_done<K>(smem) + 24; }
 
 template <class K>
+TS_DEV u32 operand_done(u32 smem) { return middle_done<K>(smem) + 32; }
+// Two times a word a warp: sums over a row of the operand.
+template <class K>
+TS_DEV u32 row_scratch(u32 smem) { return middle_done<K>(smem) + 64; }
+
+template <class K>
 TS_DEV void init_shared_tile(u32 smem) {
   constexpr u32 WARPS = 4 * K::WARPGROUPS;
   for (int i = 0; i < K::LEFT_STAGES + K::WEIGHT_STAGES; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
     bar_init(smem + K::BARS + 16 * i + 8, WARPS);
   }
+  bar_init(operand_done<K>(smem), WARPS);
   bar_init(middle_done<K>(smem), WARPS);
   bar_init(middle_ready<K>(smem), 1);
   bar_init(cleared<K>(smem), 1);
@@ -72,11 +85,10 @@ TS_DEV void load_panels(u32 dst, const TensorMap* map, int x, int y, u32 bar, u3
 template <class K, class P>
 TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
   LeftRing<K> ring(smem + K::BARS, smem + K::LEFT);
-  await_kernel_before();
 #pragma unroll 1
   for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
     load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
   }
   bar_wait(middle_ready<K>(smem), 0);
@@ -84,10 +96,21 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
     const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
     load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
   }
+}
+
+// The rows of the operand: made by as many CTAs of the row tile as there are rows, if there are so many.
+template <class K>
+TS_DEV void await_operand(const Team& team, const Position& me, u32 smem) {
+  constexpr int CTAS = K::GROUPS * K::COLUMNS;
+  const u64 epoch = team.next_epoch(OPERAND);
+  bar_wait(operand_done<K>(smem), 0);
+  if (lane_in_warp() == 0) team.announce(OPERAND, epoch);
+  await_peers(team, OPERAND, epoch, me.row_tile * CTAS, 1, me.rows < CTAS ? me.rows : CTAS);
+  fence_async_global();
 }
 
 template <class K, class P>
@@ -170,6 +193,7 @@ template <class K, class P, int BLOCKS>
 TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], const Position& me, u32 smem, int g, u32 t) {
   constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
   const u32 stage = smem + K::LEFT + g * 64 * PITCH;
+  if (t + 128 * g >= K::LIVE_THREADS) return;
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
@@ -197,25 +221,58 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
   }
 }
 
+// Elements of tensors with rows, residuals, that go with two columns of two rows of the result.
+template <class K>
+struct Beside {
+  float of[2][2][K::LOADS > 0 ? K::LOADS : 1];
+};
+
+template <class K, class P>
+TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i) {
+  Beside<K> made;
+  const int column = me.column * K::OUT_COLUMNS + col_of(t, i);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int row = g * 64 + row_of(t, j);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (row < me.rows && column + e < K::OUT) K::beside(p, me.row_tile * K::ROWS + row, column + e, made.of[j][e]);
+  }
+  return made;
+}
+
 // Two columns of two rows of the result, as Fragment has them.
 template <class K, class P>
-TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4]) {
+TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
   using O = typename K::Result;
   const int local = col_of(t, i), column = me.column * K::OUT_COLUMNS + local;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
     if (row >= me.rows || column >= K::OUT) continue;
-    const float a = K::after(p, smem + K::VECTORS, at, local, column, v[2 * j]);
+    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
+    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
     if (K::OUT % 2 == 0) {
-      Io<O>::global2((void*)p.result, (u64)at * p.result_stride + column, a, K::after(p, smem + K::VECTORS, at, local + 1, column + 1, v[2 * j + 1]));
+      Io<O>::global2((void*)p.result, (u64)at * p.result_stride + column, a, b);
     } else {
       Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column, a);
-      if (column + 1 < K::OUT)
-        Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column + 1,
-                       K::after(p, smem + K::VECTORS, at, local + 1, column + 1, v[2 * j + 1]));
+      if (column + 1 < K::OUT) Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column + 1, b);
     }
   }
+}
+
+// Rows of the operand that this CTA makes: every CTAS-th of its row tile.
+template <class K, class P>
+TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
+  constexpr int CTAS = K::GROUPS * K::COLUMNS;
+  await_kernel_before();
+  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
+#pragma unroll 1
+  for (int row = me.cta - me.row_tile * CTAS; row < rows; row += CTAS) {
+    K::before(p, row_scratch<K>(smem), me.row_tile * K::ROWS + row, t);
+    named_sync(BOTH_GROUPS, 128 * K::WARPGROUPS);  // the scratch is read: the next row may write it
+  }
+  group_arrive(operand_done<K>(smem));
 }
 
 template <class K, class P>
@@ -224,6 +281,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
+  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, t + 128 * g);
   K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
   const u32 mine = g * 8192;  // 64 rows of a panel
   {
@@ -281,24 +339,30 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   }
   mma_wait<0>();
   pin(acc);
-  const auto finish = [&](int i, const float(&v)[4]) { store_block<K>(p, me, smem, g, t, i, v); };
+  if (K::TAIL == REDUCE_ADD) named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
+  if (t + 128 * g >= K::LIVE_THREADS) {
+    if (K::TAIL == CLUSTER) cluster_sync();
+    return;
+  }
+  const auto ahead = [&](int i) { return load_beside<K>(p, me, g, t, i); };
+  const auto finish = [&](int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, t, i, v, beside); };
   if constexpr (K::TAIL == NO_TAIL) {
 #pragma unroll
     for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
       const float v[4] = {acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]};
-      finish(i, v);
+      finish(i, v, ahead(i));
     }
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
-    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
-                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), finish);
+    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
+    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
+                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), ahead, finish);
   } else if constexpr (K::TAIL == CLUSTER) {
-    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, finish);
+    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
   } else {
-    named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
-    reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
+    constexpr int GROUP_ROWS = K::ROWS < 64 ? K::ROWS : 64;
+    reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH, GROUP_ROWS>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
                                                                      smem + K::LEFT + g * 64 * K::OUT_COLUMNS * 2, cleared<K>(smem), g, t);
   }
 }
@@ -319,6 +383,8 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;
     if (role == 0) {
+      await_kernel_before();
+      if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
       if (lane_in_warp() == 0) load_left<K>(p, me, smem);
     } else if (role == 1) {
       if (lane_in_warp() == 0) load_weights<K>(p, me, smem);

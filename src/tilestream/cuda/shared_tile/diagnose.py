@@ -6,7 +6,7 @@ from tilestream.cuda.diagnose import Record
 from tilestream.schedule.shared_tile import SharedTile
 
 WORDS = 8  # 64-bit words; struct ExchangeDump of collectives.cuh
-WAITED_FOR = ("the cleared result", "columns of the middle", "a partial result")
+WAITED_FOR = ("the cleared result", "columns of the middle", "a partial result", "rows of the operand")
 
 
 class ExchangeDump(Record):

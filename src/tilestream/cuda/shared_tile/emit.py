@@ -10,6 +10,7 @@ from functools import lru_cache
 import jinja2
 
 from tilestream.cuda.mma import specialisation
+from tilestream.cuda.shared_tile.before import row_code, row_vectors
 from tilestream.cuda.snippets import expression
 from tilestream.cuda.templating import template
 from tilestream.ir.axes import View
@@ -50,6 +51,7 @@ class SharedTileSource:
     pipeline: Pipeline
     schedule: SharedTile
     vectors: tuple[Vector, ...]
+    row_vectors: tuple[View, ...]
     add_width: int
     register_splits: tuple[tuple[int, int], ...]
     stamped: bool = False
@@ -75,18 +77,21 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         s=s,
         tail=TAILS[s.tail],
         vectors=vectors,
+        row_vectors=row_vectors(s),
+        before=row_code(s, written, len(vectors)) if s.block.before else "",
         add_width=add_width,
         scatter=scatter,
         bars=scatter + s.scatter_bytes + s.vector_bytes,
         mma=[specialisation(s.block.dtype, n) for n in blocks],
         middle=_function(
-            s.block.middle, {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}, s.block.hidden, vectors, ()
+            s.block.middle, {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}, s.block.hidden, vectors
         ),
-        after=_function(s.block.after, {s.block.total: "y"}, s.block.result, vectors, s.block.loads, written),
+        beside=[_row_load(s, written, op) for op in s.block.after if op.kind == "load"],
+        after=_function(s.block.after, {s.block.total: "y"}, s.block.result, vectors),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
-    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, add_width, splits)
+    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, row_vectors(s), add_width, splits)
 
 
 def box_width(columns: int) -> int:
@@ -110,35 +115,32 @@ def _vectors(s: SharedTile, pipeline: Pipeline) -> tuple[Vector, ...]:
     return tuple(made)
 
 
-def _function(
-    ops: Sequence[TileOp],
-    values: dict[str, str],
-    result: str,
-    vectors: Sequence[Vector],
-    loads: Sequence[TileOp],
-    pipeline: Pipeline | None = None,
-) -> str:
+def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, vectors: Sequence[Vector]) -> str:
     """The body of an epilogue for one element: ``ops`` in order, from ``values`` (C++ of tiles) to ``result``."""
     where = {(v.view, v.first): v for v in vectors}
     lines: list[str] = []
     values = dict(values)
+    loads = 0
     for n, op in enumerate(ops):
         assert op.out is not None
         if op.kind == "load":
-            assert pipeline is not None
-            k = list(loads).index(op)
-            dtype = pipeline.tensor(op.params[0]).dtype
-            at = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
-            value = f"Io<{dtype}>::param({at}, column)"
-        else:
-            operands = [values[name] for name in op.ins]
-            for view in op.views[len(op.tiles) :]:
-                v = next(where[view, f] for f in ("hid", "out", "0") if (view, f) in where)
-                operands.append(f"ldsf(vectors + {v.at}{' + 4 * c' if v.first != '0' else ''})")
-            value = expression(op, operands)
-        lines.append(f"    const float v{n} = {value};")
+            values[op.out.name] = f"r[{loads}]"
+            loads += 1
+            continue
+        operands = [values[name] for name in op.ins]
+        for view in op.views[len(op.tiles) :]:
+            v = next(where[view, f] for f in ("hid", "out", "0") if (view, f) in where)
+            operands.append(f"ldsf(vectors + {v.at}{' + 4 * c' if v.first != '0' else ''})")
+        lines.append(f"    const float v{n} = {expression(op, operands)};")
         values[op.out.name] = f"v{n}"
     return "\n".join([*lines, f"    return {values[result]};"])
+
+
+def _row_load(s: SharedTile, pipeline: Pipeline, op: TileOp) -> str:
+    """One element, at ``(row, column)``, of the tensor with rows that ``op`` loads."""
+    k, dtype = s.block.loads.index(op), pipeline.tensor(op.params[0]).dtype
+    start = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
+    return f"Io<{dtype}>::param({start}, column)"
 
 
 @lru_cache(maxsize=1)

@@ -93,25 +93,27 @@ class SharedTileLaunch:
             address, stride, _ = where[name]
             return driver.tensor_map(b.dtype, address, columns, height, stride * 2, box)
 
-        x, _, x_bytes = from_row(b.input)
+        x, _, x_bytes = (space.operand, k, 2 * k) if b.before else from_row(b.input)
         y, y_stride, y_bytes = from_row(b.output)
         middle_rows = s.row_tiles * s.groups * s.tile_rows
+        box_rows = min(rows, s.tile_rows)
         maps = [
-            driver.tensor_map(b.dtype, x, k, rows, x_bytes, s.tile_rows),
+            driver.tensor_map(b.dtype, x, k, rows, x_bytes, box_rows),
             *(weight(f.weight, k, self._height(f.weight), s.middle_columns) for f in b.firsts),
             weight(b.second, hid, out, s.out_columns),
             driver.tensor_map(
-                b.dtype, space.middle, s.group_columns, middle_rows, s.group_columns * 2, s.tile_rows
+                b.dtype, space.middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows
             ),
-            driver.tensor_map(b.output_dtype, y, out, rows, y_bytes, PANEL, self.source.add_width)
+            driver.tensor_map(b.output_dtype, y, out, rows, y_bytes, min(PANEL, s.tile_rows), self.source.add_width)
             if s.tail is Tail.REDUCE_ADD
             else bytes(driver.MAP_BYTES),
         ]  # fmt: skip
-        vectors = [where[v.view.of][0] for v in self.source.vectors] or [0]
+        views = [*(v.view for v in self.source.vectors), *self.source.row_vectors]
+        vectors = [where[v.of][0] for v in views] or [0]
         residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
-        words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals), space.middle, y, space.partial]
-        words += [y_stride, space.flags, self.dump.address, TIMEOUT_NS]
-        packed = b"".join(maps) + struct.pack(f"<{len(words)}Qii", *words, rows, 0)
+        words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals)]
+        words += [space.middle, space.operand, y, space.partial, y_stride, space.flags, self.dump.address, TIMEOUT_NS]
+        packed = b"".join(maps) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
         packed += bytes(-len(packed) % 64)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)
 

@@ -8,12 +8,10 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.ir.plain import plain
-from tilestream.schedule.shared_tile import Block, Tail, find_block
-from tilestream.schedule.shared_tile.model import TILES
+from tilestream.schedule.shared_tile import Block, Tail, find_block, written_out
+from tilestream.schedule.shared_tile.model import DEPTHS, TILES
 
 MOST_ROW_TILES = 4
 MOST_ADDED = 8
@@ -50,7 +48,8 @@ class Split:
             Tail.CLUSTER: "sums over a cluster",
         }[self.tail]
         group = "1 group" if self.groups == 1 else f"{self.groups} groups"
-        return f"{rows}{group} of {self.columns}, {how}"
+        depth = f", stages of {self.depth}" if self.depth is not None else ""
+        return f"{rows}{group} of {self.columns}, {how}{depth}"
 
 
 def share_tile(program: Pipeline, split: Split, device: Device | None = None) -> Pipeline:
@@ -65,7 +64,7 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
             f" {device.name}",
             "use fewer groups",
         )
-    written = one_name_an_axis(plain(program))
+    written = written_out(program)
     if len(written.stages) != 1:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "share a tile in one")
     stage = written.stages[0]
@@ -87,26 +86,38 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
 
 
 def tiles_for(rows: int) -> tuple[int, int]:
-    """Rows of a tile and tiles side by side for a bin of rows: 64, 128, 256 or 512, and more in several launches."""
-    if rows <= TILES[0]:
-        return TILES[0], 1
+    """Rows of a tile and tiles side by side for a bin of rows: 8, 16, ... 512, and more in several launches."""
+    if rows <= TILES[-1]:
+        return next(tile for tile in TILES if rows <= tile), 1
     tiles = 1
-    while tiles < MOST_ROW_TILES and tiles * TILES[1] < rows:
+    while tiles < MOST_ROW_TILES and tiles * TILES[-1] < rows:
         tiles *= 2
-    return TILES[1], tiles
+    return TILES[-1], tiles
 
 
-def splits(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
-    """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to 64.
+def splits(block: Block, rows: int, device: Device, in_any_order: bool, thorough: bool = False) -> Iterator[Split]:
+    """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to all.
 
     Args:
         in_any_order: whether partial results may be added in any order.
+        thorough: also fewer groups, down to half of the SMs, and ring stages of every depth.
     """
+    for split in _full(block, rows, device, in_any_order):
+        yield split
+        if thorough:
+            least = split.groups if split.tail is Tail.CLUSTER else max(2, split.groups // 2)
+            for groups in range(split.groups, min(least, split.groups) - 1, -1):
+                for depth in (None, *DEPTHS):
+                    if (groups, depth) != (split.groups, None):
+                        yield replace(split, groups=groups, depth=depth)
+
+
+def _full(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     tile_rows, row_tiles = tiles_for(rows)
     _, hid, out = block.sizes
     seen: set[tuple[int, int, Tail]] = set()
-    for columns in (4, 8, 16, 24, 32, 48, 64):
-        if columns > ceil(out / 8):
+    for columns in (4, 8, 16, 24, 32, 48, 64, 96, 128):
+        if columns > min(ceil(out / 8), device.sms // row_tiles):
             continue
         groups = min(device.sms // (row_tiles * columns), ceil(hid / 8) // columns)
         for tail in (Tail.REDUCE_ADD, Tail.PARTIALS, Tail.CLUSTER):

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from tilestream.ir.axes import Level
 from tilestream.plan.dataflow.chain import ELEMENT, Chain, Gate
 from tilestream.plan.dataflow.schedule import Cluster, Dataflow, Schedule, Tiles
+from tilestream.schedule.sharing import Middle, Tail
 
 TILE = 128
 """Most rows of a CTA: two consumer warpgroups of 64."""
-
-
-class Middle(StrEnum):
-    """Where CTAs of a group exchange C: nowhere (each has all it needs), the L2 with a flag a CTA, or DSM."""
-
-    NONE = "none"
-    L2 = "l2"
-    DSM = "dsm"
-
-
-class Tail(StrEnum):
-    """How the groups' partial E become E.
-
-    ``STORE``: there is one group. ``ADD``: bulk reduce-add of bf16 into memory, whose order varies. ``PARTIALS``: fp32
-    through the L2, added in order. ``DSM``: reduce-scatter of fp32 over a cluster, in order. ``ATOMICS``: fp32 vector
-    atomics and a cast, what split-N without an exchange does.
-    """
-
-    STORE = "store"
-    ADD = "add"
-    PARTIALS = "partials"
-    DSM = "dsm"
-    ATOMICS = "atomics"
 
 
 @dataclass(frozen=True)

@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from tilestream.schedule.shared_tile.block import MOST_ROWS, Block, find_block, is_block
 from tilestream.schedule.shared_tile.model import SharedTile, Tail, build
+from tilestream.schedule.shared_tile.residual import written_out
 
-__all__ = ["MOST_ROWS", "Block", "SharedTile", "Tail", "build", "find_block", "is_block"]
+__all__ = ["MOST_ROWS", "Block", "SharedTile", "Tail", "build", "find_block", "is_block", "written_out"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.errors import IRError, VerifyError
-from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.axes import At, View
 from tilestream.ir.derive import WRITES, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
-from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
+from tilestream.schedule.shared_tile.residual import written_out
 
 MOST_FIRSTS = 2
 """Products whose sums one epilogue combines: their accumulators share a thread's registers."""
@@ -37,6 +36,8 @@ class Block:
         rows, k, hid, out: names of the axes.
         sizes: of ``k``, ``hid`` and ``out``.
         dtype: of the operands of the products.
+        input: the tensor that the first products read; empty where ``before`` makes what they read.
+        before: ops from rows of tensors to ``operand``, a tile ``[rows, k]``: elementwise, and reductions of a row.
         middle: elementwise ops from the first products' sums to ``hidden``, the second product's operand.
         total: the tile that the second product makes.
         after: elementwise ops, and loads of rows, from ``total`` to ``result``, which is stored.
@@ -50,6 +51,8 @@ class Block:
     sizes: tuple[int, int, int]
     dtype: str
     input: str
+    before: tuple[TileOp, ...]
+    operand: str
     firsts: tuple[First, ...]
     middle: tuple[TileOp, ...]
     hidden: str
@@ -67,8 +70,8 @@ class Block:
 
     @property
     def loads(self) -> tuple[TileOp, ...]:
-        """Ops of ``after`` that read rows of a tensor: residuals."""
-        return tuple(op for op in self.after if op.kind == "load")
+        """Ops of ``after``, then of ``before``, that read rows of a tensor."""
+        return tuple(op for op in (*self.after, *self.before) if op.kind == "load")
 
 
 def find_block(stage: Stage, pipeline: Pipeline) -> Block:
@@ -85,7 +88,7 @@ def is_block(program: Pipeline) -> bool:
     if len(program.stages) != 1 or sum(op.kind == "linear" for op in program.stages[0].ops) not in (2, 3):
         return False
     try:
-        written = one_name_an_axis(plain(program))
+        written = written_out(program)
         find_block(written.stages[0], written)
     except (VerifyError, IRError):
         return False
@@ -105,7 +108,7 @@ class _Finder:
         rows, out = result_axes(second)
         hid = next(iter(sums(second)))
         middle, firsts = self._middle(hidden, rows, hid)
-        k, source = self._input(firsts, rows, hid)
+        k, source, before = self._input(firsts, rows, hid)
         self._weight(second, out, hid, 0)
         after = self._after(second, store, rows, out)
         sizes = self.pipeline.sizes()
@@ -113,7 +116,8 @@ class _Finder:
         assert result is not None
         dtype = self.pipeline.tensor(second.params[0]).dtype
         found = Block(
-            rows, k, hid, out, (sizes[k], sizes[hid], sizes[out]), dtype, source, firsts, middle, hidden,
+            rows, k, hid, out, (sizes[k], sizes[hid], sizes[out]), dtype,
+            source, before, self.makers[firsts[0].tile].ins[0], firsts, middle, hidden,
             second.params[0], second.out.name, after, result.name, store.params[0],
             self.pipeline.tensor(store.params[0]).dtype, store.kind == "store_add",
         )  # fmt: skip
@@ -172,19 +176,28 @@ class _Finder:
         at = op.views[-1].at or ()
         return at[0].offset if at else 0
 
-    def _input(self, firsts: tuple[First, ...], rows: str, hid: str) -> tuple[str, str]:
-        """The axis that the first layer sums over, and the tensor that it reads."""
+    def _input(self, firsts: tuple[First, ...], rows: str, hid: str) -> tuple[str, str, tuple[TileOp, ...]]:
+        """The axis that the first layer sums over, the tensor that it reads, or ops that make what it reads."""
         makers = [self.makers[f.tile] for f in firsts]
-        read = {op.ins for op in makers}
-        load = self.makers.get(makers[0].ins[0])
-        if len(read) != 1 or load is None or load.kind != "load":
+        if len({op.ins for op in makers}) != 1 or makers[0].ins[0] not in self.makers:
             raise self._refuse(makers[0], "its first products do not read one input", "store what they read first")
         (k,) = sums(makers[0]) or {""}
-        if load.views[-1].at != (At((rows,)), At((k,))):
-            raise self._refuse(load, "its input is read otherwise than by rows and columns")
         for op, first in zip(makers, firsts, strict=True):
             self._weight(op, hid, k, first.offset)
-        return k, load.params[0]
+        reached = self._reached(makers[0].ins[0])
+        before = tuple(op for op in self.stage.ops if op.out is not None and op.out.name in reached)
+        for op in before:
+            if op.kind == "load":
+                if op.views[-1].at != (At((rows,)), At((k,))):
+                    raise self._refuse(op, "its input is read otherwise than by rows and columns")
+            elif OPS[op.kind].family == "reduce":
+                if result_axes(op) != (rows,) or op.views[0].at != (At((rows,)), At((k,))):
+                    raise self._refuse(op, f"{op.kind} is not over the columns {k!r} of a row")
+            else:
+                self._elementwise(op, rows, k, of_rows=True)
+        if len(before) == 1:
+            return k, before[0].params[0], ()
+        return k, "", before
 
     def _weight(self, op: TileOp, out: str, depth: str, offset: int) -> None:
         """A product of one tile and one parameter ``[out, depth]``."""
@@ -207,19 +220,24 @@ class _Finder:
                 raise self._refuse(op, f"it reads {inner[0]!r}, which is not [{rows}, {out}]")
         return tuple(ops)
 
-    def _elementwise(self, op: TileOp, rows: str, column: str) -> None:
-        """Of tiles ``[rows, column]``, vectors ``[column]`` and scalars."""
-        if OPS[op.kind].family not in ("unary", "binary") or result_axes(op) != (rows, column):
+    def _elementwise(self, op: TileOp, rows: str, column: str, of_rows: bool = False) -> None:
+        """Of tiles ``[rows, column]``, vectors ``[column]`` and scalars; with ``of_rows`` also of values of a row."""
+        value = of_rows and result_axes(op) == (rows,)
+        allowed = [(At((rows,)),)] * of_rows + [(At((rows,)), At((column,)))] * (not value)
+        if OPS[op.kind].family not in ("unary", "binary") or not (value or result_axes(op) == (rows, column)):
             raise self._refuse(op, f"{op.kind} is not elementwise over [{rows}, {column}]")
         for view in op.views[: len(op.tiles)]:
-            if view.at != (At((rows,)), At((column,))):
+            if view.at not in allowed:
                 raise self._refuse(op, f"it reads {view.of!r} by other coordinates")
         for view in op.views[len(op.tiles) :]:
             if not _vector(view, column):
                 raise self._refuse(op, f"it reads {view.of!r} otherwise than as a vector over {column!r} or a scalar")
 
     def _dtypes(self, b: Block) -> None:
-        others = {self.pipeline.tensor(n).dtype for n in (b.input, b.second, *(f.weight for f in b.firsts))}
+        operand = self.makers[b.operand].out
+        assert operand is not None
+        read = (b.second, *(f.weight for f in b.firsts), *((b.input,) if b.input else ()))
+        others = {self.pipeline.tensor(n).dtype for n in read} | {operand.dtype}
         if others != {b.dtype} or DTYPE_BYTES[b.dtype] != 2:
             raise VerifyError(
                 f"stage {self.stage.name!r} multiplies {' and '.join(sorted(others))}: a shared tile's products have"
@@ -228,8 +246,8 @@ class _Finder:
             )
 
     def _nothing_else(self, b: Block, store: TileOp, second: TileOp) -> None:
-        known = {op.out.name for op in (*b.middle, *b.after) if op.out is not None}
-        known |= {f.tile for f in b.firsts} | {b.total} | set(self.makers[b.firsts[0].tile].ins)
+        known = {op.out.name for op in (*b.before, *b.middle, *b.after) if op.out is not None}
+        known |= {f.tile for f in b.firsts} | {b.total, b.operand}
         for op in self.stage.ops:
             if op is not store and op.out is not None and op.out.name not in known:
                 raise self._refuse(op, f"{op.kind} is no part of it")

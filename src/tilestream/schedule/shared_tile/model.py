@@ -20,18 +20,22 @@ from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.shared_tile.block import Block, find_block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
 
+SHORT_TILE = 32
+"""And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
 PANEL = 64
-"""Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that one warpgroup multiplies."""
-TILES = (64, 128)
-"""Rows of a tile: one consumer warpgroup, or two."""
-DEPTHS = (64, 128)
-"""Columns of the summed axis in a stage of a ring."""
+"""Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that a warpgroup's product has."""
+TILES = (8, 16, 32, 64, 128)
+"""Rows of a tile. One consumer warpgroup multiplies up to 64, two have 64 each."""
+DEPTHS = (64, 128, 256)
+"""Columns of the summed axis in a stage of a ring. The deepest is for tiles of few rows, where it is asked for."""
 MOST_COLUMNS = 256
 """Columns of one wgmma, and rows of one box of a bulk copy."""
 MOST_STAGES = 16
 MOST_ACCUMULATORS = 160
 """fp32 sums a consumer thread can hold beside addresses and an epilogue's temporaries."""
 LEAST_STAGES = 3
+WARP_ROWS = 16
+"""Rows of a warp in a product of 64."""
 SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
@@ -94,8 +98,13 @@ class SharedTile:
 
     @property
     def warpgroups(self) -> int:
-        """Consumer warpgroups, 64 rows each."""
-        return self.tile_rows // PANEL
+        """Consumer warpgroups, up to 64 rows each."""
+        return ceil(self.tile_rows / PANEL)
+
+    @property
+    def live_threads(self) -> int:
+        """Consumer threads that hold sums of rows of the tile: a warp has 16 of the 64 rows that are multiplied."""
+        return 32 * ceil(self.tile_rows / WARP_ROWS)
 
     @property
     def threads(self) -> int:
@@ -130,17 +139,11 @@ class SharedTile:
     @property
     def scatter_bytes(self) -> int:
         """Where the CTAs of a cluster leave their parts of a partial result."""
-        return scatter_bytes(self.tail, self.groups, self.out_columns, self.warpgroups)
+        return scatter_bytes(self.tail, self.groups, self.out_columns, self.live_threads)
 
     @property
     def shared_bytes(self) -> int:
-        return (
-            self.left_stages * self.left_bytes
-            + self.weight_stages * self.weight_bytes
-            + self.scatter_bytes
-            + self.vector_bytes
-            + BARRIER_BYTES
-        )
+        return sum(size for _, size in self.parts)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -150,8 +153,15 @@ class SharedTile:
             ("weight ring", self.weight_stages * self.weight_bytes),
             ("cluster", self.scatter_bytes),
             ("vectors", self.vector_bytes),
-            ("barriers", BARRIER_BYTES),
+            ("barriers", BARRIER_BYTES + self.overread_bytes),
         )
+
+    @property
+    def overread_bytes(self) -> int:
+        """Beyond all else, so that a product that takes 64 rows from the left ring's last stage stays inside: of a
+        shorter tile it multiplies whatever lies behind, in rows that nobody stores."""
+        behind = self.weight_stages * self.weight_bytes + self.scatter_bytes + self.vector_bytes + BARRIER_BYTES
+        return max(0, PANEL * 128 - self.tile_rows * 128 - behind)
 
     @property
     def registers(self) -> int:
@@ -173,9 +183,9 @@ def vector_bytes(block: Block, middle: int, out: int) -> int:
     return -(-4 * ours // 128) * 128
 
 
-def scatter_bytes(tail: Tail, groups: int, out: int, warpgroups: int) -> int:
-    """Each of ``groups`` sources leaves ``ceil(blocks / groups)`` blocks of 8 columns, 2 KB a warpgroup."""
-    return groups * ceil(out / 8 / groups) * 2048 * warpgroups if tail is Tail.CLUSTER else 0
+def scatter_bytes(tail: Tail, groups: int, out: int, threads: int) -> int:
+    """Each of ``groups`` sources leaves ``ceil(blocks / groups)`` blocks of 8 columns, 16 bytes a thread."""
+    return groups * ceil(out / 8 / groups) * 16 * threads if tail is Tail.CLUSTER else 0
 
 
 def accumulators(middle: int, out: int) -> int:
@@ -238,7 +248,8 @@ def _tile_rows(stage: Stage, block: Block) -> int:
     tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
     if tile not in TILES:
         raise VerifyError(
-            f"stage {stage.name!r} takes {tile or 'all'} rows a tile, a shared tile {' or '.join(map(str, TILES))}",
+            f"stage {stage.name!r} takes {tile or 'all'} rows a tile, a shared tile {', '.join(map(str, TILES[:-1]))}"
+            f" or {TILES[-1]}",
             f"loop over {block.rows!r} in tiles of {TILES[-1]}",
         )
     return tile
@@ -254,11 +265,12 @@ def _depths(stage: Stage, block: Block) -> tuple[int, ...]:
         )
     asked = next((loop.tile for loop in stage.loops if loop.axis == block.k), None)
     if asked is None:
-        return DEPTHS[::-1] if block.sizes[0] <= SHORT_SUM else DEPTHS[:1]
+        tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
+        return (128, 64) if block.sizes[0] <= SHORT_SUM or tile <= SHORT_TILE else (64,)
     if asked not in DEPTHS:
         raise VerifyError(
             f"stage {stage.name!r} loops over {block.k!r} in steps of {asked}, a ring stage holds"
-            f" {' or '.join(map(str, DEPTHS))}",
+            f" {', '.join(map(str, DEPTHS[:-1]))} or {DEPTHS[-1]}",
             "use one of these",
         )
     return (asked,)
@@ -295,7 +307,7 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
 
 def _stages_for_staging(s: SharedTile) -> int:
     """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
-    middle = s.tile_rows * (2 * s.middle_columns + 16)
+    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16)
     result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
     return ceil(max(middle, result) / s.left_bytes)
 

@@ -100,7 +100,7 @@ def reproduce(
     """Run the workloads of these keys (all of Tables V to VII if empty) on ``device``. Needs no GPU.
 
     Args:
-        results: a folder with ``flashfuser.json``, measured times; the checkout's own if None.
+        results: a folder with ``few_rows.json``, measured times; the checkout's own if None.
 
     Raises:
         OptionError: no workload has that key.
@@ -160,7 +160,7 @@ def timed(key: str, results: Path | None = None) -> dict[str, Any] | None:
     """Measured times of a workload: of the generated kernel if there are any, else of the best hand-written variant."""
     found = measured.ours(key, results)
     if found is not None:
-        return {**found, "source": "flashfuser.json"}
+        return {**found, "source": "few_rows.json, a generated kernel"}
     rows: Sequence[measured.Variant] = [v for v in measured.variants() if v.shape == key]
     others = measured.library(key)
     if not rows or others is None:

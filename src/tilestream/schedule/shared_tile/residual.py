@@ -1,0 +1,73 @@
+"""A residual that a block reads twice, in front of its first layer and behind its second, becomes two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilestream.ir.aliases import one_name_an_axis
+from tilestream.ir.pipeline import Pipeline, TileOp
+from tilestream.ir.plain import plain
+from tilestream.ir.tileops import OPS
+
+AGAIN = ".again"
+
+
+def written_out(program: Pipeline) -> Pipeline:
+    """``program`` in plain form, each of its axes under one name and for one use."""
+    return one_name_an_axis(plain(own_residual(program)))
+
+
+def own_residual(program: Pipeline) -> Pipeline:
+    """``program``, one stage of row ops; what is behind its last product loads and adds for itself what is in front of
+    the first as well.
+
+    ``x + W2 act(W1 norm(x))`` sums over the columns of ``x`` and adds its columns to the result: one axis would be
+    both what a shared tile sums over and what it divides. Elementwise ops over loads are repeated. A norm is not, so a
+    block whose residual is a norm's result stays as it is.
+    """
+    if len(program.stages) != 1:
+        return program
+    stage = program.stages[0]
+    makers = {op.out.name: op for op in stage.ops if op.out is not None}
+    last = next((op for op in reversed(stage.ops) if op.kind == "linear"), None)
+    if last is None or last.out is None:
+        return program
+    inside = _made_from(last.out.name, makers)
+    behind = {last.out.name}
+    copies: dict[str, TileOp] = {}
+    ops: list[TileOp] = []
+    for op in stage.ops:
+        if op is not last and not behind.isdisjoint(op.ins):
+            for name in (n for n in op.ins if n in inside and n not in behind):
+                reached = _made_from(name, makers)
+                if not all(_repeatable(makers[n]) for n in reached):
+                    return program
+                for each in stage.ops:
+                    if each.out is not None and each.out.name in reached and each.out.name not in copies:
+                        copies[each.out.name] = _renamed(each, reached)
+                        ops.append(copies[each.out.name])
+            op = op.reading({n: n + AGAIN for n in copies})
+            if op.out is not None:
+                behind.add(op.out.name)
+        ops.append(op)
+    return program.with_stages((replace(stage, ops=tuple(ops)),)) if copies else program
+
+
+def _made_from(tile: str, makers: dict[str, TileOp]) -> set[str]:
+    found: set[str] = set()
+    todo = [tile]
+    while todo:
+        name = todo.pop()
+        if name not in found and name in makers:
+            found.add(name)
+            todo += makers[name].ins
+    return found
+
+
+def _repeatable(op: TileOp) -> bool:
+    return op.kind == "load" or OPS[op.kind].family in ("unary", "binary")
+
+
+def _renamed(op: TileOp, names: set[str]) -> TileOp:
+    assert op.out is not None
+    return replace(op.reading({n: n + AGAIN for n in names}), out=replace(op.out, name=op.out.name + AGAIN))
