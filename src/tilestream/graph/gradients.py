@@ -6,6 +6,7 @@ sums of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import fx
 
 from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.provenance import source
-from tilestream.graph.sizes import hint, same_size
+from tilestream.graph.sizes import expression, hint, settled
 from tilestream.ir.dtypes import TORCH_DTYPES
 
 _DTYPES = {TORCH_DTYPES[name]: name for name in ("bf16", "f16")}
@@ -37,23 +38,52 @@ class GradientSite:
     dtype: str
     source: str
 
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The operators that it stands for."""
+        return (self.product,) if self.total is None else (self.product, self.total)
+
 
 def find_gradients(graph: fx.Graph) -> list[GradientSite]:
-    """Every weight gradient of 16-bit operands with rows that kernels can address, in the order of the graph."""
-    return [site for node in graph.nodes if packet(node) is aten.mm and (site := _site(node)) is not None]
+    """Every weight gradient of 16-bit operands, in the order of the graph; a bias's is found once."""
+    found: list[GradientSite] = []
+    totals: set[fx.Node] = set()
+    for node in graph.nodes:
+        site = _site(node, totals) if packet(node) is aten.mm else None
+        if site is not None:
+            found.append(site)
+            totals |= {site.total} if site.total is not None else set()
+    return found
 
 
-def _site(node: fx.Node) -> GradientSite | None:
+def together(
+    sites: Sequence[GradientSite], made_by: Callable[[fx.Node], Hashable] = lambda node: node
+) -> list[list[GradientSite]]:
+    """Sites that may share a launch: their gradients are there at one time, as results of one region are.
+
+    Gradients that come one after another would all have to be kept until the last is there.
+
+    Args:
+        made_by: what makes a node; equal for nodes that are made at once.
+    """
+    groups: dict[Hashable, list[GradientSite]] = {}
+    for site in sites:
+        rows = expression(site.gradient.meta["val"].shape[0])
+        groups.setdefault((made_by(site.gradient), rows, site.dtype), []).append(site)
+    return list(groups.values())
+
+
+def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
     gradient, given = _transposed(node.args[0]), node.args[1]
     if gradient is None or not isinstance(given, fx.Node):
         return None
     dy, x, made = value(gradient), value(given), value(node)
     if dy is None or x is None or made is None or dy.dtype not in _DTYPES or not dy.dtype == x.dtype == made.dtype:
         return None
-    out, k = dy.shape[1], x.shape[1]
-    if not (isinstance(out, int) and isinstance(k, int) and _by_rows(dy) and _by_rows(x)):
+    out, k = settled(dy.shape[1]), settled(x.shape[1])
+    if not (isinstance(out, int) and isinstance(k, int) and out and k):
         return None
-    total = next((u for u in gradient.users if _sums_rows(u, dy)), None)
+    total = next((u for u in gradient.users if u not in taken and _sums_rows(u, dy)), None)
     return GradientSite(node, total, gradient, given, hint(dy.shape[0]), out, k, _DTYPES[dy.dtype], source(node))
 
 
@@ -69,11 +99,6 @@ def _transposed(node: object) -> fx.Node | None:
         packet(node) is aten.permute and list(dims[0]) in ([1, 0], [-1, -2], [-1, 0], [1, -2])  # pyright: ignore
     )
     return node.args[0] if packet(node) is aten.t or swaps else None
-
-
-def _by_rows(t: torch.Tensor) -> bool:
-    """Whether rows lie one behind another: not transposed, not expanded."""
-    return same_size(t.stride(1), 1) and same_size(t.stride(0), t.shape[1])
 
 
 def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ import logging
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import sympy
 import torch
@@ -72,14 +73,19 @@ class _Facts:
     kinds: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)  # of its ops
 
 
-def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
+def partition(
+    owner: fx.GraphModule, prefix: str = "region", apart: Mapping[str, str] = MappingProxyType({})
+) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
     Every row-streamed tensor of a region has the same (symbolic) number of rows. A region holds at
     least one linear layer.
+
+    Args:
+        apart: names of nodes that stay out of every region, and why.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
-    refused: dict[fx.Node, str] = {}
+    refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
     while True:
         facts = _examine(nodes, refused, wide=wide)

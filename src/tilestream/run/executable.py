@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from tilestream.graph.real import real
+from tilestream.ir.axes import ROWS
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.run.stopwatch import timed
 
@@ -106,4 +107,5 @@ class Interpreted:
             for name in self._outputs:
                 by_name[name].copy_(found[name].view(by_name[name].shape))
 
-        return enqueue if rows else lambda new: None
+        sums_rows = any(ROWS.name not in {a.name for a in t.axes} for t in self._pipeline.by_role(Role.OUTPUT))
+        return enqueue if rows or sums_rows else lambda new: None

@@ -25,6 +25,7 @@ from tilestream.graph.nodes import is_constant
 from tilestream.run import epilogues, fallback
 from tilestream.run.direct import direct, is_direct
 from tilestream.run.graphs import Compilation
+from tilestream.run.joint import partitioner
 from tilestream.run.stopwatch import timed
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     try:
         with (
             functorch.patch(enable_autograd_cache=functorch.enable_autograd_cache and compilation.options.cache),
-            config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=identity),
+            config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=identity, **partitioner(compilation)),
         ):
             return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
     except NothingTakenError:
