@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, value
+from tilestream.graph.nodes import argument, aten, is_view, packet, value
 from tilestream.graph.provenance import source
-from tilestream.graph.sizes import expression, hint, settled
+from tilestream.graph.sizes import expression, hint, same_size, settled
 from tilestream.ir.dtypes import TORCH_DTYPES
 
 _DTYPES = {TORCH_DTYPES[name]: name for name in ("bf16", "f16")}
@@ -83,7 +83,8 @@ def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
     out, k = settled(dy.shape[1]), settled(x.shape[1])
     if not (isinstance(out, int) and isinstance(k, int) and out and k):
         return None
-    total = next((u for u in gradient.users if u not in taken and _sums_rows(u, dy)), None)
+    same = aliases(gradient, _keeps_columns)
+    total = next((u for n in same for u in n.users if u not in taken and _sums_rows(u, dy)), None)
     return GradientSite(node, total, gradient, given, hint(dy.shape[0]), out, k, _DTYPES[dy.dtype], source(node))
 
 
@@ -101,8 +102,28 @@ def _transposed(node: object) -> fx.Node | None:
     return node.args[0] if packet(node) is aten.t or swaps else None
 
 
-def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:
-    if packet(node) is not aten.sum:
+def aliases(node: fx.Node, views: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:
+    """A node, what it is a view of, and every other view of that; ``views``: which views count."""
+    while views(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    found = [node]
+    for each in found:
+        found += [u for u in each.users if views(u)]
+    return found
+
+
+def _keeps_columns(node: fx.Node) -> bool:
+    """Whether a node has the rows of what it views, under other leading dimensions."""
+    if packet(node) not in (aten.view, aten.reshape, aten._unsafe_view):
         return False
+    before, after = node.args[0].meta["val"], node.meta["val"]  # pyright: ignore[reportAttributeAccessIssue]
+    return before.dim() > 0 and after.dim() > 0 and same_size(before.shape[-1], after.shape[-1])
+
+
+def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:
+    """Whether a node sums over every dimension but the columns."""
     made, dims = value(node), argument(node, 1, "dim")
-    return made is not None and made.dtype == dy.dtype and isinstance(dims, list | tuple) and list(dims) in ([0], [-2])
+    if packet(node) is not aten.sum or made is None or made.dtype != dy.dtype or not isinstance(dims, list | tuple):
+        return False
+    rank = node.args[0].meta["val"].dim()  # pyright: ignore[reportAttributeAccessIssue]
+    return rank > 1 and {d % rank for d in dims if isinstance(d, int)} == set(range(rank - 1))

@@ -74,7 +74,10 @@ class _Facts:
 
 
 def partition(
-    owner: fx.GraphModule, prefix: str = "region", apart: Mapping[str, str] = MappingProxyType({})
+    owner: fx.GraphModule,
+    prefix: str = "region",
+    apart: Mapping[str, str] = MappingProxyType({}),
+    training: bool = False,
 ) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
@@ -83,6 +86,7 @@ def partition(
 
     Args:
         apart: names of nodes that stay out of every region, and why.
+        training: whether the graph is half of a training step, whose other half reads what leaves.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
@@ -93,7 +97,9 @@ def partition(
         lowered = []
         for group in found:
             try:
-                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide=wide))
+                lowered.append(
+                    lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide=wide, training=training)
+                )
             except Unsupported as reason:
                 assert reason.node is not None
                 log.debug("%s leaves its region: %s", reason.node, reason.reason)

@@ -32,7 +32,7 @@ def of_graphs(
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
-        part = selection.partition(graph)
+        part = selection.partition(graph, training=kind != "inference")
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
         compute = [n for n in nodes if computes(n)]

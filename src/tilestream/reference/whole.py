@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
+from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.reference.ops import WORKING, evaluate
+from tilestream.schedule.stationary import builds, is_stationary
 
 
 def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -18,6 +20,8 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     Args:
         tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype.
     """
+    if is_stationary(pipeline):
+        return _sums(pipeline, tensors)
     tiles = pipeline.tiles()
     values: dict[str, torch.Tensor] = {}
     outputs: dict[str, torch.Tensor] = {}
@@ -37,3 +41,14 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
             values[op.out.name] = value
         left = [op for op in left if op not in ready]
     return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}
+
+
+def _sums(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Stationary sums: a product a stage, accumulated in fp32 by the library, and a sum."""
+    made: dict[str, torch.Tensor] = {}
+    for s in builds(pipeline):
+        left, right = tensors[s.sums.left], tensors[s.sums.right]
+        made[s.sums.weight] = (left.t() @ right).to(TORCH_DTYPES[s.weight_dtype])
+        if s.sums.bias:
+            made[s.sums.bias] = left.sum(0, dtype=torch.float32).to(TORCH_DTYPES[s.bias_dtype])
+    return made

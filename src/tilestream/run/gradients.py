@@ -19,8 +19,8 @@ from torch import fx
 
 from tilestream.announce import announce_failure
 from tilestream.devices import Device
-from tilestream.graph.gradients import GradientSite, find_gradients, together
-from tilestream.graph.nodes import aten, is_view, name
+from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
+from tilestream.graph.nodes import aten, name
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role
@@ -29,7 +29,7 @@ from tilestream.options import Options
 from tilestream.plan.cache import PlanCache, versions
 from tilestream.plan.gradients import STRATEGY, Gradient, cost, library_s, weight_gradients
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, Plan
+from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, Plan, summary
 from tilestream.run import prepare
 from tilestream.run.operator import REGION
 from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, encode
@@ -147,7 +147,7 @@ def plan(launch: GradientLaunch, options: Options, target: Target) -> Plan:
         made = Plan("gradients", launch.rows, target.hardware.name, (ours, other), ours if wins else other)
         if kept is not None:
             kept.store(key, made)
-        log.info("%s: %s", launch.name, made)
+        log.info("%s: %s", launch.name, summary(made))
     _plans[key] = made
     return made
 
@@ -174,13 +174,11 @@ def spec(launch: GradientLaunch, pipeline: Pipeline, kind: str) -> RegionSpec:
 
 def _made_by(node: fx.Node) -> Hashable:
     """The region whose result a node is, or which reads it and so keeps it until then; or the node itself."""
-    base = node
-    while is_view(base) and isinstance(base.args[0], fx.Node):
-        base = base.args[0]
+    base, *views = aliases(node)
     whole = base.args[0] if base.target is operator.getitem else None
     if isinstance(whole, fx.Node) and whole.target is REGION:
         return whole
-    return next((user for user in (*node.users, *base.users) if user.target is REGION), node)
+    return next((user for n in (base, *views) for user in n.users if user.target is REGION), base)
 
 
 def _blocks(site: GradientSite) -> int:
@@ -257,7 +255,7 @@ def _wide(graph: fx.Graph, node: fx.Node, dtype: str) -> fx.Node:
 def _use(graph: fx.Graph, call: fx.Node, index: int, node: fx.Node) -> None:
     """``node``'s users get the call's result, cut to its size and in its shape."""
     made, shape = call.meta["val"][index], [int(n) for n in node.meta["val"].shape]
-    have, want = list(made.shape), shape[len(shape) - made.dim() :]  # without the dimension that a sum keeps
+    have, want = list(made.shape), shape[len(shape) - made.dim() :]  # without dimensions that a sum keeps
     with graph.inserting_before(node):
         part = graph.call_function(operator.getitem, (call, index))
         part.meta = {"val": made}

@@ -80,7 +80,8 @@ class Compilation:
                 graph.recompile()
             with timed("regions"):
                 apart = gradient_nodes(graph.graph, self.target) if backward else {}
-                found = partition(normalise(graph), apart=apart)
+                training = not kwargs.get("is_inference", False)
+                found = partition(normalise(graph), apart=apart, training=training)
             self._announce(found, backward)
             with timed("planning"):
                 prepare.prepare(found.regions, self.options, self.target)

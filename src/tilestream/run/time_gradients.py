@@ -48,12 +48,12 @@ def _operands(layers: Sequence[Gradient], rows: int, device: torch.device) -> di
     wanted = {name: n for layer in layers for name, n in ((layer.gradient, layer.out), (layer.input, layer.k))}
     size, free = 2 * rows * sum(wanted.values()), torch.cuda.mem_get_info(device)[0]
     if size > MEMORY_SHARE * free:
-        raise PlanError(f"operands of {size} bytes, made up for timing, are more than {MEMORY_SHARE:.0%} of {free} free")
+        raise PlanError(
+            f"operands of {size} bytes, made up for timing, are more than {MEMORY_SHARE:.0%} of {free} free"
+        )
     generator = torch.Generator(device).manual_seed(0)
     dtype = TORCH_DTYPES[layers[0].dtype]
-    return {
-        name: torch.randn(rows, n, device=device, generator=generator, dtype=dtype) for name, n in wanted.items()
-    }
+    return {name: torch.randn(rows, n, device=device, generator=generator, dtype=dtype) for name, n in wanted.items()}
 
 
 def _check(
