@@ -5,9 +5,9 @@
     python benchmarks/training.py --kernels nerf_65536       and the kernels of our step
     python benchmarks/training.py --train 300                train instead, and print where the losses end
 
-bf16, random data, Adam (fused, capturable). A step is one CUDA graph in every arm; rounds interleaved, medians. Each arm
-has a copy of the model and an optimizer of its own. Peak memory is what a step allocates beyond what is there before it.
-Needs an H100 or H200.
+bf16, random data, Adam (fused, capturable). A step is one CUDA graph in every arm; rounds interleaved, medians. Each
+arm has a copy of the model and an optimizer of its own. Peak memory is what a step allocates beyond what is there
+before it. Needs an H100 or H200.
 """
 
 from __future__ import annotations

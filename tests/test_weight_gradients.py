@@ -17,12 +17,13 @@ from tilestream.graph.gradients import find_gradients
 from tilestream.graph.joint import narrow_products, split_joined
 from tilestream.graph.nodes import aten, packet
 from tilestream.ir.pipeline import Role
+from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, gradient_sites
 from tilestream.plan.gradients import Gradient, weight_gradients
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import plain
-from tilestream.run.gradients import launches, spec
+from tilestream.run.gradients import spec
 
 ROWS = 130
 
@@ -114,17 +115,20 @@ def backward(*widths: int, rows: int = ROWS, dtype: torch.dtype = torch.bfloat16
     return make_fx(run, tracing_mode="fake")(dys, xs).graph
 
 
+def launches(graph: fx.Graph, least: int = 1) -> list[GradientLaunch]:
+    return gradient_launches(gradient_sites(graph, get("h200"), least), get("h200"), lambda node: None)
+
+
 def test_which_gradients_are_streamed() -> None:
-    hardware = get("h200")
-    (first, second) = launches(backward(24, 40, 8), hardware, least=1)
+    (first, second) = launches(backward(24, 40, 8))
     assert [layer.bias for layer in (*first.layers, *second.layers)] == ["db0", "db0"]  # two inputs: not at one time
-    assert launches(backward(24, 40), hardware, least=ROWS + 1) == []
-    assert launches(backward(4096, 2048), hardware, least=1) == []  # 16 x 16 blocks > 132 SMs
+    assert launches(backward(24, 40), least=ROWS + 1) == []
+    assert launches(backward(4096, 2048)) == []  # 16 x 16 blocks > 132 SMs
     assert find_gradients(backward(24, 40, dtype=torch.float32)) == []
 
 
 def test_launches_that_no_grid_holds_are_cut() -> None:
-    found = launches(backward(*[1024] * 7), get("h200"), least=1)
+    found = launches(backward(*[1024] * 7))
     together = [Gradient("dy", f"x{n}", f"dw{n}", 1024, 1024) for n in range(4)]  # 32 blocks each
     assert sum(s.replicas for s in weight_gradients("w", together, get("h200")).stages) <= 132
     assert len(found) == 6 and all(len(launch.layers) == 1 for launch in found)
@@ -171,7 +175,7 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
 @pytest.mark.parametrize("build", [None, plain])
 def test_a_call(build: Any) -> None:
     """By the reference machine, and by plain operators where no kernel can be built; a batch of no rows is zero."""
-    (launch,) = launches(backward(24, 40), get("h200"), least=1)
+    (launch,) = launches(backward(24, 40))
     call = RegionCall(spec(launch, launch.pipeline(get("h200")), "reference"), torch.device("cpu"), build)
     dy, x = torch.randn(ROWS, 40).bfloat16(), torch.randn(ROWS, 24).bfloat16()
     weight, bias = call([dy, x])
@@ -180,7 +184,7 @@ def test_a_call(build: Any) -> None:
 
 
 def test_a_batch_of_no_rows() -> None:
-    (launch,) = launches(backward(24, 40), get("h200"), least=1)
+    (launch,) = launches(backward(24, 40))
     told = spec(launch, launch.pipeline(get("h200")), "reference")
     weight, bias = RegionCall(told, torch.device("cpu"))([torch.zeros(0, n).bfloat16() for n in (40, 24)])
     assert torch.equal(weight, torch.zeros(40, 24).bfloat16()) and torch.equal(bias, torch.zeros(40).bfloat16())

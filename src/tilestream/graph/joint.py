@@ -1,7 +1,7 @@
 """Rewrites of joint and backward graphs that leave less to save and less to compute.
 
-``dW = dY.T cat(A, B)`` is ``cat(dY.T A, dY.T B)``: parts of what was joined are saved anyway, or are inputs, so that the
-joined rows need not be. Part of ``dY W``'s columns is ``dY`` times part of ``W``'s.
+``dW = dY.T cat(A, B)`` is ``cat(dY.T A, dY.T B)``: parts of what was joined are saved anyway, or are inputs, so that
+the joined rows need not be. Part of ``dY W``'s columns is ``dY`` times part of ``W``'s.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import torch
 
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
+from tilestream.ir.plain import by_rows
 from tilestream.reference.ops import WORKING, evaluate
-from tilestream.schedule.stationary import builds, is_stationary
 
 
 def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -20,7 +20,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     Args:
         tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype.
     """
-    if is_stationary(pipeline):
+    if not by_rows(pipeline):
         return _sums(pipeline, tensors)
     tiles = pipeline.tiles()
     values: dict[str, torch.Tensor] = {}
@@ -44,11 +44,17 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def _sums(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stationary sums: a product a stage, accumulated in fp32 by the library, and a sum."""
-    made: dict[str, torch.Tensor] = {}
-    for s in builds(pipeline):
-        left, right = tensors[s.sums.left], tensors[s.sums.right]
-        made[s.sums.weight] = (left.t() @ right).to(TORCH_DTYPES[s.weight_dtype])
-        if s.sums.bias:
-            made[s.sums.bias] = left.sum(0, dtype=torch.float32).to(TORCH_DTYPES[s.bias_dtype])
-    return made
+    """Stationary sums (``plan.gradients``): products and sums over all rows, accumulated in fp32."""
+    values: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
+    for op in (op for stage in pipeline.stages for op in stage.ops):
+        if op.out is None:
+            outputs[op.params[0]] = values[op.ins[0]].to(TORCH_DTYPES[pipeline.tensor(op.params[0]).dtype])
+        elif op.kind == "load":
+            values[op.out.name] = tensors[op.params[0]]
+        elif op.kind == "product":
+            left, right = (values[name] for name in op.ins)
+            values[op.out.name] = left.t() @ right
+        else:
+            values[op.out.name] = values[op.ins[0]].sum(0, dtype=torch.float32)
+    return outputs

@@ -21,9 +21,9 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
+from tilestream.plan.gradient_launches import apart
 from tilestream.plan.planner import Plan
-from tilestream.run import prepare
-from tilestream.run.gradients import gradient_nodes, stream_gradients
+from tilestream.run import gradients, prepare
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
 from tilestream.run.stopwatch import timed
@@ -68,7 +68,7 @@ class Compilation:
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def stream(self, graph: fx.GraphModule, kwargs: Mapping[str, Any]) -> bool:
-        """Put calls in the place of the graph's regions, and of a backward graph's weight gradients; whether there are any.
+        """Put calls in the place of the graph's regions, and of its weight gradients; whether there are any.
 
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
@@ -79,9 +79,9 @@ class Compilation:
             if backward and narrow_products(graph.graph):
                 graph.recompile()
             with timed("regions"):
-                apart = gradient_nodes(graph.graph, self.target) if backward else {}
-                training = not kwargs.get("is_inference", False)
-                found = partition(normalise(graph), apart=apart, training=training)
+                normal, training = normalise(graph), not kwargs.get("is_inference", False)
+                summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
+                found = partition(normal, apart=apart(summed), training=training)
             self._announce(found, backward)
             with timed("planning"):
                 prepare.prepare(found.regions, self.options, self.target)
@@ -92,7 +92,7 @@ class Compilation:
                     "tilestream.explain(model, *inputs) tells all"
                 )
             if backward:
-                self.gradients = stream_gradients(graph, self.options, self.target)
+                self.gradients = gradients.stream_gradients(graph, self.options, self.target)
         except Exception as failure:
             if not self.options.fallback:
                 raise

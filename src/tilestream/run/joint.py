@@ -9,7 +9,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from tilestream.graph.joint import split_joined
-from tilestream.run.gradients import least_rows
+from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
 
 
@@ -26,7 +26,7 @@ class Partitioner(CustomPartitionerFn):
     """Rewrites the joint graph (``graph.joint``), then cuts it where Inductor does."""
 
     def __init__(self, compilation: Compilation) -> None:
-        self._least_rows, self._identity = least_rows(compilation.target), compilation.identity
+        self._least_rows, self._identity = least_rows(compilation.options), compilation.identity
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
