@@ -133,10 +133,12 @@ def _blocks(site: GradientSite) -> int:
 
 
 def _launch(number: int, sites: Sequence[GradientSite]) -> GradientLaunch:
+    """Operands are numbered, so that launches of equal layers are equal."""
     layers = []
+    names: dict[fx.Node, str] = {}
     for n, s in enumerate(sites):
         bias = f"db{n}" if s.total is not None else ""
         out, k = (padded(size, s.dtype) for size in (s.out, s.k))
-        dy, x = f"dy.{s.gradient.name}", f"x.{s.input.name}"
+        dy, x = (names.setdefault(node, f"t{len(names)}") for node in (s.gradient, s.input))
         layers.append(Gradient(dy, x, f"dw{n}", out, k, bias, s.dtype, s.dtype, s.dtype, s.source))
     return GradientLaunch(f"gradients{number}", tuple(sites), tuple(layers))

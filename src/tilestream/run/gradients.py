@@ -20,6 +20,7 @@ from tilestream.announce import announce_failure
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import aten
 from tilestream.graph.region import Operand
+from tilestream.graph.selection import Partition
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.serialise import pipeline_to_json
@@ -36,7 +37,8 @@ from tilestream.plan.gradient_launches import (
     proposal,
 )
 from tilestream.plan.planner import Plan, summary
-from tilestream.run import prepare
+from tilestream.run import prepare as planning
+from tilestream.run.executable import build_ahead
 from tilestream.run.operator import REGION
 from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, encode
 from tilestream.run.target import Target
@@ -51,6 +53,14 @@ def sites(graph: fx.Graph, options: Options, target: Target) -> list[GradientSit
     return gradient_sites(graph, target.hardware, least_rows(options))
 
 
+def prepare(found: Sequence[GradientSite], part: Partition, options: Options, target: Target) -> None:
+    """Begin to compile the kernels of a graph's gradients, beside those of the regions that it was cut into."""
+    regions = {node: number for number, cut in enumerate(part.cuts) for node in cut.nodes}
+    pipelines = [x.pipeline(target.hardware) for x in gradient_launches(found, target.hardware, regions.get)]
+    with planning.kernels_kept(options, target):
+        build_ahead(list(dict.fromkeys(pipelines)), target.kind)
+
+
 def stream_gradients(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
     """Put calls in the place of a backward graph's weight gradients, each with its bias's.
 
@@ -63,9 +73,9 @@ def stream_gradients(owner: fx.GraphModule, options: Options, target: Target) ->
     streamed = []
     for launch in gradient_launches(sites(owner.graph, options, target), target.hardware, _region):
         try:
-            with prepare.kernels_kept(options, target):
+            with planning.kernels_kept(options, target):
                 made = plan(launch, options, target)
-            prepare.note(analysis(launch, made))
+            planning.note(analysis(launch, made))
             if made.chosen.pipeline is None:
                 continue
             _place(owner.graph, launch, made.chosen.pipeline, target.kind)
@@ -93,7 +103,7 @@ def plan(launch: GradientLaunch, options: Options, target: Target) -> Plan:
     """
     ours, other = proposal(launch, target.hardware)
     assert ours.pipeline is not None
-    measures = prepare.measures(options, target) and options.strategy == "auto"
+    measures = planning.measures(options, target) and options.strategy == "auto"
     key = _key(ours.pipeline, launch.rows, target, measures)
     kept = PlanCache(options.cache_folder) if options.cache else None
     made = _plans.get(key) or (kept.load(key) if kept is not None else None)

@@ -84,6 +84,8 @@ class Compilation:
                 found = partition(normal, apart=apart(summed), training=training)
             self._announce(found, backward)
             with timed("planning"):
+                if summed:
+                    gradients.prepare(summed, found, self.options, self.target)
                 prepare.prepare(found.regions, self.options, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
