@@ -188,3 +188,11 @@ def test_a_batch_of_no_rows() -> None:
     told = spec(launch, launch.pipeline(get("h200")), "reference")
     weight, bias = RegionCall(told, torch.device("cpu"))([torch.zeros(0, n).bfloat16() for n in (40, 24)])
     assert torch.equal(weight, torch.zeros(40, 24).bfloat16()) and torch.equal(bias, torch.zeros(40).bfloat16())
+
+
+def test_a_long_chain_keeps_few_gradients_at_once() -> None:
+    layers = [m for _ in range(6) for m in (nn.Linear(16, 16), nn.ReLU())]
+    found = train(nn.Sequential(*layers, nn.Linear(16, 8)).bfloat16(), torch.randn(ROWS, 16).bfloat16())
+    _, *backward = [a for a in found if not a.name.startswith("gradients")]
+    assert [len(a.program.by_role(Role.OUTPUT)) for a in backward] == [3, 3]
+    assert [len(a.operators) for a in sums(found)] == [8, 6]  # the first has the last layer's too, of the tangent

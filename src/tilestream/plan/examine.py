@@ -43,7 +43,9 @@ def of_graphs(
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
         summed = gradient_sites(graph.graph, device, least_rows(options)) if kind == "backward" else []
-        part = selection.partition(graph, apart=apart(summed), training=kind != "inference")
+        part = selection.partition(
+            graph, apart=apart(summed), training=kind != "inference", backward=kind == "backward"
+        )
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
         compute = [n for n in nodes if computes(n)]

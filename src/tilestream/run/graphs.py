@@ -81,7 +81,7 @@ class Compilation:
             with timed("regions"):
                 normal, training = normalise(graph), not kwargs.get("is_inference", False)
                 summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
-                found = partition(normal, apart=apart(summed), training=training)
+                found = partition(normal, apart=apart(summed), training=training, backward=backward)
             self._announce(found, backward)
             with timed("planning"):
                 if summed:
