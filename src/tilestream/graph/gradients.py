@@ -116,8 +116,10 @@ def _keeps_columns(node: fx.Node) -> bool:
     """Whether a node has the rows of what it views, under other leading dimensions."""
     if packet(node) not in (aten.view, aten.reshape, aten._unsafe_view):
         return False
-    before, after = node.args[0].meta["val"], node.meta["val"]  # pyright: ignore[reportAttributeAccessIssue]
-    return before.dim() > 0 and after.dim() > 0 and same_size(before.shape[-1], after.shape[-1])
+    before, after = value(node.all_input_nodes[0]), value(node)
+    if before is None or after is None or not before.dim() or not after.dim():
+        return False
+    return same_size(before.shape[-1], after.shape[-1])
 
 
 def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:
@@ -125,5 +127,6 @@ def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:
     made, dims = value(node), argument(node, 1, "dim")
     if packet(node) is not aten.sum or made is None or made.dtype != dy.dtype or not isinstance(dims, list | tuple):
         return False
-    rank = node.args[0].meta["val"].dim()  # pyright: ignore[reportAttributeAccessIssue]
+    summed = value(node.all_input_nodes[0])
+    rank = 0 if summed is None else summed.dim()
     return rank > 1 and {d % rank for d in dims if isinstance(d, int)} == set(range(rank - 1))

@@ -11,7 +11,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 
-from tilestream.graph.nodes import aten, packet, value
+from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.sizes import hint, same_size, settled
 
 
@@ -48,8 +48,7 @@ def _parts(node: fx.Node) -> tuple[fx.Node, ...]:
     made = value(node)
     if packet(node) is not aten.cat or made is None:
         return ()
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    parts = node.args[0]
+    dim, parts = argument(node, 1, "dim", 0), argument(node, 0, "tensors")
     if not isinstance(dim, int) or dim % made.dim() != made.dim() - 1 or not isinstance(parts, list | tuple):
         return ()
     given = tuple(p for p in parts if isinstance(p, fx.Node))
@@ -93,7 +92,7 @@ def _columns(node: fx.Node) -> tuple[int, int] | None:
     _, dim, first, last = node.args
     if dim not in (1, -1) or not isinstance(first, int) or not isinstance(last, int):
         return None
-    columns = node.args[0].meta["val"].shape[1]  # pyright: ignore[reportAttributeAccessIssue]
+    columns = node.all_input_nodes[0].meta["val"].shape[1]
     first, last = (x + columns if x < 0 else min(x, columns) for x in (first, last))
     return (first, last) if first < last else None
 

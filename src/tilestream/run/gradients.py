@@ -12,6 +12,7 @@ import logging
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -196,8 +197,7 @@ def _use(graph: fx.Graph, call: fx.Node, index: int, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _step(graph: fx.Graph, target: torch._ops.OpOverload, args: Sequence[object], **keywords: object) -> fx.Node:
-    step = graph.call_function(target, tuple(args), dict(keywords))
-    first, *others = args
-    step.meta = {"val": target(first.meta["val"], *others, **keywords)}  # pyright: ignore[reportAttributeAccessIssue]
+def _step(graph: fx.Graph, target: torch._ops.OpOverload, args: tuple[Any, ...], **keywords: Any) -> fx.Node:
+    step = graph.call_function(target, args, keywords)
+    step.meta = {"val": target(args[0].meta["val"], *args[1:], **keywords)}
     return step
