@@ -104,6 +104,18 @@ def test_rows_that_change() -> None:
     assert len(sums(prepare.analyses())) == 1
 
 
+def test_autocast_gets_fp32_sums() -> None:
+    module, x = mlp().float(), torch.randn(ROWS, 24)
+    own = gradients(module, module, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = gradients(compiled(module), module, x)
+    (launch,) = sums(prepare.analyses())
+    assert {t.dtype for t in launch.program.by_role(Role.OUTPUT)} == {"f32"}
+    for mine, want in zip(got, own, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, want, rtol=0.05, atol=0.02)
+
+
 def backward(*widths: int, rows: int = ROWS, dtype: torch.dtype = torch.bfloat16) -> fx.Graph:
     """dW and db of one layer after another, all of one dY each."""
 

@@ -26,6 +26,8 @@ class GradientSite:
 
     Attributes:
         rows: how many, as far as is known when the graph is compiled. dtype: of gradient, input and both results.
+        weight_dtype, bias_dtype: what the results need not be rounded further than: fp32 under autocast, which casts
+            a gradient to its parameter's dtype.
     """
 
     product: fx.Node
@@ -36,6 +38,8 @@ class GradientSite:
     out: int
     k: int
     dtype: str
+    weight_dtype: str
+    bias_dtype: str
     source: str
 
     @property
@@ -85,7 +89,22 @@ def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
         return None
     same = aliases(gradient, _keeps_columns)
     total = next((u for n in same for u in n.users if u not in taken and _sums_rows(u, dy)), None)
-    return GradientSite(node, total, gradient, given, hint(dy.shape[0]), out, k, _DTYPES[dy.dtype], source(node))
+    dtype = _DTYPES[dy.dtype]
+    weight_dtype, bias_dtype = _wanted(node, dtype), dtype if total is None else _wanted(total, dtype)
+    rows = hint(dy.shape[0])
+    return GradientSite(node, total, gradient, given, rows, out, k, dtype, weight_dtype, bias_dtype, source(node))
+
+
+def _wanted(node: fx.Node, dtype: str) -> str:
+    """``f32`` where the only use of a value, through views, casts it to that; else its own ``dtype``."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        made = value(node)
+        if packet(node) in (aten._to_copy, torch.ops.prims.convert_element_type):
+            return "f32" if made is not None and made.dtype == torch.float32 else dtype
+        if not is_view(node):
+            break
+    return dtype
 
 
 def _transposed(node: object) -> fx.Node | None:

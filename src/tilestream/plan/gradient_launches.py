@@ -140,5 +140,5 @@ def _launch(number: int, sites: Sequence[GradientSite]) -> GradientLaunch:
         bias = f"db{n}" if s.total is not None else ""
         out, k = (padded(size, s.dtype) for size in (s.out, s.k))
         dy, x = (names.setdefault(node, f"t{len(names)}") for node in (s.gradient, s.input))
-        layers.append(Gradient(dy, x, f"dw{n}", out, k, bias, s.dtype, s.dtype, s.dtype, s.source))
+        layers.append(Gradient(dy, x, f"dw{n}", out, k, bias, s.dtype, s.weight_dtype, s.bias_dtype, s.source))
     return GradientLaunch(f"gradients{number}", tuple(sites), tuple(layers))

@@ -159,8 +159,8 @@ def _place(graph: fx.Graph, launch: GradientLaunch, pipeline: Pipeline, kind: st
         arguments = [_wide(graph, node, launch.layers[0].dtype) for node in launch.operands.values()]
         call = graph.call_function(REGION, (arguments, [], text))
         like = launch.sites[0].product.meta["val"]
-        shapes = [t.shape for t in pipeline.by_role(Role.OUTPUT)]
-        call.meta = {"val": [like.new_empty(shape) for shape in shapes], "stack_trace": last.meta.get("stack_trace")}
+        made = [like.new_empty(t.shape, dtype=TORCH_DTYPES[t.dtype]) for t in pipeline.by_role(Role.OUTPUT)]
+        call.meta = {"val": made, "stack_trace": last.meta.get("stack_trace")}
     replaced = [node for site in launch.sites for node in site.nodes]
     for index, node in enumerate(replaced):
         _use(graph, call, index, node)
@@ -192,7 +192,7 @@ def _use(graph: fx.Graph, call: fx.Node, index: int, node: fx.Node) -> None:
             part = _step(graph, aten.clone.default, (part,), memory_format=torch.contiguous_format)
         if want != shape:
             part = _step(graph, aten.reshape.default, (part, shape))
-        part.meta = dict(node.meta)
+        part.meta = {**node.meta, "val": part.meta["val"]}
     node.replace_all_uses_with(part)
     graph.erase_node(node)
 
