@@ -31,6 +31,7 @@ from whole_models import compiled, kernels_of
 from tilestream.apps.models import find
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare, timing
+from tilestream.run.stopwatch import spent
 from tilestream.run.whole import wholes
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,10 +107,12 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
     for arm in arms:
         torch.compiler.reset()
         own = trainer(arm, module, inputs, targets)
-        start = time.perf_counter()
+        before, start = spent(), time.perf_counter()
         own.step()
         torch.cuda.synchronize()
         found["arms"][arm] = {"first_call_s": time.perf_counter() - start}
+        if arm == "tilestream":
+            found["parts_s"] = {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()}
         own.step()
         found["arms"][arm]["peak_bytes"] = peak(own.step)
         steps[arm] = own.step
@@ -208,7 +211,7 @@ def main() -> None:
         print(line(found[-1]), flush=True)
         for launch in found[-1]["launches"]:
             print("  ", launch, flush=True)
-        print("  ", found[-1]["graphs"], flush=True)
+        print("  ", found[-1]["graphs"], found[-1].get("parts_s", ""), flush=True)
         for arm, rows in found[-1].get("kernels", {}).items():
             print("  ", arm)
             for row in rows:
