@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilestream.devices import get
+from tilestream.graph import kept
 from tilestream.graph.gradients import find_gradients
 from tilestream.graph.joint import narrow_products, split_joined
 from tilestream.graph.nodes import aten, packet
@@ -202,9 +203,12 @@ def test_a_batch_of_no_rows() -> None:
     assert torch.equal(weight, torch.zeros(40, 24).bfloat16()) and torch.equal(bias, torch.zeros(40).bfloat16())
 
 
-def test_a_long_chain_keeps_few_gradients_at_once() -> None:
+@pytest.mark.parametrize("small", [0, kept.SMALL_BYTES])
+def test_a_long_chain_keeps_few_gradients_at_once(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "SMALL_BYTES", small)
     layers = [m for _ in range(6) for m in (nn.Linear(16, 16), nn.ReLU())]
     found = train(nn.Sequential(*layers, nn.Linear(16, 8)).bfloat16(), torch.randn(ROWS, 16).bfloat16())
     _, *backward = [a for a in found if not a.name.startswith("gradients")]
-    assert [len(a.program.by_role(Role.OUTPUT)) for a in backward] == [3, 3]
-    assert [len(a.operators) for a in sums(found)] == [8, 6]  # the first has the last layer's too, of the tangent
+    assert [len(a.program.by_role(Role.OUTPUT)) for a in backward] == ([6] if small else [3, 3])
+    # The first has the last layer's too, of the tangent.
+    assert [len(a.operators) for a in sums(found)] == ([14] if small else [8, 6])

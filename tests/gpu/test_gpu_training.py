@@ -70,10 +70,14 @@ def test_gradients(name: str, dtype: torch.dtype) -> None:
     module = make().to("cuda", dtype)
     inputs = tuple(torch.randn(ROWS, n, device="cuda", dtype=dtype) for n in widths)
     fast = compiled(module)
-    got = [g.clone() for g in step(fast, module, inputs)]
+    step(fast, module, inputs)  # Inductor tunes its own kernels, and may sum in another order afterwards
     assert any(a.name.startswith("gradients") for a in prepare.analyses())
-    again = step(fast, module, inputs)
-    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    got = [g.clone() for g in step(fast, module, inputs)]
+    for _ in range(5):
+        again = step(fast, module, inputs)
+        names = [n for n, _ in module.named_parameters()]
+        changed = {n: int((a != b).sum()) for n, a, b in zip(names, got, again, strict=True) if not torch.equal(a, b)}
+        assert not changed, changed
     judged(module, got, inputs)
 
 

@@ -21,7 +21,8 @@ from tilestream.schedule.model import ceil_to
 ENTRIES = 16
 """Weights that one launch turns: the entries are the kernel's argument."""
 ENTRY_BYTES = 32
-BLOCKS = 32
+BLOCKS = 64
+"""Of a weight: one a square of 32 x 32, up to 256 x 256."""
 
 
 def lies_transposed(t: torch.Tensor) -> bool:

@@ -7,14 +7,17 @@ pieces, what a piece made and what was saved for it is freed before the next one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, prod
 
 from torch import fx
 
 from tilestream.graph.nodes import is_product, value
+from tilestream.graph.sizes import hint
 
 MOST_RESULTS = 4
 """Gradients of one region of a backward graph. Inductor's own code has about three at a time."""
+SMALL_BYTES = 64 * 2**20
+"""What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
 
 
 def pieces(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
@@ -25,7 +28,7 @@ def pieces(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
     members = set(group)
     results = {n for n in group if value(n) is not None and any(u not in members for u in n.users)}
     count = ceil(len(results) / MOST_RESULTS)
-    if count < 2:
+    if count < 2 or sum(map(_bytes, results)) <= SMALL_BYTES:
         return [list(group)]
     most, have = ceil(len(results) / count), 0
     made: list[list[fx.Node]] = [[]]
@@ -36,3 +39,8 @@ def pieces(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
         made[-1].append(node)
         have += node in results
     return made
+
+
+def _bytes(node: fx.Node) -> int:
+    made = node.meta["val"]
+    return prod(map(hint, made.shape)) * made.element_size()
