@@ -26,9 +26,9 @@ class Case:
     def path(self) -> Path:
         return RESULTS / f"{self.name}.json"
 
-    def command(self) -> list[str]:
-        """Arguments of the ``tilestream`` command that makes the result, for the current folder."""
-        path = os.path.relpath(self.path)
+    def command(self, folder: Path = RESULTS) -> list[str]:
+        """Arguments of the ``tilestream`` command that makes the result, in ``folder``, for the current folder."""
+        path = os.path.relpath(folder / self.path.name)
         words = ["bench", self.model, "--rows", str(self.rows), "--strategy", self.strategy, "--json", path]
         words += [] if self.counters else ["--no-ncu"]
         return words + (["--compile-time"] if self.compile_time else [])

@@ -3,9 +3,11 @@
     python benchmarks/run_all.py                 every case
     python benchmarks/run_all.py nerf chain      some of them
     python benchmarks/run_all.py --missing       those without a result file
+    python benchmarks/run_all.py --others        README's ten other models
     python benchmarks/run_all.py --queues        the ring queues too
 
-Needs an H100 or H200. Results go to ``benchmarks/results``; ``make_tables.py`` turns them into README's tables.
+Needs an H100 or H200. Results go to ``benchmarks/results``, or to ``--out``; ``make_tables.py`` turns those of the
+first into README's tables.
 """
 
 from __future__ import annotations
@@ -14,25 +16,30 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from cases import CASES, RESULTS
+from cases import CASES, OTHERS, RESULTS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--others", action="store_true")
     parser.add_argument("--queues", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     unknown = [name for name in given.cases if name not in CASES]
     if unknown:
         parser.error(f"no case is called {unknown[0]!r}; the cases are {', '.join(CASES)}")
-    chosen = [CASES[name] for name in given.cases or CASES]
+    named = given.cases or ([case.name for case in OTHERS] if given.others else list(CASES))
+    chosen = [CASES[name] for name in named]
     if given.missing:
-        chosen = [case for case in chosen if not case.path.exists()]
-    commands = [(case.name, case.command()) for case in chosen]
+        chosen = [case for case in chosen if not (given.out / case.path.name).exists()]
+    given.out.mkdir(parents=True, exist_ok=True)
+    commands = [(case.name, case.command(given.out)) for case in chosen]
     if given.queues:
-        commands.append(("queues", ["bench", "queues", "--json", str(RESULTS / "queues.json")]))
+        commands.append(("queues", ["bench", "queues", "--json", str(given.out / "queues.json")]))
     failed = []
     for number, (name, words) in enumerate(commands, start=1):
         print(f"[{number}/{len(commands)}] {name}", flush=True)

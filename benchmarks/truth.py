@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import rankdata
 
 from tilestream import devices
 from tilestream.devices import Device
+from tilestream.graph.costs.elements import Each, each
 from tilestream.ir.serialise import pipeline_from_json
 from tilestream.simulator import run, simulate
 from tilestream.simulator.library import (
@@ -38,7 +40,6 @@ from tilestream.simulator.library import (
     table_gradient,
 )
 from tilestream.simulator.workload import SimStage, Workload
-from tilestream.studies.kitsune import aten_table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -101,7 +102,7 @@ def predict_us(row: dict[str, Any], device: Device) -> float:
     """The simulator's microseconds for a row of ``silicon.py``."""
     if row["kind"] == "pipeline":
         pipelines = [pipeline_from_json(p) for p in row["extra"]["pipelines"]]
-        return sum(simulate(p, row["shape"]["rows"], device).time_us for p in pipelines)
+        return sum(simulate(p, row["shape"]["rows"], device, spans=False).time_us for p in pipelines)
     cached = held_in_l2(row["bytes"], device) if row["state"] == "warm" else 0.0
     launches = tuple(launch(row["name"], stage, device) for stage in stages_of(row, cached, device))
     return run(Workload(row["name"], launches), device).time_s * 1e6
@@ -124,11 +125,7 @@ def stages_of(row: dict[str, Any], cached: float, device: Device) -> list[SimSta
 
 def streamed(row: dict[str, Any], cached: float, device: Device) -> SimStage:
     """A kernel that streams: elementwise, a copy, one of Inductor's."""
-    shape, kind = row["shape"], row["kind"]
-    import torch
-
-    name = str(shape.get("op", kind)).replace("relu_backward", "threshold_backward")
-    counts = aten_table.row(getattr(torch.ops.aten, name, None))
+    kind, counts = row["kind"], _cost(str(row["shape"].get("op", row["kind"])))
     elements, read, written = _amounts(row)
     return stream(
         kind,
@@ -136,10 +133,25 @@ def streamed(row: dict[str, Any], cached: float, device: Device) -> SimStage:
         read,
         written,
         device,
-        simt_ops=counts.simt * elements,
-        sfu_ops=counts.sfu * elements,
+        simt_ops=counts.lanes * elements,
+        sfu_ops=counts.special * elements,
         cached=cached,
     )
+
+
+def _cost(name: str) -> Each:
+    """Instructions of an element of an ATen operator, or of what is none: one."""
+    packet = getattr(torch.ops.aten, name.replace("relu_backward", "threshold_backward"), None)
+    if packet is None:
+        return Each(1.0, 0.0)
+    graph = torch.fx.Graph()
+    operator = packet.Tensor if "Tensor" in packet.overloads() else packet.default
+    wanted = [a for a in operator._schema.arguments if str(a.type) == "Tensor"]
+    given = [graph.placeholder(a.name) for a in wanted]
+    node = graph.call_function(operator, tuple(given) + ((0,) if name == "relu_backward" else ()))
+    for n in (*given, node):
+        n.meta["val"] = torch.empty(1, dtype=torch.bfloat16, device="meta")
+    return each(node)
 
 
 def product_of(row: dict[str, Any]) -> Product:

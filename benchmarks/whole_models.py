@@ -6,7 +6,6 @@
     python benchmarks/whole_models.py --host                 a plain loop without CUDA graphs, by parts
     python benchmarks/whole_models.py --max-autotune ...     that arm too, which takes minutes to compile
     python benchmarks/whole_models.py --library ...          eager and Inductor alone, with the kernels that each runs
-    python benchmarks/whole_models.py --first-calls mgn      the first call in a process of its own, and in a second one
 
 Needs an H100 or H200. bf16, random data; the protocol is CONTRIBUTING's: CUDA graphs in every arm, rounds interleaved,
 medians. ``first_call_s`` is the call that compiles, with empty caches of Inductor's, Triton's and ours, in a process
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -146,32 +144,6 @@ def kernels_of(call: Callable[[], object]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda k: -k["us"])
 
 
-def first_calls(name: str) -> dict[str, Any]:
-    """Seconds of the first call of Inductor's arm and of ours: with empty caches, and in a second process."""
-    found: dict[str, Any] = {"schema": 1, "model": name, "environment": environment(), "arms": {}}
-    for arm in ("inductor", "tilestream"):
-        with tempfile.TemporaryDirectory() as caches:
-            command = [sys.executable, __file__, "--first-call-of", arm, name]
-            given = {**os.environ, **cache_folders(caches)}
-            cold, again = (
-                float(subprocess.run(command, env=given, stdout=subprocess.PIPE, text=True, check=True).stdout)
-                for _ in range(2)
-            )
-        found["arms"][arm] = {"cold_s": cold, "second_process_s": again}
-    return found
-
-
-def first_call_s(arm: str, name: str) -> float:
-    """Seconds from ``torch.compile`` to the first results, in this process; the model is made already."""
-    model, sizes = CASES[name]
-    module, inputs = find(model).make(device="cuda", **sizes)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    inference(compiled(arm, module), module, inputs)
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def cache_folders(folder: str) -> dict[str, str]:
     """Environment variables that put every compiler's cache into ``folder``."""
     variables = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILESTREAM_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -187,8 +159,9 @@ def given_words() -> list[str]:
     return words
 
 
-def write(name: str, made: dict[str, Any], folder: Path) -> None:
-    made["environment"]["command"] = "python benchmarks/whole_models.py " + " ".join(given_words())
+def write(name: str, made: dict[str, Any], folder: Path, script: str = "whole_models.py") -> None:
+    """Write ``made`` as ``folder/name.json``, with the command that made it."""
+    made["environment"]["command"] = f"python benchmarks/{script} {' '.join(given_words())}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
 
@@ -206,8 +179,6 @@ def main() -> int:
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--library", action="store_true", help="eager and Inductor alone, and their kernels")
     parser.add_argument("--host", action="store_true")
-    parser.add_argument("--first-calls", action="store_true")
-    parser.add_argument("--first-call-of", choices=("inductor", "tilestream"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if unknown := [name for name in given.cases if name not in CASES]:
@@ -215,15 +186,6 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: nothing to measure", file=sys.stderr)
         return 1
-    if given.first_call_of:
-        print(first_call_s(given.first_call_of, given.cases[0]))
-        return 0
-    if given.first_calls:
-        for name in given.cases or CASES:
-            made = first_calls(name)
-            write(f"first_{name}", made, given.out)
-            print(f"{name}: {made['arms']}", flush=True)
-        return 0
     arms = ARMS if given.max_autotune else tuple(a for a in ARMS if a != "inductor_max_autotune")
     if given.library:
         arms = ("eager", "inductor")

@@ -79,6 +79,8 @@ CASES: dict[str, Make] = {
     "autoencoder_wide": lambda: (mlp([256, 1024, 64, 1024, 256], nn.ReLU), (65536, 256)),
     "vit_tiny": lambda: (blocks(2, Block, 192, 768), (50432, 192)),
     "mlp_400": lambda: (mlp([416, 400, 400, 400, 1], nn.ReLU), (131072, 416)),
+    "mlp_512": lambda: (mlp([512, 512, 512, 512], nn.ReLU), (131072, 512)),
+    "mlp_384_gelu": lambda: (mlp([384, 384, 384, 384], nn.GELU), (131072, 384)),
     "dlrm_top": lambda: (mlp([479, 1024, 1024, 512, 256, 1], nn.ReLU), (32768, 479)),
     "dlrm_top_small": lambda: (mlp([479, 1024, 1024, 512, 256, 1], nn.ReLU), (2048, 479)),
     "bert_ffn": lambda: (blocks(1, Block, 768, 3072), (16384, 768)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Processes that share the cores take one each, and so do the processes that they start."""
+    """Processes that share the cores take one each, and so do the processes that they start.
+
+    Inductor takes the processor's word for its vector instructions: for each empty cache, it would try them for 10 s.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
@@ -44,6 +49,15 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     """A cache folder that no other test has written to."""
     path = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TILESTREAM_CACHE_DIR", str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels are built for the host: one folder for all processes, since a program's name is a hash of it."""
+    own = tmp_path_factory.getbasetemp()
+    path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "host"
+    path.mkdir(exist_ok=True)
     return path
 
 

@@ -9,8 +9,8 @@ import torch
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream.graph import flops
 from tilestream.graph.capture import capture
+from tilestream.graph.costs import flops
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 from programs import chain
 
 from tilestream.devices import get
-from tilestream.errors import DeviceError
+from tilestream.errors import DeviceError, InputError, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.derive import mentions
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, Transport
 from tilestream.ir.read import axes, program, tensors
+from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan.planner import plan
+from tilestream.simulator import simulate
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.from_pipeline import workload
 from tilestream.simulator.run import run
@@ -85,3 +90,104 @@ def test_row_pipelines_are_near_the_model_that_was_fitted(layers: int, width: in
     fitted = run(workload(found, 65_536, H200), H200).time_s
     counted = run(mesh_workload(found, {"rows": 65_536}, H200), H200).time_s
     assert 0.6 * fitted < counted < 1.25 * fitted
+
+
+# -- rows by an index
+
+GRAPH = axes("edges nodes c=64 f=128")
+MESSAGES = Pipeline(
+    "messages",
+    tensors("V[nodes,c] senders[edges]:i64 receivers[edges]:i64 W[f,c] >M[nodes,f]:f32", GRAPH),
+    (
+        Stage(
+            "s",
+            program(
+                """
+                s[edges,c] = load V[senders[edges],c]
+                m[edges,f] = product s W[f,c]
+                m +> M[receivers[edges],f]
+                """,
+                GRAPH,
+            ),
+            (Loop("edges", 64),),
+            (Spread(Level.GRID, 132, ("edges",)),),
+        ),
+    ),
+)
+
+
+def totals(nodes: int, edges: int) -> dict[str, float]:
+    (launch,) = mesh_workload(MESSAGES, {"nodes": nodes, "edges": edges}, H200).launches
+    (stage,) = launch.stages
+    fields = ("l2_read", "l2_write", "l2_shared_read", "dram_read", "dram_write")
+    return {name: getattr(stage.work, name) * stage.tiles for name in fields}
+
+
+def test_rows_by_an_index_that_the_l2_holds_come_once() -> None:
+    nodes, edges = 10_000, 400_000
+    found = totals(nodes, edges)
+    indices, table, rows = 2 * 8 * edges, 2 * nodes * 64, 2 * edges * 64
+    assert found["l2_read"] == pytest.approx(rows + indices + 2 * 64 * 128)
+    assert found["l2_write"] == 4 * edges * 128  # an addition an element of each edge
+    assert found["dram_read"] == pytest.approx(table + indices + 2 * 64 * 128, rel=1e-3)  # no node without an edge
+    assert found["dram_write"] == 4 * nodes * 128
+    moved = mesh_traffic(MESSAGES, MESSAGES.sizes() | {"nodes": nodes, "edges": edges})
+    assert moved["l2"] == pytest.approx(found["l2_read"] + found["l2_shared_read"] + found["l2_write"])
+
+
+def test_a_table_that_the_l2_does_not_hold_comes_again() -> None:
+    nodes, edges = 4_000_000, 8_000_000
+    found = totals(nodes, edges)
+    table, rows, weights = 2 * nodes * 64, 2 * edges * 64, 2 * 64 * 128
+    first = table * (1 - (1 - 1 / nodes) ** edges)
+    kept = 0.5 * H200.l2_bytes / table
+    sums = 4 * nodes * 128
+    late = (4 * edges * 128 - sums * (1 - (1 - 1 / nodes) ** edges)) * (1 - 0.5 * H200.l2_bytes / sums)
+    assert found["dram_read"] == pytest.approx(first + (rows - first) * (1 - kept) + late + 16 * edges + weights)
+    assert found["dram_write"] == pytest.approx(sums + late)
+    few = totals(nodes, 1000)
+    assert few["dram_read"] == pytest.approx(2 * 1000 * 64 + weights + 16 * 1000, rel=0.01)  # what is touched
+
+
+def test_more_edges_take_longer_and_a_size_that_is_not_known_is_told() -> None:
+    times = [simulate(MESSAGES, {"nodes": 10_000, "edges": n}, H200) for n in (20_000, 200_000, 2_000_000)]
+    assert times[0].time_us < times[1].time_us < times[2].time_us
+    assert times[2].bytes == mesh_traffic(MESSAGES, MESSAGES.sizes() | {"nodes": 10_000, "edges": 2_000_000})
+    assert 0 < times[2].utilisation["s"] <= 1
+    with pytest.raises(InputError, match="the size of edges, nodes is read at the call"):
+        simulate(MESSAGES, 64, H200)
+
+
+# -- every kind
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_the_verifier_accepts_is_simulated(seed: int) -> None:
+    rng = random.Random(seed)
+    tiles = {"rows": 64, "k": 64, "hid": 128, "out": 96}
+    loops = tuple(Loop(a, tiles[a]) for a in rng.sample(sorted(tiles), rng.randint(0, 3)))
+    levels = rng.sample((Level.GRID, Level.CLUSTER, Level.WARPGROUP), rng.randint(1, 3))
+    p = ffn(loops, *(Spread(x, 2, tuple(rng.sample(sorted(tiles), rng.randint(1, 3)))) for x in levels))
+    try:
+        verify(p)
+    except VerifyError:
+        return
+    for split in (p, two(p)):
+        found = simulate(split, 512, H200)
+        assert found.time_us > 0 and found.bytes["dram"] > 0, split
+
+
+def two(p: Pipeline) -> Pipeline:
+    """Its stage in two, a launch each."""
+    (whole,) = p.stages
+    parts = (replace(whole, name="up", ops=whole.ops[:3]), replace(whole, name="down", ops=whole.ops[3:]))
+    made = tuple(replace(s, loops=tuple(x for x in s.loops if _has(s, x.axis)), mesh=_over(s)) for s in parts)
+    return replace(p, stages=made, queues=(Queue("h", "up", ("down",), Transport.DRAM, 0),))
+
+
+def _has(s: Stage, axis: str) -> bool:
+    return any(axis in mentions(op) for op in s.ops)
+
+
+def _over(s: Stage) -> tuple[Spread, ...]:
+    return tuple(d for d in s.mesh if any(_has(s, a) for a in d.axes))

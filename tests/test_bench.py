@@ -140,7 +140,7 @@ def test_arm_names_are_those_of_the_result() -> None:
 
 
 def test_the_first_call_is_timed_cold_warm_and_without_us():
-    made = first_call.measure("meshgraphnets", ["--rows", "64", "--target", "reference"])
+    made = first_call.measure("meshgraphnets", ["--rows", "64", "--target", "reference"], has_byte_code=True)
     for name in ("cold", "warm"):
         parts = made[name]
         assert isinstance(parts, dict) and {"regions", "planning", "torch"} <= set(parts)

@@ -147,9 +147,9 @@ def test_operands_of_as_many_registers_as_a_chunk_wait_in_shared_memory():
     ids=["two", "wide", "gated", "ragged", "widest", "chunks of 128", "f16"],
 )
 @pytest.mark.parametrize("in_flight", [2, 1])
-def test_kernels_on_the_host(program: Pipeline, chunk: int, in_flight: int, tmp_path: Path):
+def test_kernels_on_the_host(program: Pipeline, chunk: int, in_flight: int, folder: Path):
     p = chunked(program, chunk)
-    check(p.with_stages((p.stages[0].with_(in_flight=in_flight),)), 300, tmp_path)
+    check(p.with_stages((p.stages[0].with_(in_flight=in_flight),)), 300, folder)
 
 
 @needs_disassembler

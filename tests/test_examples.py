@@ -28,7 +28,10 @@ def test_handmade_pipeline(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_recorded_timeline(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_recorded_timeline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tilestream.cuda.host.build.default_folder", lambda: folder)
     monkeypatch.setattr("sys.argv", ["recorded_timeline.py", str(tmp_path)])
     runpy.run_path(str(EXAMPLES / "recorded_timeline.py"), run_name="__main__")
     said = capsys.readouterr().out
@@ -42,6 +45,7 @@ def run(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [name, *words.split()])
     if not torch.cuda.is_available():
         monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
+        monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: graph.forward)
     torch.compiler.reset()
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 

@@ -41,11 +41,6 @@ CLOSE = {"bf16": 2**-9, "f16": 2**-12, "f32": 2**-17}
 TF32 = 2**-8
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("host")
-
-
 def check(pipeline: Pipeline, rows: int, folder: Path, seed: int = 0, **options) -> None:
     """The kernels' error against float64 is that of the reference machine at the same precision, or nearly."""
     tensors = tensors_for(pipeline, rows, seed)

@@ -30,11 +30,6 @@ FUZZ = 16
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("host")
-
-
 @needs_gxx
 @pytest.mark.parametrize("rows", [1, 200])
 @pytest.mark.parametrize("name", ONE_STAGE)

@@ -53,11 +53,10 @@ def _why_not(folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("host")
-    if reason := _why_not(path):
+def folder(folder: Path) -> Path:
+    if reason := _why_not(folder):
         pytest.skip(reason)
-    return path
+    return folder
 
 
 # -- pipelines, each as small as its protocol allows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,11 @@ from tilestream.studies.kitsune.sources import base
 
 def x(*shape: int) -> torch.Tensor:
     return torch.randn(*shape)
+
+
+def i(most: int, *shape: int) -> torch.Tensor:
+    """An index below ``most``."""
+    return torch.randint(most, shape)
 
 
 FORMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
@@ -54,12 +60,39 @@ FORMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "split": (lambda a: torch.cat([p * 2.0 for p in torch.relu(a).split(3, 1)], 1), (x(4, 6),)),
     "views": (lambda a: torch.relu(torch.relu(a).view(4, 3, 2).permute(1, 0, 2).reshape(3, 8)), (x(2, 2, 6),)),
     "expand": (lambda a: torch.relu(a).unsqueeze(1).expand(4, 3, 5) * 2.0, (x(4, 5),)),
+    "rows by an index": (lambda a, j: torch.relu(a.index_select(0, j)), (x(6, 5), i(6, 9).int())),
+    "columns by an index": (lambda a, j: a.index_select(-1, j) * 2.0, (x(4, 6), i(6, 9))),
+    "an index of two dimensions": (lambda a, j: torch.relu(a[j]).sum(1), (x(6, 5), i(6, 4, 3))),
+    "an index from the end": (lambda a, j: torch.relu(a[:, j]), (x(4, 6, 3), i(6, 8) - 6)),
+    "pairs by two indices": (lambda a, j, k: a[:, j, k] * 2.0, (x(4, 6, 5), i(6, 8), i(5, 8) - 5)),
+    "an index of one element": (lambda a, j: a[j] * 2.0, (x(6, 5), i(6, 1))),
+    "a table": (lambda a, j: F.embedding(j, a) * 0.5, (x(7, 4), i(7, 2, 5))),
+    "tables, stacked": (
+        lambda a, b, j, k: torch.stack([F.embedding(j, a), F.embedding(k, b)], 1),
+        (x(7, 4), x(5, 4), i(7, 6), i(5, 6)),
+    ),
+    "elements by an index": (lambda a, j: torch.gather(a, 1, j) * 2.0, (x(4, 6), i(6, 4, 3))),
+    "rows of elements by an index": (lambda a, j: torch.gather(a, 0, j), (x(4, 6, 2), i(4, 5, 6, 2))),
+    "sums by an index": (lambda a, j: a.new_zeros(6, 5).index_add(0, j, torch.sin(a)), (x(9, 5), i(6, 9))),
+    "sums onto rows": (lambda a, b, j: torch.relu(a).index_add(0, j, b, alpha=0.5), (x(6, 5), x(9, 5), i(6, 9))),
+    "sums of columns": (lambda a, b, j: a.index_add(1, j, b * b), (x(4, 6), x(4, 9), i(6, 9))),
+    "sums of elements": (lambda a, b, j: a.scatter_add(1, j, b.sigmoid()), (x(4, 6), x(4, 3), i(6, 4, 3))),
+    "sums of rows, the index expanded": (
+        lambda a, j: a.new_zeros(6, 5).scatter_add(0, j[:, None].expand(9, 5), a),
+        (x(9, 5), i(6, 9)),
+    ),
+    "sums by a list": (lambda a, b, j: a.index_put([j], b, accumulate=True), (x(6, 5), x(2, 4, 5), i(6, 2, 4))),
+    "one value to many": (lambda a, b, j: a.index_put([j], b, accumulate=True), (x(6, 5), x(5), i(6, 7))),
+    "messages": (
+        lambda e, u, v, w, j, k: e.new_zeros(7, 3).index_add(0, k, F.linear(torch.cat([e, u[j], v[k]], 1), w)),
+        (x(11, 4), x(7, 5), x(7, 5), x(3, 14), i(7, 11), i(7, 11)),
+    ),
     "heads": (
         lambda a, w: torch.softmax(h := F.linear(a, w).view(2, 5, 3, 4).transpose(1, 2), -1) @ h.transpose(2, 3),
         (x(2, 5, 7), x(12, 7)),
     ),
 }
-"""A function and its inputs, each of which takes a gradient."""
+"""A function and its inputs, each of which takes a gradient, but for indices."""
 
 
 class Form(nn.Module):
@@ -77,8 +110,13 @@ def written(graph: fx.Graph) -> tuple[Pipeline, object]:
     output = next(n for n in graph.nodes if n.op == "output")
     results = [n for n in dict.fromkeys(output.all_input_nodes) if base(n) in nodes]
     made = program({"all": nodes}, [(n, 0) for n in results])
-    stage = Stage("all", (*made.ops["all"], *(s.op for s in made.stored)), ())
+    stage = Stage("all", (*made.ops["all"], *(op for s in made.stored for op in s.ops)), ())
     return Pipeline("form", made.tensors, (stage,)), made
+
+
+def wide(value: Any) -> Any:
+    """In float64, as what a graph makes of nothing (zeros) is not."""
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def checked(graph: fx.Graph, values: dict[str, torch.Tensor]) -> None:
@@ -88,9 +126,9 @@ def checked(graph: fx.Graph, values: dict[str, torch.Tensor]) -> None:
     for node in graph.nodes:
         if node.op == "call_function":
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: env[n.name])  # pyright: ignore
-            env[node.name] = node.target(*args, **kwargs)
-    given = {g.tensor.name: values[g.node.name].reshape(g.shape) for g in made.given}
-    taken = {n for op in p.stages[0].ops for n in op.params}
+            env[node.name] = wide(node.target(*args, **kwargs))
+    given = {g.tensor.name: g.of(env[g.node.name]) for g in made.given}
+    taken = {n for op in p.stages[0].ops for v in op.views for n in (v.of, *(at.index for at in v.at or ()))}
     got = run_meshes(p, {n: v for n, v in given.items() if n in taken}, FLOAT64)
     assert made.stored
     for stored in made.stored:
@@ -103,19 +141,22 @@ def test_forward_and_backward(name: str) -> None:
     function, inputs = FORMS[name]
     torch.manual_seed(0)
     forward_only = name == "slices with a step"  # its gradient is refused below
-    given = [i.detach().requires_grad_(not forward_only) for i in inputs]
+    given = [a.detach().requires_grad_(a.is_floating_point() and not forward_only) for a in inputs]
     recorded = record(Form(function), given, "inference" if forward_only else "training")
     values: dict[str, torch.Tensor] = {}
     for graph in filter(None, (recorded.forward, recorded.backward)):
         for node in graph.nodes:
             if node.op == "placeholder" and node.name not in values:
-                values[node.name] = torch.randn(node.meta["val"].shape, dtype=torch.float64)
+                place = recorded.places.get(node.name)
+                index = isinstance(place, int) and not inputs[place].is_floating_point()
+                shape = node.meta["val"].shape
+                values[node.name] = inputs[place] if index else torch.randn(shape, dtype=torch.float64)
         if graph is recorded.forward:
             checked(graph, values)
             for node in graph.nodes:
                 if node.op == "call_function":
                     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])  # pyright: ignore
-                    values[node.name] = node.target(*args, **kwargs)
+                    values[node.name] = wide(node.target(*args, **kwargs))
         elif any(n.op == "call_function" for n in graph.nodes):
             checked(graph, values)
 
@@ -126,6 +167,11 @@ def test_forward_and_backward(name: str) -> None:
         (lambda a: a.sort()[0], (x(4, 5),), "orders or scans elements"),
         (lambda a: a.cumsum(0), (x(4, 5),), "orders or scans elements"),
         (lambda a: torch.where(a > 0, a, 0.0), (x(4, 5),), "booleans"),
+        (lambda a, j: torch.relu(a)[j], (x(4, 5), i(4, 3)), "what its own pipeline makes"),
+        (lambda a, j: a.index_put([j], a[j]), (x(4, 5), i(4, 3)), "the last would win"),
+        (lambda a, j, k: a[j, :, k], (x(4, 5, 6), i(4, 3), i(4, 3)), "that are apart"),
+        (lambda a, j: a.new_zeros(4, 5).index_add(0, j, a) + 1.0, (x(3, 5), i(4, 3)), "before it is complete"),
+        (lambda a, j: torch.gather(a, 1, j), (x(4, 5), i(5, 3, 2)), "leaves out a part"),
         (lambda a: (b := torch.relu(a)).view(6, 2)[1:5].sum() + b.sum(1).sum(), (x(3, 4),), "that a view divides"),
     ],
 )

@@ -162,6 +162,14 @@ def test_a_large_batch_is_quick_and_the_steady_state_is_said():
     assert run.time_us == pytest.approx(simulate(p, rows // 8, H200).time_us * 8, rel=0.05)
 
 
+@pytest.mark.parametrize("most_steps", [100_000, 1_000])
+def test_without_spans_all_else_is_the_same(most_steps: int):
+    p = planned(chain(3), 65_536, "spatial")
+    whole = simulate(p, 65_536, H200, most_steps)
+    assert whole.spans and whole.exact == (most_steps > 1_000)
+    assert simulate(p, 65_536, H200, most_steps, spans=False) == replace(whole, spans=())
+
+
 def test_extrapolation_agrees_with_the_whole_simulation():
     rows = 262_144
     p = planned(chain(8), rows, "spatial")

@@ -60,11 +60,6 @@ PIPELINES = {
 }
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stamps")
-
-
 @lru_cache(maxsize=16)
 def recorded(name: str, folder: Path) -> tuple[Pipeline, Recording]:
     pipeline = PIPELINES[name]()
@@ -180,6 +175,8 @@ def test_only_the_same_run_is_compared(folder: Path) -> None:
         compare(simulate(pipeline, ROWS + 1, device), run)
     with pytest.raises(InputError, match="fewer rows"):
         compare(simulate(pipeline, ROWS, device, most_steps=4), run)
+    with pytest.raises(InputError, match="those of libraries"):
+        compare(simulate(replace(pipeline, strategy="bulk"), ROWS, device), run)
 
 
 @needs_compiler

@@ -36,11 +36,6 @@ ROUNDING = {"bf16": 2**-9, "f16": 2**-12, "f32": 2**-20}
 """Of a result that is rounded once, relative to the norm; fp32: what adding up in another order makes of it."""
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("host")
-
-
 def run(p: Pipeline, inputs: dict[str, torch.Tensor], folder: Path, **options) -> dict[str, torch.Tensor]:
     return run_sums_on_host(p, inputs, HostRun(folder=folder, **options))
 

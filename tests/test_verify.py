@@ -295,7 +295,8 @@ def test_random_pipelines_are_legal(p: Pipeline):
 def test_random_pipelines_reach_every_feature():
     made = [random_pipeline(seed) for seed in range(300)]
     kinds = {o.kind for p in made for s in p.stages for o in s.ops}
-    assert kinds == set(OPS) - PLAIN - {"relu_backward"}  # it jumps at 0: what rounds differently between stages, flips
+    # relu_backward jumps at 0: what rounds differently between stages, flips. max_rows takes whole groups of 16 rows.
+    assert kinds == set(OPS) - PLAIN - {"relu_backward", "max_rows"}
     assert any(len(q.consumers) > 1 for p in made for q in p.queues)
     assert {q.transport for p in made for q in p.queues} == {Transport.L2, Transport.DRAM}
     assert {len(p.by_role(Role.INPUT)) for p in made} >= {1, 2, 3}

@@ -17,7 +17,7 @@ TIMEOUT_S = 600
 CACHES = ("TILESTREAM_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
-def measure(target: str, arguments: Sequence[str]) -> dict[str, float | dict[str, float]]:
+def measure(target: str, arguments: Sequence[str], has_byte_code: bool = False) -> dict[str, float | dict[str, float]]:
     """Seconds of the first call of tilestream's arm in a process of its own, with empty caches and then with full ones.
 
     A process more runs before them, so that every module has byte code, as an installer leaves it: without that, a
@@ -29,13 +29,17 @@ def measure(target: str, arguments: Sequence[str]) -> dict[str, float | dict[str
     Args:
         target: an app's name or ``FILE.py:FUNCTION``.
         arguments: ``--rows``, ``--dtype``, ``--strategy``, ``--target`` for that process.
+        has_byte_code: spares the process that makes it.
 
     Raises:
         CompileError: the process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        byte_code = dict(os.environ, PYTHONPYCACHEPREFIX=f"{folder}/python", PYTHONDONTWRITEBYTECODE="")
-        _run(target, arguments, _caches(byte_code, f"{folder}/before"))
+        byte_code = dict(os.environ)
+        if not has_byte_code:
+            if byte_code.pop("PYTHONDONTWRITEBYTECODE", ""):  # whoever wants no files beside the sources gets none
+                byte_code["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
+            _run(target, arguments, _caches(byte_code, f"{folder}/before"))
         environment = _caches(byte_code, f"{folder}/caches")
         cold, warm = (_run(target, arguments, environment) for _ in range(2))
         capture = _run(target, [*arguments, "--arm", "capture"], environment)

@@ -8,6 +8,7 @@ from tilestream.cuda.annotate import comments
 from tilestream.cuda.column_loop import column_loop
 from tilestream.cuda.epilogue import Epilogue
 from tilestream.cuda.names import Names
+from tilestream.cuda.operand_copy import operand_copy
 from tilestream.cuda.tables import Tables
 from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.ir.pipeline import Pipeline
@@ -39,7 +40,13 @@ class ConsumerEmitter(Names):
 
     def body(self) -> str:
         """Text of everything inside the loop over units."""
-        blocks = [self._step(step) for step in self.s.steps if self._begins(step)]
+        groups: list[list[str]] = []
+        for step in self.s.steps:
+            if self._begins(step):
+                groups.append([self._step(step)])
+            elif self.s.loop_of(step) is None and self.s.summed(step) is None:
+                groups[-1].append(self._step(step))
+        blocks = ["\n".join(["    {", *texts, "    }"] if len(texts) > 1 else texts) for texts in groups]
         if self.split and self.reduces % 2:
             # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
             blocks.append("    named_sync(BOTH_GROUPS, 256);")
@@ -91,15 +98,21 @@ class ConsumerEmitter(Names):
     # -- a step
 
     def _begins(self, step: Step) -> bool:
-        """Whether a block of text begins with ``step``: a loop over columns is one, with the product that sums."""
+        """Whether a block of text begins with ``step``: a loop over columns is one, with the product that sums. So is
+        an operand that is copied, with all that follows up to the next: equal wide layers become loops."""
         loop = self.s.loop_of(step) or self.s.summed(step)
-        return loop is None or step.index == loop.first
+        if loop is not None:
+            return step.index == loop.first
+        return bool(step.copied) or not any(s.copied for s in self.s.steps[: step.index])
 
     def _step(self, step: Step) -> str:
         loop = self.s.loop_of(step)
         if loop is not None:
             last = self.s.steps[loop.sums]
             lines = [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
+            return "\n".join("    " + line for line in block("", lines))
+        if step.copied:
+            lines = [*operand_copy(self, step), *self._credits(step.index, 0)]
             return "\n".join("    " + line for line in block("", lines))
         blocks = ceil_to(self.s.width(step), 8) // 8
         lines = [f"Fragment<{blocks}> acc;"]

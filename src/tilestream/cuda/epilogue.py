@@ -6,12 +6,15 @@ over its two rows: there it has one pair of neighbouring columns, for which it c
 
 from __future__ import annotations
 
+import re
+
 from tilestream.cuda.names import Names
 from tilestream.cuda.snippets import expression, literal
 from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
+from tilestream.ir.tileops import GROUP
 from tilestream.schedule.model import Phase, Sink, Step, ceil_to, columns_of
 
 COMBINE_BYTES = 512
@@ -96,7 +99,16 @@ class Epilogue:
         lanes = ["const u32 t = TS_PASS_LANE;", *self._blocks(outs, guard)]
         if self.staged:
             lanes.append("fence_async_shared();")
+        maxima = [s for s in phase.sinks if s.kind == "maxima"]
+        lines += [f"Registers<u32, 8> {_most(s)};" for s in maxima]
         lines += block(f"{guard}TS_LANES", lanes)
+        for sink in maxima:
+            tensor = names.pipeline.tensor(sink.target)
+            features = GROUP * tensor.features
+            column = plus(f"{self.columns} * c" if self.turns > 1 else "0", sink.column)
+            lines.append(f"max_of_rows<{names.element(sink.dtype)}>({_most(sink)});")
+            where = f"(void*){self.values.vectors[sink.target]}"
+            lines.append(f"store_maxima<{features}>({where}, {_most(sink)}, tile, {column}, p.rows);")
         lines += [f"{guard}group_arrive(out.published());" for _ in outs]
         lines += ["in.release(); in.release();" if names.split else "in.release();"] * schedule.taken(phase)
         return lines
@@ -177,11 +189,20 @@ class Epilogue:
     # -- sinks
 
     def _sink(self, sink: Sink) -> list[str]:
+        names = self.names
         if sink.kind == "registers":
             a, b = self.values.masked(sink.tile)
-            return [f"TS_REG(r{self.names.s.slots[sink.target]}, 2 * i + j) = T::pack({a}, {b});"]
+            word = plus("2 * i + j", sink.column // 4)
+            return [f"TS_REG(r{self.names.s.slots[sink.target]}, {word}) = T::pack({a}, {b});"]
+        if sink.kind == "parked":
+            a, b = self.values.masked(sink.tile)
+            return [f"sts32(parked_addr({self.names.parked(sink.target)}, t, 2 * i + j), T::pack({a}, {b}));"]
         if sink.kind == "shared":
             return self._to_buffer(sink)
+        if sink.kind == "maxima":
+            a, b = self.values.pair(sink.tile)
+            e, word = names.element(sink.dtype), f"TS_REG({_most(sink)}, {'k' if self.turns > 1 else 'i'})"
+            return [f"{word} = j == 0 ? {e}::pack({a}, {b}) : {e}::larger({word}, {e}::pack({a}, {b}));"]
         if sink.kind == "direct":
             return self.values.direct(sink, *self.values.pair(sink.tile))
         raise CompileError(f"sink {sink.kind!r} has no CUDA form", "report this with the pipeline")
@@ -230,6 +251,8 @@ class Epilogue:
         """Zeros behind a tile's last column, as far as products read."""
         names, schedule = self.names, self.names.s
         who = "if (g == 1) " if names.split else ""
+        if sink.kind == "registers" and sink.column:
+            return []  # behind other blocks, whose copy pads them all
         if sink.kind == "registers":
             even = ceil_to(self.blocks, 2)
             return (
@@ -261,3 +284,8 @@ class Epilogue:
             flag = "true" if op.kind == "max" else "false"
             lines.append(f"combine_halves<{flag}>({row}, smem + {scratch}u, g);")
         return lines
+
+
+def _most(sink: Sink) -> str:
+    """The variable of the maxima of a turn: a word for each of its eight blocks."""
+    return f"most_{re.sub(r'[^0-9A-Za-z]', '_', sink.target)}"

@@ -151,6 +151,12 @@ def _where(t: torch.Tensor) -> Where:
     return t.data_ptr(), t.stride(0) if t.dim() else 1
 
 
+def _row_stride(t: torch.Tensor, features: int) -> int:
+    """Elements from one row to the next of a matrix of ``features`` columns, which may have any other shape where it is
+    contiguous: a result ``[clouds, points, features]`` has as many rows as both of these together."""
+    return t.stride(0) if t.dim() == 2 and t.shape[1] == features else features
+
+
 class _Thread(threading.local):
     """Whether a thread that may never have called CUDA has a context."""
 
@@ -298,6 +304,7 @@ class Bound:
         turned: tuple[str, ...] = (),
     ) -> None:
         self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
+        self._features = [compiled.pipeline.tensor(name).features for name in written]
         self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
         self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
@@ -349,8 +356,12 @@ class Bound:
             launch()
 
     def _prepared(self, tensors: Sequence[torch.Tensor], stream: int, capture: int) -> list[PreparedLaunch]:
-        names = (*self._written, *[t.name for t in self._compiled.buffers])
-        where = {**self._where, **{name: _where(t) for name, t in zip(names, tensors, strict=True)}}
+        given = len(self._written)
+        where = dict(self._where)
+        for name, t, features in zip(self._written, tensors[:given], self._features, strict=True):
+            where[name] = t.data_ptr(), _row_stride(t, features)
+        for buffer, t in zip(self._compiled.buffers, tensors[given:], strict=True):
+            where[buffer.name] = _where(t)
         turning: list[PreparedLaunch] = []
         if self._turner is not None:
             copies, turning = self._turner.prepare(where, stream, capture)

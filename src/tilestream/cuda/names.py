@@ -6,7 +6,7 @@ import re
 
 from tilestream.cuda.tables import Tables
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.layout import Layout
+from tilestream.schedule.layout import PARKED_BYTES, Layout
 from tilestream.schedule.model import ColumnLoop, Gemm, Schedule, columns_of
 
 
@@ -46,6 +46,11 @@ class Names:
         base = f"smem + {self.layout.buffers[k]}u"
         return base if self.split else f"{base} + g * {self.layout.buffer_bytes[k]}u"
 
+    def parked(self, tile: str) -> str:
+        """Where this warpgroup's part of a parked tile begins."""
+        at = self.layout.parking + self.s.parked[tile] * PARKED_BYTES
+        return f"smem + {at}u + g * {self.layout.parking_bytes}u"
+
     def element(self, dtype: str) -> str:
         """C++ type; the operands' has a name of its own, so that kernels of one dtype differ in nothing else."""
         return "T" if dtype == self.s.dtype else dtype
@@ -78,8 +83,9 @@ class Names:
         parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
         whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
         vector = self.pipeline.tensor(gemm.bias)
-        bias, first = self.pointer("vector", gemm.bias), col0 if self.shifted else "0"
-        return f"start_from<{vector.dtype}, {gemm.features}, {blocks}, {whole}>({acc}, {bias}, {first});"
+        bias, first = self.pointer("vector", gemm.bias), col0 if self.shifted else str(gemm.first)
+        features = gemm.first + gemm.features
+        return f"start_from<{vector.dtype}, {features}, {blocks}, {whole}>({acc}, {bias}, {first});"
 
     def subs(self, blocks: int) -> list[tuple[int, int]]:
         """(blocks, first block) of each page that a product's columns are spread over."""

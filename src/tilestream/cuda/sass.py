@@ -188,9 +188,10 @@ def loops_keep_their_operands(code: Code, source: KernelSource) -> list[str]:
     """A product in a loop over columns reads, turn after turn, registers that were written before the loop.
 
     ptxas of CUDA 13.0 takes two operands of equally many registers for one: what the second product of a turn reads is
-    packed over what the first one needs again. ``schedule.places`` keeps such an operand in shared memory.
+    packed over what the first one needs again. ``schedule.places`` keeps such an operand in shared memory. (Blocks that
+    are held are no such loop: the last of them is packed over an operand that is done with.)
     """
-    if all(len(s.loops) == 1 for s in source.pipeline.stages):
+    if all(loop.held for s in source.pipeline.stages for loop in s.loops[1:]):
         return []
     out = []
     turns = [(int(i.operands.split()[-1], 16), i.address) for i in code.having("BRA") if "0x" in i.operands]

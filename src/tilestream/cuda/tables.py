@@ -210,7 +210,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         for c in whole:
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
-                    y = first + sub * layout.page_rows
+                    y = gemm.first + first + sub * layout.page_rows
                     tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half))
 
 

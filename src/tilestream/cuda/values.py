@@ -6,6 +6,7 @@ from tilestream.cuda.names import Names
 from tilestream.cuda.snippets import expression
 from tilestream.cuda.text import plus
 from tilestream.ir.pipeline import DTYPE_BYTES
+from tilestream.schedule.blocks import START
 from tilestream.schedule.model import Phase, Place, Sink, Step, ceil_to
 
 
@@ -36,7 +37,7 @@ class Values:
             for name in op.params:
                 self._vector(name)
         for sink in phase.sinks:
-            if sink.kind == "direct":
+            if sink.kind in ("direct", "maxima"):
                 self._vector(sink.target, "output")
 
     def _vector(self, name: str, kind: str = "vector") -> str:
@@ -65,7 +66,7 @@ class Values:
             assert op.out is not None
             operands = [self.pair(i) for i in op.ins]
             for name in op.params:
-                operands.append(self._param(name))
+                operands.append(self._param(name, int(op.attr(START, 0) or 0)))
             a = expression(op, [x for x, _ in operands])
             b = expression(op, [y for _, y in operands])
             self.values[op.out.name] = self.fresh(a, b)
@@ -106,6 +107,9 @@ class Values:
         if place is Place.REGISTERS:
             word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
             return self.fresh(f"T::low({word})", f"T::high({word})")
+        if place is Place.PARKED:
+            word = plus("2 * i + j", start // 4)
+            return self.fill(f"Io<T>::load(parked_addr({e.parked(base)}, t, {word}), {{a}}, {{b}});")
         buffer, dtype = e.buffer(base), e.buffer_dtype(base)
         t = e.element(dtype)
         # Columns that pad the last block or chunk of a view may lie past the buffer: nobody wants their values.
@@ -128,7 +132,8 @@ class Values:
             return ceil_to(self.width, 8)
         return min(2 * self.width, ceil_to(self.step.features, self.e.s.pass_columns))
 
-    def _param(self, name: str) -> tuple[str, str]:
+    def _param(self, name: str, start: int = 0) -> tuple[str, str]:
+        """Elements of a vector, which begins ``start`` elements before the step's first column."""
         tensor = self.e.pipeline.tensor(name)
         var = self.vectors[name]
         if tensor.features == 1:
@@ -136,8 +141,8 @@ class Values:
         whole = "true"
         if self.masks:
             whole = "ok1 && ok0" if self.e.shifted else "whole"
-        of = f"{tensor.dtype}, {self.step.features}"
-        return self.fill(f"vector_pair<{of}>({var}, {self.e.column}, {whole}, {{a}}, {{b}});")
+        of = f"{tensor.dtype}, {start + self.step.features}"
+        return self.fill(f"vector_pair<{of}>({var}, {plus(self.e.column, start)}, {whole}, {{a}}, {{b}});")
 
     def direct(self, sink: Sink, a: str, b: str) -> list[str]:
         tensor = self.e.pipeline.tensor(sink.target)

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tilestream.graph import flops
+from tilestream.graph.costs import flops
 from tilestream.graph.kernels import Kernel, bytes_of, dtype_of
 from tilestream.graph.nodes import VIEWS
 from tilestream.graph.provenance import function

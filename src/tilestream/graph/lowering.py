@@ -268,7 +268,7 @@ class Emitter:
                 joining and feeding a linear are possible on wider ones: they stay in shared memory.
         """
         computed = [features] if kind == "linear" else [features, *(t.features for t in ins)]
-        if self._narrow and OPS[kind].family != "layout" and max(computed) > self.widest:
+        if self._narrow and OPS[kind].family not in ("layout", "rows") and max(computed) > self.widest:
             raise Unsupported(f"{max(computed)} features wide: a stage holds {self.widest} columns at most")
         tile = Tile.of(f"{kind}{len(self.ops)}", features, dtype)
         self.ops.append(TileOp(kind, tile, tuple(t.name for t in ins), params, tuple(attrs.items()), self._source))

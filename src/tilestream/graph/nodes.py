@@ -16,25 +16,12 @@ MATMULS = {aten.mm, aten.addmm, aten.linear, aten.bmm}
 """Operators that apply a weight to rows."""
 
 VIEWS = {
-    aten.view,
-    aten._unsafe_view,
-    aten.reshape,
-    aten.unsqueeze,
-    aten.squeeze,
-    aten.t,
-    aten.permute,
-    aten.transpose,
-    aten.expand,
-    aten.detach,
-    aten.alias,
-    aten.slice,
-    aten.select,
-    aten.split,
-    aten.split_with_sizes,
-    aten.unbind,
-    aten.as_strided,
+    *(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.t, aten.permute, aten.transpose),
+    *(aten.expand, aten.detach, aten.alias, aten.slice, aten.select, aten.split, aten.split_with_sizes, aten.unbind),
+    *(aten.as_strided, aten.view_as_complex, aten.view_as_real, aten.diagonal, aten.lift_fresh_copy, aten.unfold),
+    *(aten.chunk, aten.narrow, aten.flatten, aten.unflatten, aten.squeeze_, aten.real, aten.imag),
 }
-"""Operators that only make another view of their operand: free outside a region."""
+"""Operators that only look at their operand in another way: free outside a region."""
 
 
 ASSERTIONS = {

@@ -21,7 +21,7 @@ from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import Unsupported, computes, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
-from tilestream.graph.wide import Facts, hidden
+from tilestream.graph.wide import Facts, hidden, pooled
 from tilestream.schedule.shared_tile import is_block
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,8 @@ def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:
     if not any(isinstance(size, int) and size > MAX_FEATURES for size in last):
         return frozenset()
     facts = _examine(nodes, {}, WIDEST)
-    return hidden(nodes, Facts(facts.known, facts.kinds, facts.tiles))
+    told = Facts(facts.known, facts.kinds, facts.tiles)
+    return hidden(nodes, told) | pooled(nodes, told)
 
 
 def _examine(

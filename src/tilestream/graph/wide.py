@@ -1,4 +1,5 @@
-"""Layers wider than a stage holds that can stream all the same: hidden layers, which are taken by chunks of columns."""
+"""Layers wider than a stage holds that can stream all the same: hidden layers, which are taken by chunks of columns,
+and last layers of which only maxima over rows leave."""
 
 from __future__ import annotations
 
@@ -34,6 +35,32 @@ def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
             continue
         if _width(node, facts) > MAX_FEATURES:
             found |= _layer(node, facts)
+    return frozenset(found)
+
+
+def pooled(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
+    """Wide nodes that a kernel makes block by block: a linear of what registers hold, and what follows element by
+
+    element, of which nothing but a maximum over rows is wanted. Whatever else leaves a kernel so wide takes as much
+    memory as it would behind a library's product.
+    """
+    found: set[fx.Node] = set()
+    for node in nodes:
+        if node in found or not _is_linear(node, facts) or _few(node, facts) or _width(node, facts) <= MAX_FEATURES:
+            continue
+        if any(_width(x, facts) > MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
+            continue
+        inside, todo, only = {node}, [node], True
+        while todo and only:
+            for user in todo.pop().users:
+                if "max_rows" in facts.kinds.get(user, ()):
+                    continue
+                only = only and _follows(user, node, facts) and not _is_linear(user, facts)
+                if user not in inside:
+                    inside.add(user)
+                    todo.append(user)
+        if only:
+            found |= inside
     return frozenset(found)
 
 

@@ -96,7 +96,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of a stage over ``axis``: each worker takes ``tile`` of it a step."""
+    """A loop of a stage over ``axis``: each worker takes ``tile`` of it a step.
+
+    Attributes:
+        held: of columns: what the loop makes is kept until it is whole. Otherwise what follows takes it turn by turn.
+    """
 
     axis: str
     tile: int
+    held: bool = False

@@ -7,9 +7,10 @@ and the layer is never whole. Which ops those are is found here; a stage names t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tilestream.ir.axes import Loop
 from tilestream.ir.pipeline import Stage, TileOp
 from tilestream.ir.tileops import OPS
 
@@ -79,8 +80,29 @@ def hidden_layers(stage: Stage, handed_on: Collection[str] = ()) -> tuple[Looped
 
 def looped_layers(stage: Stage) -> tuple[LoopedLayer, ...]:
     """The layers whose columns ``stage`` loops over."""
-    looped = {loop.axis for loop in stage.loops[1:]}
+    looped = {loop.axis for loop in stage.loops[1:] if not loop.held}
     return tuple(layer for layer in hidden_layers(stage) if layer.axis in looped) if looped else ()
+
+
+def blocked_tiles(ops: Sequence[TileOp], loops: Sequence[Loop]) -> dict[str, int]:
+    """Tiles that are made block by block and held until they are whole, each with the columns of a block.
+
+    ``Loop("a.c", 128, held=True)`` is over the columns of a linear ``a``. Ops that follow element by element are made
+    in the same blocks.
+    """
+    widths = {loop.axis: loop.tile for loop in loops if loop.held}
+    found: dict[str, int] = {}
+    for op in ops if widths else ():
+        if op.out is None:
+            continue
+        if op.kind == "linear":
+            width = widths.get(column_axis(op.out.name), 0)
+        else:
+            follows = OPS[op.kind].family in ("unary", "binary", "norm") and op.out.features > 1
+            width = next((found[i] for i in op.ins if i in found), 0) if follows else 0
+        if width:
+            found[op.out.name] = width
+    return found
 
 
 def _columns_behind(tile: str, made: dict[str, TileOp]) -> frozenset[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import ceil, prod
 
 from tilestream.ir.axes import Level, Spread, View, along
@@ -46,12 +47,39 @@ def stage_traffic(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Counter
     """Bytes of one stage's loads and stores (``l2``) and of its collectives, by level; queues are not among them."""
     moved: Counter[str] = Counter()
     s = _Counts(stage, size)
+    for _, _, each in accesses(p, stage, size):
+        moved["l2"] += each
+    for op in stage.ops:
+        moved += s.exchanged(op)
+    return moved
+
+
+def accesses(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Iterator[tuple[TileOp, View, int]]:
+    """Bytes of each load and store of a stage; an index by which it reads or writes is a load of its own."""
+    s = _Counts(stage, size)
     for op in stage.ops:
         for view in op.views[len(op.tiles) :]:
             each = ELEMENT_BYTES[p.tensor(view.of).dtype]
-            moved["l2"] += each * (s.stored(op, view) if op.kind in WRITES else s.loaded(op, view))
-        moved += s.exchanged(op)
-    return moved
+            yield op, view, each * (s.stored(op, view) if op.kind in WRITES else s.loaded(op, view))
+            for index in indices(view):
+                each = ELEMENT_BYTES[p.tensor(index.of).dtype]
+                yield op, index, each * s.index(op, view, index)
+
+
+def indices(view: View) -> Iterator[View]:
+    """What is read to know where a view reads or writes."""
+    for at in view.at or ():
+        if at.index:
+            yield View(at.index, (replace(at, index=""),))
+
+
+def through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
+    """Bytes that a queue's producers write to it: each its part, those of a sum all of it."""
+    tile, producer = p.tiles()[q.tile], p.stage(q.producer)
+    maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
+    partial = [d.size for d in producer.mesh if isinstance(placement(maker, d), Partial)]
+    each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
+    return prod(size[a.name] for a in tile.axes) * each * prod(partial)
 
 
 class _Counts:
@@ -62,14 +90,11 @@ class _Counts:
         self.tile = {loop.axis: loop.tile for loop in stage.loops}
         self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
 
-    def loaded(self, op: TileOp, view: View) -> int:
-        """By all CTAs, or clusters where one load is multicast."""
-        once = prod(self.size[a] for a in view.axes)
-        return once * self._again(op, view) * self._alike(op)
-
-    def _again(self, op: TileOp, view: View) -> int:
-        """Times that parts are loaded for positions of axes that the tensor lacks."""
-        return prod(self._groups(op, a, view.of in self.stage.resident) for a in mentions(op) - set(view.axes))
+    def loaded(self, op: TileOp, view: View, resident: bool = False) -> int:
+        """By all CTAs, or clusters where one load is multicast; parts again for positions that the tensor lacks."""
+        resident |= view.of in self.stage.resident
+        again = prod(self._groups(op, a, resident) for a in mentions(op) - set(view.axes))
+        return prod(self.size[a] for a in view.axes) * again * self._alike(op)
 
     def _groups(self, op: TileOp, axis: str, resident: bool) -> int:
         """Steps of all CTAs along ``axis``: each takes one block for each of its own workers."""
@@ -83,6 +108,13 @@ class _Counts:
     def _alike(self, op: TileOp) -> int:
         """CTAs that all do the same."""
         return prod(d.size for d in self.stage.mesh if d.level is Level.GRID and not divided(op, d))
+
+    def index(self, op: TileOp, view: View, index: View) -> int:
+        """By all who read or write ``view`` by it."""
+        found = self.loaded(op, index, view.of in self.stage.resident)
+        if op.kind not in WRITES:
+            return found
+        return found // self._alike(op) * (self.stored(op, view) // prod(self.size[a] for a in view.axes))
 
     def stored(self, op: TileOp, view: View) -> int:
         """By the first of those that have the same, by each of those that have a part of a sum."""
@@ -124,11 +156,7 @@ class _Counts:
 
 def _through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
     """Bytes written to and read from a queue."""
-    tile, producer = p.tiles()[q.tile], p.stage(q.producer)
-    maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
-    partial = [d.size for d in producer.mesh if isinstance(placement(maker, d), Partial)]
-    each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
-    whole = prod(size[a.name] for a in tile.axes) * each * prod(partial)
+    tile, whole = p.tiles()[q.tile], through(p, q, size)
     take = TileOp("copy", tile, (along(tile.name, [a.name for a in tile.axes]),))
     readers = sum(_Counts(p.stage(c), size)._alike(take) for c in q.consumers)
     return whole * (1 + readers)

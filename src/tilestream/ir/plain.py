@@ -103,6 +103,10 @@ class _Writer:
             return [self._slice(op)]
         if family == "reduce":
             return [self._reduce(op)]
+        if family == "rows":  # which rows of a tile meet, no coordinate says: where it is made does not depend on it
+            column = self._new(op)
+            assert column is not None
+            return [self._made(op, column, kind="copy", tiles=(View(op.ins[0], (ROW, At((column.name,)))),))]
         return [self._elementwise(op)]
 
     def _made(self, op: TileOp, column: Axis | None, **changes: object) -> TileOp:

@@ -25,7 +25,7 @@ def pipeline_to_json(p: Pipeline, sources: bool = True) -> dict[str, Any]:
         "stages": [
             {
                 "name": s.name,
-                "loops": [[loop.axis, loop.tile] for loop in s.loops],
+                "loops": [[loop.axis, loop.tile, *[True] * loop.held] for loop in s.loops],
                 "mesh": [[d.level.value, d.size, list(d.axes)] for d in s.mesh],
                 "resident": list(s.resident),
                 "in_flight": s.in_flight,
@@ -65,7 +65,7 @@ def pipeline_from_json(data: Any) -> Pipeline:
                 Stage(
                     s["name"],
                     tuple(_op_from_json(op) for op in s["ops"]),
-                    tuple(Loop(axis, tile) for axis, tile in s["loops"]),
+                    tuple(Loop(*loop) for loop in s["loops"]),
                     tuple(Spread(Level(level), size, tuple(axes)) for level, size, axes in s["mesh"]),
                     tuple(s["resident"]),
                     s["in_flight"],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Tensor, Tile, TileOp
-from tilestream.ir.tileops import OPS
+from tilestream.ir.tileops import GROUP, OPS
 
 
 def check_shapes(pipeline: Pipeline) -> None:
@@ -117,6 +117,16 @@ def _linear(o: _Operands) -> None:
         )
 
 
+def _max_rows(o: _Operands) -> None:
+    x = o.ins[0]
+    o.need(
+        x.features % 64 == 0,
+        f"tile {x.name!r} has {x.features} features, no multiple of 64",
+        "take the maximum over rows outside of the pipeline",
+    )
+    o.result_is(x.features // GROUP, f"the maximum of every {GROUP} rows of {x.features}")
+
+
 def _same_width(o: _Operands) -> None:
     o.result_is(o.ins[0].features, f"{o.op.kind} of {o.ins[0].features}")
 
@@ -179,6 +189,7 @@ def _norm(o: _Operands) -> None:
 
 _RULES: dict[str, Callable[[_Operands], None]] = {
     "load": _load,
+    "rows": _max_rows,
     "store": _store,
     "linear": _linear,
     "binary": _binary,

@@ -30,7 +30,7 @@ def _tensor(t: Tensor) -> str:
 def _stage(s: Stage) -> str:
     if _by_rows(s):
         rare = ", in pairs" * (s.group == 2) + ", one product in flight" * (s.in_flight == 1)
-        rare += "".join(f", {loop.axis} by {loop.tile}" for loop in s.loops[1:])
+        rare += "".join(f", {loop.axis} by {loop.tile}{' held' * loop.held}" for loop in s.loops[1:])
         return f"stage {s.name}: {s.replicas} replicas, Shard({s.placement.dim}), {s.residency.value}{rare}"
     loops = ", ".join(f"{loop.axis}/{loop.tile}" for loop in s.loops) or "none"
     mesh = ", ".join(f"{d.level.value} {d.size} ({', '.join(d.axes) or 'columns'})" for d in s.mesh) or "one worker"

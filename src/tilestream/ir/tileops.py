@@ -19,7 +19,7 @@ class OpSpec:
     holds both against the machine code.
     """
 
-    family: str  # memory | linear | unary | binary | reduce | norm | layout
+    family: str  # memory | linear | unary | binary | reduce | rows | norm | layout
     ins: tuple[int, int]  # least and most tiles taken
     params: tuple[int, int]  # least and most tensors taken
     attrs: tuple[str, ...] = ()
@@ -27,18 +27,26 @@ class OpSpec:
     transcendental: float = 0
     doc: str = ""
 
+    @property
+    def lanes(self) -> float:
+        """Instructions of the fp32 lanes: those that are not the special function unit's."""
+        return self.flops - self.transcendental
+
 
 def _unary(flops: float = 1, transcendental: float = 0, doc: str = "", attrs: tuple[str, ...] = ()) -> OpSpec:
     return OpSpec("unary", (1, 1), (0, 0), attrs, flops, transcendental, doc)
 
 
-def _binary(doc: str, flops: float = 1) -> OpSpec:
-    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), flops, 0, doc)
+def _binary(doc: str, flops: float = 1, transcendental: float = 0) -> OpSpec:
+    return OpSpec("binary", (1, 2), (0, 1), ("scalar", "reversed"), flops, transcendental, doc)
 
 
 def _reduce(doc: str) -> OpSpec:
     return OpSpec("reduce", (1, 1), (0, 0), (), 1, 0, doc)
 
+
+GROUP = 16
+"""Rows that ``max_rows`` takes together: those of one warp."""
 
 PLAIN = {"product", "copy", "store_add"}
 """Kinds that ops of rows are not made of: they stand where every operand has coordinates."""
@@ -72,7 +80,7 @@ OPS: dict[str, OpSpec] = {
     "add": _binary("a + b"),
     "sub": _binary("a - b"),
     "mul": _binary("a b"),
-    "div": _binary("a / b"),
+    "div": _binary("a / b", 7, 1),
     "maximum": _binary("the larger, NaN if either is"),
     "minimum": _binary("the smaller, NaN if either is"),
     "relu_backward": _binary("a, but 0 where b <= 0", 2),
@@ -81,6 +89,13 @@ OPS: dict[str, OpSpec] = {
     "store_add": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="added to an output tensor, which starts as zeros"),
     "cat": OpSpec("layout", (1, 64), (0, 0), flops=0, doc="concatenation along features"),
     "slice": OpSpec("layout", (1, 1), (0, 0), ("start", "stop"), 0, 0, "features start to stop"),
+    "max_rows": OpSpec(
+        "rows",
+        (1, 1),
+        (0, 0),
+        flops=1,
+        doc="the maximum of every 16 rows, NaN if any is: of 64 n features those of 16 rows become 16 rows of 4 n",
+    ),
     "sum": _reduce("sum over features, one feature"),
     "mean": _reduce("mean over features, one feature"),
     "max": _reduce("maximum over features, one feature, NaN if any is"),

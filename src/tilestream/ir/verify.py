@@ -14,7 +14,7 @@ from tilestream.ir.axis_rules import (
     rings_hold_what_is_in_flight,
     tensors_have_their_roles,
 )
-from tilestream.ir.columns import hidden_layers, looped_layers
+from tilestream.ir.columns import blocked_tiles, column_axis, hidden_layers, looped_layers
 from tilestream.ir.derive import WRITES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
@@ -132,9 +132,11 @@ def tiles_fit_registers(p: Pipeline) -> None:
     tiles = p.tiles()
     for stage in p.stages:
         widest = WIDEST[stage.placement.dim]
-        never_whole = {name for layer in looped_layers(stage) for name in layer.names}
+        in_parts = {name for layer in looped_layers(stage) for name in layer.names}
+        blocked = blocked_tiles(stage.ops, stage.loops).keys()
+        in_parts |= blocked | {n for op in stage.ops if op.out and op.out.name in blocked for n in op.ins}
         for name in _in_registers(p, stage):
-            if name in never_whole:
+            if name in in_parts:
                 continue
             width = tiles[name].features
             if width > widest:
@@ -146,11 +148,18 @@ def tiles_fit_registers(p: Pipeline) -> None:
 
 
 def loops_are_of_layers(p: Pipeline) -> None:
-    """A loop over columns is over a layer that one linear alone reads, and all that it is made of."""
+    """A loop over columns is over a layer that one linear alone reads, and all that it is made of; or it holds what a
+    linear makes."""
     for stage in p.stages:
         known = {layer.axis for layer in hidden_layers(stage, [q.tile for q in p.queues])}
+        linears = {column_axis(op.out.name) for op in stage.ops if op.kind == "linear" and op.out is not None}
         for loop in stage.loops[1:]:
-            if loop.axis not in known:
+            if loop.held and loop.axis not in linears:
+                raise VerifyError(
+                    f"{named(stage)} holds {loop.axis!r}, which are no columns that a linear of its makes",
+                    "remove the loop",
+                )
+            if not loop.held and loop.axis not in known:
                 raise VerifyError(
                     f"{named(stage)} loops over {loop.axis!r}, which is no hidden layer of its own: a linear's columns,"
                     " with ops element by element behind it, that one other linear alone reads",

@@ -53,7 +53,7 @@ def cached_plan(
 def is_cached(program: Pipeline, rows: int, device: Device, options: Options) -> bool:
     """Whether ``cached_plan`` would find a measured plan."""
     name = key(program, rows, device, options, measured=True)
-    return options.cache and PlanCache(options.cache_folder).path(name).exists()
+    return options.cache and os.path.exists(PlanCache(options.cache_folder).path(name))
 
 
 def bucket(rows: int) -> int:
@@ -147,7 +147,10 @@ def load_sealed(path: Path) -> Any:
 
 
 def store_sealed(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` with its digest: a temporary file, then a rename. A folder that cannot be written is said once."""
+    """Write ``data`` with its digest: a temporary file, then a rename. A cache that cannot be written is said once.
+
+    ``path`` lies in a folder of its kind, in the cache's.
+    """
     text = json.dumps(seal(data))
     temporary = ""
     try:
@@ -159,12 +162,13 @@ def store_sealed(path: Path, data: dict[str, Any]) -> None:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        if str(path.parent) not in _announced:
-            _announced.add(str(path.parent))
+        folder = str(path.parents[1])
+        if folder not in _announced:
+            _announced.add(folder)
             log.warning(
                 "plans are not kept: %s cannot be written (%s). Remedy: set TILESTREAM_CACHE_DIR or the option "
                 "cache_dir to a folder with room, or cache=False",
-                path.parent,
+                folder,
                 error,
             )
 

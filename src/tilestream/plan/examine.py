@@ -12,8 +12,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tilestream.devices import Device
 from tilestream.errors import TilestreamError
-from tilestream.graph import flops, selection
+from tilestream.graph import selection
 from tilestream.graph.capture import Captured
+from tilestream.graph.costs import flops
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path

@@ -12,15 +12,27 @@ from math import ceil, prod
 import torch
 from torch import fx
 
-from tilestream.graph import flops
+from tilestream.graph.costs import flops
+from tilestream.graph.costs.table import GEMMS, Kind, row
+from tilestream.graph.costs.work import (
+    elements,
+    factors,
+    gemm,
+    goes_over,
+    operands,
+    query_key,
+    reduced,
+    results,
+    size,
+    work,
+)
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.kernels import dtype_of
-from tilestream.graph.nodes import argument, packet, value
 from tilestream.graph.nodes import name as target_name
+from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
 from tilestream.graph.sizes import hint
-from tilestream.plan.aten_table import GEMMS, Kind, row
-from tilestream.plan.values import Moved, Readers, elements, moved, producer, reads, size
+from tilestream.plan.values import Moved, Readers, moved, producer, reads
 from tilestream.simulator.library import Attention, Gemm, Kernel, Own, Product, Stream
 
 aten = torch.ops.aten
@@ -38,7 +50,9 @@ def alone(node: fx.Node) -> bool:
     Products and attention are libraries'; adding rows by an index is PyTorch's; a sum over rows goes over its operand
     the other way. A concatenation of many parts is memory that others write into.
     """
-    return row(packet(node)).kind is Kind.SCATTER or _over_rows(node) or joins(node) or flops.of_node(node) > 0
+    summed, over_rows = reduced(node)
+    scatters = row(packet(node)).kind is Kind.SCATTER
+    return scatters or (over_rows and summed > 1) or joins(node) or flops.of_node(node) > 0
 
 
 def joins(node: fx.Node) -> bool:
@@ -61,9 +75,9 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
         return _scatter(first, touched)
     if len(nodes) == 1 and joins(first):
         return _copies(first)
-    simt, sfu = (sum(parts) for parts in zip(*(_arithmetic(n) for n in nodes), strict=True))
-    work = Stream(max(_goes_over(n) for n in nodes) or 1.0, simt, sfu)
-    return (_kernel(nodes, work, touched),)
+    done = [work(n) for n in nodes]
+    lanes, special = sum(w.lanes for w in done), sum(w.special for w in done)
+    return (_kernel(nodes, Stream(max(map(goes_over, nodes)) or 1.0, lanes, special), touched),)
 
 
 def _copies(node: fx.Node) -> tuple[Kernel, ...]:
@@ -93,35 +107,11 @@ def _kernel(nodes: Sequence[fx.Node], work: Gemm | Stream | Own | Attention, tou
     return Kernel(title, work, touched.reads, touched.writes, names, source(nodes[-1]))
 
 
-def _arithmetic(node: fx.Node) -> tuple[float, float]:
-    """Lane operations, and those of the special function unit."""
-    entry, count = row(packet(node)), _goes_over(node)
-    return entry.simt * count, entry.sfu * count
-
-
-def _goes_over(node: fx.Node) -> float:
-    """Elements that a kernel walks: of the largest result, or operand where several make one of a result."""
-    count = elements(node)
-    if row(packet(node)).per == "input":
-        count = max([count, *(size(t) for n in node.all_input_nodes if (t := value(n)) is not None)])
-    return count
-
-
-def _over_rows(node: fx.Node) -> bool:
-    """Whether a reduction sums over its operand's first dimension."""
-    operand = value(node.all_input_nodes[0]) if node.all_input_nodes else None
-    if row(packet(node)).kind is not Kind.REDUCTION or operand is None:
-        return False
-    dims = argument(node, 1, "dim", None)
-    over = {d % max(1, operand.dim()) for d in dims} if isinstance(dims, list | tuple) and dims else {0}
-    return 0 in over and size(operand) > elements(node)
-
-
 def _product(node: fx.Node, amount: int, touched: Moved, tf32: bool) -> Kernel:
     if "scaled_dot_product" in str(node.target):
-        work: Gemm | Stream | Attention | None = _attention(node, amount, touched)
-        if work is not None:
-            return _kernel((node,), work, touched)
+        attention = _attention(node, amount, touched)
+        if attention is not None:
+            return _kernel((node,), attention, touched)
     batch, m, n, k = _sizes(node, amount)
     return _kernel((node,), _on_cores(Product(batch, m, n, k, dtype_of(_first(node)), _layout(node)), tf32), touched)
 
@@ -140,27 +130,16 @@ def _on_cores(product: Product, tf32: bool) -> Gemm | Stream:
 
 def _sizes(node: fx.Node, amount: int) -> tuple[int, int, int, int]:
     """(batch, m, n, k). Of what is no product of matrices: rows and columns of the result, and as deep as its FLOPs."""
-    kind = packet(node)
-    if kind in GEMMS:
-        first, second = node.args[1:3] if kind in (aten.addmm, aten.baddbmm) else node.args[:2]
-        a, b, out = (value(n) if isinstance(n, fx.Node) else None for n in (first, second, node))
-        assert a is not None and b is not None and out is not None
-        if kind in (aten.bmm, aten.baddbmm):
-            return hint(a.shape[0]), hint(a.shape[1]), hint(b.shape[2]), hint(a.shape[2])
-        return 1, prod(hint(d) for d in a.shape[:-1]), hint(out.shape[-1]), hint(a.shape[-1])
-    made = next((t for t in _tensors(node) if t.dim()), None)
+    if packet(node) in GEMMS:
+        return gemm(node)
+    made = next((t for t in results(node) if t.dim()), None)
     n = (
-        (hint(made.shape[1]) if "conv" in str(kind) and made.dim() > 2 else hint(made.shape[-1]))
+        (hint(made.shape[1]) if "conv" in str(packet(node)) and made.dim() > 2 else hint(made.shape[-1]))
         if made is not None
         else 1
     )
     m = max(1, round(elements(node) / max(1, n)))
     return 1, m, max(1, n), max(1, round(amount / (2 * m * max(1, n))))
-
-
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    made = node.meta.get("val")
-    return [x for x in (made if isinstance(made, list | tuple) else (made,)) if isinstance(x, torch.Tensor)]
 
 
 def _layout(node: fx.Node) -> str:
@@ -170,7 +149,7 @@ def _layout(node: fx.Node) -> str:
         return "nn"
     if kind is aten.linear:
         return "nt"
-    first, second = node.args[1:3] if kind in (aten.addmm, aten.baddbmm) else node.args[:2]
+    first, second = factors(node)
     if _transposed(first):
         return "tn"
     return "nt" if _transposed(second) else "nn"
@@ -182,24 +161,19 @@ def _transposed(operand: object) -> bool:
 
 
 def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
-    backward = "backward" in str(node.target)
-    operands = [value(n) for n in node.args[backward : backward + 2] if isinstance(n, fx.Node)]
-    if len(operands) < 2 or any(t is None or t.dim() < 2 for t in operands):
+    both = query_key(node)
+    if both is None:
         return None
-    query, key = (t for t in operands if t is not None)
-    rows = prod(hint(d) for d in query.shape[:-2]) * ceil(hint(query.shape[-2]) / QUERIES)
-    scores = size(query) / max(1, hint(query.shape[-1])) * hint(key.shape[-2])
-    entry = row(
-        aten._scaled_dot_product_flash_attention_backward if backward else aten._scaled_dot_product_flash_attention
-    )
+    query, done = both[0], work(node)
+    tiles = prod(hint(d) for d in query.shape[:-2]) * ceil(hint(query.shape[-2]) / QUERIES)
     read = sum(b for _, b in touched.reads)
-    return Attention(float(amount), dtype_of(query), max(1, rows), entry.simt * scores, entry.sfu * scores, read)
+    return Attention(float(amount), dtype_of(query), max(1, tiles), done.lanes, done.special, read)
 
 
 def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
     """PyTorch's additions by an index are atomics, an element each; a table's gradient in bf16 is made in fp32."""
-    made, operands = _tensors(node), [t for n in node.all_input_nodes if (t := value(n)) is not None]
-    given = max((t for t in operands if t.is_floating_point()), key=size, default=None)
+    made = results(node)
+    given = max((t for t in operands(node) if t.is_floating_point()), key=size, default=None)
     if given is None or not made:
         return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
     width = float(hint(given.shape[-1])) if given.dim() else 1.0
@@ -224,5 +198,5 @@ def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
 
 def _given(node: fx.Node, largest: torch.Tensor) -> torch.Tensor:
     """What is added: the last floating-point operand, not the tensor that it is added to."""
-    operands = [t for n in node.all_input_nodes if (t := value(n)) is not None and t.is_floating_point()]
-    return operands[-1] if len(operands) > 1 else largest
+    found = [t for t in operands(node) if t.is_floating_point()]
+    return found[-1] if len(found) > 1 else largest

@@ -15,7 +15,7 @@ from tilestream.plan.planner import Candidate, Plan
 @dataclass(frozen=True)
 class Share:
     """A part of a model: ATen operators that compute (no views, no arithmetic on sizes), and ``flops`` as counted by
-    ``tilestream.graph.flops``."""
+    ``tilestream.graph.costs.flops``."""
 
     operators: int = 0
     flops: int = 0

@@ -10,6 +10,7 @@ from functools import partial
 from tilestream.devices import Device
 from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cost import predict, product_bound_us
@@ -20,6 +21,7 @@ from tilestream.plan.passes import (
     choose_residency,
     chunk_hidden,
     cut_vertical,
+    hold_columns,
     merge_common_ops,
     order_memory_ops,
     remove_dead_ops,
@@ -186,6 +188,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
             Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
+            *_in_place(program),
         ],
         "spatial": spatial,
         "bulk": [Recipe("bulk", split_bulk)],
@@ -194,6 +197,18 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
     if options.strategy != "auto":
         return every[options.strategy]
     return [recipe for group in every.values() for recipe in group]
+
+
+def _in_place(program: Pipeline) -> list[Recipe]:
+    """Layers that no fragment holds, by blocks of their columns."""
+    made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
+    if all(tile.features <= WIDEST[0] for tile in made):
+        return []
+    split, detail = partial(cut_vertical, form=hold_columns), "wide layers in place"
+    return [
+        Recipe("vertical", split, detail=detail),
+        Recipe("vertical", split, detail=f"{detail}, one product in flight", in_flight=1),
+    ]
 
 
 def _candidate(

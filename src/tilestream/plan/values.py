@@ -5,15 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf
 
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from tilestream.graph.costs.table import FILLS, Kind, row
+from tilestream.graph.costs.work import elements, looked_up, size
 from tilestream.graph.nodes import computes, is_sym, packet, value
-from tilestream.graph.sizes import hint
-from tilestream.plan.aten_table import FILLS, Kind, row
 
 OUTPUT = "output"
 
@@ -31,11 +31,6 @@ def works(node: fx.Node) -> bool:
     return computes(node) and packet(node) not in FILLS
 
 
-def size(tensor: torch.Tensor) -> float:
-    """Elements; symbolic sizes count as they were at the capture."""
-    return float(prod(hint(d) for d in tensor.shape))
-
-
 def results(node: fx.Node) -> list[tuple[fx.Node, torch.Tensor]]:
     """The tensors that an operator makes, each with the node that stands for it; but for those that nobody takes."""
     made = node.meta.get("val")
@@ -43,12 +38,6 @@ def results(node: fx.Node) -> list[tuple[fx.Node, torch.Tensor]]:
         return [(node, made)]
     parts = [user for user in node.users if user.target is operator.getitem]
     return [(part, tensor) for part in parts if (tensor := value(part)) is not None]
-
-
-def elements(node: fx.Node) -> float:
-    """Of the largest tensor that an operator makes."""
-    made = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
-    return max(map(size, made), default=0.0)
 
 
 def producer(held: fx.Node) -> fx.Node | None:
@@ -66,10 +55,17 @@ def reads(node: fx.Node) -> list[Read]:
     found = []
     for position, operand in enumerate(node.all_input_nodes):
         for read in _read(operand):
-            partly = position == 0 and (row(packet(node)).kind is Kind.GATHER or row(packet(node)).label == "index_put")
-            most = elements(node) * _itemsize(read.node) if partly else read.bytes
+            most = _touched(node) * _itemsize(read.node) if position == 0 else read.bytes
             found.append(Read(read.node, min(read.bytes, most)))
     return found
+
+
+def _touched(node: fx.Node) -> float:
+    """Elements of its first operand that an operator reads at most: of a table, what is looked up."""
+    entry = row(packet(node))
+    if entry.kind is Kind.GATHER:
+        return looked_up(node)
+    return elements(node) if entry.label == "index_put" else inf
 
 
 def _read(operand: fx.Node) -> Iterator[Read]:

@@ -136,7 +136,7 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
         return cost(pipeline, rows, device).total_s * 1e6
     try:
         if by_rows(pipeline):
-            return simulate(pipeline, rows, device).time_us
+            return simulate(pipeline, rows, device, spans=False).time_us
         return run(workload(pipeline, rows, device), device).time_s * 1e6
     except (PipelineDeadlock, WorkloadError):
         return None

@@ -31,6 +31,7 @@ from tilestream.ir.derive import (
     sums,
     wanted,
 )
+from tilestream.ir.mesh_traffic import indices
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.sentence import COMBINE, say
@@ -198,6 +199,8 @@ class _Machine:
             operands = [] if idle else [self._operand(op, v, at, me, s) for v in reads]
             if op.out is None:
                 self._store(op, operands[0], at)
+                for index in indices(op.views[-1]):
+                    self._count_load(index, at, me, s)
             else:
                 self._make(op, operands, at, now, s.private[me])
         for view in op.views[: len(op.tiles)]:
@@ -208,7 +211,7 @@ class _Machine:
 
     def _operand(self, op: TileOp, view: View, at: dict[str, Array], me: Coordinates, s: _Running) -> Array:
         if view.of in self.memory:
-            self._count_load(view, at, me, s)
+            self._count_load(view, at, me, s, view.of in s.stage.resident)
             return read(self.memory[view.of], view, at, self.memory)
         maker, source = s.makers[view.of], s.private[me][view.of]
         assert maker.out is not None
@@ -259,9 +262,12 @@ class _Machine:
             parts[peer] = prod(map(len, owned)) * each
         return made, parts
 
-    def _count_load(self, view: View, at: dict[str, Array], me: Coordinates, s: _Running) -> None:
+    def _count_load(
+        self, view: View, at: dict[str, Array], me: Coordinates, s: _Running, resident: bool = False
+    ) -> None:
         """Once for all workers of a cluster that read the same at once; once for good where it is resident."""
-        resident = view.of in s.stage.resident
+        for index in indices(view):
+            self._count_load(index, at, me, s, resident)
         what = (s.cta(me), view, tuple(tuple(at[a].tolist()) for a in view.axes))
         if what in (s.loaded if resident else s.loading):
             return

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Tile, TileOp
-from tilestream.ir.tileops import OPS
+from tilestream.ir.tileops import GROUP, OPS
 
 # torch.nn.functional's own defaults, for ops built by hand without these attributes.
 EPS = 1e-5
@@ -90,9 +90,17 @@ REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: x.amax(1, keepdim=True),
 }
 
+
+def _max_rows(x: Tensor) -> Tensor:
+    """``[16 n, features]`` to as many rows of a sixteenth: the maxima of 16 rows lie where those rows lay."""
+    whole = functional.pad(x, (0, 0, 0, -x.shape[0] % GROUP), value=-math.inf)
+    return whole.view(-1, GROUP, x.shape[1]).amax(1).view(-1, x.shape[1] // GROUP)[: x.shape[0]]
+
+
 LAYOUT: dict[str, Callable[[Sequence[Tensor], TileOp], Tensor]] = {
     "cat": lambda xs, _: torch.cat(list(xs), 1),
     "slice": lambda xs, op: xs[0][:, int(_number(op, "start", 0)) : int(_number(op, "stop", xs[0].shape[1]))],
+    "max_rows": lambda xs, _: _max_rows(xs[0]),
 }
 
 

@@ -62,7 +62,8 @@ def compare(simulated: Simulation, measured: Recording) -> tuple[Comparison, ...
     """Stage by stage, in the order of the launches.
 
     Raises:
-        InputError: they are not of the same pipeline and rows, or not every step was simulated.
+        InputError: they are not of the same pipeline and rows, not every step was simulated, or what was simulated
+            are the kernels of libraries that a pipeline of strategy ``bulk`` stands for.
     """
     if (simulated.pipeline, simulated.rows) != (measured.pipeline, measured.rows):
         raise InputError(
@@ -72,8 +73,14 @@ def compare(simulated: Simulation, measured: Recording) -> tuple[Comparison, ...
         )
     if not simulated.exact:
         raise InputError(f"the timeline has {simulated.note}", "compare with fewer rows")
-    there = of_recording(measured)
-    return tuple(Comparison(account, there[key]) for key, account in of_simulation(simulated).items())
+    here, there = of_simulation(simulated), of_recording(measured)
+    if here.keys() - there.keys():
+        stages = ", ".join(f"{stage!r} of launch {launch}" for launch, stage in sorted(here.keys() - there.keys()))
+        raise InputError(
+            f"{measured.pipeline!r}: {stages} were simulated and not recorded",
+            "simulate the kernels that were recorded: strategy 'bulk' stands for those of libraries",
+        )
+    return tuple(Comparison(account, there[key]) for key, account in here.items())
 
 
 def of_simulation(run: Simulation) -> dict[tuple[int, str], Account]:

@@ -23,7 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from tilestream.announce import announce_failure
 from tilestream.graph.nodes import is_constant
 from tilestream.run import epilogues, fallback
-from tilestream.run.direct import direct, is_direct
+from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
 from tilestream.run.stopwatch import timed
@@ -52,12 +52,15 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     untouched = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     untouched.meta = dict(graph.meta)
     joint_passes = bool(patches.get("use_joint_graph_passes", config.use_joint_graph_passes))
-    inner = functools.partial(_inner, compilation=compilation, joint_passes=joint_passes)
-    identity = Identity(compilation.identity, config.joint_custom_pre_pass)
+    options, identity = compilation.options, compilation.identity
+    note = direct_note(options.cache_folder if options.cache else None, untouched, inputs, identity)
+    cached = functorch.enable_autograd_cache and options.cache and not note.was_direct
+    inner = functools.partial(_inner, compilation=compilation, joint_passes=joint_passes, note=note)
+    in_key = Identity(identity, config.joint_custom_pre_pass)
     try:
         with (
-            functorch.patch(enable_autograd_cache=functorch.enable_autograd_cache and compilation.options.cache),
-            config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=identity, **partitioner(compilation)),
+            functorch.patch(enable_autograd_cache=cached),
+            config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=in_key, **partitioner(compilation)),
         ):
             return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
     except NothingTakenError:
@@ -88,7 +91,13 @@ class Identity(CustomGraphPass):
 
 
 def _inner(
-    gm: fx.GraphModule, inputs: Sequence[Any], *, compilation: Compilation, joint_passes: bool, **kwargs: Any
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    compilation: Compilation,
+    joint_passes: bool,
+    note: DirectNote,
+    **kwargs: Any,
 ) -> Any:
     """The ``inner_compile`` of ``compile_fx``. The backward graph may come after everything above has returned."""
     from torch._inductor import config
@@ -105,9 +114,12 @@ def _inner(
             raise NothingTakenError
 
         # A backward graph is handed values that nobody else holds; Inductor's code frees each after its last use.
-        if taken and not backward and not kwargs.get("cudagraphs") and is_direct(streamed):
-            compilation.keep()
-            return direct(streamed)
+        if not backward:
+            calls_alone = taken and not kwargs.get("cudagraphs") and is_direct(streamed)
+            note.settle(calls_alone)
+            if calls_alone:
+                compilation.keep()
+                return direct(streamed)
         if taken and compilation.target.kind == "cuda":
             epilogues.fuse(streamed, compilation.patches)
         made: list[tuple[Any, list[Any]]] = []

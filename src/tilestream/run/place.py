@@ -13,6 +13,7 @@ from torch import fx
 
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
+from tilestream.graph.views import join_maxima
 from tilestream.run.operator import REGION
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def place(owner: fx.GraphModule, found: Partition, spec_for: Callable[[Region], 
         for node in reversed(doomed):
             if not node.users:
                 owner.graph.erase_node(node)
+        join_maxima(owner.graph)
         stable_topological_sort(owner.graph)
         owner.graph.eliminate_dead_code()
         owner.graph.lint()

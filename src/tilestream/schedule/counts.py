@@ -21,7 +21,15 @@ PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the r
 BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
 VECTOR = 2.0  # of a row vector that an operation takes
 SHARED_READ, REGISTER_READ = 1.5, 1.0  # of a 16-bit operand: load or not, and unpack
-SINKS = {"registers": 0.5, "shared": 1.5, "staged": 1.5, "direct": 4.0}  # round, pack; store; address and test the row
+SINKS = {
+    "registers": 0.5,
+    "shared": 1.5,
+    "parked": 1.0,
+    "staged": 1.5,
+    "direct": 4.0,
+    "maxima": 1.7,
+}  # round, pack; store; address and test the row
+COPIED = 0.5  # of an element of a packed operand: a load of two
 # Where a warpgroup's columns do not end with the tile's, each pair is tested, and what it loads waits in a branch.
 GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
 
@@ -133,7 +141,7 @@ def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Ite
     per_stream = ceil_to(schedule.width(step), schedule.chunk_columns) // schedule.chunk_columns
     rings = 2 if schedule.stage.placement.dim == 1 else 1  # by columns, the halves' chunks come through one ring
     for phase in step.phases:
-        each = bias + _instructions(phase, schedule, guarded)
+        each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
         from_queues = sum(bool(schedule.streams[t].queue) for t in phase.streams)
@@ -166,4 +174,4 @@ def _reading(tile: str, schedule: Schedule) -> float:
     place = schedule.places.get(schedule.views.get(tile, (tile, 0))[0])
     if place is Place.REGISTERS:
         return REGISTER_READ
-    return SHARED_READ if place in (Place.STREAM, Place.SHARED) else 0.0
+    return SHARED_READ if place in (Place.STREAM, Place.SHARED, Place.PARKED) else 0.0

@@ -8,6 +8,8 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Residency
 from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
+OPERAND_SLOTS = 2  # at least, of the input ring, where a tile's operand comes chunk by chunk, each through a slot
+PARKED_BYTES = 128  # of a column of a parked tile: 64 rows of 16 bits
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
 
 
@@ -31,6 +33,8 @@ class Layout:
     out_buffer: int  # tile buffer whose memory the staging uses, or -1
     buffers: tuple[int, ...]
     buffer_bytes: tuple[int, ...]
+    parking: int  # of the first warpgroup
+    parking_bytes: int  # of each
     page_bars: int
     in_bars: int
     out_bars: int
@@ -131,9 +135,12 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     out_bytes = 0 if out_buffer >= 0 else out_slots * 2 * CHUNK
     kinds = zip(schedule.buffer_features, schedule.buffer_dtypes, strict=True)
     buffer_bytes = tuple(ceil_to(f * DTYPE_BYTES[d], 128) * 64 for f, d in kinds)
+    parking_bytes = PARKED_BYTES * schedule.parked_features
+    if parking_bytes and streamed:
+        need_in = max(need_in, OPERAND_SLOTS)
     resident = schedule.stage.residency is Residency.RESIDENT
     reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
-    left = limit - sum(buffer_bytes) * rings - out_bytes - reserve
+    left = limit - (sum(buffer_bytes) + parking_bytes) * rings - out_bytes - reserve
     want_in = max(need_in, min(8, _loads(schedule)))
     if resident or total_pages == 0:
         pages = total_pages
@@ -158,6 +165,7 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
         offset += size * rings
     if out_buffer >= 0:
         out_data = buffers[out_buffer]
+    parking, offset = offset, offset + parking_bytes * rings
     page_bars = offset
     in_bars = page_bars + pages * page_rings * 16
     out_bars = in_bars + in_slots * rings * 16
@@ -167,12 +175,12 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
         ("weights" if resident else "weight ring", pages * page_all),
         ("input ring", in_slots * rings * CHUNK),
         ("output staging", out_bytes),
-        ("tile buffers", sum(buffer_bytes) * rings),
+        ("tile buffers", (sum(buffer_bytes) + parking_bytes) * rings),
         ("barriers", total - page_bars),
     )
     return Layout(
         page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, out_buffer,
-        tuple(buffers), buffer_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
+        tuple(buffers), buffer_bytes, parking, parking_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Stage, Tile, TileOp
@@ -25,6 +25,7 @@ class Place(StrEnum):
     STREAM = "stream"  # in device memory; chunks come through the input ring at every use
     REGISTERS = "registers"  # packed, as the A operand of a later product
     SHARED = "shared"  # a buffer in shared memory
+    PARKED = "parked"  # packed as in registers, in shared memory: each lane reads what it wrote
     ROW = "row"  # one value a row, in registers
 
 
@@ -61,12 +62,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Gemm:
-    """acc[64, features] = concat(segments) @ weight.T + bias, fp32 accumulation on wgmma."""
+    """acc[64, features] = concat(segments) @ weight.T + bias, fp32 accumulation on wgmma.
+
+    Of the weight's rows those from ``first`` on.
+    """
 
     weight: str
     bias: str
     features: int
     segments: tuple[Segment, ...]
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Sink:
     """Where a step puts a value: a later step (registers, shared), or away (tensor or queue)."""
 
     tile: str
-    kind: str  # registers | shared | staged | direct
+    kind: str  # registers | shared | parked | staged | direct | maxima
     target: str = ""  # buffer, output tensor, or "" for the tile's queue
     column: int = 0  # first column in the target
     dtype: str = ""  # of an output or a queue
@@ -106,6 +111,12 @@ class Step:
     held: str
     phases: tuple[Phase, ...]
     source: str
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """Tiles that the step does nothing with but to make a packed operand of them: a stream, or blocks in order."""
+        nodes = [n for p in self.phases for n in p.nodes] if self.gemm is None else []
+        return nodes[0].ins if nodes and nodes[0].kind == "copy" else ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,8 @@ class Schedule:
     buffer_dtypes: tuple[str, ...]
     registers: int
     loops: tuple[ColumnLoop, ...] = ()
+    parked: dict[str, int] = field(default_factory=dict)  # tile that is parked -> its first column there
+    parked_features: int = 0
 
     def loop_of(self, step: Step) -> ColumnLoop | None:
         """The loop that makes a step's columns chunk by chunk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.schedule.blocks import START
 from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step
 from tilestream.schedule.phases import Scope, cut_phases
 from tilestream.schedule.places import Places, assign_places
@@ -23,7 +24,7 @@ def partition(stage: Stage, pipeline: Pipeline) -> Schedule:
     return Schedule(
         walk.stage, walk.dtype, walk.pass_columns, steps, walk.tiles, places.place, walk.streams, walk.views,
         places.slots, places.slot_features, places.buffers, places.buffer_features, places.buffer_dtypes,
-        places.registers, walk.loops,
+        places.registers, walk.loops, places.parked, places.parked_features,
     )  # fmt: skip
 
 
@@ -69,4 +70,5 @@ def _gemm(walk: Walk, draft: Draft, places: Places) -> Gemm:
     weight = linear.params[0]
     bias = linear.params[1] if len(linear.params) > 1 else ""
     order = {Place.STREAM: 0, Place.SHARED: 1, Place.REGISTERS: 2}
-    return Gemm(weight, bias, linear.out.features, tuple(sorted(segments, key=lambda s: order[s.place])))
+    first = int(linear.attr(START, 0) or 0)
+    return Gemm(weight, bias, linear.out.features, tuple(sorted(segments, key=lambda s: order[s.place])), first)

@@ -27,6 +27,8 @@ class Places:
     buffer_features: tuple[int, ...] = ()
     buffer_dtypes: tuple[str, ...] = ()
     registers: int = 0
+    parked: dict[str, int] = field(default_factory=dict)
+    parked_features: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
     lives = _lives(b)
     wide = b.dtype == "f32" or b.stage.placement.dim == 1
     in_registers = {t for t in lives if not wide and t not in b.shared and b.stored(t) == b.dtype}
-    in_registers -= _mistaken(b)
+    parked = {t for t in b.block_names & lives.keys() if t not in b.shared and b.stored(t) == b.dtype}
+    in_registers -= _mistaken(b) | parked
     while True:
         registers, crowded = _pressure(b, lives, in_registers)
         if registers <= REGISTER_LIMIT or not crowded:
@@ -66,10 +69,19 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
                 b.layers
             )
             crowded = [t for t in crowded if t not in every_turn] or crowded
+        crowded = [t for t in crowded if t not in b.packed]
+        if not crowded:
+            raise VerifyError(
+                f"stage {b.stage.name!r} needs {registers} > {REGISTER_LIMIT} registers a thread for a block of a tile"
+                " and the operand that all its blocks read",
+                "use smaller blocks",
+            )
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
     _check_chunks(b, lives, in_registers)
     out = Places(registers=registers)
     out.place = {t: Place.REGISTERS if t in in_registers else Place.SHARED for t in lives}
+    out.place |= dict.fromkeys(parked, Place.PARKED)
+    out.parked, out.parked_features = _park({t: lives[t] for t in parked}, b)
     out.place |= (
         dict.fromkeys(b.shared, Place.SHARED)
         | dict.fromkeys(b.rows, Place.ROW)
@@ -77,13 +89,29 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
     )
     out.slots, kinds = _colour({t: lives[t] for t in in_registers}, b, 16)
     out.slot_features = tuple(width for _, width in kinds)
-    out.buffers, kinds = _colour({t: lives[t] for t in lives if t not in in_registers}, b, b.pass_columns, in_place)
+    shared = {t: lives[t] for t in lives if t not in in_registers | parked}
+    out.buffers, kinds = _colour(shared, b, b.pass_columns, in_place)
     out.buffer_features, out.buffer_dtypes = tuple(width for _, width in kinds), tuple(dtype for dtype, _ in kinds)
     for t, life in lives.items():
-        if t not in b.cats:
-            kind = "registers" if t in in_registers else "shared"
+        if t not in b.cats and t not in b.packed:
+            kind = {Place.REGISTERS: "registers", Place.PARKED: "parked"}.get(out.place[t], "shared")
             out.sinks.setdefault(life.born, []).append(Sink(t, kind, t))
     return out
+
+
+def _park(lives: dict[str, _Life], b: Walk) -> tuple[dict[str, int], int]:
+    """A first column for each tile, apart from those of tiles that are needed at the same time; and columns in all."""
+    homes: dict[str, tuple[int, int]] = {}
+    for tile, life in sorted(lives.items(), key=lambda kv: (kv[1].born, kv[0])):
+        width = ceil_to(b.features[tile], 8)
+        there = sorted(homes[t] for t in homes if not lives[t].free_for(life.born))
+        at = 0
+        for first, end in there:
+            if at + width <= first:
+                break
+            at = max(at, end)
+        homes[tile] = (at, at + width)
+    return {t: first for t, (first, _) in homes.items()}, max((end for _, end in homes.values()), default=0)
 
 
 def _mistaken(b: Walk) -> set[str]:
@@ -143,7 +171,7 @@ def _pressure(b: Walk, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, 
         share = (
             draft.features if b.stage.placement.dim == 0 else min(draft.features, ceil_to(-(-draft.features // 2), 64))
         )
-        fragment = ceil_to(share, 8) // 2
+        fragment = 0 if any(n.kind == "copy" for n in draft.nodes) else ceil_to(share, 8) // 2
         live = [t for t in chosen if lives[t].born < k <= lives[t].last]
         rows = row_registers
         loop = next((loop for loop in b.loops if loop.first <= k <= loop.last), None)

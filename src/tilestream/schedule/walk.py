@@ -9,7 +9,11 @@ from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
+from tilestream.schedule.blocks import START, by_blocks
 from tilestream.schedule.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
+
+MOST_PACKED = 512
+"""Columns of a left operand that a warpgroup can have in registers: 128 of a thread."""
 
 
 @dataclass
@@ -31,7 +35,8 @@ class Walk:
         every = pipeline.tiles()
         self.tiles: dict[str, Tile] = dict(every)
         self.features = {n: t.features for n, t in every.items()}
-        self.ops = expand(stage.ops, self.features)
+        blocked = by_blocks(expand(stage.ops, self.features), stage.loops, every)
+        self.ops, self.blocks, self.block_names = blocked.ops, blocked.blocks, blocked.names
         for op in self.ops:
             if op.out is not None:
                 self.tiles.setdefault(op.out.name, op.out)
@@ -47,6 +52,7 @@ class Walk:
         self.cats: dict[str, tuple[str, ...]] = {}
         self.floating: dict[str, TileOp] = {}
         self.rows: set[str] = set()
+        self.maxima: dict[str, TileOp] = {}  # over rows: they are only stored
         self.shared: set[str] = set()  # tiles that views or copies force into shared memory
         self.copies: dict[tuple[str, str], str] = {}  # (tile, dtype) -> its copy in that dtype
 
@@ -99,6 +105,8 @@ class Walk:
             )
 
     def _check_loops(self) -> None:
+        if self.blocks:
+            self._check_blocks()
         if not self.layers:
             return
         s, depth = self.stage, columns_of(self.dtype)
@@ -120,6 +128,25 @@ class Walk:
             raise VerifyError(
                 f"stage {s.name!r} takes {odd.tile} columns of {odd.axis} a turn",
                 f"use a multiple of {depth}: products take rows of 128 bytes",
+            )
+
+    def _check_blocks(self) -> None:
+        s = self.stage
+        if self.dtype == "f32" or s.placement.dim != 0 or s.group != 1:
+            raise VerifyError(
+                f"stage {s.name!r} makes tiles by blocks under Shard({s.placement.dim}), group {s.group}, with products"
+                f" of {self.dtype}",
+                "use Shard(0), group 1 and bf16 or f16",
+            )
+        odd = next((loop for loop in s.loops if loop.held and loop.tile % 8), None)
+        if odd is not None:
+            raise VerifyError(
+                f"stage {s.name!r} holds {odd.axis} by {odd.tile} columns", "use a multiple of 8: a block of a fragment"
+            )
+        pushed = [q.tile for q in self.pipeline.queues if q.producer == s.name and q.tile in self.blocks]
+        if pushed:
+            raise VerifyError(
+                f"stage {s.name!r} hands {pushed[0]!r} on, which it makes by blocks", "store it, or make it whole"
             )
 
     def chunk_of(self, tile: str) -> int:
@@ -190,6 +217,11 @@ class Walk:
         self.step_of[name] = last
         self.shared.add(name)
 
+    @property
+    def packed(self) -> frozenset[str]:
+        """Operands that every block of a product reads."""
+        return frozenset(name for (_, how), name in self.copies.items() if how == "packed")
+
     @cached_property
     def loops(self) -> tuple[ColumnLoop, ...]:
         """The loops over columns, as steps; known when the walk is over.
@@ -198,6 +230,11 @@ class Walk:
             VerifyError: a step that is of no loop lies inside of one.
         """
         loops = []
+        if self.layers and self.blocks:
+            raise VerifyError(
+                f"stage {self.stage.name!r} takes hidden layers by chunks and makes tiles by blocks",
+                "use one of the two",
+            )
         for layer in dict.fromkeys(self.layers.values()):
             steps = [k for k, draft in enumerate(self.drafts) if draft.layer is layer]
             assert layer.reader.out is not None
@@ -279,8 +316,11 @@ class Walk:
     def _operands(self, op: TileOp, layer: LoopedLayer | None) -> list[str]:
         """The parts of a product's left operand, copied where a product, or every turn of a loop, cannot take them."""
         segments = []
-        for part in self.parts(op.ins[0]):
-            if layer is not None and part in self.streams:
+        again = op.attr(START) is not None and self.features[op.ins[0]] <= MOST_PACKED  # by every block
+        for part in self._operand_parts(op.ins[0]):
+            if part in self.blocks or (again and part in self.streams and self.stored(part) == self.dtype):
+                part = self._packed(part, op)
+            elif layer is not None and part in self.streams:
                 part = self.as_tile(part, op, self.dtype)
             elif part in self.rows or part in self.floating or self.stored(part) != self.dtype:
                 part = self.as_tile(part, op, self.dtype)
@@ -294,6 +334,44 @@ class Walk:
             segments.append(part)
         return segments
 
+    def _operand_parts(self, name: str) -> list[str]:
+        if name in self.blocks or name not in self.cats:
+            return [name]
+        return [p for part in self.cats[name] for p in self._operand_parts(part)]
+
+    def _packed(self, name: str, op: TileOp) -> str:
+        """A stream, or a tile that was made by blocks, as packed registers, which every block of a product reads.
+
+        The last block goes there directly: the product before is done with its own operand then.
+        """
+        key = (name, "packed")
+        if key not in self.copies:
+            sources = self.blocks.get(name, (name,))
+            odd = next((s for s in sources if self.stored(s) != self.dtype), None)
+            if odd is not None:
+                raise VerifyError(
+                    f"{op.kind} at {op.source or name} multiplies {self.tiles[odd].dtype} that was made by blocks",
+                    f"cast it to {self.dtype}",
+                )
+            copy = Tile.of(f"{name}.packed", self.features[name], self.dtype)
+            self.tiles[copy.name], self.features[copy.name] = copy, copy.features
+            self.copies[key] = copy.name
+            if name in self.blocks:
+                *sources, last = sources
+                column = sum(self.features[s] for s in sources)
+                self.step_of[copy.name] = self.step_of[last]
+                self.drafts[self.step_of[last]].sinks.append(Sink(last, "registers", copy.name, column))
+            if sources:
+                self.drafts.append(Draft(copy.features))
+                self.drafts[-1].nodes.append(TileOp("copy", copy, tuple(sources), (), (), op.source))
+                self.drafts[-1].sinks.append(Sink(copy.name, "registers", copy.name))
+                self.step_of.setdefault(copy.name, len(self.drafts) - 1)
+        return self.copies[key]
+
+    def _max_rows(self, op: TileOp) -> None:
+        assert op.out is not None
+        self.maxima[op.out.name] = op
+
     def _store(self, op: TileOp) -> None:
         pass  # sinks are made when every tile has its step
 
@@ -301,6 +379,8 @@ class Walk:
         assert op.out is not None
         name = op.out.name
         for i in op.ins:
+            if i in self.maxima:
+                raise VerifyError(f"{op.kind} at {op.source or i} takes maxima over rows", "store them")
             if i in self.cats:
                 self.gather(i, op)
         reduces = op.kind in ("sum", "max")
@@ -326,6 +406,9 @@ class Walk:
         wanted = [(op.ins[0], op.params[0], op) for op in self.stage.ops if op.kind == "store"]
         wanted += [(q.tile, "", TileOp("store", None, (q.tile,), (), (), q.source)) for q in pushed]
         for tile, target, op in wanted:
+            if tile in self.maxima:
+                self._store_maxima(self.maxima[tile], target)
+                continue
             parts = self.parts(tile) if target else [tile]
             if tile in self.cats and not target:
                 self.gather(tile, op)
@@ -335,12 +418,29 @@ class Walk:
                 source = part
                 if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
                     source = self.as_tile(part, op)
-                kind = "staged" if self._can_stage(target, len(parts)) else "direct"
+                whole = tile in self.blocks and all(self.features[p] % 64 == 0 for p in parts[:-1])
+                kind = "staged" if self._can_stage(target, 1 if whole else len(parts)) else "direct"
                 dtype = self.pipeline.tensor(target).dtype if target else self.tiles[tile].dtype
                 # A queue is known by its tile's name, also where a copy is what is pushed.
                 sink = Sink(source, kind, target or f"queue:{tile}", column, dtype)
                 self.drafts[self.step_of[source]].sinks.append(sink)
                 column += self.features[part]
+
+    def _store_maxima(self, op: TileOp, target: str) -> None:
+        """Maxima over rows go from the epilogue that makes the rows to memory."""
+        assert op.out is not None
+        column = 0
+        for part in self.parts(op.ins[0]):
+            if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
+                part = self.as_tile(part, op)
+            if not target or self.features[part] % 64 or self.tiles[part].dtype == "f32" or self.pass_columns != 64:
+                raise VerifyError(
+                    f"{op.kind} at {op.source or self.stage.name} takes {self.features[part]} columns of"
+                    f" {self.tiles[part].dtype}, by {self.pass_columns}",
+                    "store maxima of bf16 or f16, of multiples of 64 columns",
+                )
+            self.drafts[self.step_of[part]].sinks.append(Sink(part, "maxima", target, column, op.out.dtype))
+            column += self.features[part]
 
     def _can_stage(self, target: str, parts: int) -> bool:
         """Bulk stores need rows of a multiple of 16 bytes."""

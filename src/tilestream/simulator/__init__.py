@@ -7,14 +7,22 @@ bandwidth, CTAs that share an SM. Deterministic.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from tilestream.devices import Device
-from tilestream.errors import PipelineDeadlock, WorkloadError
+from tilestream.errors import InputError, PipelineDeadlock, TilestreamError, WorkloadError
+from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Transport
+from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.traffic import traffic
+from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
@@ -26,29 +34,82 @@ __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulat
 MOST_STEPS = 150_000  # steps of all stages that are simulated one by one: about a second
 
 
-def simulate(pipeline: Pipeline, rows: int, device: Device, most_steps: int = MOST_STEPS) -> Simulation:
+def simulate(
+    pipeline: Pipeline,
+    rows: int | Mapping[str, int],
+    device: Device,
+    most_steps: int = MOST_STEPS,
+    spans: bool = True,
+) -> Simulation:
     """Run ``pipeline`` over ``rows`` rows on ``device``, event by event.
 
     Launches of strategy ``bulk`` are the kernels of libraries that they stand for.
     More than ``most_steps`` steps are not simulated one by one: the rest follows from the rate of the second half.
+    Without ``spans``, which take longer than the events themselves, all else is the same.
+
+    Args:
+        rows: or the size of each axis that is read at the call, by name.
 
     Raises:
+        DeviceError: a cluster is larger than the device's.
+        InputError: the size of an axis is not known.
         PipelineDeadlock: the queues hold too little for the pipeline to finish.
         WorkloadError: the stages of a launch are not all resident at once on the device.
     """
+    if not by_rows(pipeline):
+        return _any_axes(pipeline, rows if isinstance(rows, Mapping) else {ROWS.name: rows}, device)
+    if isinstance(rows, Mapping):
+        if ROWS.name not in rows:
+            raise InputError("the size of rows is read at the call", "say what it is: {'rows': 65536}")
+        rows = rows[ROWS.name]
     if rows <= 0:
         return Simulation(pipeline.name, device.name, 0, 0.0, (), (), traffic(pipeline, 0).levels(), {})
     steps = sum(tiles_of(rows, s) / s.tiles_per_step for s in pipeline.stages)
     if steps > most_steps:
-        return _extrapolated(pipeline, rows, device, most_steps, int(rows * most_steps / steps))
-    return _exact(pipeline, rows, device)
+        return _extrapolated(pipeline, rows, device, most_steps, int(rows * most_steps / steps), spans)
+    return _exact(pipeline, rows, device, spans)
 
 
-def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int) -> Simulation:
+def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Simulation:
+    """A pipeline that is not written in ops of rows: its stages' tiles are shares of their work, with no numbers."""
+    counted = mesh_workload(pipeline, size, device)
+    try:
+        found = run(counted, device)
+    except WorkloadError as failure:
+        raise _told(failure) from failure
+    waits = {s.name: {why: t * 1e6 for why, t in s.waits.items()} for r in found.launches for s in r.stages}
+    utilisation = dict(found.busy)
+    for launch, made in zip(found.launches, counted.launches, strict=True):
+        ctas = {s.name: s.ctas for s in made.stages}
+        utilisation |= {s.name: s.busy_s / (ctas[s.name] * launch.seconds) for s in launch.stages}
+    written = plain(pipeline)
+    return Simulation(
+        pipeline.name,
+        device.name,
+        size.get(ROWS.name, 0),
+        found.time_s * 1e6,
+        tuple(r.seconds * 1e6 for r in found.launches),
+        (),
+        mesh_traffic(written, {**written.sizes(), **size}),
+        utilisation,
+        exact=found.exact,
+        simulated_rows=size.get(ROWS.name, 0),
+        waits_us=waits,
+    )
+
+
+def _told(failure: WorkloadError) -> TilestreamError:
+    """What an author of pipelines calls it."""
+    if "wait for each other" in failure.cause:
+        return PipelineDeadlock(failure.cause, failure.remedy)
+    return failure
+
+
+def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int, part: int, spans: bool) -> Simulation:
     """Simulate about ``part`` rows and half of them, in whole rounds of the stages, and go on at the rate between."""
     unit = 2 * pipeline.tile_rows * max(s.replicas * s.tiles_per_step for s in pipeline.stages)
     part -= part % (unit if part > unit else 2 * pipeline.tile_rows)
-    whole, half = _exact(pipeline, part, device), _exact(pipeline, part // 2, device)
+    whole, half = _exact(pipeline, part, device, spans), _exact(pipeline, part // 2, device, spans=False)
     scale = (rows - part) / (part - part // 2)
     launches = tuple(a + (a - b) * scale for a, b in zip(whole.launches_us, half.launches_us, strict=True))
     time_us = sum(launches)
@@ -66,10 +127,10 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
     )
 
 
-def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
+def _exact(pipeline: Pipeline, rows: int, device: Device, spans: bool) -> Simulation:
     start_us = 0.0
     launches_us: list[float] = []
-    spans: list[Span] = []
+    made: list[Span] = []
     utilisation: dict[str, float] = {}
     waits_us: dict[str, dict[str, float]] = {}
     busy_s = {"tensor": 0.0, "l2": 0.0, "dram": 0.0}
@@ -78,14 +139,13 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
         begun_us = start_us
         for kernel in kernels:
             try:
-                found = simulate_launch(kernel, device, device.arbiters, trace=True)
+                found = simulate_launch(kernel, device, device.arbiters, most=sys.maxsize, trace=spans)
             except WorkloadError as failure:
-                if "wait for each other" in failure.cause:
-                    raise PipelineDeadlock(failure.cause, failure.remedy) from failure
-                raise
+                raise _told(failure) from failure
             for name in busy_s:
                 busy_s[name] += found.busy_s[name]
-            spans += _spans(found, launch, rows, number, start_us)
+            if spans:
+                made += _spans(found, launch, rows, number, start_us)
             for stage, busy, waits in zip(found.launch.stages, found.stage_busy_s, found.waits, strict=True):
                 utilisation[stage.name] = busy / (stage.ctas * found.seconds)
                 waits_us[stage.name] = {why: seconds * 1e6 for why, seconds in waits.items()}
@@ -98,7 +158,7 @@ def _exact(pipeline: Pipeline, rows: int, device: Device) -> Simulation:
         rows,
         start_us,
         tuple(launches_us),
-        tuple(sorted(spans, key=lambda s: (s.start_us, s.worker))),
+        tuple(sorted(made, key=lambda s: (s.start_us, s.worker))),
         traffic(pipeline, rows).levels(),
         utilisation,
         simulated_rows=rows,
@@ -113,15 +173,16 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
     reasons: list[str] = list(REASONS)
     queues = [q for q in launch.queues if q.transport is Transport.L2]
     reasons += [q.tile for q in queues for _ in q.consumers] + [f"{q.tile} full" for q in queues]
+    reasons.append("")  # number -1: it did not wait
     steps = {stage.name: (stage.tiles_per_step, tiles_of(rows, stage)) for stage in launch.stages}
-    made, row, first_cta = [], 0, 0
-    traced, times = found.traced.tolist(), found.times.tolist()
+    made: list[Span] = []
+    row, first_cta = 0, 0
+    starts_us, ends_us, waits_us = (found.times * 1e6).T.tolist()
+    ctas, why = found.traced[:, 0].tolist(), np.where(found.times[:, 2] > 0, found.traced[:, 1], -1).tolist()
     for simulated in found.launch.stages:
         per_step, tiles = steps.get(simulated.name, (1, simulated.tiles))
-        for step in range(simulated.tiles):
-            cta, reason = traced[row]
-            start, end, waited = times[row]
-            tile = step * per_step
+        for step, at in enumerate(range(row, row + simulated.tiles)):
+            cta, tile = ctas[at], step * per_step
             made.append(
                 Span(
                     number,
@@ -130,12 +191,12 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
                     cta,
                     tile,
                     min(per_step, tiles - tile),
-                    offset_us + start * 1e6,
-                    offset_us + end * 1e6,
-                    waited * 1e6,
-                    reasons[reason] if reason >= 0 and waited > 0 else "",
+                    offset_us + starts_us[at],
+                    offset_us + ends_us[at],
+                    waits_us[at],
+                    reasons[why[at]],
                 )
             )
-            row += 1
+        row += simulated.tiles
         first_cta += simulated.ctas
     return made

@@ -1,7 +1,7 @@
 """A pipeline of any axes as a workload: what its stages compute, move and exchange, dealt to the steps of their CTAs.
 
 For pipelines that no kernel is made of yet, so nothing here is fitted: products at the tensor cores' rate, other ops at
-the lanes', bytes by ``plan.mesh_traffic``, exchanges at the latency of where they meet.
+the lanes', bytes by ``ir.mesh_traffic``, exchanges at the latency of where they meet.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from math import ceil, prod
 
 from tilestream.devices import Device
-from tilestream.errors import DeviceError
+from tilestream.errors import DeviceError, InputError
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
-from tilestream.ir.mesh_traffic import stage_traffic
+from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
+from tilestream.simulator.by_index import by_index
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
 
@@ -28,9 +29,14 @@ def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -
 
     Raises:
         DeviceError: a cluster is larger than the device's, or the device has none.
+        InputError: the size of an axis is not known.
     """
     p = plain(pipeline)
     size = {**p.sizes(), **size}
+    named = {a for s in p.stages for op in s.ops for a in mentions(op)} | {a.name for t in p.tensors for a in t.axes}
+    unknown = sorted(named - size.keys())
+    if unknown:
+        raise InputError(f"the size of {', '.join(unknown)} is read at the call", "say what it is: {'rows': 65536}")
     seen: set[str] = set()
     launches = []
     for number, stages in enumerate(_launches(p)):
@@ -66,11 +72,8 @@ def _stage(p: Pipeline, stage: Stage, size: Mapping[str, int], device: Device, s
     moved = stage_traffic(p, stage, size)
     steps, ctas = _steps(stage, size), stage.workers(Level.GRID) * cluster
     tiles = max(1, min(steps * ctas, _blocks(stage, size) * cluster))
-    read, written = _dram(p, stage, size, seen)
-    stored = sum(_bytes(p, op.params[-1], size) for op in stage.ops if op.kind in WRITES)
-    loaded = sum(
-        _bytes(p, n, size) for n in dict.fromkeys(n for op in stage.ops if op.out is not None for n in op.params)
-    )
+    read, written = _dram(p, stage, size, seen, device)
+    stored, loaded = _on_l2(p, stage, size)
     products = [op for op in stage.ops if op.kind == "product" and sums(op)]
     flops = sum(2.0 * _elements(op, stage, size) for op in products)
     others = [op for op in stage.ops if op not in products]
@@ -129,16 +132,40 @@ def _elements(op: TileOp, stage: Stage, size: Mapping[str, int]) -> float:
     return float(prod(size[a] for a in mentions(op)) * alike)
 
 
-def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str]) -> tuple[float, float]:
-    """Compulsory bytes: each tensor is read by the first stage that wants it, and written once."""
+def _on_l2(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> tuple[float, float]:
+    """Bytes that a stage stores, and that it loads once; of the rest of its loads many SMs ask at about the same time.
+
+    Rows that are looked up are asked for by nobody else.
+    """
+    stored, loaded = 0.0, {}
+    for op, view, moved in accesses(p, stage, size):
+        if op.kind in WRITES and view == op.views[-1]:
+            stored += moved
+        else:
+            once = prod(size[a] for a in view.axes) * ELEMENT_BYTES[p.tensor(view.of).dtype]
+            loaded[view] = float(min(moved, once))
+    return stored, sum(loaded.values())
+
+
+def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str], device: Device) -> tuple[float, float]:
+    """Compulsory bytes: each tensor is read by the first stage that wants it, and written once.
+
+    Of one whose rows are read or added to by an index, ``by_index`` says how much.
+    """
     read = written = 0.0
     for op in stage.ops:
-        for name in dict.fromkeys(op.params):
+        for view in op.views[len(op.tiles) :]:
+            found = by_index(p, view, size, device)
+            for index in indices(view):
+                if index.of not in seen:
+                    seen.add(index.of)
+                    read += _bytes(p, index.of, size)
             if op.kind in WRITES:
-                written += _bytes(p, name, size)
-            elif name not in seen:
-                seen.add(name)
-                read += _bytes(p, name, size)
+                written += _bytes(p, view.of, size) + found.again
+                read += found.again
+            else:
+                read += found.again + (0.0 if view.of in seen else found.first)
+                seen.add(view.of)
     tiles = p.tiles()
     for q in p.queues:
         whole = prod(size[a.name] for a in tiles[q.tile].axes) * DTYPE_BYTES[tiles[q.tile].dtype]
@@ -167,6 +194,6 @@ def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Devi
 
 def _queue(p: Pipeline, q: Queue, size: Mapping[str, int], stages: Mapping[str, SimStage]) -> SimQueue:
     """A producing CTA's share of a tile is the payload; a step of either end is equally much as the whole is."""
-    tile, producer = p.tiles()[q.tile], stages[q.producer]
-    whole = prod(size[a.name] for a in tile.axes) * DTYPE_BYTES[tile.dtype]
-    return SimQueue(q.producer, q.consumers, whole / producer.tiles, depth=max(2, q.depth))
+    cluster = p.stage(q.producer).workers(Level.CLUSTER) if q.transport is Transport.DSM else 0
+    payload = through(p, q, size) / stages[q.producer].tiles
+    return SimQueue(q.producer, q.consumers, payload, depth=max(2, q.depth), cluster=cluster)

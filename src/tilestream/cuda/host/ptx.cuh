@@ -203,15 +203,18 @@ TS_DEV float from_f16(u32 h) {
   if (e == 0) return (sign ? -1.0f : 1.0f) * (float)m * 5.9604644775390625e-08f;
   return float_of(sign | (e == 31 ? 0x7f800000u : (e + 112u) << 23) | (m << 13));
 }
+TS_DEV float larger_of(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a > b ? a : b; }
 struct bf16 {
   static constexpr int BYTES = 2, ELEMENT = 0;
   static TS_DEV u32 pack(float a, float b) { return to_bf16(a) | to_bf16(b) << 16; }
+  static TS_DEV u32 larger(u32 a, u32 b) { return pack(larger_of(low(a), low(b)), larger_of(high(a), high(b))); }
   static TS_DEV float low(u32 v) { return float_of(v << 16); }
   static TS_DEV float high(u32 v) { return float_of(v & 0xffff0000u); }
 };
 struct f16 {
   static constexpr int BYTES = 2, ELEMENT = 1;
   static TS_DEV u32 pack(float a, float b) { return to_f16(a) | to_f16(b) << 16; }
+  static TS_DEV u32 larger(u32 a, u32 b) { return pack(larger_of(low(a), low(b)), larger_of(high(a), high(b))); }
   static TS_DEV float low(u32 v) { return from_f16(v & 0xffffu); }
   static TS_DEV float high(u32 v) { return from_f16(v >> 16); }
 };
@@ -229,7 +232,7 @@ TS_DEV float rcp_normal(float x) { return 1.0f / x; }
 TS_DEV float quotient(float a, float b) { return a / b; }
 TS_DEV float rsq(float x) { return 1.0f / __builtin_sqrtf(x); }
 TS_DEV float sqr(float x) { return __builtin_sqrtf(x); }
-TS_DEV float max_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a > b ? a : b; }
+TS_DEV float max_nan(float a, float b) { return larger_of(a, b); }
 TS_DEV float min_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a < b ? a : b; }
 TS_DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // In the order of the device's shuffles: neighbours first.
@@ -246,6 +249,17 @@ TS_DEV void row_max(Registers<float, 2>& r) {
       const float all = max_nan(max_nan(r.v[t][j], r.v[t + 1][j]), max_nan(r.v[t + 2][j], r.v[t + 3][j]));
       for (u32 q = 0; q < 4; ++q) r.v[t + q][j] = all;
     }
+}
+template <class T>
+TS_DEV void max_of_rows(Registers<u32, 8>& m) {
+  for (u32 first = 0; first < 128; first += 32) {
+    u32 most[32];
+    for (u32 lane = 0; lane < 32; ++lane) {
+      most[lane] = m.v[first + lane % 4][lane / 4];
+      for (u32 row = 1; row < 8; ++row) most[lane] = T::larger(most[lane], m.v[first + 4 * row + lane % 4][lane / 4]);
+    }
+    for (u32 lane = 0; lane < 32; ++lane) m.v[first + lane][0] = most[lane];
+  }
 }
 
 }  // namespace ts

@@ -308,6 +308,11 @@ struct bf16 {
   }
   static TS_DEV float low(u32 v) { return __uint_as_float(v << 16); }
   static TS_DEV float high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
+  static TS_DEV u32 larger(u32 a, u32 b) {  // of each half; NaN where either is
+    u32 r;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+  }
 };
 struct f16 {
   static constexpr int BYTES = 2;
@@ -325,6 +330,11 @@ struct f16 {
     float f;
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(f) : "r"(v));
     return f;
+  }
+  static TS_DEV u32 larger(u32 a, u32 b) {
+    u32 r;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
   }
 };
 struct f32 {
@@ -404,6 +414,20 @@ TS_DEV void row_max(Registers<float, 2>& r) {
   for (int j = 0; j < 2; ++j) {
     r.v[j] = max_nan(r.v[j], __shfl_xor_sync(~0u, r.v[j], 1));
     r.v[j] = max_nan(r.v[j], __shfl_xor_sync(~0u, r.v[j], 2));
+  }
+}
+// Over the 16 rows of a warp. Register k holds the larger of a lane's two rows in block k of eight columns; behind it
+// register 0 of lane l holds columns 2l and 2l + 1 of those 64. In each of three steps lanes hand over half of what is left.
+template <class T>
+TS_DEV void max_of_rows(Registers<u32, 8>& m) {
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+    const bool upper = threadIdx.x & (4 * half);
+#pragma unroll
+    for (int k = 0; k < half; ++k) {
+      const u32 mine = upper ? m.v[k + half] : m.v[k], other = upper ? m.v[k] : m.v[k + half];
+      m.v[k] = T::larger(mine, __shfl_xor_sync(~0u, other, 4 * half));
+    }
   }
 }
 TS_DEV bool group_leader() { return (threadIdx.x & 127) == 0; }

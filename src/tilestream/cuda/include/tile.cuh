@@ -44,6 +44,10 @@ TS_DEV u32 element_addr(u32 base, u32 row, u32 col) {
   return base + (col / COLS) * CHUNK_BYTES + row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15);
 }
 
+// Address of lane t's word `word` of a parked tile: words lie as they do in its packed registers, so that lanes read what
+// they wrote, and no two banks collide.
+TS_DEV u32 parked_addr(u32 base, u32 t, int word) { return base + (u32)word * 512 + t * 4; }
+
 template <class T>
 struct Io;
 template <class T>
@@ -216,6 +220,29 @@ TS_DEV void zero_blocks(Packed<BLOCKS>& a) {
     for (int k = 2 * FROM; k < 2 * TO; ++k) TS_REG(a, k) = 0;
   }
 }
+// COUNT blocks of a parked tile, as blocks FROM and later of an operand.
+template <int FROM, int COUNT, int BLOCKS>
+TS_DEV void unpark(Packed<BLOCKS>& a, u32 base) {
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
+#pragma unroll
+    for (int k = 0; k < 2 * COUNT; ++k) TS_REG(a, 2 * FROM + k) = lds32(parked_addr(base, t, k));
+  }
+}
+// Chunk c of a tile in shared memory as a part of an operand.
+template <class T, int BLOCKS>
+TS_DEV void pack_chunk(Packed<BLOCKS>& a, int c, u32 chunk) {
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
+#pragma unroll
+    for (int i = 0; i < CHUNK_BLOCKS<T>; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        if (c * CHUNK_BLOCKS<T> + i < BLOCKS) TS_REG(a, 2 * (c * CHUNK_BLOCKS<T> + i) + j) = lds32(pair_addr<T>(chunk, t, i, j));
+  }
+}
 // Columns of the last chunk beyond a tile's last block: products read the whole chunk.
 template <class T, int FROM, int TO>
 TS_DEV void zero_columns(u32 base) {
@@ -231,6 +258,15 @@ TS_DEV void zero_tail(u32 base) {
   TS_LANES {
     const u32 t = TS_LANE;
     for (u32 col = FROM + (t >> 6); col < TO; col += 2) Io<T>::store1(element_addr<T>(base, t & 63, col), 0.0f);
+  }
+}
+// What max_of_rows left of 64 columns from `column` on, of an output [rows / 16, FEATURES]: a warp's 16 rows are one there.
+template <int FEATURES>
+TS_DEV void store_maxima(void* out, Registers<u32, 8>& m, int tile, int column, int rows) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+    const int group = tile * 4 + (int)(t >> 5);
+    if (16 * group + 16 <= rows) store_global((u32*)out + (u64)group * (FEATURES / 2) + column / 2 + (t & 31), TS_REG(m, 0));
   }
 }
 TS_DEV void fill_rows(RowVector& r, float v) {

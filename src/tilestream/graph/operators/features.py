@@ -12,15 +12,20 @@ from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, las
 from tilestream.graph.operators.elementwise import identity
 from tilestream.graph.operators.linear import linear
 from tilestream.graph.sizes import same_size
+from tilestream.graph.views import is_of_groups
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Tile
+from tilestream.ir.tileops import GROUP
 
 aten = torch.ops.aten
 
 
 def reduction(e: Emitter, node: fx.Node, kind: str) -> Tile:
-    """``sum``, ``mean``, ``amax``, ``amin`` over the features."""
+    """``sum``, ``mean``, ``amax``, ``amin`` over the features; ``amax`` over the rows that ``split_maxima`` groups."""
     x = node.args[0]
+    if kind == "max" and is_of_groups(node):
+        tile = e.tile(x, e.matrix(x))
+        return e.emit("max_rows", tile.features // GROUP, dtype_of(node), (tile,))
     last_dim(node, x, argument(node, 1, "dim"))
     frame = e.matrix(x)
     tile, dtype = e.tile(x, frame), dtype_of(node)

@@ -15,7 +15,7 @@ from torch import fx
 from tilestream.graph.nodes import Unsupported, packet
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.operators.reasons import reason
-from tilestream.graph.sentences import norms, parts, products, reductions, views
+from tilestream.graph.sentences import indices, norms, parts, products, reductions, views
 from tilestream.graph.sentences.shapes import Shapes, sizes
 from tilestream.graph.sentences.writer import Ref, Writer, dtype_of, own
 
@@ -102,4 +102,7 @@ TABLE: dict[object, Sentence] = {
     aten.expand: Sentence(views.expand_shapes, views.expand),
     **dict.fromkeys((aten.slice_backward, aten.select_backward), Sentence(parts.placed_shapes, parts.placed)),
     **dict.fromkeys((aten.cat, aten.stack), Sentence(parts.cat_shapes, parts.cat)),
+    **dict.fromkeys(indices.LOOKUPS, Sentence(indices.lookup_shapes, indices.lookup)),
+    **dict.fromkeys(indices.SUMS, Sentence(indices.sum_shapes, indices.add_up)),
+    **dict.fromkeys(indices.ZEROS, Sentence(indices.zeros_shapes, indices.zeros)),
 }

@@ -13,7 +13,7 @@ from tilestream.graph.nodes import Unsupported
 from tilestream.graph.provenance import source
 from tilestream.graph.sentences import sentence
 from tilestream.graph.sentences.shapes import Shapes
-from tilestream.graph.sentences.writer import Given, Ref, Result, Writer, dtype_of
+from tilestream.graph.sentences.writer import Given, Ref, Result, Writer, dtype_of, own
 from tilestream.ir.axes import At, Axis, View
 from tilestream.ir.pipeline import Role, Tensor, Tile, TileOp
 
@@ -24,7 +24,8 @@ T = TypeVar("T")
 class Stored:
     """A result of the program: it goes to ``tensor``, whose elements in row-major order are those of ``result``.
 
-    ``view`` says how the tile is read; ``group`` makes it.
+    ``view`` says how the tile is read; ``group`` makes it. Where ``adds`` has tiles and coordinates, it is their sum in
+    memory, by an index.
     """
 
     result: Result
@@ -34,9 +35,18 @@ class Stored:
     group: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    adds: tuple[tuple[Tile, tuple[At, ...]], ...] = ()
+
+    @property
+    def ops(self) -> tuple[TileOp, ...]:
+        """What writes it."""
+        where = source(self.result[0])
+        adds = ((own(tile), View(self.tensor.name, to)) for tile, to in self.adds)
+        return tuple(TileOp("store_add", None, (v,), (to,), source=where) for v, to in adds) or (self.op,)
 
     @property
     def op(self) -> TileOp:
+        """What stores it, where it is no sum in memory."""
         to = View(self.tensor.name, tuple(At((a.name,)) for a in self.tensor.axes))
         return TileOp("store", None, (self.view,), (to,), source=source(self.result[0]))
 
@@ -125,13 +135,16 @@ def _names(s: Shapes, streams: Sequence[int]) -> dict[int, Axis]:
 
 def _stored(w: Writer, result: Result, group: str) -> Stored:
     node, index = result
+    axes = w.axes(w.shapes[result])
+    fake = node.meta["val"]
+    fake = fake[index] if isinstance(fake, list | tuple) else fake
+    tensor = Tensor(f"{node.name}.{index}.out", Role.OUTPUT, axes, dtype_of(node, index))
+    if node in w.sums:
+        tile = w.sums[node][-1][0]
+        return Stored(result, tensor, tile, own(tile), group, tuple(fake.shape), fake.dtype, w.sums[node])
     if result not in w.refs:
         raise Unsupported("a result that its operator does not make", node)
     ref: Ref = w.refs[result]
     if ref.tile is None:
         raise Unsupported("a result that is only a view of an input", node)
-    axes = w.axes(w.shapes[result])
-    fake = node.meta["val"]
-    fake = fake[index] if isinstance(fake, list | tuple) else fake
-    tensor = Tensor(f"{node.name}.{index}.out", Role.OUTPUT, axes, dtype_of(node, index))
     return Stored(result, tensor, ref.tile, View(ref.of, ref.at), group, tuple(fake.shape), fake.dtype)

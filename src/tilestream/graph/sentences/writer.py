@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import torch
 from torch import fx
@@ -14,6 +15,9 @@ from tilestream.graph.sentences.dims import Axes, Dims, Shape
 from tilestream.ir.axes import At, Axis, View
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Role, Tensor, Tile, TileOp
+
+INDICES = {torch.int32: "i32", torch.int64: "i64"}
+"""Dtypes of tensors by which rows are looked up or added."""
 
 Result = tuple[fx.Node, int]
 """One result of a node: those that have several number them."""
@@ -30,14 +34,22 @@ class Ref:
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor of the program that is the value of ``node``, in the shape of its axes."""
+    """A tensor of the program that is the value of ``node``, in the shape of its axes.
+
+    Attributes:
+        shape: of that value; the tensor of an index has one dimension, all elements in order.
+        wraps: of an index whose negative elements count from the end: from where; else 0.
+    """
 
     tensor: Tensor
     node: fx.Node
+    shape: tuple[int, ...]
+    wraps: int = 0
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(a.size or 1 for a in self.tensor.axes)
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """The tensor, where the node's value is ``value``."""
+        made = value.reshape([a.size or 1 for a in self.tensor.axes]).contiguous()
+        return torch.where(made < 0, made + self.wraps, made) if self.wraps else made
 
 
 @dataclass
@@ -49,6 +61,7 @@ class Writer:
         shapes: dimensions of every result; ``frames``: of what a node ranges over, its result's first.
         names: axes by number.
         whole: nodes whose values are whole operands (parameters) and no streams.
+        sums: by their nodes, sums in memory: tiles, and where each is added.
     """
 
     dims: Dims
@@ -59,6 +72,7 @@ class Writer:
     ops: dict[str, list[TileOp]] = field(default_factory=dict)
     given: dict[fx.Node, Given] = field(default_factory=dict)
     refs: dict[Result, Ref] = field(default_factory=dict)
+    sums: dict[fx.Node, tuple[tuple[Tile, tuple[At, ...]], ...]] = field(default_factory=dict)
     _group: str = ""
     _node: fx.Node | None = None
     _loads: dict[tuple[str, View], Tile] = field(default_factory=dict)
@@ -96,9 +110,13 @@ class Writer:
             fake = value(node)
             if fake is None:
                 raise Unsupported("an operand is not a tensor")
+            if node in self.sums:
+                raise Unsupported("a sum by an index is read before it is complete", node)
             role = Role.PARAMETER if node in self.whole else Role.INPUT
             axes = self.axes(self.shapes[node, 0])
-            self.given[node] = Given(Tensor(f"{node.name}.in", role, axes, dtype_of(node)), node)
+            dtype = INDICES.get(fake.dtype) or dtype_of(node)
+            shape = tuple(a.size or 1 for a in axes)
+            self.given[node] = Given(Tensor(f"{node.name}.in", role, axes, dtype), node, shape)
         own = self.given[node].tensor
         return Ref(own.name, tuple(At((a.name,)) for a in own.axes))
 
@@ -147,7 +165,29 @@ class Writer:
             return found
         raise Unsupported("an operand has no rows of its own")
 
+    def index(self, tensor: str, wraps: int) -> Given:
+        """A tensor by which rows are looked up or added: from here on it has one dimension.
+
+        Raises:
+            Unsupported: it is made here.
+        """
+        node = next((n for n, given in self.given.items() if given.tensor.name == tensor), None)
+        if node is None:
+            raise Unsupported("is indexed by what its own pipeline makes")
+        given = self.given[node]
+        if {given.wraps, wraps} - {0, wraps or given.wraps}:
+            raise Unsupported("one index into tensors of different lengths")
+        flat = given.tensor
+        if len(flat.axes) != 1:
+            flat = replace(flat, axes=(Axis(f"{tensor}.all", prod(given.shape)),))
+        self.given[node] = replace(given, tensor=flat, wraps=wraps or given.wraps)
+        return self.given[node]
+
     # -- ops
+
+    def loaded(self, view: View, shape: Sequence[Axes], dtype: str) -> Tile:
+        """What a tensor holds under ``view``, over the axes of ``shape``."""
+        return self._make("load", self.axes(shape), dtype, (), (view,))
 
     def unary(self, kind: str, x: Tile, dtype: str, **attrs: float | int | str) -> Tile:
         """``kind`` of every element of ``x``."""

@@ -6,6 +6,7 @@ from tilestream.plan.passes.choose_placement import choose_placement
 from tilestream.plan.passes.choose_residency import choose_residency
 from tilestream.plan.passes.chunk_hidden import chunk_hidden
 from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.hold_columns import hold_columns
 from tilestream.plan.passes.merge_common_ops import merge_common_ops
 from tilestream.plan.passes.order_memory_ops import order_memory_ops
 from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
@@ -21,6 +22,7 @@ __all__ = [
     "choose_residency",
     "chunk_hidden",
     "cut_vertical",
+    "hold_columns",
     "merge_common_ops",
     "order_memory_ops",
     "remove_dead_ops",

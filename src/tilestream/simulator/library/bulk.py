@@ -60,7 +60,7 @@ def _stream(
     whole = tiles_of(rows, launch) * launch.tile_rows
     work = Stream(
         float(rows * max((width(op, tiles) for op in ops), default=1)),
-        simt_ops=float(whole * sum(OPS[op.kind].flops * width(op, tiles) for op in ops)),
+        simt_ops=float(whole * sum(OPS[op.kind].lanes * width(op, tiles) for op in ops)),
         sfu_ops=float(whole * sum(OPS[op.kind].transcendental * width(op, tiles) for op in ops)),
     )
     return Kernel(

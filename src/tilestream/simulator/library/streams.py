@@ -11,8 +11,9 @@ from tilestream.simulator.workload import Engine, SimStage, TileWork
 STREAM_TILE = 16_384
 """Elements of one CTA of an elementwise kernel at most, and at least ``STREAM_LEAST``."""
 STREAM_LEAST = 1_024
-LANE_BASE, LANE_SIMT, LANE_SFU = 16.0, 1.45, 4.4
-"""Issue slots of an elementwise kernel: an element (load, unpack, convert, index, store), a listed op, an SFU op."""
+LANE_BASE, LANE_SIMT, LANE_SFU = 13.8, 0.78, 6.2
+"""Issue slots of an elementwise kernel: an element (load, unpack, convert, index, store), an instruction of the lanes,
+one of the special function unit. Fitted."""
 CTAS_PER_SM = 2
 REGISTERS = 32_768
 

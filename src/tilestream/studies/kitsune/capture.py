@@ -12,15 +12,15 @@ from torch.utils._pytree import tree_leaves
 
 from tilestream.apps.models import Model, find
 from tilestream.errors import CaptureError
+from tilestream.graph.costs.table import Kind, row
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet
 from tilestream.graph.provenance import source
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import grouping
-from tilestream.studies.kitsune.aten_table import row
 from tilestream.studies.kitsune.grouping import Group
 from tilestream.studies.kitsune.memory import Memory
-from tilestream.studies.kitsune.operators import Kind, Mode, Operator, OperatorGraph, Phase, Value
+from tilestream.studies.kitsune.operators import Mode, Operator, OperatorGraph, Phase, Value
 from tilestream.studies.kitsune.record import Recorded, record
 from tilestream.studies.kitsune.sources import base, users
 from tilestream.studies.kitsune.work import outputs, work

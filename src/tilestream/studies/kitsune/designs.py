@@ -8,6 +8,7 @@ from functools import cached_property
 
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
+from tilestream.graph.costs.table import Kind
 from tilestream.ir.verify import verify
 from tilestream.simulator.launch import simulate
 from tilestream.simulator.tables import spilled_bytes
@@ -83,7 +84,18 @@ class Design:
         for node in self.selection.nodes:
             made[node.ops] = streamed(spatial.get(node.ops) or one_stage(node, self.graph), self.graph)
             verify(made[node.ops].pipeline)
-        return tuple(made.get(ops) or Library(ops) for ops in self.units)
+        return tuple(made.get(ops) or self._alone(ops) for ops in self.units)
+
+    def _alone(self, ops: tuple[str, ...]) -> Streamed | Library:
+        """Operators outside of all subgraphs: what looks up or adds rows by an index is a pipeline of one stage."""
+        if self.graph[ops[0]].kind in (Kind.GATHER, Kind.SCATTER):
+            try:
+                made = streamed(one_stage(SfNode(ops[0], ops, "rows by an index"), self.graph), self.graph)
+                verify(made.pipeline)
+            except PlanError:
+                return Library(ops)
+            return made
+        return Library(ops)
 
     @property
     def pipelines(self) -> tuple[Streamed, ...]:

@@ -100,7 +100,7 @@ class _Memory:
 
     def stream(self, launch: Streamed) -> None:
         """Run one pipeline; its outputs are values of their nodes."""
-        inputs = {g.tensor.name: self[g.node].reshape(g.shape).contiguous() for g in launch.given}
+        inputs = {g.tensor.name: g.of(self[g.node]) for g in launch.given}
         outputs = reference.run(launch.pipeline, inputs)
         for stored in launch.stored:
             node, index = stored.result

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph.costs.table import FILLS, GEMMS
 from tilestream.graph.nodes import packet
-from tilestream.studies.kitsune.aten_table import FILLS, GEMMS
 from tilestream.studies.kitsune.sources import FOLDED, base, is_operation, users
 
 aten = torch.ops.aten

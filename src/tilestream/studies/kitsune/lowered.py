@@ -131,7 +131,7 @@ class _Builder:
         for stored in self.program.stored:
             operator = self.split.get(stored.result[0])
             if operator is None:
-                ops[stored.group].append(stored.op)
+                ops[stored.group] += stored.ops
             else:
                 finals[self.p.finals()[operator].name] += _finish(stored)
         live = _used(ops | {name: part for name, part in finals.items() if part})

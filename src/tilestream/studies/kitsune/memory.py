@@ -7,13 +7,14 @@ from math import prod
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import packet
+from tilestream.graph.costs.table import Kind, row
+from tilestream.graph.costs.work import looked_up
+from tilestream.graph.nodes import VIEWS, packet
 from tilestream.graph.nodes import value as tensor
 from tilestream.ir.dtypes import DTYPES
-from tilestream.studies.kitsune.aten_table import VIEWS, row
-from tilestream.studies.kitsune.operators import Kind, Operand, Value
+from tilestream.studies.kitsune.operators import Operand, Value
 from tilestream.studies.kitsune.sources import Sources
-from tilestream.studies.kitsune.work import looked_up, outputs
+from tilestream.studies.kitsune.work import outputs
 
 aten = torch.ops.aten
 

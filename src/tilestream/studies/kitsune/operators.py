@@ -16,7 +16,7 @@ from typing import Literal
 from torch import fx
 
 from tilestream.errors import CaptureError
-from tilestream.plan.aten_table import Kind
+from tilestream.graph.costs.table import Kind
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune.record import Mode, Recorded
 

@@ -10,9 +10,9 @@ from math import prod
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import packet
+from tilestream.graph.costs.table import CONVERSIONS, UPDATES
+from tilestream.graph.nodes import ASSERTIONS, VIEWS, packet
 from tilestream.graph.nodes import value as tensor
-from tilestream.studies.kitsune.aten_table import CHECKS, CONVERSIONS, UPDATES, VIEWS
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def is_free(node: fx.Node) -> bool:
 
 def is_operation(node: fx.Node) -> bool:
     """Whether the node computes or moves something."""
-    return node.op == "call_function" and not is_free(node) and packet(node) not in CHECKS
+    return node.op == "call_function" and not is_free(node) and packet(node) not in ASSERTIONS
 
 
 def result(node: fx.Node) -> str:
@@ -54,7 +54,7 @@ def users(node: fx.Node) -> Iterator[fx.Node]:
     for user in node.users:
         if is_free(user):
             yield from users(user)
-        elif packet(user) not in CHECKS:
+        elif packet(user) not in ASSERTIONS:
             yield user
 
 

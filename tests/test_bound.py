@@ -1,0 +1,55 @@
+"""Where the rows of a call's tensors lie, as launches are told: nothing is launched here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from programs import chain
+
+from tilestream.cuda.launch import CompiledPipeline
+
+
+@dataclass
+class Recorder:
+    """A launch that keeps what it is told."""
+
+    source: Any
+    told: dict[str, tuple[int, int]] = field(default_factory=dict)
+    dump = None
+    needs_rows = True
+
+    def prepare(self, where: dict[str, tuple[int, int]], rows: int, stream: int, capture: int) -> list[Any]:
+        self.told = dict(where)
+        return []
+
+
+@pytest.mark.parametrize(
+    "shape, stride",
+    [((12, 64), 64), ((3, 4, 64), 64), ((2, 3, 2, 64), 64), ((3, 2, 128), 64), ((6, 128), 64), ((768,), 64)],
+    ids=["matrix", "clouds", "deeper", "folded", "folded matrix", "flat"],
+)
+def test_rows_of_a_result_of_any_shape(shape: tuple[int, ...], stride: int):
+    """A result [clouds, points, features] is clouds x points rows: its first stride is not a row's."""
+    program = chain(1, 64)
+    launch = Recorder(SimpleNamespace(pipeline=program))
+    compiled = CompiledPipeline(program, [launch], torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    x = torch.zeros(12, 64, dtype=torch.bfloat16)
+    (output,) = (t.name for t in compiled.outputs)
+    result = torch.empty(shape, dtype=torch.bfloat16)
+    compiled.bind({"x": x}, 12, (output,))._prepared([result], 0, 0)
+    assert launch.told[output] == (result.data_ptr(), stride) and launch.told["x"] == (x.data_ptr(), 64)
+
+
+def test_rows_of_a_result_with_gaps():
+    """Who calls a compiled pipeline may give a matrix whose rows are apart."""
+    program = chain(1, 64)
+    launch = Recorder(SimpleNamespace(pipeline=program))
+    compiled = CompiledPipeline(program, [launch], torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    (output,) = (t.name for t in compiled.outputs)
+    result = torch.empty(12, 80, dtype=torch.bfloat16)[:, :64]
+    compiled.bind({}, 12, (output,))._prepared([result], 0, 0)
+    assert launch.told[output][1] == 80
