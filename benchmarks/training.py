@@ -145,14 +145,17 @@ def losses(name: str, arms: list[str], steps: int, seeds: int) -> dict[str, list
     """Where the loss ends after so many steps, each seed and arm."""
     ends: dict[str, list[float]] = {arm: [] for arm in arms}
     for seed in range(seeds):
-        torch.manual_seed(seed)
         module, inputs, targets = made(name)
+        torch.manual_seed(seed)
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
         for arm in arms:
             torch.compiler.reset()
             own = trainer(arm, module, inputs, targets)
             for _ in range(steps):
                 own.step()
-            ends[arm].append(float(own.loss()))
+            ends[arm].append(float(own.loss().detach()))
     return ends
 
 
