@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from make_tables import table
+from prose import wrapped
 
 from tilestream.studies.kitsune.outcome import geomean
 from tilestream.studies.kitsune.paper import INFERENCE, TRAINING, span_text
@@ -90,7 +91,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(text: str) -> str:
-    """``text`` with every marked part rewritten.
+    """``text`` with every marked part rewritten, and its prose wrapped.
 
     Raises:
         ValueError: a marker is missing.
@@ -102,7 +103,7 @@ def filled(text: str) -> str:
         text, times = pattern.subn(lambda m, made=made: m[1] + made + m[2], text)
         if times != 1:
             raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
-    return text
+    return wrapped(text)
 
 
 if __name__ == "__main__":

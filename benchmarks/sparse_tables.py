@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prose import wrapped
+
 from tilestream.sparse.reproduce import STUDIES, Study
 
 ROOT = Path(__file__).parent.parent
@@ -17,11 +19,11 @@ HEAD = ROOT / "benchmarks" / "sparse_head.md"
 
 
 def page() -> str:
-    """The whole document: what was written by hand, then a section a study."""
+    """The whole document: what was written by hand, then a section a study; its prose wrapped."""
     studies = [
         Study.read(RESULTS / f"{name}.json") for name in (*STUDIES, "cpu") if (RESULTS / f"{name}.json").is_file()
     ]
-    return HEAD.read_text(encoding="utf-8") + "\n" + "\n".join(study.markdown() for study in studies)
+    return wrapped(HEAD.read_text(encoding="utf-8") + "\n" + "\n".join(study.markdown() for study in studies))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.smoke
+def test_prose_is_wrapped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
+    prose = importlib.import_module("prose")
+    pages = [*DOCS.glob("*.md"), *(DOCS.parent / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
+    long = [page.name for page in pages if prose.wrapped(text := page.read_text(encoding="utf-8")) != text]
+    assert not long, f"run python benchmarks/prose.py on {', '.join(long)}"
 
 
 @pytest.mark.smoke

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilestream.cuda.turn import lies_transposed, report
+from tilestream.cuda.cache import compiled
+from tilestream.cuda.turn import TurnSource, lies_transposed
 
 
 def test_what_lies_transposed() -> None:
@@ -18,4 +19,4 @@ def test_what_lies_transposed() -> None:
 
 @pytest.mark.nvrtc
 def test_the_kernel_compiles() -> None:
-    assert b"tilestream_turn" in report().cubin
+    assert b"tilestream_turn" in compiled(TurnSource()).cubin

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from tilestream.cuda import driver
-from tilestream.cuda.compile import compile_text
+from tilestream.cuda.cache import compiled
 from tilestream.cuda.tables import PackSpec
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to, columns_of
@@ -20,11 +21,25 @@ Where = tuple[int, int]
 """A tensor in device memory: its address, and the distance of its rows in elements."""
 
 
+@dataclass(frozen=True)
+class PackSource:
+    """The kernel that copies as many pieces of weights: a ``compile.Source``, kept on disk as every other."""
+
+    entries: int
+    name: str = "tilestream_pack"
+    shared_bytes: int = 0
+    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)  # no warps of its own kind: nothing to split
+
+    @property
+    def text(self) -> str:
+        return f'#define PACK_ENTRIES {self.entries}\n#include "pack.cuh"\n'
+
+
 @lru_cache(maxsize=8)
 def _function(entries: int, device_index: int) -> driver.Function:
     driver.ensure_context(device_index)
-    report = compile_text('#include "pack.cuh"\n', "tilestream_pack", 0, {"PACK_ENTRIES": entries})
-    return driver.Function(report.cubin, "tilestream_pack", 0)
+    source = PackSource(entries)
+    return driver.Function(compiled(source).cubin, source.name, 0)
 
 
 class Packer:

@@ -6,13 +6,14 @@ import ctypes
 import struct
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 import torch
 
 from tilestream.cuda import driver
-from tilestream.cuda.compile import KernelReport, compile_text
+from tilestream.cuda.cache import compiled
 from tilestream.cuda.pack import Where
 from tilestream.cuda.workspace import LINE_BYTES, Workspaces
 from tilestream.ir.pipeline import DTYPE_BYTES, Tensor
@@ -30,15 +31,21 @@ def lies_transposed(t: torch.Tensor) -> bool:
     return t.dim() == 2 and t.stride(0) == 1 and t.stride(1) >= max(t.shape[0], 2)
 
 
-def report() -> KernelReport:
-    """The kernel, compiled; needs no GPU."""
-    return compile_text('#include "turn.cuh"\n', "tilestream_turn", 0, {"TURN_ENTRIES": ENTRIES})
+@dataclass(frozen=True)
+class TurnSource:
+    """The kernel: a ``compile.Source``, kept on disk as every other."""
+
+    name: str = "tilestream_turn"
+    shared_bytes: int = 0
+    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)  # no warps of its own kind: nothing to split
+    text: str = f'#define TURN_ENTRIES {ENTRIES}\n#include "turn.cuh"\n'
 
 
 @lru_cache(maxsize=8)
 def _function(device_index: int) -> driver.Function:
     driver.ensure_context(device_index)
-    return driver.Function(report().cubin, "tilestream_turn", 0)
+    source = TurnSource()
+    return driver.Function(compiled(source).cubin, source.name, 0)
 
 
 class _Arena:

@@ -56,12 +56,15 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     note = direct_note(options.cache_folder if options.cache else None, untouched, inputs, identity)
     cached = functorch.enable_autograd_cache and options.cache and not note.was_direct
     inner = functools.partial(_inner, compilation=compilation, joint_passes=joint_passes, note=note)
-    in_key = Identity(identity, config.joint_custom_pre_pass)
+    changed: dict[str, Any] = {
+        "use_joint_graph_passes": False,
+        "joint_custom_pre_pass": Identity(identity, config.joint_custom_pre_pass),
+        **partitioner(compilation),
+    }
+    if note.was_direct:
+        changed["compile_threads"] = 1  # Inductor would start processes to compile in, and has nothing to compile
     try:
-        with (
-            functorch.patch(enable_autograd_cache=cached),
-            config.patch(use_joint_graph_passes=False, joint_custom_pre_pass=in_key, **partitioner(compilation)),
-        ):
+        with functorch.patch(enable_autograd_cache=cached), config.patch(changed):
             return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
     except NothingTakenError:
         log.info("no region is taken")
