@@ -5,23 +5,21 @@
     python benchmarks/first_calls.py mgn --profile          one process more, which shows where its time goes
 
 A call is timed from ``torch.compile`` to its results; the model is made and both compilers' modules are loaded before
-it: each process is forked from one that has done no more than that, and no CUDA. ``inductor`` and ``tilestream`` have a
-folder of caches each. ``capture`` is ``torch.compile(backend="aot_eager")``, Dynamo and AOTAutograd alone, which is a
-part of both. A process before them leaves byte code of what is loaded later. Needs an H100 or H200. Results go to
-``benchmarks/results/whole/first_*.json``.
+it. ``inductor`` and ``tilestream`` have a folder of caches each. ``capture`` is ``torch.compile(backend="aot_eager")``,
+Dynamo and AOTAutograd alone, which is a part of both. A process before them leaves byte code behind. Needs an H100 or
+H200. Results go to ``benchmarks/results/whole/first_*.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +64,13 @@ def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str,
     return {"s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu, "parts_s": spent()}
 
 
-def timed(name: str, arm: str, again: int, profile: bool, device: str, sizes: dict[str, Any]) -> dict[str, Any]:
+def timed(name: str, arm: str, again: int, given: list[str]) -> dict[str, Any]:
     """First calls of an arm: cold, and ``again`` times with the caches that the cold one left."""
     with tempfile.TemporaryDirectory() as caches:
-        cold, *warm = (process(caches, arm, name, False, device, sizes) for _ in range(1 + again))
-        if profile:
-            process(caches, arm, name, True, device, sizes)
+        environ = {**os.environ, **cache_folders(caches)}
+        cold, *warm = (process(arm, name, environ, given) for _ in range(1 + again))
+        if "--profile" in given:
+            process(arm, name, environ, [*given, "--profiled"])
     found: dict[str, Any] = {"cold_s": cold["s"], "cold_parts_s": cold["parts_s"]}
     if warm:
         middle = sorted(warm, key=lambda w: w["s"])[len(warm) // 2]
@@ -84,38 +83,22 @@ def timed(name: str, arm: str, again: int, profile: bool, device: str, sizes: di
     return found
 
 
-def process(caches: str, arm: str, name: str, profile: bool, device: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """The first call in a process of its own, with its caches in a folder."""
-    start = time.perf_counter()
-    made = forked(first_call, arm, name, profile, device, sizes, environ=cache_folders(caches))
-    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in made["parts_s"].items())
-    whole = f"processor {made['cpu_s']:.2f} s ({parts}); process {time.perf_counter() - start:.1f} s"
-    print(f"{name} {arm}: {made['s']:.2f} s, {whole}", flush=True)
-    return made
-
-
-def forked(function: Callable[..., Any], *arguments: Any, environ: Mapping[str, str] | None = None) -> Any:
-    """What ``function`` returns in a copy of this process.
+def process(arm: str, name: str, environ: dict[str, str], given: list[str]) -> dict[str, Any]:
+    """The first call in a process of its own.
 
     Raises:
-        RuntimeError: it raised; its own words are on stderr.
+        subprocess.CalledProcessError: the process failed; its own words are on stderr.
     """
-    context = multiprocessing.get_context("fork")
-    mine, its = context.Pipe(duplex=False)
-
-    def work() -> None:
-        os.environ.update(environ or {})
-        its.send(function(*arguments))
-
-    child = context.Process(target=work)
-    child.start()
-    its.close()
-    try:
-        return mine.recv()
-    except EOFError:
-        raise RuntimeError("the process failed") from None
-    finally:
-        child.join()
+    start = time.perf_counter()
+    command = [sys.executable, __file__, name, "--of", arm, *given]
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    made = json.loads(done.stdout.splitlines()[-1])
+    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in made["parts_s"].items())
+    whole = time.perf_counter() - start
+    print(
+        f"{name} {arm}: {made['s']:.2f} s, processor {made['cpu_s']:.2f} s ({parts}); process {whole:.1f} s", flush=True
+    )
+    return made
 
 
 def main() -> int:
@@ -126,22 +109,26 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="one process more, sampled")
     parser.add_argument("--cpu", action="store_true", help="our reference machine, on small sizes: no times to believe")
     parser.add_argument("--sizes", type=json.loads, default={}, metavar="JSON", help="sizes that differ")
+    parser.add_argument("--of", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if unknown := [name for name in given.cases if name not in CASES]:
         parser.error(f"no case is called {unknown[0]!r}; the cases are {', '.join(CASES)}")
     device = "cpu" if given.cpu else "cuda"
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has begun with CUDA cannot be copied
     if device == "cuda" and not torch.cuda.is_available():
         print("no GPU: nothing to measure", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory() as folder:
-        process(folder, "tilestream", "nerf_16384", False, device, {"rows": 64} if given.cpu else {})
-    around = forked(environment)
+    if given.of:
+        print(json.dumps(first_call(given.of, given.cases[0], given.profiled, device, given.sizes)))
+        return 0
+    child = ["--cpu"] * given.cpu + ["--sizes", json.dumps(given.sizes)] + ["--profile"] * given.profile
+    with tempfile.TemporaryDirectory() as folder:  # every module gets byte code before anything is timed
+        process("tilestream", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
     for name in given.cases or WANTED:
-        made: dict[str, Any] = {"schema": 2, "model": name, "environment": around, "arms": {}}
+        made: dict[str, Any] = {"schema": 2, "model": name, "environment": environment(), "arms": {}}
         for arm in given.arms:
-            made["arms"][arm] = timed(name, arm, given.again, given.profile, device, given.sizes)
+            made["arms"][arm] = timed(name, arm, given.again, child)
             write(f"first_{name}", made, given.out, "first_calls.py")
     return 0
 

@@ -97,7 +97,7 @@ def starts(rows: Sequence[dict[str, Any]]) -> None:
 
 def elementwise(rows: Sequence[dict[str, Any]]) -> None:
     """What an element issues: again whenever the counts of instructions change."""
-    _elementwise(rows, [(streams, n) for n in ("LANE_BASE", "LANE_SIMT", "LANE_SFU")])
+    _elementwise(rows, [(streams, n) for n in ("LANE_BASE", "LANE_SFU")])
 
 
 def _elementwise(rows: Sequence[dict[str, Any]], places: Sequence[tuple[Any, str]]) -> None:

@@ -3,8 +3,9 @@
     python benchmarks/stored_layers.py            every way to run each; writes results/stored_layers.json
     python benchmarks/stored_layers.py --dry-run  predictions alone, no GPU
 
-What a layer stores goes through staging in shared memory and one warp that copies it. The constant of that way in the
-cost model is to be judged by these; the training step of NeRF has no part in it. As ``candidates.py`` otherwise.
+What a layer stores goes through staging in shared memory and one warp that copies it; rows of no multiple of 16 bytes
+are stored by the threads that hold them. What the cost model says of both ways is to be judged by these; the training
+step of NeRF has no part in it. As ``candidates.py`` otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -37,6 +39,18 @@ CASES = (
 )
 """Width, layers, how many of the last of them are stored, rows."""
 
+ODD = (
+    (256, 2, 255, 131072),
+    (256, 2, 252, 131072),
+    (256, 2, 256, 131072),
+    (128, 3, 127, 262144),
+    (128, 3, 126, 262144),
+    (128, 1, 99, 262144),
+    (64, 2, 17, 524288),
+    (192, 4, 191, 65536),
+)
+"""Width, layers, width of the last layer, whose rows are stored; rows."""
+
 
 class Stored(nn.Module):
     """Layers with ReLU; the results of the last ``stored`` of them."""
@@ -54,9 +68,15 @@ class Stored(nn.Module):
         return tuple(made[-self.stored :])
 
 
-def region_of(width: int, layers: int, stored: int, rows: int, device: str) -> Region:
+def odd(width: int, layers: int, last: int) -> nn.Module:
+    """Layers with ReLU, the last of another width."""
+    widths = [width] * (layers + 1) + [last]
+    return nn.Sequential(*(m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())))
+
+
+def region_of(module: nn.Module, width: int, rows: int, device: str) -> Region:
     torch.compiler.reset()
-    module = Stored(width, layers, stored).to(device, torch.bfloat16).requires_grad_(False)
+    module = module.to(device, torch.bfloat16).requires_grad_(False)
     inputs = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
     (found,) = [r for graph in capture.capture(module, inputs).graphs for r in selection.partition(graph).regions]
     return found
@@ -67,9 +87,10 @@ def main() -> int:
     device = devices.get("h200") if dry else devices.detect()
     assert device is not None, "no description fits this GPU"
     rows: list[Row] = []
-    for width, layers, stored, count in CASES:
-        name = f"{layers} x {width}, {stored} stored"
-        region = region_of(width, layers, stored, count, "cpu" if dry else "cuda")
+    cases = [(f"{n} x {w}, then {last}", odd(w, n, last), w, rows) for w, n, last, rows in ODD]
+    cases += [(f"{n} x {w}, {k} stored", Stored(w, n, k), w, rows) for w, n, k, rows in CASES]
+    for name, module, width, count in cases:
+        region = region_of(module, width, count, "cpu" if dry else "cuda")
         found = candidates(region, device)
         try:
             times = [None] * len(found)

@@ -33,6 +33,8 @@ from tilestream.run.place import with_sizes
 STRATEGIES = ("vertical", "spatial", "bulk")
 FEW = 8
 """Elements of a gradient that is a sum over all rows, as a bias's."""
+SHAKEN = 4
+"""A result that is off by so many times what a rounding of the inputs moves it is wrong."""
 
 
 def trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
@@ -173,16 +175,27 @@ def _weights(result: Tensor) -> Tensor:
     return torch.cos(torch.arange(result.numel(), dtype=torch.float64)).reshape(result.shape)
 
 
-def judge(got: Sequence[Any], plain: Sequence[Any], exact: Sequence[Any], cancels: bool = False) -> str:
+def judge(
+    got: Sequence[Any],
+    plain: Sequence[Any],
+    exact: Sequence[Any],
+    cancels: bool = False,
+    terms: int = 1,
+    moved: Sequence[float] = (),
+) -> str:
     """What is wrong with results: empty, or the worst error. Whatever is not a floating tensor must be equal.
 
-    ``cancels``: results are sums over rows, as gradients are, whose terms may cancel. Two roundings more are allowed,
-    and where few elements are left, they are held against the size of the other results' elements.
+    Args:
+        cancels: results are sums over rows, as gradients are, whose terms may cancel. Two roundings more are allowed,
+            and where few elements are left, they are held against the size of the other results' elements.
+        terms: the most numbers that one result is a sum of; in two orders, sums of n are some sqrt(n) roundings apart.
+        moved: by how much one rounding of the inputs moves each exact result. Behind a softmax of large scores, or a
+            difference of near numbers, who rounds otherwise than eager is off by as much, and eager may be lucky.
     """
     size = max((x.double().square().mean().sqrt().item() for x in exact if _has_numbers(x)), default=0.0)
     if len(got) != len(plain):
         return f"{len(got)} results for {len(plain)}"
-    for mine, theirs, reference64 in zip(got, plain, exact, strict=True):
+    for i, (mine, theirs, reference64) in enumerate(zip(got, plain, exact, strict=True)):
         if not isinstance(theirs, Tensor):
             if mine != theirs:
                 return f"{mine} for {theirs}"
@@ -197,7 +210,8 @@ def judge(got: Sequence[Any], plain: Sequence[Any], exact: Sequence[Any], cancel
         if cancels and mine.numel() <= FEW and (norm := reference64.double().norm().item()) > 0:
             error *= norm / max(norm, size * mine.numel() ** 0.5)
         # Where eager happens to be exact: roundings of a 16-bit output, sums in another order in float32.
-        floor = (8 if mine.dtype == torch.float32 else 4 if cancels else 2) * torch.finfo(mine.dtype).eps
+        roundings = max(8.0, terms**0.5) if mine.dtype == torch.float32 else 4 if cancels else 2
+        floor = max(roundings * torch.finfo(mine.dtype).eps, SHAKEN * moved[i] if moved else 0.0)
         allowed = max(oracle.tolerance(own, mine.dtype), floor)
         if error > allowed and not torch.equal(mine, theirs):
             return f"error {error:.2e}, eager's {own:.2e}"

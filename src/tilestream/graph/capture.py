@@ -251,12 +251,19 @@ def normalise(graph: fx.GraphModule) -> fx.GraphModule:
     The graph is functional already: AOTAutograd has removed mutations. Views are free, so their copies
     are too, and each can then lie inside or outside a region as its user does.
     """
-    from tilestream.graph.views import share_nothing, split_maxima, split_to_slices, unlift_constants
+    from tilestream.graph.views import (
+        share_nothing,
+        split_maxima,
+        split_to_slices,
+        squeeze_out_of_place,
+        unlift_constants,
+    )
 
     graph.graph.eliminate_dead_code()
     unlift_constants(graph.graph)
     split_to_slices(graph.graph)
     split_maxima(graph.graph)
+    squeeze_out_of_place(graph.graph)
     share_nothing(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()

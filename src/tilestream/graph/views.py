@@ -55,6 +55,13 @@ def _bounds(whole: fx.Node, index: object) -> tuple[int, int] | None:
     return start, start + constant[index]
 
 
+def squeeze_out_of_place(graph: fx.Graph) -> None:
+    """``squeeze_``, which torch leaves behind products of vectors, as ``squeeze``: its copies would squeeze again."""
+    for node in graph.nodes:
+        if packet(node) is aten.squeeze_:
+            node.target = getattr(aten.squeeze, node.target._overloadname)
+
+
 def share_nothing(graph: fx.Graph) -> None:
     """Give every user of a view a copy of the view, last views first, so that chains are copied whole."""
     for node in reversed(list(graph.nodes)):

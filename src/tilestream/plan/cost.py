@@ -100,7 +100,8 @@ def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     busy = {s.name: steps_of(s, rows) * costs[s.name].step_s for s in launch.stages}
     slowest = max(busy, key=lambda n: busy[n])
     stages_s = max(busy[slowest], _ring_bound(launch, costs, rows, device))
-    dram_s, l2_s = _memory(launch, rows, device)
+    scattered = sum(steps_of(s, rows) * s.replicas * costs[s.name].scattered for s in launch.stages)
+    dram_s, l2_s = _memory(launch, rows, device, scattered)
     # Of the way of the first tile, what the steps of the bottleneck do not count already. Which stage that is must not
     # depend on the rows: more of them would make it another, and the sum less.
     bottleneck = max(costs.values(), key=lambda c: c.step_s / (c.tiles_per_step * c.replicas))
@@ -137,13 +138,16 @@ def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     return LaunchCost(launch.name, (), loads, cost.dram_s, loads, cost.exchange_s, cost.total_s, cost.limit)
 
 
-def _memory(launch: Pipeline, rows: int, device: Device) -> tuple[float, float]:
-    """Seconds of DRAM, and of the L2: what queues share, and all that passes the SMs' ports, weights included."""
+def _memory(launch: Pipeline, rows: int, device: Device, scattered: float = 0.0) -> tuple[float, float]:
+    """Seconds of DRAM, and of the L2: what queues share, and all that passes the SMs' ports, weights included.
+
+    ``scattered``: bytes of the L2 alone.
+    """
     read, written = dram_of(launch, rows)
     dram = sum(read.values()) + sum(written.values())
     distinct, shared = l2_of(launch, rows)
     ports = device.sms * device.sm_bytes_per_s
-    l2_s = max((dram + distinct) / device.l2_bytes_per_s, (dram + distinct + shared) / ports)
+    l2_s = max((dram + distinct + scattered) / device.l2_bytes_per_s, (dram + distinct + shared) / ports)
     return dram / device.dram_bytes_per_s, l2_s
 
 

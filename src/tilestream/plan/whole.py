@@ -30,7 +30,6 @@ from tilestream.plan.values import Readers, moved
 from tilestream.schedule.shape import is_shared_tile
 from tilestream.schedule.stationary import is_stationary
 from tilestream.simulator import run, simulate
-from tilestream.simulator.from_pipeline import workload
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
 from tilestream.simulator.workload import SimLaunch, Workload
 
@@ -135,9 +134,7 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
     if is_stationary(pipeline):
         return cost(pipeline, rows, device).total_s * 1e6
     try:
-        if by_rows(pipeline):
-            return simulate(pipeline, rows, device, spans=False).time_us
-        return run(workload(pipeline, rows, device), device).time_s * 1e6
+        return simulate(pipeline, rows, device, spans=False).time_us
     except (PipelineDeadlock, WorkloadError):
         return None
 

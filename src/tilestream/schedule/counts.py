@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from math import ceil
 
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Residency, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency, TileOp
 from tilestream.ir.tileops import OPS
 from tilestream.schedule.layout import CHUNK, Layout, pages_of
 from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Step, ceil_to
@@ -17,6 +18,8 @@ from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Step, ceil_t
 WARPGROUP = 128  # threads
 K_BYTES = 32  # of an operand's row that one wgmma takes
 LEAST_COLUMNS = 32  # a wgmma of fewer takes as long: its left operand takes 16 cycles to come
+QUAD_COLUMNS = 8  # of a row that four threads hold side by side, two each
+SECTOR = 32  # bytes that the L2 reads and writes at once
 PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the ring
 BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
 VECTOR = 2.0  # of a row vector that an operation takes
@@ -80,6 +83,27 @@ class StepCounts:
 def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
     """Of every step, in order."""
     return tuple(_step(step, schedule, layout) for step in schedule.steps)
+
+
+def scattered_bytes(schedule: Schedule, pipeline: Pipeline) -> float:
+    """Bytes that the L2 moves in a step of a stage for results that go to memory from registers, beyond their own.
+
+    Rows that bulk stores cannot address are stored by the threads that hold them: of a row, an instruction of a warp
+    writes one or two elements of each of four threads, a part of a sector, which the L2 reads and writes for it.
+    """
+    total = 0.0
+    for step in schedule.steps:
+        for sink in (s for p in step.phases for s in p.sinks if s.kind == "direct"):
+            tensor = pipeline.tensor(sink.target)
+            size = DTYPE_BYTES[tensor.dtype]
+            even = all(n % 2 == 0 for n in (tensor.features, sink.column, step.features)) and size == 2
+            stored = 2 * size if even else size  # by one thread
+            instructions = ceil(step.features / QUAD_COLUMNS) * (1 if even or step.features == 1 else 2)
+            span = QUAD_COLUMNS * size - (2 * size - stored)  # of the four threads' elements
+            sectors = 1 + (span - stored) / SECTOR if step.features > 1 else 1.0
+            each = instructions * sectors * 2 * SECTOR - step.features * size
+            total += TILE_ROWS * max(0.0, each)
+    return total * schedule.stage.tiles_per_step
 
 
 def code_size(schedule: Schedule, layout: Layout) -> float:

@@ -13,7 +13,7 @@ from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
-from tilestream.schedule.counts import WARPGROUP, EpilogueCounts, StepCounts, code_size, counts
+from tilestream.schedule.counts import WARPGROUP, EpilogueCounts, StepCounts, code_size, counts, scattered_bytes
 from tilestream.schedule.layout import Layout, lay_out
 from tilestream.schedule.shape import is_shared_tile
 from tilestream.schedule.shared_tile import build as shared_tile
@@ -31,7 +31,8 @@ class StageCost:
     ``tensor_s``: wgmma of all tiles of the step. ``shared_s``: what shared memory carries for them. ``lane_s``:
     epilogues of one warpgroup, each instruction behind the one before. ``inputs_s``: waits for inputs, as the input
     ring is too short for those to be on their way in time. ``weights_s``: streamed weights through the SM's port.
-    ``queue_s``: exposed part of the hand-over of the step's input.
+    ``queue_s``: exposed part of the hand-over of the step's input. ``scattered``: bytes of the L2 beyond those of the
+    values, for stores of parts of sectors.
     """
 
     stage: str
@@ -44,6 +45,7 @@ class StageCost:
     weights_s: float
     queue_s: float
     step_s: float
+    scattered: float = 0.0
 
     @property
     def limit(self) -> str:
@@ -110,6 +112,7 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         lane_s=epilogue,
         inputs_s=inputs,
         step_s=max(compute, weights) + queue,
+        scattered=scattered_bytes(schedule, pipeline),
     )
 
 

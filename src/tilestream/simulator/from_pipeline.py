@@ -67,6 +67,7 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
     sharing = sum(s.replicas for s in launch.stages)
     cost = stage_cost(stage, launch, device)
+    work = replace(work, l2_write=work.l2_write + cost.scattered)
     compute = cost.step_s - cost.queue_s  # queues are simulated
     memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
     late = overlapped(compute, memory) - max(compute, memory)

@@ -11,9 +11,9 @@ from tilestream.simulator.workload import Engine, SimStage, TileWork
 STREAM_TILE = 16_384
 """Elements of one CTA of an elementwise kernel at most, and at least ``STREAM_LEAST``."""
 STREAM_LEAST = 1_024
-LANE_BASE, LANE_SIMT, LANE_SFU = 13.8, 0.78, 6.2
-"""Issue slots of an elementwise kernel: an element (load, unpack, convert, index, store), an instruction of the lanes,
-one of the special function unit. Fitted."""
+LANE_BASE, LANE_SFU = 13.5, 6.1
+"""Issue slots of an elementwise kernel beside one for each instruction of the lanes: of an element (load, unpack,
+convert, index, store), of an instruction of the special function unit. Fitted."""
 CTAS_PER_SM = 2
 REGISTERS = 32_768
 
@@ -23,7 +23,7 @@ def lane_ops(elements: float, simt_ops: float, sfu_ops: float) -> float:
 
     Fitted to eager's kernels on an H200 whose data lie in the L2 (docs/truth.md).
     """
-    return LANE_BASE * elements + LANE_SIMT * simt_ops + LANE_SFU * sfu_ops
+    return LANE_BASE * elements + simt_ops + LANE_SFU * sfu_ops
 
 
 def stream(
