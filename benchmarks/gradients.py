@@ -41,7 +41,7 @@ def eager(gradients: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [made for dy, x in zip(gradients, inputs, strict=True) for made in (dy.t() @ x, dy.sum(0))]
 
 
-def measure(name: str, rows: int) -> dict[str, object]:
+def measure(name: str, rows: int, autotune: bool) -> dict[str, object]:
     """Microseconds of every arm, errors, and the prediction."""
     torch._dynamo.reset()
     layers, device = layers_of(WIDTHS[name]), devices.get("h200")
@@ -62,7 +62,7 @@ def measure(name: str, rows: int) -> dict[str, object]:
         "tilestream": ours,
         "eager": lambda: eager(*given),
         "inductor": lambda: inductor(*given),
-        "max-autotune": lambda: autotuned(*given),
+        **({"max-autotune": lambda: autotuned(*given)} if autotune else {}),
     }
     graphs = {arm: captured(run) for arm, run in arms.items()}
     exact = eager(*([t.double() for t in of] for of in given))
@@ -87,11 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(WIDTHS), help=f"of {', '.join(WIDTHS)}")
     parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--no-autotune", action="store_true", help="without that arm, which takes minutes to compile")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
     results = []
     for name in args.cases:
-        results.append(found := measure(name, args.rows))
+        results.append(found := measure(name, args.rows, not args.no_autotune))
         us = ", ".join(f"{arm} {t:.0f}" for arm, t in found["us"].items())  # pyright: ignore
         print(
             f"{name}: {us} us; {found['speedup']:.2f} times the best other; predicted {found['predicted_us']:.0f},"

@@ -38,8 +38,8 @@ def test_the_ir_page_names_every_tile_op():
 
 
 @pytest.mark.smoke
-def test_the_example_of_the_training_page():
-    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
+def test_the_examples_of_the_training_page():
     scope: dict[str, object] = {}
-    exec(compile(block, "docs/training.md", "exec"), scope)
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL):
+        exec(compile(block, "docs/training.md", "exec"), scope)
     assert "consume_sum" in str(scope["kernel"])

@@ -3,72 +3,212 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
+from test_backend import compiled
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilestream.devices import get
-from tilestream.graph.gradients import GradientSite, find_gradients
-from tilestream.run.gradients import WEIGHT_GRADIENT, stream_gradients
+from tilestream.graph import kept
+from tilestream.graph.gradients import find_gradients
+from tilestream.graph.joint import narrow_products, split_joined
+from tilestream.graph.nodes import aten, packet
+from tilestream.ir.pipeline import Role
+from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, gradient_sites
+from tilestream.plan.gradients import Gradient, weight_gradients
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.run import prepare
+from tilestream.run.call import RegionCall
+from tilestream.run.executable import plain
+from tilestream.run.gradients import spec
 
 ROWS = 130
 
-
-def backward(model: nn.Module, x: torch.Tensor, least_rows: int = 1) -> tuple[list[GradientSite], torch.fx.GraphModule]:
-    """A training step with gradients on the reference machine: what was streamed, and the backward graph."""
-    torch._dynamo.reset()
-    seen: list[tuple[list[GradientSite], torch.fx.GraphModule]] = []
-
-    def compile_backward(graph, inputs):
-        seen.append((stream_gradients(graph, get("h200"), least_rows), graph))
-        return make_boxed_func(graph)
-
-    compiled = torch.compile(
-        model, backend=aot_autograd(fw_compiler=lambda g, _: make_boxed_func(g), bw_compiler=compile_backward)
-    )
-    compiled(x).square().mean().backward()
-    return seen[0]
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
-def mlp(bias: bool = True) -> nn.Module:
+def gradients(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    target = torch.arange(ROWS).reshape(-1, 1).to(torch.float64) / ROWS
+    (function(*inputs).double().reshape(ROWS, -1) - target).square().mean().backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def train(module: nn.Module, *inputs: Tensor) -> list[RegionAnalysis]:
+    """One step compiled for the reference machine, whose gradients are right; the launches that ran."""
+    before = len(prepare.analyses())
+    got = gradients(compiled(module), module, *inputs)
+    own = gradients(module, module, *inputs)
+    wide = copy.deepcopy(module).double()
+    exact = gradients(wide, wide, *(x.double() for x in inputs))
+    for mine, eager, want in zip(got, own, exact, strict=True):
+        error, allowed = ((g.double() - want).norm() for g in (mine, eager))
+        assert error <= 2 * allowed + 1e-3 * want.norm()
+        assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
+    return prepare.analyses()[before:]
+
+
+def sums(found: Sequence[RegionAnalysis]) -> list[RegionAnalysis]:
+    return [a for a in found if a.name.startswith("gradients")]
+
+
+def mlp(bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Linear(24, 40, bias=bias), nn.ReLU(), nn.Linear(40, 8, bias=bias)).bfloat16()
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(ROWS, 24), (2, 65, 24)])
-def test_a_training_step_has_eagers_gradients(bias: bool, shape: tuple[int, ...]) -> None:
-    model, x = mlp(bias), torch.randn(shape).bfloat16()
-    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
-    eager(x).square().mean().backward()
-    exact(x.double()).square().mean().backward()
-    streamed, graph = backward(model, x)
-    assert [(s.out, s.k, s.rows, s.total is not None) for s in streamed] == [(8, 40, ROWS, bias), (40, 24, ROWS, bias)]
-    calls = [n for n in graph.graph.nodes if n.target is WEIGHT_GRADIENT]
-    assert len(calls) == 2 and find_gradients(graph.graph) == []
-    for got, own, want in zip(model.parameters(), eager.parameters(), exact.parameters(), strict=True):
-        assert got.grad is not None and own.grad is not None and want.grad is not None
-        error, allowed = ((g.grad.double() - want.grad).norm() for g in (got, own))  # pyright: ignore
-        assert error <= 2 * allowed + 1e-3 * want.grad.norm()
+def test_a_training_step_has_eagers_gradients(bias: bool) -> None:
+    (launch,) = sums(train(mlp(bias), torch.randn(2, 65, 24).bfloat16()))  # both layers: one region makes both dY
+    assert launch.rows == ROWS and len(launch.operators) == (4 if bias else 2)
+    assert {t.shape for t in launch.program.by_role(Role.OUTPUT) if len(t.shape) == 2} == {(8, 40), (40, 24)}
 
 
-def test_few_rows_and_wide_layers_are_left_to_the_library() -> None:
-    streamed, graph = backward(mlp(), torch.randn(ROWS, 24).bfloat16(), least_rows=ROWS + 1)
-    assert streamed == [] and len(find_gradients(graph.graph)) == 2
-    wide = nn.Linear(4096, 2048).bfloat16()  # 16 x 16 blocks > 132 SMs
-    streamed, graph = backward(wide, torch.randn(ROWS, 4096).bfloat16())
-    assert streamed == [] and len(find_gradients(graph.graph)) == 1
+class Joined(nn.Module):
+    """Odd widths, a skip by concatenation, a slice of the gradient: what NeRF has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(9, 16), nn.Linear(25, 13), nn.Linear(13 + 7, 3)
+
+    def forward(self, x: Tensor, view: Tensor) -> Tensor:
+        h = torch.cat([x, self.first(x).relu()], -1)
+        return self.last(torch.cat([self.second(h), view], -1))
 
 
-def test_fp32_gradients_are_not_found() -> None:
-    _, graph = backward(mlp().float(), torch.randn(ROWS, 24))
-    assert find_gradients(graph.graph) == []
+def test_parts_of_what_was_joined_and_odd_widths() -> None:
+    found = train(Joined().bfloat16(), torch.randn(ROWS, 9).bfloat16(), torch.randn(ROWS, 7).bfloat16())
+    saved = {t.features for t in found[0].program.by_role(Role.OUTPUT)}
+    assert saved == {16, 13, 3}, "what was joined is not saved, but its parts"
+    (launch,) = sums(found)
+    assert len(launch.operators) == 5 + 3  # five products, since two operands had two parts each, and three sums
+    assert all(t.features % 8 == 0 for t in launch.program.by_role(Role.INPUT))
 
 
-def test_the_operator_keeps_torchs_rules() -> None:
-    dy, x = torch.randn(70, 16).bfloat16(), torch.randn(70, 24).bfloat16()
-    torch.library.opcheck(WEIGHT_GRADIENT, (dy, x, True, "h200"))
-    weight, bias = WEIGHT_GRADIENT(dy[:0], x[:0], True, "h200")
-    assert torch.equal(weight, torch.zeros(16, 24).bfloat16()) and torch.equal(bias, torch.zeros(16).bfloat16())
+def test_rows_that_change() -> None:
+    module = mlp()
+    fast = torch.compile(
+        module, backend=compiled.__globals__["tilestream"], dynamic=True, options={"target": "reference"}
+    )
+    for rows in (ROWS, 65, 200):
+        x = torch.randn(rows, 24).bfloat16()
+        found = []
+        for function in (fast, module):
+            module.zero_grad()
+            function(x).float().square().mean().backward()
+            found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+    assert len(sums(prepare.analyses())) == 1
+
+
+def test_autocast_gets_fp32_sums() -> None:
+    module, x = mlp().float(), torch.randn(ROWS, 24)
+    own = gradients(module, module, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = gradients(compiled(module), module, x)
+    (launch,) = sums(prepare.analyses())
+    assert {t.dtype for t in launch.program.by_role(Role.OUTPUT)} == {"f32"}
+    for mine, want in zip(got, own, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, want, rtol=0.05, atol=0.02)
+
+
+def backward(*widths: int, rows: int = ROWS, dtype: torch.dtype = torch.bfloat16) -> fx.Graph:
+    """dW and db of one layer after another, all of one dY each."""
+
+    def run(dys: list[Tensor], xs: list[Tensor]) -> list[Tensor]:
+        return [made for dy, x in zip(dys, xs, strict=True) for made in (dy.t() @ x, dy.sum(0, keepdim=True))]
+
+    dys = [torch.zeros(rows, n, dtype=dtype) for n in widths[1:]]
+    xs = [torch.zeros(rows, n, dtype=dtype) for n in widths[:-1]]
+    return make_fx(run, tracing_mode="fake")(dys, xs).graph
+
+
+def launches(graph: fx.Graph, least: int = 1) -> list[GradientLaunch]:
+    return gradient_launches(gradient_sites(graph, get("h200"), least), get("h200"), lambda node: None)
+
+
+def test_which_gradients_are_streamed() -> None:
+    (first, second) = launches(backward(24, 40, 8))
+    assert [layer.bias for layer in (*first.layers, *second.layers)] == ["db0", "db0"]  # two inputs: not at one time
+    assert launches(backward(24, 40), least=ROWS + 1) == []
+    assert launches(backward(4096, 2048)) == []  # 16 x 16 blocks > 132 SMs
+    assert find_gradients(backward(24, 40, dtype=torch.float32)) == []
+
+
+def test_launches_that_no_grid_holds_are_cut() -> None:
+    found = launches(backward(*[1024] * 7))
+    together = [Gradient("dy", f"x{n}", f"dw{n}", 1024, 1024) for n in range(4)]  # 32 blocks each
+    assert sum(s.replicas for s in weight_gradients("w", together, get("h200")).stages) <= 132
+    assert len(found) == 6 and all(len(launch.layers) == 1 for launch in found)
+
+
+def joint(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
+    """Forward and backward in one graph."""
+    names, values = zip(*module.named_parameters(), strict=True)
+
+    def step(values: tuple[Tensor, ...], *xs: Tensor) -> tuple[Tensor, ...]:
+        made = torch.func.functional_call(module, dict(zip(names, values, strict=True)), xs)
+        return torch.autograd.grad(made.square().sum(), values)
+
+    return make_fx(step, tracing_mode="fake")(values, *inputs)
+
+
+def test_a_product_with_parts_is_parts_of_a_product() -> None:
+    module, x, view = Joined(), torch.randn(ROWS, 9), torch.randn(ROWS, 7)
+    for dtype, count in ((torch.bfloat16, 2), (torch.float32, 0)):
+        module, x, view = module.to(dtype), x.to(dtype), view.to(dtype)
+        graph = joint(module, x, view)
+        values = tuple(p.detach() for p in module.parameters())
+        before = graph(values, x, view)
+        assert split_joined(graph.graph, ROWS + 1) == 0
+        assert split_joined(graph.graph, ROWS) == count
+        graph.recompile()
+        for got, want in zip(graph(values, x, view), before, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_columns_that_nobody_reads_are_not_computed() -> None:
+    def run(dy: Tensor, weight: Tensor) -> Tensor:
+        return (dy @ weight)[:, 2:-3] * 2
+
+    given = torch.randn(ROWS, 8), torch.randn(8, 20)
+    graph = make_fx(run, tracing_mode="fake")(*given)
+    assert narrow_products(graph.graph) == 1
+    graph.recompile()
+    torch.testing.assert_close(graph(*given), run(*given))
+    (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]
+    assert product.meta["val"].shape == (ROWS, 15)
+
+
+@pytest.mark.parametrize("build", [None, plain])
+def test_a_call(build: Any) -> None:
+    """By the reference machine, and by plain operators where no kernel can be built; a batch of no rows is zero."""
+    (launch,) = launches(backward(24, 40))
+    call = RegionCall(spec(launch, launch.pipeline(get("h200")), "reference"), torch.device("cpu"), build)
+    dy, x = torch.randn(ROWS, 40).bfloat16(), torch.randn(ROWS, 24).bfloat16()
+    weight, bias = call([dy, x])
+    torch.testing.assert_close(weight, dy.t() @ x, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(bias, dy.sum(0), rtol=0.02, atol=0.02)
+
+
+def test_a_batch_of_no_rows() -> None:
+    (launch,) = launches(backward(24, 40))
+    told = spec(launch, launch.pipeline(get("h200")), "reference")
+    weight, bias = RegionCall(told, torch.device("cpu"))([torch.zeros(0, n).bfloat16() for n in (40, 24)])
+    assert torch.equal(weight, torch.zeros(40, 24).bfloat16()) and torch.equal(bias, torch.zeros(40).bfloat16())
+
+
+@pytest.mark.parametrize("small", [0, kept.SMALL_BYTES])
+def test_a_long_chain_keeps_few_gradients_at_once(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "SMALL_BYTES", small)
+    layers = [m for _ in range(6) for m in (nn.Linear(16, 16), nn.ReLU())]
+    found = train(nn.Sequential(*layers, nn.Linear(16, 8)).bfloat16(), torch.randn(ROWS, 16).bfloat16())
+    _, *backward = [a for a in found if not a.name.startswith("gradients")]
+    assert [len(a.program.by_role(Role.OUTPUT)) for a in backward] == ([6] if small else [3, 3])
+    # The first has the last layer's too, of the tangent.
+    assert [len(a.operators) for a in sums(found)] == ([14] if small else [8, 6])

@@ -20,6 +20,7 @@ from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
 from tilestream.cuda.tables import INDEX, TABLE
+from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
@@ -189,6 +190,7 @@ class CompiledPipeline:
     def __init__(self, pipeline: Pipeline, launches: Sequence[AnyLaunch], device: torch.device) -> None:
         self.pipeline, self.launches, self.device = pipeline, launches, device
         self.outputs = pipeline.by_role(Role.OUTPUT)
+        self._turners: dict[tuple[str, ...], Turner] = {}
         spilled: dict[str, Tensor] = {}
         for launch in launches:
             for t in launch.source.pipeline.by_role(Role.OUTPUT):
@@ -237,7 +239,8 @@ class CompiledPipeline:
         """The pipeline for ``rows`` rows of ``tensors``, which stay where they are.
 
         Args:
-            tensors: inputs and parameters, ``addressable`` and of the shapes that the pipeline declares: not checked.
+            tensors: inputs and parameters, of the shapes that the pipeline declares and ``addressable``, or parameters
+                that lie transposed (``turn.lies_transposed``): not checked.
             written: names of the tensors that each call gives: every output, and inputs that are elsewhere each time.
 
         Raises:
@@ -245,7 +248,18 @@ class CompiledPipeline:
         """
         if rows > MOST_ROWS:
             raise InputError(f"{rows} rows are more than {MOST_ROWS}", "give the batch in parts")
-        return Bound(self, {name: _where(t) for name, t in tensors.items()}, rows, tuple(written))
+        turned = tuple(name for name, t in tensors.items() if not addressable(t))
+        where = {
+            name: Where(t.data_ptr(), t.stride(1), t.shape[0]) if name in turned else _where(t)
+            for name, t in tensors.items()
+        }
+        return Bound(self, where, rows, tuple(written), turned)
+
+    def turner(self, names: tuple[str, ...]) -> Turner:
+        """What copies these parameters, which lie transposed."""
+        if names not in self._turners:
+            self._turners[names] = Turner([self.pipeline.tensor(name) for name in names], self.device)
+        return self._turners[names]
 
     def empty(self, t: Tensor, rows: int) -> torch.Tensor:
         return torch.empty(_shape(t, rows), dtype=TORCH_DTYPES[t.dtype], device=self.device)
@@ -296,7 +310,12 @@ class Bound:
     """
 
     def __init__(
-        self, compiled: CompiledPipeline, where: dict[str, Where], rows: int, written: tuple[str, ...]
+        self,
+        compiled: CompiledPipeline,
+        where: dict[str, Where],
+        rows: int,
+        written: tuple[str, ...],
+        turned: tuple[str, ...] = (),
     ) -> None:
         self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
         self._features = [compiled.pipeline.tensor(name).features for name in written]
@@ -305,6 +324,7 @@ class Bound:
         self._checked = [launch for launch in compiled.launches if launch.dump is not None]
         self._is_empty = not compiled.launches or (not rows and all(launch.needs_rows for launch in compiled.launches))
         self._device = compiled.device.index or 0
+        self._turner = compiled.turner(turned) if turned else None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Enqueue on torch's current stream. The pipeline's device must be the current one.
@@ -356,7 +376,12 @@ class Bound:
             where[name] = Where(t.data_ptr(), _row_stride(t, features), t.shape[0] if t.dim() else 1)
         for buffer, t in zip(self._compiled.buffers, tensors[given:], strict=True):
             where[buffer.name] = _where(t)
-        return [p for launch in self._compiled.launches for p in launch.prepare(where, self._rows, stream, capture)]
+        turning: list[PreparedLaunch] = []
+        if self._turner is not None:
+            copies, turning = self._turner.prepare(where, stream, capture)
+            where |= copies
+        launches = self._compiled.launches
+        return [*turning, *(p for x in launches for p in x.prepare(where, self._rows, stream, capture))]
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

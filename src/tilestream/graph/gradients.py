@@ -6,14 +6,15 @@ sums of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, value
+from tilestream.graph.nodes import argument, aten, is_view, packet, value
 from tilestream.graph.provenance import source
-from tilestream.graph.sizes import hint, same_size
+from tilestream.graph.sizes import expression, hint, same_size, settled
 from tilestream.ir.dtypes import TORCH_DTYPES
 
 _DTYPES = {TORCH_DTYPES[name]: name for name in ("bf16", "f16")}
@@ -25,6 +26,8 @@ class GradientSite:
 
     Attributes:
         rows: how many, as far as is known when the graph is compiled. dtype: of gradient, input and both results.
+        weight_dtype, bias_dtype: what the results need not be rounded further than: fp32 under autocast, which casts
+            a gradient to its parameter's dtype.
     """
 
     product: fx.Node
@@ -35,26 +38,73 @@ class GradientSite:
     out: int
     k: int
     dtype: str
+    weight_dtype: str
+    bias_dtype: str
     source: str
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The operators that it stands for."""
+        return (self.product,) if self.total is None else (self.product, self.total)
 
 
 def find_gradients(graph: fx.Graph) -> list[GradientSite]:
-    """Every weight gradient of 16-bit operands with rows that kernels can address, in the order of the graph."""
-    return [site for node in graph.nodes if packet(node) is aten.mm and (site := _site(node)) is not None]
+    """Every weight gradient of 16-bit operands, in the order of the graph; a bias's is found once."""
+    found: list[GradientSite] = []
+    totals: set[fx.Node] = set()
+    for node in graph.nodes:
+        site = _site(node, totals) if packet(node) is aten.mm else None
+        if site is not None:
+            found.append(site)
+            totals |= {site.total} if site.total is not None else set()
+    return found
 
 
-def _site(node: fx.Node) -> GradientSite | None:
+def together(
+    sites: Sequence[GradientSite], made_by: Callable[[fx.Node], Hashable] = lambda node: node
+) -> list[list[GradientSite]]:
+    """Sites that may share a launch: their gradients are there at one time, as results of one region are.
+
+    Gradients that come one after another would all have to be kept until the last is there.
+
+    Args:
+        made_by: what makes a node; equal for nodes that are made at once.
+    """
+    groups: dict[Hashable, list[GradientSite]] = {}
+    for site in sites:
+        rows = expression(site.gradient.meta["val"].shape[0])
+        groups.setdefault((made_by(site.gradient), rows, site.dtype), []).append(site)
+    return list(groups.values())
+
+
+def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
     gradient, given = _transposed(node.args[0]), node.args[1]
     if gradient is None or not isinstance(given, fx.Node):
         return None
     dy, x, made = value(gradient), value(given), value(node)
     if dy is None or x is None or made is None or dy.dtype not in _DTYPES or not dy.dtype == x.dtype == made.dtype:
         return None
-    out, k = dy.shape[1], x.shape[1]
-    if not (isinstance(out, int) and isinstance(k, int) and _by_rows(dy) and _by_rows(x)):
+    out, k = settled(dy.shape[1]), settled(x.shape[1])
+    if not (isinstance(out, int) and isinstance(k, int) and out and k):
         return None
-    total = next((u for u in gradient.users if _sums_rows(u, dy)), None)
-    return GradientSite(node, total, gradient, given, hint(dy.shape[0]), out, k, _DTYPES[dy.dtype], source(node))
+    same = aliases(gradient, _keeps_columns)
+    total = next((u for n in same for u in n.users if u not in taken and _sums_rows(u, dy)), None)
+    dtype = _DTYPES[dy.dtype]
+    weight_dtype, bias_dtype = _wanted(node, dtype), dtype if total is None else _wanted(total, dtype)
+    rows = hint(dy.shape[0])
+    return GradientSite(node, total, gradient, given, rows, out, k, dtype, weight_dtype, bias_dtype, source(node))
+
+
+def _wanted(node: fx.Node, dtype: str) -> str:
+    """``f32`` where the only use of a value, through views, casts it to that; else its own ``dtype``."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        made = value(node)
+        if packet(node) in (aten._to_copy, torch.ops.prims.convert_element_type):
+            return "f32" if made is not None and made.dtype == torch.float32 else dtype
+        if not is_view(node):
+            break
+    return dtype
 
 
 def _transposed(node: object) -> fx.Node | None:
@@ -71,13 +121,31 @@ def _transposed(node: object) -> fx.Node | None:
     return node.args[0] if packet(node) is aten.t or swaps else None
 
 
-def _by_rows(t: torch.Tensor) -> bool:
-    """Whether rows lie one behind another: not transposed, not expanded."""
-    return same_size(t.stride(1), 1) and same_size(t.stride(0), t.shape[1])
+def aliases(node: fx.Node, views: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:
+    """A node, what it is a view of, and every other view of that; ``views``: which views count."""
+    while views(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    found = [node]
+    for each in found:
+        found += [u for u in each.users if views(u)]
+    return found
+
+
+def _keeps_columns(node: fx.Node) -> bool:
+    """Whether a node has the rows of what it views, under other leading dimensions."""
+    if packet(node) not in (aten.view, aten.reshape, aten._unsafe_view):
+        return False
+    before, after = value(node.all_input_nodes[0]), value(node)
+    if before is None or after is None or not before.dim() or not after.dim():
+        return False
+    return same_size(before.shape[-1], after.shape[-1])
 
 
 def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:
-    if packet(node) is not aten.sum:
-        return False
+    """Whether a node sums over every dimension but the columns."""
     made, dims = value(node), argument(node, 1, "dim")
-    return made is not None and made.dtype == dy.dtype and isinstance(dims, list | tuple) and list(dims) in ([0], [-2])
+    if packet(node) is not aten.sum or made is None or made.dtype != dy.dtype or not isinstance(dims, list | tuple):
+        return False
+    summed = value(node.all_input_nodes[0])
+    rank = 0 if summed is None else summed.dim()
+    return rank > 1 and {d % rank for d in dims if isinstance(d, int)} == set(range(rank - 1))

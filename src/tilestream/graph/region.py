@@ -14,6 +14,7 @@ from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Val
 from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
+from tilestream.graph.rounding import round_results
 from tilestream.graph.sizes import expression, hint, product
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, TileOp
 
@@ -73,10 +74,11 @@ def lower(
     title: str,
     widest: int = MAX_FEATURES,
     wide: frozenset[fx.Node] = frozenset(),
+    training: bool = False,
 ) -> tuple[Region, tuple[fx.Node, ...]]:
     """The region of ``nodes`` (in graph order) and its outputs as nodes of the outer graph.
 
-    ``widest``, ``wide``: as ``Emitter``'s.
+    ``widest``, ``wide``: as ``Emitter``'s. ``training``: what leaves is rounded before others read it.
 
     Raises:
         Unsupported: with the node that stands in the way.
@@ -97,7 +99,8 @@ def lower(
         b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype)
         for b in (*e.inputs, *e.parameters)
     }
-    stage = Stage.of("all", fuse_rms_norm(tuple(e.ops), e.tensors))
+    ops = fuse_rms_norm(tuple(e.ops), e.tensors)
+    stage = Stage.of("all", round_results(ops) if training else ops)
     program = Pipeline("region", tuple(e.tensors.values()), (stage,), ())
     first = e.inputs[0]
     fake = value(first.node)

@@ -6,6 +6,7 @@ import logging
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import sympy
 import torch
@@ -15,6 +16,7 @@ from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
 from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.few_rows import WIDEST, wide_blocks
+from tilestream.graph.kept import pieces
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import Unsupported, computes, is_gather, is_product, is_slice, is_sym, is_view, name, value
 from tilestream.graph.provenance import source
@@ -78,22 +80,38 @@ class _Facts:
     kinds: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)  # of its ops
 
 
-def partition(owner: fx.GraphModule, prefix: str = "region") -> Partition:
+def partition(
+    owner: fx.GraphModule,
+    prefix: str = "region",
+    apart: Mapping[str, str] = MappingProxyType({}),
+    training: bool = False,
+    backward: bool = False,
+) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
     Every row-streamed tensor of a region has the same (symbolic) number of rows. A region holds at
     least one linear layer.
+
+    Args:
+        apart: names of nodes that stay out of every region, and why.
+        training: whether the graph is half of a training step, whose other half reads what leaves.
+        backward: whether it is the second half, where what leaves lives beside all that was saved.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
-    refused: dict[fx.Node, str] = {}
+    refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
     while True:
         facts = _examine(nodes, refused, wide=wide)
-        found = [g for g in _group(nodes, facts) if _worth(g, facts)]
+        groups = _group(nodes, facts)
+        if backward:
+            groups = [piece for group in groups for piece in pieces(group)]
+        found = [g for g in groups if _worth(g, facts)]
         lowered = []
         for group in found:
             try:
-                lowered.append(lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide=wide))
+                lowered.append(
+                    lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide=wide, training=training)
+                )
             except Unsupported as reason:
                 assert reason.node is not None
                 log.debug("%s leaves its region: %s", reason.node, reason.reason)

@@ -15,12 +15,22 @@ from tilestream.errors import TilestreamError
 from tilestream.graph import selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
+from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.gradient_launches import (
+    analysis,
+    apart,
+    decided,
+    gradient_launches,
+    gradient_sites,
+    least_rows,
+    proposal,
+)
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 
 
@@ -33,7 +43,10 @@ def of_graphs(
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
-        part = selection.partition(graph)
+        summed = gradient_sites(graph.graph, device, least_rows(options)) if kind == "backward" else []
+        part = selection.partition(
+            graph, apart=apart(summed), training=kind != "inference", backward=kind == "backward"
+        )
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
         compute = [n for n in nodes if computes(n)]
@@ -43,7 +56,11 @@ def of_graphs(
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
         for cut in part.cuts:
             made.append(_region(cut.region, cut.nodes, index, prefix, device, options))
+        made += _gradients(summed, part, index, prefix, device, options)
+        streamed = {node for site in summed for node in site.nodes}
         for node, e in zip(outside, part.exclusions, strict=True):
+            if node in streamed:
+                continue
             exclusions.append(Excluded(e.op, e.source, e.reason, module_path(node), flops.of_node(node), index))
     return Analysis(
         model=str(getattr(model, "__name__", type(model).__name__)),
@@ -60,6 +77,18 @@ def of_graphs(
         tf32=torch.get_float32_matmul_precision() != "highest",
         hardware=device,
     )
+
+
+def _gradients(
+    sites: Sequence[GradientSite], part: selection.Partition, index: int, prefix: str, device: Device, options: Options
+) -> list[RegionAnalysis]:
+    """The launches of weight gradients of a backward graph, beside the regions that make their operands."""
+    regions = {node: number for number, cut in enumerate(part.cuts) for node in cut.nodes}
+    forced = options.target == "reference"
+    return [
+        analysis(launch, decided(launch, device, *proposal(launch, device), forced), index, prefix)
+        for launch in gradient_launches(sites, device, regions.get)
+    ]
 
 
 def _region(

@@ -16,6 +16,9 @@ from tilestream.schedule.stationary.model import CHUNK_COLUMNS, MOST_CHUNKS
 GROUPS = 2  # consumer warpgroups of a CTA
 PARTIAL_TRIPS = 2
 """Each partial result is written once and read once, through the L2."""
+STRATEGY = "stationary"
+LIBRARY_SHARE = 0.6
+"""Of the tensor cores' rate, what a library reaches where rows are what is summed (H200, 256 x 256: 0.45 to 0.6)."""
 STEP_BYTES = 4096
 """What a slot costs beside its bytes, in bytes: barriers and an instruction's latency. Assumed, not fitted."""
 
@@ -82,7 +85,7 @@ def weight_gradients(name: str, layers: Sequence[Gradient], device: Device) -> P
         stage, made = _stage(n, layer, split)
         stages.append(stage)
         tensors |= {t.name: t for t in made if t.name not in tensors}
-    return Pipeline(name, tuple(tensors.values()), tuple(stages), strategy="stationary")
+    return Pipeline(name, tuple(tensors.values()), tuple(stages), strategy=STRATEGY)
 
 
 def _slot_bytes(layer: Gradient) -> int:
@@ -182,3 +185,19 @@ def _cta_s(s: StationarySum, tiles: int, device: Device) -> float:
     out, k = s.block
     multiply = 2 * TILE_ROWS * out * k / (device.tensor_flops[s.dtype] / device.sms)
     return steps * max(s.slot_bytes / (device.sm_bytes_per_clock * device.clock_hz), multiply)
+
+
+def library_s(layers: Sequence[Gradient], rows: int, device: Device) -> float:
+    """Predicted time of the same by a library: a product a layer, and a sum that reads dY once more."""
+    total = 0.0
+    for layer in layers:
+        rate, size = LIBRARY_SHARE * device.tensor_flops[layer.dtype], DTYPE_BYTES[layer.dtype]
+        flops, read = 2 * rows * layer.out * layer.k, rows * (layer.out + layer.k) * size
+        total += max(flops / rate, read / device.dram_bytes_per_s) + device.launch_s
+        total += bias_s([layer], rows, device)
+    return total
+
+
+def bias_s(layers: Sequence[Gradient], rows: int, device: Device) -> float:
+    """The least that sums of their own take for the biases: dY read once."""
+    return sum(rows * layer.out * DTYPE_BYTES[layer.dtype] for layer in layers if layer.bias) / device.dram_bytes_per_s

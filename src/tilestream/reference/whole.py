@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
+from tilestream.ir.plain import by_rows
 from tilestream.reference.ops import WORKING, evaluate
 
 
@@ -18,6 +20,8 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     Args:
         tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype.
     """
+    if not by_rows(pipeline):
+        return _sums(pipeline, tensors)
     tiles = pipeline.tiles()
     values: dict[str, torch.Tensor] = {}
     outputs: dict[str, torch.Tensor] = {}
@@ -38,3 +42,20 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
             values[op.out.name] = value
         left = [op for op in left if op not in ready]
     return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}
+
+
+def _sums(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Stationary sums (``plan.gradients``): products and sums over all rows, accumulated in fp32."""
+    values: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
+    for op in (op for stage in pipeline.stages for op in stage.ops):
+        if op.out is None:
+            outputs[op.params[0]] = values[op.ins[0]].to(TORCH_DTYPES[pipeline.tensor(op.params[0]).dtype])
+        elif op.kind == "load":
+            values[op.out.name] = tensors[op.params[0]]
+        elif op.kind == "product":
+            left, right = (values[name] for name in op.ins)
+            values[op.out.name] = left.t() @ right
+        else:
+            values[op.out.name] = values[op.ins[0]].sum(0, dtype=torch.float32)
+    return outputs

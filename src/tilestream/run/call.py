@@ -101,7 +101,8 @@ class RegionCall:
             self._check(operand, values[operand.index])
             viewed = apply(values[operand.index], operand.steps)
             resting[operand.tensor] = viewed
-            if not (self._remembers and is_view_of(viewed, values[operand.index]) and _kernels_can_read(viewed)):
+            rests = self._remembers and is_view_of(viewed, values[operand.index])
+            if not (rests and _kernels_can_read(viewed, operand in spec.parameters)):
                 moving[operand.tensor] = operand
         rows = {name: resting[name].shape[0] for name in (o.tensor for o in spec.inputs)}
         if len(set(rows.values())) > 1:
@@ -205,10 +206,12 @@ def is_view_of(view: torch.Tensor, base: torch.Tensor) -> bool:
     return view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
 
 
-def _kernels_can_read(tensor: torch.Tensor) -> bool:
+def _kernels_can_read(tensor: torch.Tensor, parameter: bool) -> bool:
+    """Whether a tensor needs no copy at every call but one that the launches themselves make."""
     from tilestream.cuda.launch import addressable
+    from tilestream.cuda.turn import lies_transposed
 
-    return addressable(tensor)
+    return addressable(tensor) or (parameter and lies_transposed(tensor))
 
 
 def ordered(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:

@@ -106,4 +106,9 @@ class Interpreted:
             for name in self._outputs:
                 by_name[name].copy_(found[name].view(by_name[name].shape))
 
-        return enqueue if rows else lambda new: None
+        def zero(new: Sequence[torch.Tensor]) -> None:
+            for name, t in zip(written, new, strict=True):
+                if name in self._outputs:
+                    t.zero_()  # a sum over no rows; results with rows have no elements
+
+        return enqueue if rows else zero

@@ -16,11 +16,14 @@ from torch import Tensor, fx
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
+from tilestream.graph.joint import narrow_products
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
-from tilestream.run import prepare
+from tilestream.plan.gradient_launches import apart
+from tilestream.plan.planner import Plan
+from tilestream.run import gradients, prepare
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
 from tilestream.run.stopwatch import timed
@@ -46,6 +49,7 @@ class Compilation:
     inputs: InitVar[Sequence[Any]]
     patches: Mapping[str, Any] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
+    gradients: list[Plan] = field(default_factory=list)
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
@@ -64,17 +68,24 @@ class Compilation:
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def stream(self, graph: fx.GraphModule, kwargs: Mapping[str, Any]) -> bool:
-        """Put calls in the place of the graph's regions; whether there are any.
+        """Put calls in the place of the graph's regions, and of its weight gradients; whether there are any.
 
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
         """
-        self.placed = []
+        self.placed, self.gradients = [], []
+        backward = bool(kwargs.get("is_backward"))
         try:
+            if backward and narrow_products(graph.graph):
+                graph.recompile()
             with timed("regions"):
-                found = partition(normalise(graph))
-            self._announce(found, backward=bool(kwargs.get("is_backward")))
+                normal, training = normalise(graph), not kwargs.get("is_inference", False)
+                summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
+                found = partition(normal, apart=apart(summed), training=training, backward=backward)
+            self._announce(found, backward)
             with timed("planning"):
+                if summed:
+                    gradients.prepare(summed, found, self.options, self.target)
                 prepare.prepare(found.regions, self.options, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
@@ -82,12 +93,14 @@ class Compilation:
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
                 )
+            if backward:
+                self.gradients = gradients.stream_gradients(graph, self.options, self.target)
         except Exception as failure:
             if not self.options.fallback:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        return bool(self.placed)
+        return bool(self.placed or self.gradients)
 
     def choose(
         self,
@@ -105,7 +118,9 @@ class Compilation:
         self._whole().note()
 
     def _whole(self) -> Whole:
-        return Whole(self.options, self.target, self.patches, self.placed, [known() for known in self._inputs])
+        plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
+        originals = [known() for known in self._inputs]
+        return Whole(self.options, self.target, self.patches, [*plans, *self.gradients], originals)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

@@ -25,6 +25,7 @@ from tilestream.graph.nodes import is_constant
 from tilestream.run import epilogues, fallback, messages
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
+from tilestream.run.joint import partitioner
 from tilestream.run.stopwatch import timed
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     changed: dict[str, Any] = {
         "use_joint_graph_passes": False,
         "joint_custom_pre_pass": Identity(identity, config.joint_custom_pre_pass),
+        **partitioner(compilation),
     }
     if note.was_direct:
         changed["compile_threads"] = 1  # Inductor would start processes to compile in, and has nothing to compile

@@ -35,12 +35,17 @@ _plans: dict[_Kept, list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
 
+def note(analysis: RegionAnalysis) -> None:
+    """Add to what ``analyses`` tells."""
+    _analyses.append(analysis)
+
+
 def analyses() -> list[RegionAnalysis]:
     """The regions that this process has compiled so far, with the plans that they really use."""
     return list(_analyses)
 
 
-def _kernels_kept(options: Options, target: Target) -> contextlib.AbstractContextManager[None]:
+def kernels_kept(options: Options, target: Target) -> contextlib.AbstractContextManager[None]:
     """Where the options say that kernels are kept, for those built inside."""
     if target.kind != "cuda":
         return contextlib.nullcontext()
@@ -60,7 +65,7 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
     if (near := _near(region, options, target)) is not None:
         return near
     measure: Measure | None = None
-    if _measures(options, target):
+    if measures(options, target):
         measure = Measurer(region, target, options.strategy == "auto", few_rows.patience_s(options))
     made = cached_plan(region.program, region.rows, target.hardware, options, measure)
     _plans.setdefault(_kept(region, options, target), []).append(made)
@@ -69,7 +74,7 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
 
 def prepare(regions: Sequence[Region], options: Options, target: Target) -> None:
     """Begin to compile, side by side, the kernels that planning these regions will want to time."""
-    if not _measures(options, target):
+    if not measures(options, target):
         return
     lists: list[list[Pipeline]] = []
     for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
@@ -84,11 +89,11 @@ def prepare(regions: Sequence[Region], options: Options, target: Target) -> None
         lists.append([c.pipeline for c in wanted if c.pipeline is not None])
     # The best of every region first: of the others, those that are not ready in time are not timed.
     ranks = zip_longest(*lists)
-    with _kernels_kept(options, target):
+    with kernels_kept(options, target):
         build_ahead([p for rank in ranks for p in rank if p is not None], target.kind)
 
 
-def _measures(options: Options, target: Target) -> bool:
+def measures(options: Options, target: Target) -> bool:
     return target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing()
 
 
@@ -137,7 +142,7 @@ def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | 
         return None
     place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"
     try:
-        with _kernels_kept(options, target):
+        with kernels_kept(options, target):
             found = plan(region, options, target)
             pipeline = choose(found, target).pipeline
             if pipeline is not None:

@@ -21,9 +21,7 @@ from tilestream.graph.sizes import hint
 from tilestream.options import Options
 from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.planner import FALLBACK, Plan
-from tilestream.run import prepare
 from tilestream.run.measure import random_tensor
-from tilestream.run.place import Placed
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.timing import timed_side_by_side
@@ -79,13 +77,14 @@ class Whole:
 
     Args:
         patches: Inductor's configuration for the graph.
+        plans: those of the launches that the graph calls.
         originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
     """
 
     options: Options
     target: Target
     patches: Mapping[str, Any]
-    placed: Sequence[Placed]
+    plans: Sequence[Plan]
     originals: Sequence[Any]
 
     def choose(
@@ -105,9 +104,9 @@ class Whole:
         """
         backward = bool(kwargs.get("is_backward"))
         if not self._measures():
-            _wholes.append(WholeTiming(len(self.placed), backward, 0.0, None, None))
+            _wholes.append(WholeTiming(len(self.plans), backward, 0.0, None, None))
             return compiled(streamed)
-        gain_us = sum(gain(prepare.plan(p.region, self.options, self.target)) for p in self.placed)
+        gain_us = sum(map(gain, self.plans))
         key = self._key(streamed)
         kept = self._load(key)
         if kept is not None:
@@ -129,7 +128,7 @@ class Whole:
         except (RuntimeError, MemoryError) as failure:
             log.warning("the graph could not be timed as a whole: %s", failure)
             return compiled(streamed) if trees else arms[0]
-        found = WholeTiming(len(self.placed), backward, gain_us, streamed_us, inductor_us)
+        found = WholeTiming(len(self.plans), backward, gain_us, streamed_us, inductor_us)
         log.info("whole graph: %s", found)
         _wholes.append(found)
         self._store(key, found)
@@ -139,11 +138,10 @@ class Whole:
 
     def note(self) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
-        plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
-        others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in plans]
-        times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in plans], others)]
+        others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in self.plans]
+        times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in self.plans], others)]
         mine, theirs = (None if None in t else sum(us for us in t if us is not None) for t in times)
-        _wholes.append(WholeTiming(len(plans), False, sum(map(gain, plans)), mine, theirs))
+        _wholes.append(WholeTiming(len(self.plans), False, sum(map(gain, self.plans)), mine, theirs))
 
     def _measures(self) -> bool:
         on_gpu = self.target.kind == "cuda" and self.options.measure and self.options.strategy == "auto"

@@ -1,0 +1,227 @@
+"""Time training steps, forward, loss, backward and a fused optimizer: eager, Inductor, max-autotune and tilestream.
+
+    python benchmarks/training.py nerf_65536 mgn             some of the cases below
+    python benchmarks/training.py --max-autotune nerf_65536  that arm too, which takes minutes to compile
+    python benchmarks/training.py --kernels nerf_65536       and the kernels of our step
+    python benchmarks/training.py --train 300                train instead, and print where the losses end
+
+bf16, random data, Adam (fused, capturable). A step is one CUDA graph in every arm; rounds interleaved, medians. Each
+arm has a copy of the model and an optimizer of its own. Peak memory is what a step allocates beyond what is there
+before it. Needs an H100 or H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from whole_models import compiled, kernels_of
+
+from tilestream.apps.models import find
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.run import prepare, timing
+from tilestream.run.stopwatch import spent
+from tilestream.run.whole import wholes
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nerf_65536": ("nerf", {"rows": 65536}),
+    "nerf_262144": ("nerf", {"rows": 262144}),
+    "mgn": ("mgn", {"batch": 8}),
+    "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
+    "dlrm_32768": ("dlrm", {"batch": 32768, "max_rows": 100_000}),
+}
+RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A model, what runs it, and its optimizer."""
+
+    module: nn.Module
+    function: Callable[..., Any]
+    optimizer: torch.optim.Optimizer
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    def step(self) -> Tensor:
+        """One step; the loss before it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def loss(self) -> Tensor:
+        """Mean square error to fixed random targets, over all results."""
+        made = results(self.function(*self.inputs))
+        return torch.stack([(y.float() - t).square().mean() for y, t in zip(made, self.targets, strict=True)]).sum()
+
+
+def results(made: object) -> list[Tensor]:
+    return [y for y in pytree.tree_leaves(made) if isinstance(y, Tensor) and y.is_floating_point()]
+
+
+def trainer(arm: str, module: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Trainer:
+    own = copy.deepcopy(module)
+    wanted = [p for p in own.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(wanted, lr=RATE, fused=True, capturable=True)
+    return Trainer(own, compiled(arm, own), optimizer, inputs, targets)
+
+
+def peak(run: Callable[[], object]) -> int:
+    """Bytes that a call allocates at most, beyond what is there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A case's model, inputs and targets."""
+    model, sizes = CASES[name]
+    module, inputs = find(model).make(device="cuda", training=True, **sizes)
+    with torch.no_grad():
+        shapes = [y.shape for y in results(module(*inputs))]
+    return module, inputs, tuple(torch.randn(shape, device="cuda") for shape in shapes)
+
+
+def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
+    """Microseconds, bytes and first calls of every arm."""
+    module, inputs, targets = made(name)
+    found: dict[str, Any] = {"case": name, "arms": {}}
+    steps: dict[str, Callable[[], object]] = {}
+    regions, graphs = len(prepare.analyses()), len(wholes())
+    for arm in arms:
+        torch.compiler.reset()
+        own = trainer(arm, module, inputs, targets)
+        before, start = spent(), time.perf_counter()
+        own.step()
+        torch.cuda.synchronize()
+        found["arms"][arm] = {"first_call_s": time.perf_counter() - start}
+        if arm == "tilestream":
+            found["parts_s"] = {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()}
+        own.step()
+        found["arms"][arm]["peak_bytes"] = peak(own.step)
+        steps[arm] = own.step
+    times = timing.timed_side_by_side(list(steps.values()))
+    for arm, us in zip(steps, times, strict=True):
+        found["arms"][arm]["us"] = us
+    others = [v["us"] for arm, v in found["arms"].items() if arm != "tilestream"]
+    if others and "tilestream" in steps:
+        found["speedup"] = min(others) / found["arms"]["tilestream"]["us"]
+    found["graphs"] = [asdict(w) for w in wholes()[graphs:]]
+    found["launches"] = [told(r) for r in prepare.analyses()[regions:]]
+    if kernels:
+        found["kernels"] = {arm: kernels_of(step) for arm, step in steps.items()}
+    return found
+
+
+def told(region: RegionAnalysis) -> dict[str, Any]:
+    """A launch and the times of its candidates."""
+    candidates = region.plan.candidates if region.plan is not None else ()
+    return {
+        "name": region.name,
+        "operators": len(region.operators),
+        "problem": region.problem,
+        "chosen": region.plan.chosen.name if region.plan is not None else "",
+        "candidates": [[c.name, c.predicted_us, c.measured_us, c.rejected] for c in candidates],
+    }
+
+
+def losses(name: str, arms: list[str], steps: int, seeds: int) -> dict[str, list[float]]:
+    """Where the loss ends after so many steps, each seed and arm."""
+    ends: dict[str, list[float]] = {arm: [] for arm in arms}
+    for seed in range(seeds):
+        module, inputs, targets = made(name)
+        torch.manual_seed(seed)
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
+        for arm in arms:
+            torch.compiler.reset()
+            own = trainer(arm, module, inputs, targets)
+            for _ in range(steps):
+                own.step()
+            ends[arm].append(float(own.loss().detach()))
+    return ends
+
+
+def mlp(width: int, hidden: int, rows: int, arms: list[str]) -> dict[str, float]:
+    """Microseconds of forward and backward, dX and dW, of an MLP without biases: what tiny-cuda-nn is measured on."""
+    torch.compiler.reset()
+    layers = [m for _ in range(hidden) for m in (nn.Linear(width, width, bias=False), nn.ReLU())]
+    module = nn.Sequential(*layers, nn.Linear(width, 16, bias=False)).to("cuda", torch.float16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.float16, requires_grad=True)
+    gradient = torch.randn(rows, 16, device="cuda", dtype=torch.float16)
+
+    def step(function: Callable[..., Tensor]) -> list[Tensor]:
+        return list(torch.autograd.grad(function(x), [x, *module.parameters()], gradient))
+
+    calls = [partial(step, compiled(arm, module)) for arm in arms]
+    return dict(zip(arms, timing.timed_side_by_side(calls), strict=True))
+
+
+def line(found: dict[str, Any]) -> str:
+    arms = ", ".join(
+        f"{arm} {a['us']:.0f} us, {a['peak_bytes'] / 2**20:.0f} MiB ({a['first_call_s']:.1f} s)"
+        for arm, a in found["arms"].items()
+    )
+    gain = f"; {found['speedup']:.2f} times the best of the others" if "speedup" in found else ""
+    return f"{found['case']}: {arms}{gain}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--train", type=int, metavar="STEPS", help="train, and compare losses")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--arms", nargs="+", help="of eager, inductor, inductor_max_autotune, tilestream")
+    parser.add_argument("--mlps", action="store_true", help="narrow MLPs in fp16, forward and backward with dX")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    args = parser.parse_args()
+    arms = ["eager", "inductor", *(["inductor_max_autotune"] if args.max_autotune else []), "tilestream"]
+    arms = args.arms or arms
+    found = []
+    if args.mlps:
+        for width, hidden, rows in product((64, 128), (2, 4, 8), (2**14, 2**18)):
+            us = mlp(width, hidden, rows, arms)
+            found.append({"width": width, "hidden": hidden, "rows": rows, "us": us})
+            told_us = ", ".join(f"{arm} {t:.1f}" for arm, t in us.items())
+            print(f"{hidden} hidden layers of {width}, {rows} rows: {told_us} us", flush=True)
+        args.cases = args.cases or [""]
+    for name in filter(None, args.cases or CASES):
+        if args.train:
+            ends = losses(name, [a for a in arms if a != "inductor_max_autotune"], args.train, args.seeds)
+            found.append({"case": name, "steps": args.train, "losses": ends})
+            print(f"{name}: losses after {args.train} steps {ends}", flush=True)
+            continue
+        found.append(measured(name, arms, args.kernels))
+        print(line(found[-1]), flush=True)
+        for launch in found[-1]["launches"]:
+            print("  ", launch, flush=True)
+        print("  ", found[-1]["graphs"], found[-1].get("parts_s", ""), flush=True)
+        for arm, rows in found[-1].get("kernels", {}).items():
+            print("  ", arm)
+            for row in rows:
+                print(f"      {row['calls']:3d} {row['us']:8.1f} us {row['name'][:130]}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

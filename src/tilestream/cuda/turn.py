@@ -1,0 +1,93 @@
+"""Copies of weights that lie transposed, which kernels read by rows: one launch for all of a pipeline's."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+
+from tilestream.cuda import driver
+from tilestream.cuda.cache import compiled
+from tilestream.cuda.pack import Where
+from tilestream.cuda.workspace import LINE_BYTES, Workspaces
+from tilestream.ir.pipeline import DTYPE_BYTES, Tensor
+from tilestream.schedule.model import ceil_to
+
+ENTRIES = 16
+"""Weights that one launch turns: the entries are the kernel's argument."""
+ENTRY_BYTES = 32
+BLOCKS = 64
+"""Of a weight: one a square of 32 x 32, up to 256 x 256."""
+
+
+def lies_transposed(t: torch.Tensor) -> bool:
+    """Whether a matrix is the transpose of rows that lie one behind another, with gaps or without."""
+    return t.dim() == 2 and t.stride(0) == 1 and t.stride(1) >= max(t.shape[0], 2)
+
+
+@dataclass(frozen=True)
+class TurnSource:
+    """The kernel: a ``compile.Source``, kept on disk as every other."""
+
+    name: str = "tilestream_turn"
+    shared_bytes: int = 0
+    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)  # no warps of its own kind: nothing to split
+    text: str = f'#define TURN_ENTRIES {ENTRIES}\n#include "turn.cuh"\n'
+
+
+@lru_cache(maxsize=8)
+def _function(device_index: int) -> driver.Function:
+    driver.ensure_context(device_index)
+    source = TurnSource()
+    return driver.Function(compiled(source).cubin, source.name, 0)
+
+
+class _Arena:
+    """Memory for the copies, from the driver (see ``cuda.workspace``)."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        at = [0]
+        for size in sizes:
+            at.append(at[-1] + ceil_to(size, LINE_BYTES))
+        base = driver.allocate_zeros(at[-1])
+        weakref.finalize(self, driver.free, base).atexit = False  # the process's end frees it anyway
+        self.addresses = [base + offset for offset in at[:-1]]
+
+
+class Turner:
+    """Copies of ``weights``, parameters of a pipeline whose tensors lie transposed."""
+
+    def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
+        self.weights = weights
+        sizes = [prod(w.shape) * DTYPE_BYTES[w.dtype] for w in weights]
+        self.arenas = Workspaces(lambda: _Arena(sizes))
+        self.function = _function(device.index or 0)
+
+    def prepare(
+        self, where: Mapping[str, Where], stream: int, capture: int
+    ) -> tuple[dict[str, Where], list[driver.PreparedLaunch]]:
+        """Where the copies are, and what to enqueue on ``stream`` before they are read.
+
+        Args:
+            where: each weight's address, and the distance of its columns in elements.
+        """
+        targets = self.arenas.take(stream, capture).addresses
+        copies = {
+            w.name: Where(target, w.shape[1], w.shape[0]) for w, target in zip(self.weights, targets, strict=True)
+        }
+        launches = []
+        for first in range(0, len(self.weights), ENTRIES):
+            some = self.weights[first : first + ENTRIES]
+            raw = (ctypes.c_char * (ENTRIES * ENTRY_BYTES))()
+            for n, w in enumerate(some):
+                source, stride, _ = where[w.name]
+                size = DTYPE_BYTES[w.dtype]
+                struct.pack_into("<QQ4i", raw, n * ENTRY_BYTES, source, copies[w.name].address, *w.shape, stride, size)
+            launches.append(self.function.prepare((BLOCKS, len(some)), 256, stream, raw))
+        return copies, launches

@@ -1,0 +1,109 @@
+"""Rewrites of joint and backward graphs that leave less to save and less to compute.
+
+``dW = dY.T cat(A, B)`` is ``cat(dY.T A, dY.T B)``: parts of what was joined are saved anyway, or are inputs, so that
+the joined rows need not be. Part of ``dY W``'s columns is ``dY`` times part of ``W``'s.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import map_arg
+
+from tilestream.graph.nodes import argument, aten, packet, value
+from tilestream.graph.sizes import hint, same_size, settled
+
+
+def split_joined(graph: fx.Graph, least_rows: int) -> int:
+    """``mm(t(dY), cat([A, B], -1))`` of at least so many rows becomes a product for each part, joined; how many did."""
+    count = 0
+    for node in list(graph.nodes):
+        if packet(node) is not aten.mm or len(node.users) == 0:
+            continue
+        left, right = node.args
+        parts = _parts(right) if isinstance(left, fx.Node) and isinstance(right, fx.Node) else ()
+        if not parts or hint(right.meta["val"].shape[0]) < least_rows or right.meta["val"].element_size() != 2:
+            continue
+        with graph.inserting_before(node):
+            rows = right.meta["val"].shape[0]
+            flat = [_flat(graph, part, rows) for part in parts]
+            products = [_call(graph, aten.mm.default, (left, part), node) for part in flat]
+            joined = _call(graph, aten.cat.default, (products, 1), node)
+        node.replace_all_uses_with(joined)
+        graph.erase_node(node)
+        count += 1
+    if count:
+        graph.eliminate_dead_code()
+    return count
+
+
+def _parts(node: fx.Node) -> tuple[fx.Node, ...]:
+    """What rows were joined of, where a matrix is rows that were joined along their features."""
+    if packet(node) in (aten.view, aten.reshape, aten._unsafe_view) and isinstance(node.args[0], fx.Node):
+        before, after = value(node.args[0]), value(node)
+        if before is None or after is None or not same_size(before.shape[-1], after.shape[-1]):
+            return ()
+        return _parts(node.args[0])
+    made = value(node)
+    if packet(node) is not aten.cat or made is None:
+        return ()
+    dim, parts = argument(node, 1, "dim", 0), argument(node, 0, "tensors")
+    if not isinstance(dim, int) or dim % made.dim() != made.dim() - 1 or not isinstance(parts, list | tuple):
+        return ()
+    given = tuple(p for p in parts if isinstance(p, fx.Node))
+    fakes = [value(p) for p in given]
+    if len(given) != len(parts) or any(f is None or f.dim() != made.dim() or f.dtype != made.dtype for f in fakes):
+        return ()
+    return given
+
+
+def _flat(graph: fx.Graph, part: fx.Node, rows: int | torch.SymInt) -> fx.Node:
+    fake = part.meta["val"]
+    if fake.dim() == 2:
+        return part
+    return _call(graph, aten.reshape.default, (part, [-1, fake.shape[-1]]), part)
+
+
+def narrow_products(graph: fx.Graph) -> int:
+    """A product of which one slice of columns is used becomes a product with that slice of the weight; how many did."""
+    count = 0
+    for node in list(graph.nodes):
+        if packet(node) is not aten.mm or len(node.users) != 1 or not isinstance(node.args[1], fx.Node):
+            continue
+        (part,) = node.users
+        bounds = _columns(part)
+        if bounds is None or not isinstance(settled(node.meta["val"].shape[1]), int):
+            continue
+        with graph.inserting_before(part):
+            weight = _call(graph, aten.slice.Tensor, (node.args[1], 1, *bounds), node)
+            narrow = _call(graph, aten.mm.default, (node.args[0], weight), part)
+        part.replace_all_uses_with(narrow)
+        graph.erase_node(part)
+        graph.erase_node(node)
+        count += 1
+    return count
+
+
+def _columns(node: fx.Node) -> tuple[int, int] | None:
+    """Which columns a slice of a matrix takes."""
+    if packet(node) is not aten.slice or len(node.args) != 4 or node.kwargs:
+        return None
+    _, dim, first, last = node.args
+    if dim not in (1, -1) or not isinstance(first, int) or not isinstance(last, int):
+        return None
+    columns = node.all_input_nodes[0].meta["val"].shape[1]
+    first, last = (x + columns if x < 0 else min(x, columns) for x in (first, last))
+    return (first, last) if first < last else None
+
+
+def _call(graph: fx.Graph, target: torch._ops.OpOverload, args: tuple, like: fx.Node) -> fx.Node:
+    """A call where the graph inserts, with a value, and where ``like`` came from."""
+    node = graph.call_function(target, args)
+    node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
+    fakes = map_arg(args, lambda n: n.meta["val"])
+    mode = next(m for m in (getattr(n.meta["val"], "fake_mode", None) for n in node.all_input_nodes) if m is not None)
+    assert isinstance(mode, FakeTensorMode)
+    with mode:
+        node.meta["val"] = target(*fakes)
+    return node

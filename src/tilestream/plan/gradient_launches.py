@@ -1,0 +1,144 @@
+"""Which weight gradients of a backward graph could share a launch, and what that is predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import fx
+
+from tilestream.devices import Device
+from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
+from tilestream.graph.nodes import name
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
+from tilestream.options import Options
+from tilestream.plan.gradients import STRATEGY, Gradient, cost, library_s, weight_gradients
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, Plan
+
+LEAST_ROWS = 4096
+"""Rows from which on gradients may be streamed: fewer are a handful of microseconds for anybody."""
+BULK_BYTES = 16
+
+Maker = Callable[[fx.Node], Hashable]
+"""What makes a node, equal for nodes that are made at once; None where that is the node alone."""
+
+
+@dataclass(frozen=True)
+class GradientLaunch:
+    """Sites that share a launch; ``layers`` are theirs in order, of widths that bulk copies can address."""
+
+    name: str
+    sites: tuple[GradientSite, ...]
+    layers: tuple[Gradient, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.sites[0].rows
+
+    @property
+    def operands(self) -> dict[str, fx.Node]:
+        """Tensors of the pipeline and the nodes that they are, each once."""
+        found: dict[str, fx.Node] = {}
+        for site, layer in zip(self.sites, self.layers, strict=True):
+            found |= {layer.gradient: site.gradient, layer.input: site.input}
+        return found
+
+    def pipeline(self, hardware: Device) -> Pipeline:
+        """The stationary sums of all layers."""
+        return weight_gradients("gradients", self.layers, hardware)
+
+
+def least_rows(options: Options) -> int:
+    """Rows from which on gradients may be streamed; any where the reference machine was asked for."""
+    return 1 if options.target == "reference" else LEAST_ROWS
+
+
+def gradient_sites(graph: fx.Graph, hardware: Device, least: int) -> list[GradientSite]:
+    """Gradients of at least so many rows each of whose blocks has an SM: wider layers are the library's."""
+    return [s for s in find_gradients(graph) if s.rows >= least and _blocks(s) <= hardware.sms]
+
+
+def apart(sites: Sequence[GradientSite]) -> dict[str, str]:
+    """Names of the sites' operators, and why they are in no region of rows."""
+    return {node.name: "sums over rows" for site in sites for node in site.nodes}
+
+
+def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Maker) -> list[GradientLaunch]:
+    """The launches of these sites: of each group that is made at once, as many as its blocks need."""
+    made: list[GradientLaunch] = []
+    for group in together(sites, lambda node: _origin(node, maker)):
+        part: list[GradientSite] = []
+        for site in group:
+            if sum(map(_blocks, [*part, site])) > hardware.sms:
+                made.append(_launch(len(made), part))
+                part = []
+            part.append(site)
+        made.append(_launch(len(made), part))
+    return made
+
+
+def proposal(launch: GradientLaunch, hardware: Device) -> tuple[Candidate, Candidate]:
+    """The stationary sums and the library's kernels, each with its prediction.
+
+    Raises:
+        PlanError: from ``weight_gradients``.
+    """
+    pipeline = launch.pipeline(hardware)
+    ours = Candidate(STRATEGY, pipeline, cost(pipeline, launch.rows, hardware).total_s * 1e6)
+    return ours, Candidate(FALLBACK, None, library_s(launch.layers, launch.rows, hardware) * 1e6)
+
+
+def decided(launch: GradientLaunch, hardware: Device, ours: Candidate, other: Candidate, forced: bool) -> Plan:
+    """The plan of a launch: by what was measured, else predicted; ``forced``: the library is no alternative."""
+    mine_us, other_us = ours.measured_us, other.measured_us
+    if mine_us is None or other_us is None:
+        mine_us, other_us = ours.predicted_us or 0.0, other.predicted_us or 0.0
+    chosen = ours if forced or mine_us <= MARGIN * other_us else other
+    return Plan("gradients", launch.rows, hardware.name, (ours, other), chosen)
+
+
+def analysis(launch: GradientLaunch, plan: Plan, graph: int = 0, prefix: str = "") -> RegionAnalysis:
+    """A launch as one of a model's regions."""
+    nodes = [node for site in launch.sites for node in site.nodes]
+    pipeline = plan.candidates[0].pipeline
+    assert pipeline is not None
+    sources = tuple(dict.fromkeys(site.source for site in launch.sites if site.source))
+    flops = sum(2 * site.rows * site.out * site.k for site in launch.sites)
+    return RegionAnalysis(
+        prefix + launch.name, graph, launch.rows, tuple(map(name, nodes)), sources, pipeline, plan,
+        flops=flops, nodes=tuple(nodes),
+    )  # fmt: skip
+
+
+def padded(columns: int, dtype: str) -> int:
+    """The columns of rows that bulk copies can address."""
+    step = BULK_BYTES // DTYPE_BYTES[dtype]
+    return -(-columns // step) * step
+
+
+def _origin(node: fx.Node, maker: Maker) -> Hashable:
+    """What makes a gradient, or what reads it and so keeps it until then."""
+    views = aliases(node)
+    own = maker(views[0])
+    if own is not None:
+        return own
+    readers = (maker(user) for view in views for user in view.users)
+    return next((reader for reader in readers if reader is not None), views[0])
+
+
+def _blocks(site: GradientSite) -> int:
+    return prod(Gradient("", "", "", site.out, site.k).parts)
+
+
+def _launch(number: int, sites: Sequence[GradientSite]) -> GradientLaunch:
+    """Operands are numbered, so that launches of equal layers are equal."""
+    layers = []
+    names: dict[fx.Node, str] = {}
+    for n, s in enumerate(sites):
+        bias = f"db{n}" if s.total is not None else ""
+        out, k = (padded(size, s.dtype) for size in (s.out, s.k))
+        dy, x = (names.setdefault(node, f"t{len(names)}") for node in (s.gradient, s.input))
+        layers.append(Gradient(dy, x, f"dw{n}", out, k, bias, s.dtype, s.weight_dtype, s.bias_dtype, s.source))
+    return GradientLaunch(f"gradients{number}", tuple(sites), tuple(layers))
