@@ -129,7 +129,7 @@ def main() -> int:
         made: dict[str, Any] = {"schema": 2, "model": name, "environment": environment(), "arms": {}}
         for arm in given.arms:
             made["arms"][arm] = timed(name, arm, given.again, child)
-            write(f"first_{name}", made, given.out, "first_calls.py")
+            write(f"first_{name}", made, given.out)
     return 0
 
 

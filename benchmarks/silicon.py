@@ -210,7 +210,7 @@ def measured(chosen: Sequence[Case], ours_too: Sequence[tuple[str, int, str]], b
             attempt(f"{model} {strategy} {count}", lambda m=model, c=count, s=strategy: [ours(m, c, s)], budget_s)
     return {
         "schema": 2,
-        "environment": environment() | {"command": command()},
+        "environment": environment(),
         "gpu": properties.name,
         "sms": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
@@ -225,15 +225,6 @@ def measured(chosen: Sequence[Case], ours_too: Sequence[tuple[str, int, str]], b
         "rows": [asdict(row) for row in rows],
         "failed": failed,
     }
-
-
-def command() -> str:
-    """What was asked for, without where the results go."""
-    words = list(sys.argv[1:])
-    if "--out" in words:
-        at = words.index("--out")
-        del words[at : at + 2]
-    return " ".join(("python benchmarks/silicon.py", *words))
 
 
 def main() -> int:
@@ -252,7 +243,7 @@ def main() -> int:
         every = [*cases(False), *cases(True), *SETS["widths"]()]
         with torch.no_grad():
             names = kernels_of([c for c in every if c.kind in ("linear", "matmul", "bmm")])
-        data = {"schema": 1, "environment": environment() | {"command": command()}, "kernels": names}
+        data = {"schema": 1, "environment": environment(), "kernels": names}
         out = given.out or RESULTS / "silicon_kernels.json"
         told = f"{len(names)} GEMMs"
     else:

@@ -150,18 +150,8 @@ def cache_folders(folder: str) -> dict[str, str]:
     return {variable: str(Path(folder) / variable.lower()) for variable in variables}
 
 
-def given_words() -> list[str]:
-    """What was asked for, without where the results go."""
-    words = list(sys.argv[1:])
-    if "--out" in words:
-        at = words.index("--out")
-        del words[at : at + 2]
-    return words
-
-
-def write(name: str, made: dict[str, Any], folder: Path, script: str = "whole_models.py") -> None:
-    """Write ``made`` as ``folder/name.json``, with the command that made it."""
-    made["environment"]["command"] = f"python benchmarks/{script} {' '.join(given_words())}"
+def write(name: str, made: dict[str, Any], folder: Path) -> None:
+    """Write ``made`` as ``folder/name.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
 

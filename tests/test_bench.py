@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from tilestream import bench
 from tilestream.apps.load import Workload, load
 from tilestream.bench import accuracy, arms, dram, first_call, text
-from tilestream.bench.environment import environment
+from tilestream.bench.environment import command, environment
 from tilestream.errors import CaptureError
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
@@ -108,6 +109,18 @@ def test_no_ncu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environment_names_what_a_figure_was_made_with() -> None:
     made = environment()
     assert {"torch", "triton", "driver", "gpu", "commit", "command", "nvrtc"} <= set(made)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("/somewhere/bin/tilestream bench nerf --json /elsewhere/a.json --rows 7", "tilestream bench nerf --rows 7"),
+        ("benchmarks/wide_layers.py mixer --out=/elsewhere/b.json", "python benchmarks/wide_layers.py mixer"),
+        ("/a/src/tilestream/__main__.py explain 'my model.py:make'", "tilestream explain 'my model.py:make'"),
+    ],
+)
+def test_a_result_names_its_command_without_where_it_went(words: str, told: str) -> None:
+    assert command(shlex.split(words)) == told
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def environment() -> dict[str, object]:
     return {
         "tilestream": __version__,
         "commit": commit(),
-        "command": "tilestream " + shlex.join(sys.argv[1:]),
+        "command": command(sys.argv),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -35,6 +36,23 @@ def environment() -> dict[str, object]:
         "sms": torch.cuda.get_device_properties(0).multi_processor_count if gpu else None,
         "cpu": platform.processor() or platform.machine(),
     }
+
+
+WRITTEN = ("--out", "--json")
+"""Options whose value says where a result goes, which is no part of how it was made."""
+
+
+def command(words: Sequence[str]) -> str:
+    """What to type to make a result again, from ``sys.argv``: the command or the benchmark, and what it was given."""
+    program = Path(words[0]).name
+    given, rest = [], iter(words[1:])
+    for word in rest:
+        if word in WRITTEN:
+            next(rest, None)
+        elif word.split("=")[0] not in WRITTEN:
+            given.append(word)
+    begin = f"python benchmarks/{program}" if Path(words[0]).resolve().parent.name == "benchmarks" else "tilestream"
+    return shlex.join([*begin.split(), *given])
 
 
 def commit() -> str | None:
