@@ -41,7 +41,7 @@ def test_rows_of_a_result_of_any_shape(shape: tuple[int, ...], stride: int):
     (output,) = (t.name for t in compiled.outputs)
     result = torch.empty(shape, dtype=torch.bfloat16)
     compiled.bind({"x": x}, 12, (output,))._prepared([result], 0, 0)
-    assert launch.told[output] == (result.data_ptr(), stride) and launch.told["x"] == (x.data_ptr(), 64)
+    assert launch.told[output][:2] == (result.data_ptr(), stride) and launch.told["x"][:2] == (x.data_ptr(), 64)
 
 
 def test_rows_of_a_result_with_gaps():

@@ -213,9 +213,8 @@ def test_a_graph_that_torch_keeps_nothing_of_is_searched_once(searched: list[Any
 
     assert [searches(), searches()] == [1, 0]
     assert [searches(rows=41), searches(cache=False)] == [1, 0]  # another graph; and nothing is kept of what is not to
-    with monkeypatch.context() as changed:
+    with monkeypatch.context() as changed, torch._inductor.config.patch(compile_threads=3):
         threads: list[Any] = []
-        changed.setattr(torch._inductor.config, "compile_threads", 3)
         changed.setattr(one, "is_direct", lambda graph: threads.append(torch._inductor.config.compile_threads))
         assert [searches(), searches()] == [0, 1]  # the note was wrong by then, and withdrawn
         assert threads == [1, 3]  # nor are processes started for what Inductor does not compile

@@ -8,6 +8,7 @@ from tilestream.devices import Device
 from tilestream.errors import TilestreamError
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.gradients import STRATEGY as STATIONARY
 
 STRATEGIES = ("vertical", "spatial", "bulk")
 
@@ -15,7 +16,8 @@ STRATEGIES = ("vertical", "spatial", "bulk")
 def replan(analysis: Analysis, device: Device | None = None, strategy: str | None = None) -> Analysis:
     """The same regions planned for another device, by another strategy, or both; predictions only.
 
-    A region that has no pipeline of ``strategy`` has no plan, and is Inductor's.
+    A region that has no pipeline of ``strategy`` has no plan, and is Inductor's. Sums of gradients, which no strategy
+    plans otherwise, stay on the device that they were made for.
     """
     hardware = device or analysis.hardware
     assert hardware is not None
@@ -23,7 +25,10 @@ def replan(analysis: Analysis, device: Device | None = None, strategy: str | Non
     regions = []
     for region in analysis.regions:
         plan, problem = None, region.problem
-        if region.rows:
+        if region.program.strategy == STATIONARY:
+            plan = region.plan if hardware == analysis.hardware else None
+            problem = problem if plan else f"sums of gradients are of {analysis.device}: analyse for {hardware.name}"
+        elif region.rows:
             try:
                 plan, problem = planner.plan(region.program, region.rows, hardware, options), ""
             except TilestreamError as failure:
