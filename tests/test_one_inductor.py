@@ -190,13 +190,14 @@ def test_a_second_process_finds_all_graphs_compiled_and_needs_nothing_of_ours(tm
 
 
 @pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
     """The graphs that are looked for in AOTAutograd's cache, which is on."""
     from torch._functorch import config
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
     graphs: list[Any] = []
     right = AOTAutogradCache.try_load
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))  # what another run kept is not found
     monkeypatch.setattr(AOTAutogradCache, "try_load", lambda *a, **k: graphs.append(a) or right(*a, **k))
     with config.patch(enable_autograd_cache=True):
         yield graphs
