@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilestream.cuda.beside import BesideSource
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.turn import TurnSource, lies_transposed
+from tilestream.cuda.turn import TEXT, lies_transposed
 
 
 def test_what_lies_transposed() -> None:
@@ -19,4 +20,4 @@ def test_what_lies_transposed() -> None:
 
 @pytest.mark.nvrtc
 def test_the_kernel_compiles() -> None:
-    assert b"tilestream_turn" in compiled(TurnSource()).cubin
+    assert b"tilestream_turn" in compiled(BesideSource("tilestream_turn", TEXT)).cubin

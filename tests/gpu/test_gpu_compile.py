@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from torch import Tensor, nn
 
-from tilestream import announce
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.bench.accuracy import Oracle, repeatable, tensors
@@ -22,16 +21,9 @@ from tilestream.run import executable as execution
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(prepare, "_plans", {})
-    monkeypatch.setattr(prepare, "_analyses", [])
-    monkeypatch.setattr(announce, "_said", set())
 
 
 @pytest.fixture

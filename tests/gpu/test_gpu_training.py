@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tilestream import announce, cuda
+from tilestream import cuda
 from tilestream.apps.edge_block import meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tile, TileOp
 from tilestream.ir.pipeline import Tensor as Named
-from tilestream.run import executable as execution
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 
 ROWS = 9001
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -30,15 +29,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (33,),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(prepare, "_plans", {})
-    monkeypatch.setattr(prepare, "_analyses", [])
-    monkeypatch.setattr(announce, "_said", set())
 
 
 def compiled(module: nn.Module, **options: Any) -> Callable[..., Any]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from tilestream.cuda import driver
-from tilestream.cuda.cache import compiled
+from tilestream.cuda import beside, driver
 from tilestream.cuda.tables import PackSpec
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to, columns_of
@@ -28,25 +25,9 @@ class Where(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True)
-class PackSource:
-    """The kernel that copies as many pieces of weights: a ``compile.Source``, kept on disk as every other."""
-
-    entries: int
-    name: str = "tilestream_pack"
-    shared_bytes: int = 0
-    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)  # no warps of its own kind: nothing to split
-
-    @property
-    def text(self) -> str:
-        return f'#define PACK_ENTRIES {self.entries}\n#include "pack.cuh"\n'
-
-
-@lru_cache(maxsize=8)
-def _function(entries: int, device_index: int) -> driver.Function:
-    driver.ensure_context(device_index)
-    source = PackSource(entries)
-    return driver.Function(compiled(source).cubin, source.name, 0)
+def text_of(entries: int) -> str:
+    """The kernel that copies as many pieces of weights."""
+    return f'#define PACK_ENTRIES {entries}\n#include "pack.cuh"\n'
 
 
 class Packer:
@@ -55,7 +36,7 @@ class Packer:
     def __init__(self, specs: Sequence[PackSpec], device: torch.device) -> None:
         self.specs = specs
         self.entries = [(k, s, seg) for k, s in enumerate(specs) for seg in s.segments]
-        self.function = _function(len(self.entries), device.index or 0)
+        self.function = beside.function("tilestream_pack", text_of(len(self.entries)), device.index or 0)
 
     def prepare(self, where: Mapping[str, Where], packed: Sequence[int], stream: int) -> driver.PreparedLaunch:
         """The copy from the weights at ``where`` to the addresses ``packed``, one a spec, on a stream."""

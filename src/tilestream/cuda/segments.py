@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from tilestream.cuda import driver
-from tilestream.cuda.compile import compile_text
+from tilestream.cuda import beside
 from tilestream.ir.dtypes import DTYPES
 
 SUM_THREADS = 512  # segments.cuh
-
-
-@lru_cache(maxsize=8)
-def _function(name: str, dtype: str, device_index: int) -> driver.Function:
-    driver.ensure_context(device_index)
-    report = compile_text(f'#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n', name, 0)
-    return driver.Function(report.cubin, name, 0)
 
 
 def keys(index: Tensor, nodes: int) -> Tensor:
@@ -64,7 +55,8 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Te
 
 
 def _launch(name: str, dtype: str, ctas: int, threads: int, packed: bytes, device: torch.device) -> None:
-    function = _function(name, dtype, device.index or 0)
+    text = f'#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n'
+    function = beside.function(name, text, device.index or 0)
     stream = torch.cuda.current_stream(device).cuda_stream
     params = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
     function.launch((ctas, 1), threads, stream, params)

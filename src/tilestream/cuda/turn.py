@@ -6,14 +6,11 @@ import ctypes
 import struct
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import torch
 
-from tilestream.cuda import driver
-from tilestream.cuda.cache import compiled
+from tilestream.cuda import beside, driver
 from tilestream.cuda.pack import Where
 from tilestream.cuda.workspace import LINE_BYTES, Workspaces
 from tilestream.ir.pipeline import DTYPE_BYTES, Tensor
@@ -31,21 +28,7 @@ def lies_transposed(t: torch.Tensor) -> bool:
     return t.dim() == 2 and t.stride(0) == 1 and t.stride(1) >= max(t.shape[0], 2)
 
 
-@dataclass(frozen=True)
-class TurnSource:
-    """The kernel: a ``compile.Source``, kept on disk as every other."""
-
-    name: str = "tilestream_turn"
-    shared_bytes: int = 0
-    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)  # no warps of its own kind: nothing to split
-    text: str = f'#define TURN_ENTRIES {ENTRIES}\n#include "turn.cuh"\n'
-
-
-@lru_cache(maxsize=8)
-def _function(device_index: int) -> driver.Function:
-    driver.ensure_context(device_index)
-    source = TurnSource()
-    return driver.Function(compiled(source).cubin, source.name, 0)
+TEXT = f'#define TURN_ENTRIES {ENTRIES}\n#include "turn.cuh"\n'
 
 
 class _Arena:
@@ -67,7 +50,7 @@ class Turner:
         self.weights = weights
         sizes = [prod(w.shape) * DTYPE_BYTES[w.dtype] for w in weights]
         self.arenas = Workspaces(lambda: _Arena(sizes))
-        self.function = _function(device.index or 0)
+        self.function = beside.function("tilestream_turn", TEXT, device.index or 0)
 
     def prepare(
         self, where: Mapping[str, Where], stream: int, capture: int
