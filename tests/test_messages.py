@@ -9,7 +9,7 @@ import torch
 from eager_regions import trace
 from torch import Tensor, fx, nn
 
-from tilestream.run import messages, prepare
+from tilestream.run import messages, prepare, segments
 from tilestream.run.backend import tilestream
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def traced(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
 
 
 def sorts(graph: fx.GraphModule) -> int:
-    return len(graph.graph.find_nodes(op="call_function", target=messages.SEGMENTS))
+    return len(graph.graph.find_nodes(op="call_function", target=segments.SEGMENTS))
 
 
 @pytest.fixture
@@ -104,15 +104,15 @@ def test_other_ways_to_add(how: str) -> None:
 
 
 def test_segments() -> None:
-    order, starts = messages.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
+    order, starts = segments.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
     assert order.tolist() == [1, 4, 0, 2, 5, 3] and starts.tolist() == [0, 2, 2, 5, 5, 6]
-    order, starts = messages.segments(torch.tensor([], dtype=torch.int64), 3)
+    order, starts = segments.segments(torch.tensor([], dtype=torch.int64), 3)
     assert starts.tolist() == [0, 0, 0, 0]
-    order, starts = messages.segments(torch.tensor([-1, 0, -5, 4]), 5)
+    order, starts = segments.segments(torch.tensor([-1, 0, -5, 4]), 5)
     assert order.tolist() == [1, 2, 0, 3] and starts.tolist() == [0, 2, 2, 2, 2, 4]
     for bad in (5, -6, 2**32):
         with pytest.raises(RuntimeError, match="outside of 5 nodes"):
-            messages.segments(torch.tensor([0, bad]), 5)
+            segments.segments(torch.tensor([0, bad]), 5)
 
 
 @pytest.mark.usefixtures("cheap")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda.compile import compile_text
-from tilestream.run import messages
+from tilestream.run import segments
 
 KERNELS = ("tilestream_sum", "tilestream_starts", "tilestream_keys")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -24,7 +24,7 @@ def test_compiles_without_spills(name: str) -> None:
 
 
 def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor:
-    return messages.segment_sum(base, rows, *messages.segments(index, nodes))
+    return segments.segment_sum(base, rows, *segments.segments(index, nodes))
 
 
 @pytest.mark.gpu
@@ -64,8 +64,8 @@ def test_in_a_cuda_graph() -> None:
 
 OUTSIDE = """
 import torch
-from tilestream.run import messages
-messages.segments(torch.tensor([0, {bad}, 1], device="cuda"), 5)
+from tilestream.run import segments
+segments.segments(torch.tensor([0, {bad}, 1], device="cuda"), 5)
 try:
     torch.cuda.synchronize()
 except RuntimeError:

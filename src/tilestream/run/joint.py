@@ -1,4 +1,4 @@
-"""Between forward and backward: Inductor's partitioner, on a joint graph that has less to save."""
+"""Between forward and backward: Inductor's partitioner, on a joint graph that has less to save and sorts once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from tilestream.graph.joint import split_joined
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
+from tilestream.run.messages import sort_messages
 
 
 def partitioner(compilation: Compilation) -> dict[str, Any]:
@@ -35,6 +36,7 @@ class Partitioner(CustomPartitionerFn):
 
         if split_joined(gm.graph, self._least_rows):
             gm.recompile()
+        sort_messages(gm)
         return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> str:
