@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from tilestream.apps.models import MODELS
-from tilestream.run import fallback, inductor, messages, oracle, prepare
+from tilestream.run import fallback, inductor, oracle, prepare, scatter_cost
 
 APPS = ("nerf", "dlrm", "mgn", "graphcast_small", "llama_prefill+sdpa")
 
@@ -35,7 +35,7 @@ def graphs(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]
 
     monkeypatch.setattr(inductor, "_compiled", kept)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(messages, "ATOMIC_US", 1.0)
+    monkeypatch.setattr(scatter_cost, "ATOMIC_US", 1.0)
     return seen
 
 

@@ -9,7 +9,7 @@ import torch
 from eager_regions import trace
 from torch import Tensor, fx, nn
 
-from tilestream.run import messages, prepare, segments
+from tilestream.run import messages, prepare, scatter_cost, segments
 from tilestream.run.backend import tilestream
 
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ def sorts(graph: fx.GraphModule) -> int:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small graphs are worth it, too."""
-    monkeypatch.setattr(messages, "ATOMIC_US", 1.0)
+    monkeypatch.setattr(scatter_cost, "ATOMIC_US", 1.0)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -67,10 +67,18 @@ def test_sums_are_replaced_and_share_one_sort(base: bool) -> None:
     assert torch.equal(got, graph(*inputs)[0])
 
 
-@pytest.mark.parametrize(("edges", "times", "replaced"), [(200_000, 4, 4), (88_000, 1, 0), (500, 3, 0)])
-def test_only_where_the_sort_pays(edges: int, times: int, replaced: int) -> None:
+@pytest.mark.parametrize(
+    ("edges", "nodes", "times", "replaced"),
+    [
+        (200_000, 30_000, 4, 4),
+        (200_000, 300, 4, 0),  # as pooling over graphs does: five CTAs would sum them
+        (88_000, 15_000, 1, 0),
+        (500, 300, 3, 0),
+    ],
+)
+def test_only_where_the_sort_pays(edges: int, nodes: int, times: int, replaced: int) -> None:
     with torch.device("meta"):
-        graph = traced(Sums(times), *given(edges))
+        graph = traced(Sums(times), *given(edges, nodes))
     assert messages.sort_messages(graph) == replaced
 
 
@@ -159,8 +167,8 @@ def test_sums_of_rows_of_one_matrix_are_one(part: str, between: bool) -> None:
 
 @pytest.mark.parametrize(("sums", "replaced"), [(2, 3), (0, 0)])
 def test_a_sum_of_both_ends_may_pay_for_one_of_them_alone(sums: int, replaced: int) -> None:
-    """60,000 edges of 64 features: 31 us by atomics, 6 in sorted order, 59 to sort, 63 for both ends. The sum of both
-    ends does not pay; beside two sums along the same receivers its receivers' part does."""
+    """60,000 edges of 64 features: 31 us by atomics, 6 in sorted order, 59 to sort them, 63 for both ends. The sum of
+    both ends does not pay; beside two sums along the same receivers its receivers' part does."""
 
     def add(v: Tensor, e: Tensor, senders: Tensor, receivers: Tensor) -> Tensor:
         zeros = torch.zeros_like(v)
@@ -168,7 +176,7 @@ def test_a_sum_of_both_ends_may_pay_for_one_of_them_alone(sums: int, replaced: i
         return sum((zeros.index_add(0, receivers, e[:, 64:] * k) for k in range(sums)), ends)
 
     with torch.device("meta"):
-        v, e, to = given(60_000, features=128)
+        v, e, to = given(60_000, 10_000, features=128)
         graph = trace(add, (v[:, :64], e, to, to + 0))
     assert messages.sort_messages(graph) == replaced
 

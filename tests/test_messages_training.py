@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from tilestream.apps.models import MODELS
 from tilestream.graph.capture import boxed, capture
 from tilestream.options import Options
-from tilestream.run import messages, oracle
+from tilestream.run import messages, oracle, scatter_cost
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
 from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
@@ -70,7 +70,7 @@ def sorted_sums(graph: fx.GraphModule) -> tuple[int, int]:
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(messages, "ATOMIC_US", 1.0)
+    monkeypatch.setattr(scatter_cost, "ATOMIC_US", 1.0)
 
 
 def gradients(function: Any, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -112,6 +112,28 @@ def test_inference_of_the_applications(name: str, wanted: tuple[int, int]) -> No
     (graph,) = capture(module, inputs).graphs
     messages.sort_messages(graph)
     assert sorted_sums(graph) == wanted
+
+
+def test_gradients_of_tables_are_one_sum() -> None:
+    """DLRM's: the gradients of 26 tables' rows are slices of one tensor, and so are what is summed to them."""
+    module, inputs = MODELS["dlrm"].make(device="cpu", training=True, **SMALL["dlrm"])
+    step = Step(module)
+    check(module, step, *inputs)
+    (_, backward) = step.graphs
+    assert not backward.graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default)
+    ((total,), (_,)) = (backward.graph.find_nodes(op="call_function", target=op) for op in (SEGMENT_SUM, SEGMENTS))
+    tables = sorted(len(t.weight) for t in module.modules() if isinstance(t, nn.Embedding))
+    assert total.meta["val"].shape == (sum(tables), 128)
+    assert [len(user.meta["val"]) for user in total.users] == tables  # small ones first
+
+
+@pytest.mark.parametrize(("batch", "rows", "sums"), [(2048, 100_000, 1), (32768, 100_000, 1), (128, 1000, 0)])
+def test_where_one_sort_for_all_tables_pays(batch: int, rows: int, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    module, inputs = MODELS["dlrm"].make(training=True, batch=batch, max_rows=rows)
+    backward = capture(module, inputs, training=True).graphs[1]
+    messages.sort_messages(backward)
+    assert len(backward.graph.find_nodes(op="call_function", target=SEGMENT_SUM)) == sums
 
 
 class Layers(nn.Module):

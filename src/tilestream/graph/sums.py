@@ -64,7 +64,7 @@ class Sum:
 
 
 def sums(graph: fx.Graph) -> list[Sum]:
-    """Every sum of rows by an index of a functional graph, joined with what it is added to where nobody else reads it."""
+    """Every sum of rows by an index of a functional graph, with what it is added to where nobody else reads it."""
     found: dict[fx.Node, Sum] = {}
     for node in graph.nodes:
         part = part_of(node)
