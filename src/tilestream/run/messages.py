@@ -27,6 +27,7 @@ from tilestream.run.sorted_sums import Sorted, Tables
 MOST_ROW_BYTES = 8192
 """Of a row: 512 lanes."""
 
+
 def sort_messages(graph: fx.GraphModule) -> int:
     """Replace additions of messages to nodes by sums of sorted ones where the graph's time falls; how many were.
 
