@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.node import map_arg
 
 from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.sizes import hint, same_size, settled
+from tilestream.graph.write import call as _call
 
 
 def split_joined(graph: fx.Graph, least_rows: int) -> int:
@@ -95,15 +94,3 @@ def _columns(node: fx.Node) -> tuple[int, int] | None:
     columns = node.all_input_nodes[0].meta["val"].shape[1]
     first, last = (x + columns if x < 0 else min(x, columns) for x in (first, last))
     return (first, last) if first < last else None
-
-
-def _call(graph: fx.Graph, target: torch._ops.OpOverload, args: tuple, like: fx.Node) -> fx.Node:
-    """A call where the graph inserts, with a value, and where ``like`` came from."""
-    node = graph.call_function(target, args)
-    node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
-    fakes = map_arg(args, lambda n: n.meta["val"])
-    mode = next(m for m in (getattr(n.meta["val"], "fake_mode", None) for n in node.all_input_nodes) if m is not None)
-    assert isinstance(mode, FakeTensorMode)
-    with mode:
-        node.meta["val"] = target(*fakes)
-    return node

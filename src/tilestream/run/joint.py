@@ -1,4 +1,4 @@
-"""Between forward and backward: Inductor's partitioner, on a joint graph that has less to save."""
+"""Between forward and backward: a partitioner of ours (``graph.cut``), by Inductor's own hook for one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from tilestream.graph.joint import split_joined
+from tilestream.graph.cut import cut
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
 
@@ -23,20 +23,18 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Rewrites the joint graph (``graph.joint``), then cuts it where Inductor does."""
+    """Cuts joint graphs of a compilation, and notes in it what is not saved."""
 
     def __init__(self, compilation: Compilation) -> None:
-        self._least_rows, self._identity = least_rows(compilation.options), compilation.identity
+        self._compilation, self._least_rows = compilation, least_rows(compilation.options)
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-        if split_joined(gm.graph, self._least_rows):
-            gm.recompile()
-        return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        halves = cut(gm, joint_inputs, self._least_rows, **kwargs)
+        self._compilation.spared = halves.spared
+        return halves.forward, halves.backward
 
     def uuid(self) -> str:
         """What torch's caches know it by."""
-        return self._identity
+        return self._compilation.identity
