@@ -14,33 +14,45 @@ from tilestream.graph.norms import open_norms
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
 
 
+SPARED = "tilestream_spared"
+"""In the ``meta`` of a backward graph: bytes that torch's partitioner would have saved for it."""
+
+
 @dataclass(frozen=True)
-class Halves:
-    """The two graphs; ``spared``: bytes that torch's partitioner would have saved and that are made again."""
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    spared: int
-
-
-def cut(joint: fx.GraphModule, inputs: Sequence[object], least_rows: int, **kwargs: Any) -> Halves:
-    """Cut where torch's minimum cut says (``min_cut_rematerialization_partition``, whose ``kwargs`` these are), but
-    make again what costs no time (``graph.recompute``).
+class Cutter:
+    """Cuts where torch's minimum cut says (``min_cut_rematerialization_partition``), but makes again what costs no time
+    (``graph.recompute``). A ``partition_fn`` of AOTAutograd.
 
     Args:
         least_rows: from how many rows on weight gradients may be launches of ours.
     """
-    from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
 
-    rewritten = split_joined(joint.graph, least_rows) + open_norms(joint.graph) + put_off_expands(joint.graph)
-    if rewritten:
-        joint.recompile()
-    forward, backward = minimum_cut(joint, inputs, **kwargs)
-    results = kwargs["num_fwd_outputs"]
-    again = unsaved(forward, backward, results)
-    if not again:
-        return Halves(forward, backward, 0)
-    make_again(joint.graph, again)
-    less, more = minimum_cut(joint, inputs, **kwargs)
-    spared = saved_bytes(forward, results) - saved_bytes(less, results)
-    return Halves(less, more, spared) if spared > 0 else Halves(forward, backward, 0)
+    least_rows: int
+
+    def __call__(
+        self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
+
+        graph = joint.graph
+        if split_joined(graph, self.least_rows) + open_norms(graph) + put_off_expands(graph):
+            joint.recompile()
+        forward, backward = minimum_cut(joint, inputs, **kwargs)
+        results = kwargs["num_fwd_outputs"]
+        again = unsaved(forward, backward, results)
+        if not again:
+            return forward, backward
+        make_again(joint.graph, again)
+        less, more = minimum_cut(joint, inputs, **kwargs)
+        spared = saved_bytes(forward, results) - saved_bytes(less, results)
+        if spared <= 0:
+            return forward, backward
+        more.meta[SPARED] = spared
+        return less, more
+
+
+def spared_for(backward: fx.GraphModule) -> int:
+    """Bytes that ``Cutter`` did not save for a backward graph."""
+    found = backward.meta.get(SPARED, 0)
+    assert isinstance(found, int)
+    return found

@@ -64,7 +64,7 @@ def unsaved(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> 
     for node in saved:
         if node in own or node.op != "call_function" or node.meta.get("recompute") in _KEPT:
             continue
-        made = _made(node, set(saved) - found.keys())
+        made = _made(node, set(saved))
         if made is not None and (_is_gathered(made) or _hidden(node, made, readers)):
             found[node] = made.operators
     inside = _inside_regions(forward, found, results) if found else set()

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
+from tilestream.graph.cut import spared_for
 from tilestream.graph.joint import narrow_products
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
@@ -43,7 +44,6 @@ class Compilation:
     Args:
         inputs: the values that Dynamo compiles for, in the order of the captured graph's placeholders.
         patches: Inductor's configuration for the graph.
-        spared: bytes that the forward graph does not save and Inductor's would.
     """
 
     options: Options
@@ -52,7 +52,6 @@ class Compilation:
     patches: Mapping[str, Any] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
     gradients: list[Plan] = field(default_factory=list)
-    spared: int = 0
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
@@ -83,10 +82,11 @@ class Compilation:
                 graph.recompile()
             with timed("regions"):
                 kept_out = own_operands(graph.graph) if backward else {}
+                spared = spared_for(graph)
                 normal, training = normalise(graph), not kwargs.get("is_inference", False)
                 summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
                 found = partition(
-                    normal, apart=kept_out | apart(summed), training=training, backward=backward, spared=self.spared
+                    normal, apart=kept_out | apart(summed), training=training, backward=backward, spared=spared
                 )
             self._announce(found, backward)
             with timed("planning"):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from tilestream.graph.cut import cut
+from tilestream.graph.cut import Cutter
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
 
@@ -23,18 +23,16 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Cuts joint graphs of a compilation, and notes in it what is not saved."""
+    """``Cutter`` under the name that torch's caches know a compilation by."""
 
     def __init__(self, compilation: Compilation) -> None:
-        self._compilation, self._least_rows = compilation, least_rows(compilation.options)
+        self._cut, self._identity = Cutter(least_rows(compilation.options)), compilation.identity
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        halves = cut(gm, joint_inputs, self._least_rows, **kwargs)
-        self._compilation.spared = halves.spared
-        return halves.forward, halves.backward
+        return self._cut(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> str:
         """What torch's caches know it by."""
-        return self._compilation.identity
+        return self._identity

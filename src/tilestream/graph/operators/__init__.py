@@ -46,6 +46,7 @@ from tilestream.graph.operators.elementwise import (
     mish,
     permute,
     power,
+    sign,
     softplus,
     unary,
 )
@@ -158,6 +159,8 @@ ELEMENTWISE: dict[object, Elementwise] = {
     aten.hardswish: hard,
     aten.mish: mish,
     aten.addcmul: addcmul,
+    aten.sgn: sign,
+    aten.sign: sign,
     aten.elu: elu,
     aten.celu: elu,
     aten.threshold_backward: threshold_backward,
