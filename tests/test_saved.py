@@ -66,7 +66,7 @@ def test_what_is_made_of_saved_values_is_made_again() -> None:
     assert kinds(backward).count(aten.gelu) == 1 and kinds(backward).count(aten.native_layer_norm) == 1
     assert spared_for(backward) == 2 * ROWS * 32 * 2  # the normalised rows, and what GELU makes of them
     assert spared_for(forward) == 0
-    assert saved(Block().bfloat16(), (rows(),)) == Saved(ROWS * (3 * 32 * 2 + 2 * 4 - 2 * 32), ROWS * 32 * 2) or True
+    assert saved(Block().bfloat16(), (rows(),)).ours == ROWS * 32 * 2  # what the norm reads, and no more
 
 
 class Gathered(nn.Module):

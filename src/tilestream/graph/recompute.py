@@ -59,12 +59,14 @@ def unsaved(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> 
     outputs = forward.graph.output_node().args[0]
     assert isinstance(outputs, list | tuple)
     own, saved = set(outputs[:results]), [n for n in outputs[results:] if isinstance(n, fx.Node)]
-    readers = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    # What is saved may be a view of what others read.
+    readers = {whole: given[n.name] for n in saved for whole in _same(n) if n.name in given}
     found: dict[fx.Node, tuple[fx.Node, ...]] = {}
     for node in saved:
         if node in own or node.op != "call_function" or node.meta.get("recompute") in _KEPT:
             continue
-        made = _made(node, set(saved))
+        made = _made(node, readers.keys() - set(_same(node)))
         if made is not None and (_is_gathered(made) or _hidden(node, made, readers)):
             found[node] = made.operators
     inside = _inside_regions(forward, found, results) if found else set()
@@ -95,6 +97,17 @@ def _whole(node: fx.Node) -> fx.Node:
     return node
 
 
+def _same(node: fx.Node) -> list[fx.Node]:
+    """A node, and what it is a view of that holds the same elements."""
+    found = [node]
+    while is_view(found[-1]) and isinstance(found[-1].args[0], fx.Node):
+        before = found[-1].args[0]
+        if value(before) is None or _elements(before) != _elements(node):
+            break
+        found.append(before)
+    return found
+
+
 def _elements(node: fx.Node) -> int:
     fake = value(node)
     total = 1
@@ -104,7 +117,7 @@ def _elements(node: fx.Node) -> int:
 
 
 def _made(node: fx.Node, saved: set[fx.Node]) -> _Made | None:
-    """How a saved value is made of placeholders and other saved ones, by a few operators of rows."""
+    """How a value is made of placeholders and saved ones, by a few operators of rows."""
     operators: list[fx.Node] = []
     leaves: list[fx.Node] = []
     queue = [node]
@@ -112,7 +125,7 @@ def _made(node: fx.Node, saved: set[fx.Node]) -> _Made | None:
         at = queue.pop()
         if at in operators or at in leaves:
             continue
-        if at.op == "placeholder" or (at in saved and at is not node):
+        if at.op == "placeholder" or at in saved:
             leaves.append(at)
             continue
         gathered = packet(at) in GATHERS and at is node
@@ -129,7 +142,7 @@ def _is_gathered(made: _Made) -> bool:
     return any(packet(n) in GATHERS for n in made.operators)
 
 
-def _hidden(node: fx.Node, made: _Made, readers: dict[str, fx.Node]) -> bool:
+def _hidden(node: fx.Node, made: _Made, readers: dict[fx.Node, fx.Node]) -> bool:
     """Whether the backward graph reads what it takes row by row anyway, and its arithmetic costs no time."""
     rows = [n for n in made.leaves if _LEAST_PART * _elements(n) >= max(map(_elements, made.operators))]
     features = settled(node.meta["val"].shape[-1]) if value(node) is not None and node.meta["val"].dim() else None
@@ -137,7 +150,7 @@ def _hidden(node: fx.Node, made: _Made, readers: dict[str, fx.Node]) -> bool:
         return False
     if sum(cost.lanes + cost.special for cost in map(each, _computing(made))) > MOST_INSTRUCTIONS:
         return False
-    return all(n.op != "placeholder" and n.name in readers and _differentiates(readers[n.name]) for n in rows)
+    return all(n.op != "placeholder" and n in readers and _differentiates(readers[n]) for n in rows)
 
 
 def _computing(made: _Made) -> Iterator[fx.Node]:
