@@ -154,7 +154,8 @@ def train(arm: Arm, found: Task, seed: int, steps: int, seconds: float, told: Ca
         losses.append(loss.detach())
         if step % TOLD == TOLD - 1 or step == steps - 1:
             spent = time.perf_counter() - begin
-            told(f"{found.case} {arm.name} seed {seed}: step {step + 1} of {steps}, loss {loss.item():.5f}, {spent:.0f} s")
+            at = f"step {step + 1} of {steps}, loss {loss.item():.5f}, {spent:.0f} s"
+            told(f"{found.case} {arm.name} seed {seed}: {at}")
             if spent > seconds:
                 break
     values = torch.stack(losses).tolist()

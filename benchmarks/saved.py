@@ -1,6 +1,6 @@
 """What the five applications save from forward to backward: MiB by Inductor's partition and by ours. No GPU is needed.
 
-    python benchmarks/saved.py [nerf_65536 mgn ...]
+python benchmarks/saved.py [nerf_65536 mgn ...]
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -14,8 +15,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 @pytest.mark.usefixtures("fresh", "plain")
 def test_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import losses
-
+    losses = importlib.import_module("losses")
     out = tmp_path / "losses.json"
     args = ["nerf", "--device", "cpu", "--tiny", "--steps", "4", "--seeds", "2", "--json", str(out)]
     eager, ours = losses.main(args)
@@ -30,8 +30,7 @@ def test_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyte
 def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager alone, and out of time after the first line."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import losses
-
+    losses = importlib.import_module("losses")
     monkeypatch.setattr(losses, "TOLD", 20)
     found = losses.task(case, tiny=True, device="cpu")
     (arm,) = losses.arms(found, ["eager"])
@@ -42,10 +41,10 @@ def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from losses import Run, summary, within_noise
+    losses = importlib.import_module("losses")
 
-    def trained(*ends: float):
-        return summary("a", "b", [Run("a", "b", n, 1, 1.0, end, 1.0) for n, end in enumerate(ends)])
+    def trained(*ends: float) -> object:
+        return losses.summary("a", "b", [losses.Run("a", "b", n, 1, 1.0, end, 1.0) for n, end in enumerate(ends)])
 
-    assert within_noise(trained(1.0, 1.2, 1.1), trained(1.1, 1.2, 1.15))
-    assert not within_noise(trained(1.0, 1.2, 1.1), trained(2.0, 2.2, 2.1))
+    assert losses.within_noise(trained(1.0, 1.2, 1.1), trained(1.1, 1.2, 1.15))
+    assert not losses.within_noise(trained(1.0, 1.2, 1.1), trained(2.0, 2.2, 2.1))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tilestream.apps.models import find
-from tilestream.bench.saved import Saved, saved
+from tilestream.bench.saved import saved
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter, spared_for
 from tilestream.graph.nodes import aten, packet
@@ -123,7 +123,7 @@ class Checkpointed(nn.Module):
 
 
 def test_checkpointed_blocks_save_their_inputs() -> None:
-    plain, = [saved(nn.Sequential(Block(), Block()).bfloat16(), (rows(),))]
+    (plain,) = [saved(nn.Sequential(Block(), Block()).bfloat16(), (rows(),))]
     found = saved(Checkpointed().bfloat16(), (rows(),))
     assert found.ours <= found.inductor < plain.ours  # the second block's input, the first one's being the model's
     _, backward = halves(Checkpointed().bfloat16(), rows())

@@ -48,7 +48,12 @@ def put_off_expands(graph: fx.Graph) -> int:
 def _same(a: fx.Node, b: fx.Node) -> bool:
     """Whether two nodes are known to have one shape."""
     one, other = value(a), value(b)
-    return one is not None and other is not None and one.dim() == other.dim() and all(map(same_size, one.shape, other.shape))
+    return (
+        one is not None
+        and other is not None
+        and one.dim() == other.dim()
+        and all(map(same_size, one.shape, other.shape))
+    )
 
 
 def _column(node: fx.Node) -> fx.Node | None:

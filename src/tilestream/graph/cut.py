@@ -1,4 +1,4 @@
-"""A joint graph cut into forward and backward: rewritten, cut by torch's partitioner, and cut again with less to save."""
+"""A joint graph as forward and backward: rewritten, cut by torch's partitioner, and cut again with less to save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tilestream.graph.broadcasts import put_off_expands
 from tilestream.graph.joint import split_joined
 from tilestream.graph.norms import open_norms
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
-
 
 SPARED = "tilestream_spared"
 """In the ``meta`` of a backward graph: bytes that torch's partitioner would have saved for it."""

@@ -18,7 +18,6 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 

@@ -32,11 +32,15 @@ def own_operands(graph: fx.Graph) -> dict[str, str]:
         copies: dict[fx.Node, fx.Node] = {}
         with graph.inserting_before(node):
             for each in chain:
-                copies[each] = graph.node_copy(each, lambda n: copies.get(n, n))
+                copies[each] = _copied(each, copies)
         node.replace_input_with(node.args[0], copies[node.args[0]])
         apart |= {copies[n].name: "only a sum over rows reads it" for n in chain}
     graph.eliminate_dead_code()
     return apart
+
+
+def _copied(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    return node.graph.node_copy(node, lambda n: copies.get(n, n))
 
 
 def _sums_rows(node: fx.Node) -> bool:

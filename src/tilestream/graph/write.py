@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,7 +17,7 @@ def call(
     target: torch._ops.OpOverload,
     args: tuple,
     like: fx.Node,
-    kwargs: Mapping[str, object] = MappingProxyType({}),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> fx.Node:
     """A call where the graph inserts, with a value, and where ``like`` came from."""
     node = graph.call_function(target, args, dict(kwargs))
