@@ -23,15 +23,26 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """``Cutter`` under the name that torch's caches know a compilation by."""
+    """``Cutter`` under the name that torch's caches know a compilation by. Kernels of both parts begin to be compiled
+    when a graph is cut: the forward graph alone would keep few cores busy."""
+
+    _compilation: Compilation | None = None
+    """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation) -> None:
         self._cut, self._identity = Cutter(least_rows(compilation.options)), compilation.identity
+        self._compilation = compilation
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_compilation"}
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return self._cut(gm, joint_inputs, **kwargs)
+        forward, backward = self._cut(gm, joint_inputs, **kwargs)
+        if self._compilation is not None:
+            self._compilation.prepare(forward, backward)
+        return forward, backward
 
     def uuid(self) -> str:
         """What torch's caches know it by."""
