@@ -7,7 +7,7 @@ CPU. Needs ``pip install 'tilestream[models]'``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ class RealModel:
         cases: numbers of rows that are typical of its use.
         image: pixels along an edge of what it reads; 0 where it reads tokens.
         tiny_image: the same of the tiny model.
-        keywords: of its call.
     """
 
     name: str
@@ -47,7 +46,6 @@ class RealModel:
     cases: tuple[Case, ...]
     image: int = 0
     tiny_image: int = 0
-    keywords: dict[str, Any] = field(default_factory=dict)
 
     def inputs(self, case: Case, tiny: bool = False, device: str = "meta") -> tuple[Tensor, ...]:
         """Tokens ``[batch, tokens]`` int64, or images ``[batch, 3, image, image]`` bf16."""
@@ -75,13 +73,19 @@ class Logits(nn.Module):
         return self.model(x, return_dict=False, **self.keywords)[0]
 
 
+TINY = {"hidden_size": 48, "intermediate_size": 520, "num_attention_heads": 4}
+"""Of tiny models: hidden layers are too wide for a row stream, as those of real ones are."""
+FEW_HEADS = {"num_key_value_heads": 2, "head_dim": 16}
+LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
+QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
+
+
 def _llama(layers: int, tiny: bool) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8, head_dim=64)
-    if tiny:
-        sizes = dict(hidden_size=528, intermediate_size=704, num_attention_heads=11, num_key_value_heads=1, head_dim=48)
-    sizes["vocab_size"] = VOCABULARY if tiny else 128_256
+    sizes = (
+        {**TINY, **FEW_HEADS, "vocab_size": VOCABULARY} if tiny else {**LLAMA, "head_dim": 64, "vocab_size": 128_256}
+    )
     config = LlamaConfig(num_hidden_layers=layers, tie_word_embeddings=True, **sizes)
     return Logits(LlamaForCausalLM(config), use_cache=False)
 
@@ -89,10 +93,9 @@ def _llama(layers: int, tiny: bool) -> nn.Module:
 def _qwen(layers: int, tiny: bool) -> nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    sizes = dict(hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
-    if tiny:
-        sizes = dict(hidden_size=528, intermediate_size=704, num_attention_heads=6, num_key_value_heads=2, head_dim=96)
-    sizes["vocab_size"] = VOCABULARY if tiny else 151_936
+    sizes = (
+        {**TINY, **FEW_HEADS, "vocab_size": VOCABULARY} if tiny else {**QWEN, "head_dim": 128, "vocab_size": 151_936}
+    )
     config = Qwen3Config(num_hidden_layers=layers, tie_word_embeddings=True, **sizes)
     return Logits(Qwen3ForCausalLM(config), use_cache=False)
 
@@ -100,33 +103,34 @@ def _qwen(layers: int, tiny: bool) -> nn.Module:
 def _gpt2(layers: int, tiny: bool) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = dict(n_embd=528, n_head=11, vocab_size=VOCABULARY) if tiny else {}
+    sizes = {"n_embd": 48, "n_inner": 520, "n_head": 4, "vocab_size": VOCABULARY} if tiny else {}
     return Logits(GPT2LMHeadModel(GPT2Config(n_layer=layers, **sizes)), use_cache=False)
 
 
 def _bert(layers: int, tiny: bool) -> nn.Module:
     from transformers import BertConfig, BertModel
 
-    sizes = dict(hidden_size=528, intermediate_size=704, num_attention_heads=11, vocab_size=VOCABULARY) if tiny else {}
+    sizes = {**TINY, "vocab_size": VOCABULARY} if tiny else {}
     return Logits(BertModel(BertConfig(num_hidden_layers=layers, **sizes), add_pooling_layer=False))
 
 
 def _vit(layers: int, tiny: bool) -> nn.Module:
     from transformers import ViTConfig, ViTModel
 
-    sizes = dict(hidden_size=528, intermediate_size=704, num_attention_heads=11, image_size=64) if tiny else {}
+    sizes = {**TINY, "image_size": 64} if tiny else {}
     return Logits(ViTModel(ViTConfig(num_hidden_layers=layers, **sizes), add_pooling_layer=False))
 
 
 def _mixer(layers: int, tiny: bool) -> nn.Module:
     from timm.models.mlp_mixer import MlpMixer
 
-    sizes = dict(embed_dim=528, img_size=64) if tiny else dict(embed_dim=768, img_size=224)
-    return MlpMixer(num_classes=VOCABULARY if tiny else 1000, patch_size=16, num_blocks=layers, **sizes)
+    if tiny:
+        return MlpMixer(VOCABULARY, 64, patch_size=16, num_blocks=layers, embed_dim=48, mlp_ratio=(0.5, 11.0))
+    return MlpMixer(1000, 224, patch_size=16, num_blocks=layers, embed_dim=768)
 
 
 def _resnet(layers: int, tiny: bool) -> nn.Module:
-    """``layers`` bottlenecks in each stage but the last ones, whose numbers are ResNet-50's where ``layers`` is 16."""
+    """ResNet-50's bottlenecks where ``layers`` is 16, else as many in each of its four stages."""
     from timm.models.resnet import Bottleneck, ResNet
 
     counts = (3, 4, 6, 3) if layers == RESNET_DEPTH else (layers,) * 4

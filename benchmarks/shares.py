@@ -5,9 +5,9 @@
     python benchmarks/shares.py --tables            the page alone, from the last result
 
 Captures models of Hugging Face and timm at their published widths (``real_models.py``) with one layer, whose share is
-that of every other. *Attention* is what multiplies two activations: scores and values. The projections of queries, keys,
-values and the output are not, nor are embeddings, which have no FLOPs. *In regions* is what ``graph/selection`` takes;
-*runs* what the planner gives to a pipeline on an H200 by its prediction alone: on a GPU times decide.
+that of every other. *Attention* is what multiplies two activations: scores and values. The projections of queries,
+keys, values and the output are not, nor are embeddings, which have no FLOPs. *In regions* is what ``graph/selection``
+takes, *run* what the planner gives to a pipeline on an H200 by its prediction alone: on a GPU times decide.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ PARTS = (
 )
 """Names of parts of a model by the path of the module, the first that matches."""
 FASTER = "Inductor is predicted to be as fast"
+NO_KERNEL = "no kernel fits: too many rows for so wide a layer"
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 
 
@@ -120,7 +121,11 @@ def _idle(region: RegionAnalysis) -> str:
     """Why a region goes to Inductor, by prediction; empty where it runs as a pipeline."""
     if len(region.operators) == 1:
         return LONE
-    return FASTER if region.runner() == "inductor" else ""
+    if region.runner() != "inductor":
+        return ""
+    plan = region.plan
+    built = plan is not None and any(c.pipeline is not None for c in plan.candidates)
+    return FASTER if built else NO_KERNEL
 
 
 def row(model: RealModel, case: Case, analysis: Analysis, layers: int) -> Row:
@@ -149,30 +154,35 @@ def read(text: str) -> list[Row]:
     def parts(given: dict[str, Any]) -> dict[str, Part]:
         return {name: Part(**part) for name, part in given.items()}
 
-    return [Row(**{**r, "layers": parts(r["layers"]), "outside": parts(r["outside"])}) for r in json.loads(text)["rows"]]
+    return [
+        Row(**{**r, "layers": parts(r["layers"]), "outside": parts(r["outside"])}) for r in json.loads(text)["rows"]
+    ]
 
 
 def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}" if whole else "-"
 
 
+HEAD = ("", "rows", "GFLOP", "attention, %", "layers: in regions", "run", "all: in regions", "run")
+WHY_HEAD = ("", "rows", "part", "of all", "runs", "why not the rest")
+
+
 def tables(rows: Sequence[Row]) -> dict[str, str]:
-    """The tables of the page, by marker."""
-    shares, why = [], []
+    """The tables of the page, by marker; shares in percent."""
+    shares, reasons = [], []
     for r in rows:
         whole, layers = r.whole, r.of_layers
-        shares.append(
-            [r.model, f"{r.rows:,}", f"{(whole.flops + r.attention) / 1e9:.3g}", percent(r.attention, whole.flops + r.attention)]
-            + [percent(layers.regions, layers.flops), percent(layers.runs, layers.flops)]
-            + [percent(whole.regions, whole.flops), percent(whole.runs, whole.flops)]
-        )  # fmt: skip
+        everything = whole.flops + r.attention
+        cells = [r.model, f"{r.rows:,}", f"{everything / 1e9:,.3g}", percent(r.attention, everything)]
+        for part in (layers, whole):
+            cells += [percent(part.regions, part.flops), percent(part.runs, part.flops)]
+        shares.append(cells)
         for name, part in (*r.layers.items(), *r.outside.items()):
-            reasons = "; ".join(reason for reason, n in sorted(part.reasons.items(), key=lambda each: -each[1])[:2] if n > 0.01 * part.flops)
-            why.append([r.model, f"{r.rows:,}", name, percent(part.flops, whole.flops), percent(part.runs, part.flops), reasons])
-    return {
-        "shares": table(["", "rows", "GFLOP", "attention, %", "layers: in regions, %", "runs, %", "all: in regions, %", "runs, %"], shares),
-        "reasons": table(["", "rows", "part", "of all, %", "runs, %", "the rest"], why),
-    }  # fmt: skip
+            most = sorted(part.reasons.items(), key=lambda each: -each[1])
+            told = "; ".join(reason for reason, count in most[:2] if count > 0.01 * part.flops)
+            cells = [percent(part.flops, whole.flops), percent(part.runs, part.flops), told]
+            reasons.append([r.model, f"{r.rows:,}", name, *cells])
+    return {"shares": table(HEAD, shares), "reasons": table(WHY_HEAD, reasons)}
 
 
 def filled(text: str, made: dict[str, str]) -> str:

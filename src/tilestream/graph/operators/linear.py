@@ -45,7 +45,11 @@ def one_of_a_batch(node: object) -> object:
 
 
 def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
-    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix for all; ``rows`` takes a part of the weight's rows only."""
+    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix for all.
+
+    Args:
+        rows: the part of the weight's rows that is taken.
+    """
     kind = packet(node)
     bias = node.args[0] if kind is aten.addmm else argument(node, 2, "bias") if kind is aten.linear else None
     x, matrix = node.args[1:3] if kind is aten.addmm else node.args[:2]
