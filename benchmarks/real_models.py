@@ -36,6 +36,7 @@ class RealModel:
     Attributes:
         depth: layers that it really has.
         cases: numbers of rows that are typical of its use.
+        constant: whether the user gives his word that weights do not change.
         image: pixels along an edge of what it reads; 0 where it reads tokens.
         tiny_image: the same of the tiny model.
     """
@@ -44,6 +45,7 @@ class RealModel:
     depth: int
     make: Callable[[int, bool], nn.Module]
     cases: tuple[Case, ...]
+    constant: bool = False
     image: int = 0
     tiny_image: int = 0
 
@@ -147,10 +149,11 @@ MODELS = {
         RealModel("llama-3.2-1b", 16, _llama, (*DECODED, *PREFILLED)),
         RealModel("qwen3-0.6b", 28, _qwen, (*DECODED, *PREFILLED)),
         RealModel("gpt2", 12, _gpt2, (*DECODED, *PREFILLED)),
+        RealModel("gpt2, constant weights", 12, _gpt2, (*DECODED, *PREFILLED[:1]), constant=True),
         RealModel("bert-base", 12, _bert, (Case(1, 16), Case(1, 128), *PREFILLED)),
-        RealModel("vit-base", 12, _vit, (Case(1, 197), Case(32, 197)), 224, 64),
-        RealModel("mixer-b16", 12, _mixer, (Case(1, 196), Case(32, 196)), 224, 64),
-        RealModel("resnet50", RESNET_DEPTH, _resnet, (Case(1, 3136), Case(32, 3136)), 224, 64),
+        RealModel("vit-base", 12, _vit, (Case(1, 197), Case(32, 197)), image=224, tiny_image=64),
+        RealModel("mixer-b16", 12, _mixer, (Case(1, 196), Case(32, 196)), image=224, tiny_image=64),
+        RealModel("resnet50", RESNET_DEPTH, _resnet, (Case(1, 3136), Case(32, 3136)), image=224, tiny_image=64),
     )
 }
 """By name. Rows of ViT and Mixer are patches (and a class token); of ResNet pixels of the first stage."""

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "shares.json"
 PAGE = ROOT / "docs" / "blocks.md"
 
-ATTENTION = re.compile(r"attn$|attention$|attention\.self$|rotary_emb$")
+ATTENTION = re.compile(r"(^|\.)(self_attn|attn|attention|attention\.self|rotary_emb)$")
 """Modules whose own products, those of no module inside of them, are scores, values, and angles of positions."""
 LAYER = re.compile(r"\b(layers?|h|blocks|layer\d)\.\d+\b")
 PARTS = (
@@ -144,7 +144,8 @@ def row(model: RealModel, case: Case, analysis: Analysis, layers: int) -> Row:
 
 def measured(model: RealModel, case: Case) -> Row:
     layers = RESNET_DEPTH if model.name == "resnet50" else 1
-    found = analyse(module(model, layers), model.inputs(case), Options(measure=False), devices.get("h200"))
+    options = Options(measure=False, constant_weights=model.constant)
+    found = analyse(module(model, layers), model.inputs(case), options, devices.get("h200"))
     return row(model, case, found, layers)
 
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face and timm: their values at tiny widths, and the share of their FLOPs in regions at real ones."""
+"""Models of Hugging Face and timm: values at tiny widths, and shares of FLOPs in regions at real ones."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from tilestream.plan.passes import (
     split_bulk,
     split_spatial,
 )
+from tilestream.plan.turned import NONE, Turned
 from tilestream.schedule.fits import verify_on
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ def plan(
     device: Device,
     options: Options,
     measure: Measure | None = None,
+    turned: Turned = NONE,
 ) -> Plan:
     """Plan a region: every pass by name, in order, for every candidate.
 
@@ -92,6 +94,7 @@ def plan(
         program: a one-stage pipeline that holds all ops of the region in topological order.
         rows: rows the plan is made for. Any number runs; 0 or less means not known.
         measure: times the best few by prediction, best first, and the fallback. Without it the predictions decide.
+        turned: weights that are copied before each call, which a prediction for few rows counts.
 
     Raises:
         PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
@@ -99,7 +102,7 @@ def plan(
     if rows <= 0:
         measure = None
     planned = rows if rows > 0 else UNKNOWN_ROWS
-    candidates = proposals(program, planned, device, options)
+    candidates = proposals(program, planned, device, options, turned)
     if measure is not None:
         bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
         most = few_rows.most_timed(options)
@@ -110,13 +113,14 @@ def plan(
     return made
 
 
-def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> list[Candidate]:
+def proposals(program: Pipeline, rows: int, device: Device, options: Options, turned: Turned = NONE) -> list[Candidate]:
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     for recipe in (*recipes(program, options), *shared):
         passes = recipe.passes(device, options.queue_depth)
-        candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
+        before_us = turned.us if recipe.strategy == few_rows.STRATEGY else 0.0
+        candidates.append(_candidate(recipe, program, passes, rows, device, candidates, before_us))
     return [*candidates, _fallback(program, rows, device)]
 
 
@@ -224,7 +228,9 @@ def _candidate(
     rows: int,
     device: Device,
     before: list[Candidate],
+    before_us: float,
 ) -> Candidate:
+    """What ``recipe`` makes; ``before_us`` is what else a call of it enqueues."""
     try:
         pipeline = apply(passes, program)
     except (VerifyError, IRError) as error:
@@ -232,7 +238,8 @@ def _candidate(
     twin = next((c for c in before if c.pipeline == pipeline), None)
     if twin is not None:
         return Candidate(recipe.strategy, None, None, rejected=f"the same as {twin.name}", detail=recipe.detail)
-    return Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+    predicted_us = before_us + predict(pipeline, rows, device).us
+    return Candidate(recipe.strategy, pipeline, predicted_us, detail=recipe.detail)
 
 
 def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:

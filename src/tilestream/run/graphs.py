@@ -52,6 +52,7 @@ class Compilation:
     gradients: list[Plan] = field(default_factory=list)
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
+        self._planned = self.options
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
         self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else (lambda: None) for t in inputs]
 
@@ -75,6 +76,8 @@ class Compilation:
         """
         self.placed, self.gradients = [], []
         backward = bool(kwargs.get("is_backward"))
+        if not kwargs.get("is_inference", False):
+            self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
             if backward and narrow_products(graph.graph):
                 graph.recompile()
@@ -86,7 +89,7 @@ class Compilation:
             with timed("planning"):
                 if summed:
                     gradients.prepare(summed, found, self.options, self.target)
-                prepare.prepare(found.regions, self.options, self.target)
+                prepare.prepare(found.regions, self._planned, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
                 announce(
@@ -118,7 +121,7 @@ class Compilation:
         self._whole().note()
 
     def _whole(self) -> Whole:
-        plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
+        plans = [prepare.plan(p.region, self._planned, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
         return Whole(self.options, self.target, self.patches, [*plans, *self.gradients], originals)
 
@@ -127,11 +130,11 @@ class Compilation:
         if region.device.type != self.target.device.type:
             announce(f"{region.name} goes to Inductor: its tensors are on {region.device}")
             return None
-        pipeline = prepare.pipeline_of(region, self.options, self.target)
+        pipeline = prepare.pipeline_of(region, self._planned, self.target)
         if pipeline is None:
             return None
         try:
-            return encode(spec_of(region, pipeline, self.target.kind))
+            return encode(spec_of(region, pipeline, self.target.kind, self._planned.constant_weights))
         except Exception as failure:
             if not self.options.fallback:
                 raise
