@@ -169,8 +169,10 @@ WHY_HEAD = ("", "rows", "part", "of all", "runs", "why not the rest")
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
-    """The tables of the page, by marker; shares in percent."""
+    """The tables of the page, by marker; shares in percent, reasons at the fewest and at the most rows of a model."""
     shares, reasons = [], []
+    counts = {r.model: [other.rows for other in rows if other.model == r.model] for r in rows}
+    ends = {name: (min(found), max(found)) for name, found in counts.items()}
     for r in rows:
         whole, layers = r.whole, r.of_layers
         everything = whole.flops + r.attention
@@ -178,6 +180,8 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         for part in (layers, whole):
             cells += [percent(part.regions, part.flops), percent(part.runs, part.flops)]
         shares.append(cells)
+        if r.rows not in ends[r.model]:
+            continue
         for name, part in (*r.layers.items(), *r.outside.items()):
             most = sorted(part.reasons.items(), key=lambda each: -each[1])
             told = "; ".join(reason for reason, count in most[:2] if count > 0.01 * part.flops)
