@@ -196,10 +196,10 @@ def models(run: Run) -> Iterator[list[Row]]:
             yield guarded("bert-base", batch * tokens, module, (x,), run, how)
         if wanted("resnet-50", run) and batch in (1, 32):
             made = ResNet((1, 1), 8) if run.given.cpu else ResNet()
-            module = run.ready(made).to(memory_format=torch.channels_last)
+            module = run.ready(made).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
             edge = 32 if run.given.cpu else 224
             x = run.data(batch, 3, edge, edge).to(memory_format=torch.channels_last)
-            yield guarded("resnet-50", batch, module, (x,), run, "channels last; ")
+            yield guarded("resnet-50", batch, module, (x,), run, "all layers, channels last; ")
 
 
 def guarded(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...], run: Run, how: str) -> list[Row]:

@@ -150,7 +150,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, default=PICTURE)
     given = parser.parse_args(words)
     names = given.names or list(WORKLOADS)
-    data = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {"rows": [], "predicted": []}
+    data: dict[str, Any] = {"rows": [], "predicted": []}
+    if given.out.exists():
+        data = json.loads(given.out.read_text(encoding="utf-8"))
     if not given.plot:
         device = devices.get("h200")
         made = [p for n in names for r in sorted(given.rows) if (p := predicted(n, r, device)) is not None]

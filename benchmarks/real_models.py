@@ -83,7 +83,7 @@ QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 1
 
 
 def _llama(layers: int, tiny: bool) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM  # pyright: ignore[reportMissingImports]
 
     sizes = (
         {**TINY, **FEW_HEADS, "vocab_size": VOCABULARY} if tiny else {**LLAMA, "head_dim": 64, "vocab_size": 128_256}
@@ -93,7 +93,7 @@ def _llama(layers: int, tiny: bool) -> nn.Module:
 
 
 def _qwen(layers: int, tiny: bool) -> nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # pyright: ignore[reportMissingImports]
 
     sizes = (
         {**TINY, **FEW_HEADS, "vocab_size": VOCABULARY} if tiny else {**QWEN, "head_dim": 128, "vocab_size": 151_936}
@@ -103,28 +103,28 @@ def _qwen(layers: int, tiny: bool) -> nn.Module:
 
 
 def _gpt2(layers: int, tiny: bool) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
     sizes = {"n_embd": 48, "n_inner": 520, "n_head": 4, "vocab_size": VOCABULARY} if tiny else {}
     return Logits(GPT2LMHeadModel(GPT2Config(n_layer=layers, **sizes)), use_cache=False)
 
 
 def _bert(layers: int, tiny: bool) -> nn.Module:
-    from transformers import BertConfig, BertModel
+    from transformers import BertConfig, BertModel  # pyright: ignore[reportMissingImports]
 
     sizes = {**TINY, "vocab_size": VOCABULARY} if tiny else {}
     return Logits(BertModel(BertConfig(num_hidden_layers=layers, **sizes), add_pooling_layer=False))
 
 
 def _vit(layers: int, tiny: bool) -> nn.Module:
-    from transformers import ViTConfig, ViTModel
+    from transformers import ViTConfig, ViTModel  # pyright: ignore[reportMissingImports]
 
     sizes = {**TINY, "image_size": 64} if tiny else {}
     return Logits(ViTModel(ViTConfig(num_hidden_layers=layers, **sizes), add_pooling_layer=False))
 
 
 def _mixer(layers: int, tiny: bool) -> nn.Module:
-    from timm.models.mlp_mixer import MlpMixer
+    from timm.models.mlp_mixer import MlpMixer  # pyright: ignore[reportMissingImports]
 
     if tiny:
         return MlpMixer(VOCABULARY, 64, patch_size=16, num_blocks=layers, embed_dim=48, mlp_ratio=(0.5, 11.0))
@@ -133,7 +133,7 @@ def _mixer(layers: int, tiny: bool) -> nn.Module:
 
 def _resnet(layers: int, tiny: bool) -> nn.Module:
     """ResNet-50's bottlenecks where ``layers`` is 16, else as many in each of its four stages."""
-    from timm.models.resnet import Bottleneck, ResNet
+    from timm.models.resnet import Bottleneck, ResNet  # pyright: ignore[reportMissingImports]
 
     counts = (3, 4, 6, 3) if layers == RESNET_DEPTH else (layers,) * 4
     return ResNet(Bottleneck, counts, num_classes=VOCABULARY if tiny else 1000)

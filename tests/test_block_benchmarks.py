@@ -106,3 +106,60 @@ def test_resnet_50_is_resnet_50(benchmark) -> None:
     with torch.device("meta"):
         made = benchmark("block_models").ResNet()
     assert sum(p.numel() for p in made.parameters()) == 25_557_032
+
+
+def test_the_page_of_blocks_shows_the_result(benchmark) -> None:
+    shares = benchmark("shares")
+    made = shares.tables(shares.read(shares.RESULT.read_text(encoding="utf-8")))
+    text = shares.PAGE.read_text(encoding="utf-8")
+    assert shares.filled(text, made) == text, "run python benchmarks/shares.py --tables"
+
+
+def test_parts_of_models_by_their_modules(benchmark) -> None:
+    shares = benchmark("shares")
+    paths = {
+        "model.layers.0.self_attn.q_proj": "q, k, v",
+        "transformer.h.0.attn.c_attn": "q, k, v",
+        "transformer.h.0.attn.c_proj": "output projection",
+        "transformer.h.0.mlp.c_proj": "FFN",
+        "encoder.layer.0.attention.output.dense": "output projection",
+        "encoder.layer.0.output.dense": "FFN",
+        "blocks.0.mlp_tokens.fc1": "token mixing",
+        "blocks.0.mlp_channels.fc1": "FFN",
+        "layer1.0.conv2": "convolutions",
+        "model.lm_head": "head",
+    }
+    assert {path: shares.part_of(path) for path in paths} == paths
+    inside = ["layers.0.attention", "h.0.attn", "encoder.layer.1.attention.self", *paths]
+    assert [p for p in inside if shares.ATTENTION.search(p)] == inside[:3]
+
+
+def test_a_layer_counts_as_often_as_the_model_has_it(benchmark) -> None:
+    """A block of ours under a name that layers have, and a head: 3 layers of one captured."""
+    import torch
+    from torch import nn
+
+    shares = benchmark("shares")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(48, 520), nn.ReLU(), nn.Linear(520, 48))])
+            self.lm_head = nn.Linear(48, 1000)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lm_head(self.layers[0](x))
+
+    def make(layers: int, tiny: bool) -> nn.Module:
+        return Model()
+
+    class Given(shares.RealModel):
+        def inputs(self, case: object, tiny: bool = False, device: str = "meta") -> tuple[torch.Tensor, ...]:
+            return (torch.randn(16, 48, device=device, dtype=torch.bfloat16),)
+
+    torch.compiler.reset()
+    row = shares.measured(Given("one", 3, make, ()), shares.Case(16))
+    assert row.layers.keys() == {"FFN"} and row.outside.keys() == {"head"} and row.attention == 0
+    assert row.layers["FFN"].flops == row.layers["FFN"].regions == 3 * 2 * 16 * 2 * 48 * 520
+    assert row.outside["head"].flops == 2 * 16 * 48 * 1000 and row.outside["head"].regions == 0
+    assert list(row.outside["head"].reasons.values()) == [row.outside["head"].flops]
