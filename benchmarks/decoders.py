@@ -3,7 +3,8 @@
     python benchmarks/decoders.py                            blocks (norm, FFN, residual), then models
     python benchmarks/decoders.py blocks --rows 1 128        some numbers of rows; --only gpt2 some of them
     python benchmarks/decoders.py models --layers 2          decoders at batch 1 to 32, BERT, ResNet-50
-    python benchmarks/decoders.py blocks --rows 1 --seconds 540   what ends in time, for a machine that is lent
+    python benchmarks/decoders.py blocks --rows 1 --seconds 540              what ends in time
+    python benchmarks/decoders.py models --batch 1 32 --layers 2 --seconds 540
     python benchmarks/decoders.py --cpu                      every step at tiny sizes, no GPU: times mean nothing
 
 Needs an H100 or H200, but for ``--cpu``. bf16, random weights and data; every arm a CUDA graph, all arms in turn,
@@ -41,9 +42,10 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
 ARMS: dict[str, dict[str, Any]] = {
     "inductor": {},
-    "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
     "tilestream": {"backend": tilestream},
+    "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
 }
+"""The slowest to compile comes last: it is the first to be left out."""
 GUESS_S = {"eager": 1.0, "inductor": 20.0, "max-autotune": 90.0, "tilestream": 45.0}
 """What the first call of an arm takes at most, until one was seen."""
 SOURCES = ("eager", "inductor", "max-autotune")

@@ -111,6 +111,7 @@ def test_a_copy_goes_with_its_weights_memory() -> None:
     assert len(kept) == 2 and all(not c.memory.expired() for c in kept)
     del values
     assert all(c.memory.expired() for c in kept)
+    assert not any(c.is_of(torch.zeros(2)) for c in kept), "another tensor may lie at the address"
     others = values_of(region)
     call(others)
     assert not any(c.memory.expired() for c in call._copies._kept.values()) and len(call._copies._kept) == 2
