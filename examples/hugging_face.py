@@ -10,12 +10,13 @@ Wants transformers; weights are random, nothing is downloaded. GPT-2's weights l
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 
 import tilestream
 
-OPTIONS = {"constant_weights": True}
+OPTIONS: dict[str, Any] = {"constant_weights": True}
 
 
 def main() -> None:
