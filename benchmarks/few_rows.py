@@ -153,8 +153,12 @@ class Data:
 Run = Callable[[int], torch.Tensor]
 
 
-def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str, Run]:
-    """Everything that there is without us, and ``torch.compile`` with us, as a function of which weights."""
+def library(w: Workload, data: Data, compiled: bool, planner: bool, tuned: bool = True) -> dict[str, Run]:
+    """Everything that there is without us, and ``torch.compile`` with us, as a function of which weights.
+
+    Args:
+        tuned: max-autotune too, which takes most of the time of a run.
+    """
 
     def block(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
         u = F.linear(x, up)
@@ -177,8 +181,8 @@ def library(w: Workload, data: Data, compiled: bool, planner: bool) -> dict[str,
     if compiled:
         torch._dynamo.reset()
         arms["inductor"] = on(torch.compile(block, dynamic=False))
-        tuned = torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs")
-        arms["max-autotune"] = on(tuned)
+        if tuned:
+            arms["max-autotune"] = on(torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs"))
         if not w.gated and w.weight_bytes < MOST_B2B_BYTES:
             with back_to_back():
                 arms["b2b_gemm forced"] = fused = on(torch.compile(other, dynamic=False))
@@ -257,12 +261,19 @@ def timed(arms: dict[str, Run], sets: int) -> dict[str, tuple[float, float]]:
 
 
 def workload(
-    name: str, rows: int, compiled: bool, planner: bool, dependent: bool, splits: Sequence[Split]
+    name: str,
+    w: Workload,
+    rows: int,
+    compiled: bool,
+    planner: bool,
+    dependent: bool,
+    splits: Sequence[Split],
+    tuned: bool = True,
 ) -> list[Row]:
-    w = WORKLOADS[name]
+    """Every arm of a workload, checked and timed; those that are wrong are left out, and said."""
     data = Data.random(w, rows)
     exact = [data.exact(w, n) for n in range(2)]
-    arms = library(w, data, compiled, planner)
+    arms = library(w, data, compiled, planner, tuned)
     details: dict[str, str] = {}
     cuda.start([share_tile(program(w), s) for s in splits])
     for split in splits:
@@ -334,7 +345,13 @@ def main() -> int:
     for name in given.names or WORKLOADS:
         for count in given.rows:
             found = workload(
-                name, count, not given.no_compile, given.planner, given.dependent, chosen_splits(name, count)
+                name,
+                WORKLOADS[name],
+                count,
+                not given.no_compile,
+                given.planner,
+                given.dependent,
+                chosen_splits(name, count),
             )
             rows = [r for r in rows if (r.workload, r.rows) != (name, count)] + found
             given.out.write_text(

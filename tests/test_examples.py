@@ -78,3 +78,10 @@ def test_pyg_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     run("pyg_models.py", "--nodes 200 --edges 900", monkeypatch)
     said = capsys.readouterr().out
     assert len(re.findall(r"(GraphSAGE|GIN): 0\.\d\d % off eager", said)) == 2
+
+
+@compiles
+def test_hugging_face(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install 'tilestream[models]')")
+    run("hugging_face.py", "--layers 1 --width 48 --hidden 520 --batch 3", monkeypatch)
+    assert re.search(r"GPT-2: 0\.\d\d % off eager; \d+% of its FLOPs in kernels", capsys.readouterr().out)

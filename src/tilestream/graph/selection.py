@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import sympy
@@ -32,6 +32,7 @@ MOST_GATHERED_BYTES = 512
 round trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024 bytes, 427 against about 400)."""
 
 WIDE_GATHER = "gathers rows so wide that a kernel of its own is faster"
+BLOCK = "part of a feed-forward block on few rows"
 POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
 
 
@@ -102,6 +103,8 @@ def partition(
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
+    blocks = list(_few_rows(owner, nodes, refused))
+    refused |= {n: BLOCK for group, _ in blocks for n in group}
     while True:
         facts = _examine(nodes, refused, wide=wide)
         groups = _group(nodes, facts)
@@ -124,9 +127,9 @@ def partition(
                 break
         else:
             break
-    for group, made in _few_rows(owner, nodes, {n for g in found for n in g}, facts, prefix, len(lowered)):
+    for group, (region, outputs) in blocks:
         found.append(group)
-        lowered.append(made)
+        lowered.append((replace(region, name=f"{prefix}{len(lowered)}"), outputs))
     inside = {node for group in found for node in group}
     compute = [n for n in nodes if computes(n)]
     exclusions = tuple(
@@ -137,32 +140,40 @@ def partition(
 
 
 def _few_rows(
-    owner: fx.GraphModule, nodes: list[fx.Node], inside: set[fx.Node], facts: _Facts, prefix: str, count: int
+    owner: fx.GraphModule, nodes: list[fx.Node], refused: Mapping[fx.Node, str]
 ) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
-    """Feed-forward blocks that are too wide for a row stream and have so few rows that they can share a tile."""
-    if not any(is_product(n) and n in facts.reasons and n not in inside for n in nodes):
+    """Feed-forward blocks that are too wide for a row stream and have so few rows that they can share a tile.
+
+    They come before row streams, which would take one of their layers and leave the wide one outside.
+    """
+    if not _any_wide(nodes):
         return
-    wide = _examine(nodes, {}, WIDEST)
+    wide = _examine(nodes, refused, WIDEST)
+    inside = set(refused)
     for groups in wide_blocks(nodes, wide.known, wide.tiles, wide.kinds, inside):
         for group in groups:
             if not inside.isdisjoint(group):
                 continue
             try:
-                made = lower(owner, group, wide.known, f"{prefix}{count}", WIDEST)
+                made = lower(owner, group, wide.known, "block", WIDEST)
             except Unsupported as reason:
                 log.debug("%s is no block: %s", group[-1], reason.reason)
                 continue
             if is_block(made[0].program):
                 inside |= set(group)
-                count += 1
                 yield group, made
                 break
 
 
+def _any_wide(nodes: list[fx.Node]) -> bool:
+    """Whether a product makes more columns than a stage holds."""
+    last = (f.shape[-1] for n in nodes if is_product(n) and (f := value(n)) is not None and f.dim())
+    return any(isinstance(size, int) and size > MAX_FEATURES for size in last)
+
+
 def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:
     """Nodes wider than a stage holds that may be in a row stream nonetheless."""
-    last = (f.shape[-1] for n in nodes if is_product(n) and (f := value(n)) is not None and f.dim())
-    if not any(isinstance(size, int) and size > MAX_FEATURES for size in last):
+    if not _any_wide(nodes):
         return frozenset()
     facts = _examine(nodes, {}, WIDEST)
     told = Facts(facts.known, facts.kinds, facts.tiles)

@@ -18,6 +18,7 @@ from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.planner import Candidate, Measure, Plan, plan
+from tilestream.plan.turned import NONE, Turned
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def cached_plan(
     device: Device,
     options: Options,
     measure: Measure | None = None,
+    turned: Turned = NONE,
 ) -> Plan:
     """``planner.plan``, remembered under ``options.cache_folder`` unless ``options.cache`` is off.
 
@@ -40,19 +42,19 @@ def cached_plan(
         PlanError: as ``planner.plan``.
     """
     if not options.cache:
-        return plan(program, rows, device, options, measure)
+        return plan(program, rows, device, options, measure, turned)
     cache = PlanCache(options.cache_folder)
-    name = key(program, rows, device, options, measured=measure is not None)
+    name = key(program, rows, device, options, measure is not None, turned)
     found = cache.load(name)
     if found is None:
-        found = plan(program, rows, device, options, measure)
+        found = plan(program, rows, device, options, measure, turned)
         cache.store(name, found)
     return found
 
 
-def is_cached(program: Pipeline, rows: int, device: Device, options: Options) -> bool:
+def is_cached(program: Pipeline, rows: int, device: Device, options: Options, turned: Turned = NONE) -> bool:
     """Whether ``cached_plan`` would find a measured plan."""
-    name = key(program, rows, device, options, measured=True)
+    name = key(program, rows, device, options, True, turned)
     return options.cache and os.path.exists(PlanCache(options.cache_folder).path(name))
 
 
@@ -64,7 +66,7 @@ def bucket(rows: int) -> int:
     return TILE_ROWS * (1 << (tiles - 1).bit_length())
 
 
-def key(program: Pipeline, rows: int, device: Device, options: Options, measured: bool) -> str:
+def key(program: Pipeline, rows: int, device: Device, options: Options, measured: bool, turned: Turned = NONE) -> str:
     """A sha256 over everything that the plan depends on."""
     parts = {
         "program": pipeline_to_json(program, sources=False),
@@ -74,6 +76,7 @@ def key(program: Pipeline, rows: int, device: Device, options: Options, measured
         "effort": options.effort,
         "measured": measured,
         "in_any_order": few_rows.in_any_order(options),
+        "turned": turned.weights if few_rows.bin_of(program, rows) else (),
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

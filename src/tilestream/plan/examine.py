@@ -34,6 +34,7 @@ from tilestream.plan.gradient_launches import (
     proposal,
 )
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.turned import turned
 
 
 def of_graphs(
@@ -106,7 +107,7 @@ def _region(
     plan, problem = None, ""
     try:
         if region.rows:
-            plan = planner.plan(region.program, region.rows, device, options)
+            plan = planner.plan(region.program, region.rows, device, options, turned=turned(region, options))
         else:
             problem = "no rows: nothing is launched"
     except TilestreamError as failure:

@@ -29,6 +29,7 @@ from tilestream.plan.passes import (
     split_bulk,
     split_spatial,
 )
+from tilestream.plan.turned import NONE, Turned
 from tilestream.schedule.fits import verify_on
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ def plan(
     device: Device,
     options: Options,
     measure: Measure | None = None,
+    turned: Turned = NONE,
 ) -> Plan:
     """Plan a region: every pass by name, in order, for every candidate.
 
@@ -92,6 +94,7 @@ def plan(
         program: a one-stage pipeline that holds all ops of the region in topological order.
         rows: rows the plan is made for. Any number runs; 0 or less means not known.
         measure: times the best few by prediction, best first, and the fallback. Without it the predictions decide.
+        turned: weights that are copied before each call, which a prediction for few rows counts.
 
     Raises:
         PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
@@ -99,7 +102,7 @@ def plan(
     if rows <= 0:
         measure = None
     planned = rows if rows > 0 else UNKNOWN_ROWS
-    candidates = proposals(program, planned, device, options)
+    candidates = proposals(program, planned, device, options, turned)
     if measure is not None:
         bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
         most = few_rows.most_timed(options)
@@ -110,9 +113,19 @@ def plan(
     return made
 
 
-def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> tuple[Candidate, ...]:
+def proposals(
+    program: Pipeline, rows: int, device: Device, options: Options, turned: Turned = NONE
+) -> tuple[Candidate, ...]:
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
-    return _proposals(program, rows, device, options, few_rows.in_any_order(options))
+    made = _proposals(program, rows, device, options, few_rows.in_any_order(options))
+    return tuple(_behind(turned, c) for c in made)
+
+
+def _behind(turned: Turned, c: Candidate) -> Candidate:
+    """The candidate with the time of the copies that are made before its call, where it is for few rows."""
+    if c.strategy != few_rows.STRATEGY or c.predicted_us is None:
+        return c
+    return replace(c, predicted_us=c.predicted_us + turned.us)
 
 
 # A region is asked for twice: when its kernels begin to be compiled, and when it is planned.

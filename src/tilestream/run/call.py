@@ -22,6 +22,7 @@ from tilestream.graph.real import real
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline
+from tilestream.run.copies import Copies, Copy
 from tilestream.run.executable import Enqueue, Executable, executable, plain
 from tilestream.run.spec import TENSOR, RegionSpec
 
@@ -48,6 +49,7 @@ class RegionCall:
         self._build = build or partial(executable, kind=spec.target, device=device)
         self._remembers = spec.target == "cuda"
         self._bound: dict[tuple[Any, ...], Bound] = {}
+        self._copies = Copies()
         tensors = [i for i, kind in enumerate(spec.arguments) if kind == TENSOR]
         self._position = {argument: position for position, argument in enumerate(tensors)}
 
@@ -65,7 +67,7 @@ class RegionCall:
         if not self.spec.is_static:  # else two calls differ in addresses alone
             key = (*key, *sizes, *[(t.shape, t.stride()) for t in tensors])
         bound = self._bound.get(key)
-        if bound is None:
+        if bound is None or (bound.constants and not bound.holds(tensors)):
             bound = self._bind(tensors, sizes)
             if self._remembers:
                 if len(self._bound) >= KEPT:
@@ -97,9 +99,14 @@ class RegionCall:
         spec = self.spec
         resting: dict[str, torch.Tensor] = {}
         moving: dict[str, Operand] = {}
+        constants: list[tuple[int, Copy]] = []
         for operand in (*spec.inputs, *spec.parameters):
             self._check(operand, values[operand.index])
             viewed = apply(values[operand.index], operand.steps)
+            if (copy := self._copy(operand, values[operand.index], viewed)) is not None:
+                resting[operand.tensor] = copy.tensor
+                constants.append((self._position[operand.index], copy))
+                continue
             resting[operand.tensor] = viewed
             rests = self._remembers and is_view_of(viewed, values[operand.index])
             if not (rests and _kernels_can_read(viewed, operand in spec.parameters)):
@@ -121,7 +128,18 @@ class RegionCall:
             moving=tuple((self._position[o.index], o.steps) for o in moving.values()),
             enqueue=enqueue,
             reorders=any(r.order is not None for r in spec.results),
+            constants=tuple(constants),
         )
+
+    def _copy(self, operand: Operand, weight: torch.Tensor, viewed: torch.Tensor) -> Copy | None:
+        """The one copy of a weight that does not change and lies as kernels cannot read it; None of all others."""
+        if not (self.spec.constant and self._remembers) or operand not in self.spec.parameters:
+            return None
+        from tilestream.cuda.launch import addressable
+
+        if addressable(viewed):
+            return None
+        return self._copies.of(operand.tensor, weight, lambda: ready(viewed))
 
     def _check(self, operand: Operand, tensor: torch.Tensor) -> None:
         if tensor.dtype != operand.dtype or tensor.device != self.device:
@@ -137,7 +155,7 @@ class Bound:
     """A region at one set of addresses: a call allocates the results and enqueues.
 
     ``gpu`` is the device's number, None on a CPU. ``moving`` are operands that are copied at every call, since their
-    rows do not lie as kernels read them: position among the tensors, and steps.
+    rows do not lie as kernels read them: position among the tensors, and steps. ``constants`` were copied once.
     """
 
     layouts: tuple[Layout, ...]
@@ -147,6 +165,11 @@ class Bound:
     moving: tuple[tuple[int, Steps], ...]
     enqueue: Enqueue
     reorders: bool
+    constants: tuple[tuple[int, Copy], ...] = ()
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the copies of constants are still those of what lies at their addresses."""
+        return all(copy.is_of(tensors[at]) for at, copy in self.constants)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self.gpu is not None and self.gpu != torch._C._cuda_getDevice():

@@ -56,6 +56,7 @@ class Compilation:
     gradients: list[Plan] = field(default_factory=list)
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
+        self._planned = self.options
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
         self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else (lambda: None) for t in inputs]
 
@@ -79,6 +80,8 @@ class Compilation:
         """
         self.placed, self.gradients = [], []
         backward = bool(kwargs.get("is_backward"))
+        if not kwargs.get("is_inference", False):
+            self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
             found, summed = self._found(graph, backward, training=not kwargs.get("is_inference", False))
             self._announce(found, backward)
@@ -106,6 +109,7 @@ class Compilation:
         """
         if not prepare.measures(self.options, self.target):
             return
+        self._planned = self.options.with_(constant_weights=False)
         for graph, is_backward in ((forward, False), (backward, True)):
             try:
                 own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
@@ -132,7 +136,7 @@ class Compilation:
         self._whole().note()
 
     def _whole(self) -> Whole:
-        plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
+        plans = [prepare.plan(p.region, self._planned, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
         return Whole(self.options, self.target, self.patches, [*plans, *self.gradients], originals)
 
@@ -151,18 +155,18 @@ class Compilation:
         """Begin to compile the kernels that will be timed."""
         if summed:
             gradients.prepare(summed, found, self.options, self.target)
-        prepare.prepare(found.regions, self.options, self.target)
+        prepare.prepare(found.regions, self._planned, self.target)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""
         if region.device.type != self.target.device.type:
             announce(f"{region.name} goes to Inductor: its tensors are on {region.device}")
             return None
-        pipeline = prepare.pipeline_of(region, self.options, self.target)
+        pipeline = prepare.pipeline_of(region, self._planned, self.target)
         if pipeline is None:
             return None
         try:
-            return encode(spec_of(region, pipeline, self.target.kind))
+            return encode(spec_of(region, pipeline, self.target.kind, self._planned.constant_weights))
         except Exception as failure:
             if not self.options.fallback:
                 raise

@@ -58,13 +58,22 @@ class Measurer:
         target: the GPU.
         against: whether the fallback is an alternative; not where a strategy is forced.
         patience_s: the same as ``PATIENCE_S``, for this region.
+        constant: whether weights are copied once, not at every call.
     """
 
-    def __init__(self, region: Region, target: Target, against: bool = True, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        region: Region,
+        target: Target,
+        against: bool = True,
+        patience_s: float | None = None,
+        constant: bool = False,
+    ) -> None:
         self._region = region
         self._target = target
         self._against = against
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
+        self._constant = constant
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
         self._eager: list[torch.Tensor] = []
@@ -121,7 +130,7 @@ class Measurer:
                 f"strategy={candidate.strategy!r} waits for every candidate of that strategy",
             )
         with real(self._target.device):
-            spec = spec_of(self._region, candidate.pipeline, self._target.kind)
+            spec = spec_of(self._region, candidate.pipeline, self._target.kind, self._constant)
             arm = self._captured(RegionCall(spec, self._target.device, self._build, rescue=False).on_values)
             self._check(candidate, arm)
         return arm

@@ -20,6 +20,7 @@ from tilestream.plan import few_rows
 from tilestream.plan.cache import cached_plan, is_cached
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
+from tilestream.plan.turned import turned
 from tilestream.run.executable import build_ahead, executable
 from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
@@ -30,7 +31,7 @@ GROWTH = 4
 
 log = logging.getLogger(__name__)
 
-_Kept = tuple[Pipeline, Device, Options, bool]
+_Kept = tuple[Pipeline, Device, Options, bool, tuple[str, ...]]
 _plans: dict[_Kept, list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
@@ -66,8 +67,10 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
         return near
     measure: Measure | None = None
     if measures(options, target):
-        measure = Measurer(region, target, options.strategy == "auto", few_rows.patience_s(options))
-    made = cached_plan(region.program, region.rows, target.hardware, options, measure)
+        patience_s = few_rows.patience_s(options)
+        measure = Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
+    copied = turned(region, options)
+    made = cached_plan(region.program, region.rows, target.hardware, options, measure, copied)
     _plans.setdefault(_kept(region, options, target), []).append(made)
     return made
 
@@ -78,7 +81,7 @@ def prepare(regions: Sequence[Region], options: Options, target: Target) -> None
         return
     lists: list[list[Pipeline]] = []
     for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
-        made = (region.program, region.rows, target.hardware, options)
+        made = (region.program, region.rows, target.hardware, options, turned(region, options))
         if _near(region, options, target) is not None or is_cached(*made):
             continue
         try:
@@ -98,8 +101,9 @@ def measures(options: Options, target: Target) -> bool:
 
 
 def _kept(region: Region, options: Options, target: Target) -> _Kept:
-    """What a plan is kept by: torch's own flag decides which candidates there are."""
-    return region.program, target.hardware, options, few_rows.in_any_order(options)
+    """What a plan is kept by: torch's own flag decides which candidates there are, and how weights lie their times."""
+    lying = turned(region, options).weights
+    return region.program, target.hardware, options, few_rows.in_any_order(options), lying
 
 
 def _near(region: Region, options: Options, target: Target) -> Plan | None:

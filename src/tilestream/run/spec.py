@@ -45,6 +45,7 @@ class RegionSpec:
     ``target`` is ``cuda`` or ``reference``. ``arguments`` says of each argument whether it is a tensor or a size;
     ``sizes`` tells where size ``r0``, ``r1``, ... is read: (argument, dimension), dimension -1 for the argument itself.
     ``layouts`` holds sizes and strides of every tensor where all are known: calls with one spec differ in addresses.
+    ``constant``: parameters do not change, so that copies of them are made once.
     """
 
     target: str
@@ -55,6 +56,7 @@ class RegionSpec:
     results: tuple[ResultSpec, ...]
     sizes: tuple[tuple[int, int], ...]
     layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    constant: bool = False
 
     @cached_property
     def is_static(self) -> bool:
@@ -80,7 +82,7 @@ class RegionSpec:
         return [next(left[kind]) for kind in self.arguments]
 
 
-def spec_of(region: Region, pipeline: Pipeline, target: str) -> RegionSpec:
+def spec_of(region: Region, pipeline: Pipeline, target: str, constant: bool = False) -> RegionSpec:
     """The spec of a region that runs as ``pipeline``; the user's lines and the region's name are no part of it.
 
     Raises:
@@ -99,6 +101,7 @@ def spec_of(region: Region, pipeline: Pipeline, target: str) -> RegionSpec:
         results=tuple(ResultSpec(r.tensor, tuple(_dim(d, names) for d in r.shape), r.order) for r in region.results),
         sizes=tuple((index, dim) for _, index, dim in region.symbols),
         layouts=layouts if static and not region.symbols else (),
+        constant=constant,
     )
 
 
@@ -123,6 +126,8 @@ def encode(spec: RegionSpec) -> str:
         "sizes": spec.sizes,
         "layouts": spec.layouts,
     }
+    if spec.constant:
+        data["constant"] = True
     text = json.dumps(data, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
@@ -150,6 +155,7 @@ def decode(text: str) -> RegionSpec:
             ),
             tuple((index, dim) for index, dim in data["sizes"]),
             tuple((tuple(shape), tuple(stride)) for shape, stride in data["layouts"]),
+            data.get("constant", False),
         )
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise CacheError(f"a compiled region cannot be read: {error!r}", REMEDY) from error

@@ -26,11 +26,35 @@ def weight(node: object) -> tuple[fx.Node, bool]:
     return node, False
 
 
+def one_of_a_batch(node: object) -> object:
+    """The matrix that every product of a batch multiplies by: what ``expand`` makes a batch of, else ``node``.
+
+    ``F.linear`` of an operand that is not contiguous, as in an MLP-Mixer's token mixing, is such a ``bmm``.
+    """
+    inner = node
+    while isinstance(inner, fx.Node) and packet(inner) in (aten.expand, aten.view, aten._unsafe_view):
+        before = inner.args[0]
+        if not isinstance(before, fx.Node) or (whole := value(inner)) is None or (part := value(before)) is None:
+            return node
+        if packet(inner) is aten.expand and part.dim() == 2 and whole.dim() == 3:
+            return before if all(same_size(a, b) for a, b in zip(whole.shape[1:], part.shape, strict=True)) else node
+        if whole.dim() != part.dim() or not all(map(same_size, whole.shape, part.shape)):
+            return node
+        inner = before
+    return node
+
+
 def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
-    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix; ``rows`` takes a part of the weight's rows only."""
+    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix for all.
+
+    Args:
+        rows: the part of the weight's rows that is taken.
+    """
     kind = packet(node)
     bias = node.args[0] if kind is aten.addmm else argument(node, 2, "bias") if kind is aten.linear else None
     x, matrix = node.args[1:3] if kind is aten.addmm else node.args[:2]
+    if kind is aten.bmm and one_of_a_batch(matrix) is not matrix:
+        matrix, kind = one_of_a_batch(matrix), aten.mm
     stored, straight = (matrix, True) if kind is aten.linear else weight(matrix)
     if kind is aten.addmm and (number(node, 3, "beta", 1.0) != 1.0 or number(node, 4, "alpha", 1.0) != 1.0):
         raise Unsupported("addmm with alpha or beta")

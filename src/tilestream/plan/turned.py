@@ -1,0 +1,49 @@
+"""Weights that lie ``[in, out]``, as in Hugging Face's GPT-2: kernels read others, so they are copied before a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilestream.devices.shared_tile import H200_GENERATED
+from tilestream.graph.region import Region
+from tilestream.graph.sizes import hint
+from tilestream.ir.pipeline import DTYPE_BYTES
+from tilestream.options import Options
+
+WEIGHT_BYTES_PER_S = 0.13e12
+"""Of a weight that is turned: 64 CTAs (``cuda/turn.py``), each 2 KB a microsecond, the time of a load and a store that
+wait for each other. An assumption: nothing but small weights was timed."""
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Names of a region's weights that lie transposed, and the microseconds that copying them takes: all are in one
+    launch, side by side, so it is those of the largest."""
+
+    weights: tuple[str, ...] = ()
+    us: float = 0.0
+
+
+NONE = Turned()
+
+
+def turned(region: Region, options: Options) -> Turned:
+    """What is copied before each call of ``region``: nothing where the user says that weights are constant."""
+    if options.constant_weights:
+        return NONE
+    given = [n.meta["val"] for n in region.graph.graph.nodes if n.op == "placeholder"]
+    found, most = [], 0
+    for operand in region.parameters:
+        tensor, fake = region.program.tensor(operand.tensor), given[operand.index]
+        if len(tensor.shape) != 2 or fake.dim() < 2:
+            continue
+        outer, inner = (hint(s) for s in fake.stride()[-2:])
+        if ("t",) in operand.steps:
+            outer, inner = inner, outer
+        if inner != 1 and outer == 1:
+            found.append(operand.tensor)
+            most = max(most, DTYPE_BYTES[tensor.dtype] * prod(tensor.shape))
+    if not found:
+        return NONE
+    return Turned(tuple(found), 1e6 * (H200_GENERATED.gap_s + most / WEIGHT_BYTES_PER_S))
