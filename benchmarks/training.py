@@ -2,7 +2,7 @@
 
     python benchmarks/training.py nerf_65536 mgn             some of the cases below
     python benchmarks/training.py --max-autotune nerf_65536  that arm too, which takes minutes to compile
-    python benchmarks/training.py --kernels nerf_65536       and the kernels of our step
+    python benchmarks/training.py --kernels mgn              and every arm's kernels, with those of sums by an index
 
 bf16, random data, Adam (fused, capturable). A step is one CUDA graph in every arm; rounds interleaved, medians. Each
 arm has a copy of the model and an optimizer of its own. Peak memory is what a step allocates beyond what is there
@@ -37,10 +37,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_65536": ("nerf", {"rows": 65536}),
     "nerf_262144": ("nerf", {"rows": 262144}),
     "mgn": ("mgn", {"batch": 8}),
+    "graphcast_small_4": ("graphcast_small", {"steps": 4}),
+    "graphcast_small_16": ("graphcast_small", {}),
     "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
     "dlrm_32768": ("dlrm", {"batch": 32768, "max_rows": 100_000}),
 }
 RATE = 1e-4
+SCATTERS = {
+    "atomics": ("indexFunc", "index_put", "scatter", "dense_backward", "indexing_backward"),
+    "sorts": ("Sort", "tilestream_keys", "tilestream_starts"),
+    "sorted sums": ("tilestream_sum",),
+}
+"""What kernels that sum rows by an index have in their names."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,17 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
     found["launches"] = [told(r) for r in prepare.analyses()[regions:]]
     if kernels:
         found["kernels"] = {arm: kernels_of(step) for arm, step in steps.items()}
+        found["scatters_us"] = {arm: scatters(rows) for arm, rows in found["kernels"].items()}
+    return found
+
+
+def scatters(kernels: list[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of a step's kernels that sum rows by an index, and of their sorts."""
+    found = dict.fromkeys(SCATTERS, 0.0)
+    for kernel in kernels:
+        kinds = (kind for kind in reversed(SCATTERS) if any(part in kernel["name"] for part in SCATTERS[kind]))
+        if (kind := next(kinds, None)) is not None:
+            found[kind] += kernel["us"]
     return found
 
 
@@ -190,7 +209,7 @@ def main() -> None:
             print("  ", launch, flush=True)
         print("  ", found[-1]["graphs"], found[-1].get("parts_s", ""), flush=True)
         for arm, rows in found[-1].get("kernels", {}).items():
-            print("  ", arm)
+            print("  ", arm, {kind: round(us, 1) for kind, us in found[-1]["scatters_us"][arm].items()})
             for row in rows:
                 print(f"      {row['calls']:3d} {row['us']:8.1f} us {row['name'][:130]}")
     if args.json:
