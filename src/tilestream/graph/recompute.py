@@ -7,8 +7,8 @@ row by row, is made again; its arithmetic must hide behind those two trips:
 
     instructions an element <= 2 trips x 2 bytes x (132 SMs x 128 lanes x 1.755 GHz) / 4.3 TB/s = 28
 
-Activations and norms, up to the 23 instructions of GELU by tanh, pass; Mish, 30, does not. Rows that a region takes by an
-index are taken again: saved, they would have a kernel of their own and a trip more (``selection.WIDE_GATHER``).
+Activations and norms, up to the 23 instructions of GELU by tanh, pass; Mish, 30, does not. Rows that a region takes by
+an index are taken again: saved, they would have a kernel of their own and a trip more (``selection.WIDE_GATHER``).
 """
 
 from __future__ import annotations
