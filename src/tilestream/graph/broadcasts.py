@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import fx
 
+from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten, packet, value
 from tilestream.graph.sizes import same_size
-from tilestream.graph.write import call
 
 _PAIRS = {aten.add, aten.sub, aten.mul, aten.div}
 

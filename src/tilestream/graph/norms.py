@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from tilestream.graph.insert import call
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import argument, aten, is_view, packet, value
 from tilestream.graph.sizes import settled
-from tilestream.graph.write import call
 from tilestream.ir.dtypes import DTYPES
 
 Found = tuple[fx.Node | None, ...]

@@ -11,6 +11,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from tilestream.graph.cut import Cutter
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
+from tilestream.run.messages import sort_messages
 
 
 def partitioner(compilation: Compilation) -> dict[str, Any]:
@@ -23,8 +24,9 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """``Cutter`` under the name that torch's caches know a compilation by. Kernels of both parts begin to be compiled
-    when a graph is cut: the forward graph alone would keep few cores busy."""
+    """``Cutter`` under the name that torch's caches know a compilation by, after messages were sorted (``messages``).
+    Kernels of both parts begin to be compiled when a graph is cut: the forward graph alone would keep few cores busy.
+    """
 
     _compilation: Compilation | None = None
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
@@ -39,6 +41,7 @@ class Partitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        sort_messages(gm)
         forward, backward = self._cut(gm, joint_inputs, **kwargs)
         if self._compilation is not None:
             self._compilation.prepare(forward, backward)
