@@ -92,7 +92,7 @@ def train(module: nn.Module, rows: int = ROWS) -> list[RegionAnalysis]:
     x, target = torch.randn(rows, WIDTH), torch.randn(rows, 8).double()
     x = x.to(next(module.parameters()).dtype)
     before = len(prepare.analyses())
-    for function, given in ((compiled(module), x), (own, x), (exact, x.double())):
+    for function, given in ((compiled(module, strategy="vertical"), x), (own, x), (exact, x.double())):
         (function(given).double() - target).square().mean().backward()
     for got, eager, want in zip(module.parameters(), own.parameters(), exact.parameters(), strict=True):
         assert got.grad is not None and eager.grad is not None and want.grad is not None
@@ -107,6 +107,22 @@ def test_a_chain_of_derivatives_is_one_region(name: str, plain: None) -> None:
     forward, backward = train(Chain(CHAINS[name]).bfloat16())
     assert _kinds(forward).count("linear") == len(CHAINS[name]) + 1
     assert _kinds(backward).count("linear") == len(CHAINS[name])
+
+
+class Fused(nn.Module):
+    """RMSNorm as one operator, as it is traced on GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten._fused_rms_norm(x, [WIDTH], self.weight, 1e-3)[0]
+
+
+def test_a_fused_rms_norm(plain: None) -> None:
+    forward, backward = train(Chain([Fused(), F.silu]).bfloat16())
+    assert _kinds(forward).count("rms_norm") == 1 and _kinds(backward).count("rsqrt") == 1
 
 
 def test_statistics_leave_as_columns() -> None:

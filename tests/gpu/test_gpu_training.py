@@ -28,6 +28,20 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Linear(33, 200), nn.GELU(), nn.Linear(200, 150), nn.SiLU(), nn.Linear(150, 7)),
         (33,),
     ),
+    "norms": (
+        lambda: nn.Sequential(
+            *(
+                nn.Linear(40, 128),
+                nn.SiLU(),
+                nn.Linear(128, 128),
+                nn.LayerNorm(128),
+                nn.Linear(128, 64),
+                nn.RMSNorm(64),
+            ),
+            *(nn.Linear(64, 64), nn.Mish(), nn.Linear(64, 32), nn.LogSoftmax(-1), nn.Linear(32, 7)),
+        ),
+        (40,),
+    ),
 }
 
 
