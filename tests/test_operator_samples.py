@@ -263,6 +263,7 @@ def test_a_squeezed_product_of_a_vector_has_two_users():
     assert tally.counts["not run"] == 0 and not tally.problems, tally.problems
 
 
+@pytest.mark.early
 def test_a_seeded_part_of_the_samples():
     draw = random.Random(0)
     tally = Tally()
