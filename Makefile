@@ -11,9 +11,10 @@ JOBS ?= auto
 demo: $(INSTALLED)
 	$(BIN)/tilestream demo
 
-# One process a core; tests that need the GPU stay on one of them. JOBS=0: in this process.
+# One process a core; tests that need the GPU stay on one of them. JOBS=0: in this process. The tests come in the order
+# that tests/conftest.py gives them: those first for which a process would wait at the end.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # A minute that touches every part, for after an edit.
 smoke: $(INSTALLED)

@@ -13,6 +13,7 @@ from tilestream.ir.serialise import pipeline_from_json
 from tilestream.options import Options
 from tilestream.plan.planner import FALLBACK, plan
 
+pytestmark = pytest.mark.xdist_group("cost_truth")  # one process makes what its tests share
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 

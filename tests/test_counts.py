@@ -95,11 +95,11 @@ def test_overlapped_is_between_the_longest_and_the_sum():
 def test_a_prediction_takes_milliseconds():
     candidates = [c.pipeline for c in plan(nerf(), 65_536, H200, Options()).candidates if c.pipeline is not None]
     best = float("inf")
-    for _ in range(5):  # the least of a few: others use the machine too
-        start = time.perf_counter()
+    for _ in range(5):  # the least of a few, of the processor's time: others use the machine too
+        start = time.process_time()
         for pipeline in candidates:
             predict(pipeline, 65_536, H200)
-        best = min(best, (time.perf_counter() - start) / len(candidates))
+        best = min(best, (time.process_time() - start) / len(candidates))
     assert best < 0.02
 
 

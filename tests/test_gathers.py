@@ -176,7 +176,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not i
 @pytest.mark.parametrize(
     ("case", "placement"), [("everywhere", 0), ("everywhere", 1), ("i32", 0), ("f32", 1), ("resident", 0)]
 )
-def test_kernels_on_the_host(case: str, placement: int) -> None:
+def test_kernels_on_the_host(case: str, placement: int, folder: Path) -> None:
     p = {
         "everywhere": everywhere,
         "i32": lambda: with_index(message(64, 2), "i32"),
@@ -186,7 +186,7 @@ def test_kernels_on_the_host(case: str, placement: int) -> None:
     residency = Residency.RESIDENT if case == "resident" else Residency.STREAMED
     p = p.with_stages((p.stages[0].with_(placement=Shard(placement), residency=residency),))
     given = tensors(p, 300)
-    got = run_on_host(p, given, HostRun())
+    got = run_on_host(p, given, HostRun(folder=folder))
     exact, working = reference.run(p, given, precision="float64"), reference.run(p, given)
     for name, value in got.items():
         norm = exact[name].norm()
@@ -195,12 +195,12 @@ def test_kernels_on_the_host(case: str, placement: int) -> None:
 
 
 @needs_gcc
-def test_the_host_says_which_index_names_no_row() -> None:
+def test_the_host_says_which_index_names_no_row(folder: Path) -> None:
     p = message(64, 2)
     given = tensors(p, 100)
     given["receivers"][99] = 37
     with pytest.raises(InputError, match=r"index 'receivers' is 37 at row 99, and table 'v' has 37 rows"):
-        run_on_host(p, given, HostRun())
+        run_on_host(p, given, HostRun(folder=folder))
 
 
 def test_kernels_without_gathers_say_nothing_of_them() -> None:

@@ -19,7 +19,7 @@ COMMANDS = {
     "one process": ("sweep", "llama_prefill", "--jobs", "1"),
     "sparse": ("sparse", "reproduce"),
 }
-WAIT_S = 60.0
+WAIT_S = 240.0  # where others use the machine too, a process takes a minute to import torch
 
 
 def session(leader: int) -> set[int]:

@@ -106,14 +106,14 @@ def test_flops_of_other_models_are_those_that_pytorch_counts(name: str) -> None:
     assert capture(module, inputs, "training").flops == counter.get_total_flops()
 
 
-def test_bytes_of_nerf_are_the_sum_over_its_layers() -> None:
+def test_bytes_of_nerf_are_the_sum_over_its_layers(graphs: dict) -> None:
     rows, at = 10240, 2
     linears = [(63, 256), *[(256, 256)] * 4, (319, 256), (256, 256), (256, 256)]
     linears += [(256, 1), (256, 256), (283, 128), (128, 3)]
     total = sum(rows * (i + o) + i * o + o for i, o in linears)  # input, output, weight, bias
     total += sum(2 * rows * n for n in [256] * 8 + [128])  # ReLU
     total += sum(2 * rows * n for n in (63 + 256, 256 + 27, 3 + 1))  # concatenations
-    assert capture("nerf").bytes == at * total
+    assert graphs["nerf", "inference"].bytes == at * total
 
 
 def test_a_lookup_reads_its_rows_and_its_gradient_is_rows() -> None:
@@ -151,8 +151,8 @@ def test_what_fits_no_family_is_kept_apart() -> None:
     assert found == [("cumsum", Kind.OTHER), ("sort", Kind.OTHER), ("erfc", Kind.ELEMENTWISE)]
 
 
-def test_the_three_gradients_of_a_layer() -> None:
-    graph = capture("nerf", mode="training")
+def test_the_three_gradients_of_a_layer(graphs: dict) -> None:
+    graph = graphs["nerf", "training"]
     labels = [op.label for op in graph.phase("backward")]
     found = {label: labels.count(label) for label in set(labels)}
     assert found == {"linear dW": 12, "linear db": 12, "linear dX": 11, "relu backward": 9, "add": 1}
@@ -162,11 +162,11 @@ def test_the_three_gradients_of_a_layer() -> None:
     assert all(graph.values[v].is_output for op in weights for v in op.outputs)
 
 
-def test_what_the_backward_graph_reads_is_saved() -> None:
-    graph = capture("nerf", mode="training")
+def test_what_the_backward_graph_reads_is_saved(graphs: dict) -> None:
+    graph = graphs["nerf", "training"]
     saved = {v.name for v in graph.values.values() if v.saved}
     assert {graph.producer(v).label for v in saved} == {"relu", "cat"}  # inputs of layers, and signs of ReLU
-    assert not any(v.saved for v in capture("nerf").values.values())
+    assert not any(v.saved for v in graphs["nerf", "inference"].values.values())
 
 
 def test_a_cache_is_read_and_only_its_new_row_written() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import joblib
 import pytest
@@ -13,13 +14,24 @@ from tilestream.errors import DeviceError, OptionError, WorkerError
 from tilestream.studies.kitsune.parallel import each
 from tilestream.studies.kitsune.sweep import Point, points
 
+MOST_S = 240.0
+
 
 def _who(number: int) -> tuple[int, int]:
-    time.sleep(0.3)
     return number, os.getpid()
 
 
-def _named(number: int) -> str:
+def _met(number: int, folder: str) -> tuple[int, int]:
+    """As ``_who``, but a process waits with its first task until another has one too, however long that takes to start:
+    else the first may do all of them."""
+    Path(folder, str(os.getpid())).touch()
+    end = time.monotonic() + MOST_S
+    while len(os.listdir(folder)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    return number, os.getpid()
+
+
+def _named(number: int, *_: str) -> str:
     return f"number {number}"
 
 
@@ -56,9 +68,18 @@ def test_a_process_that_ends_early_is_named() -> None:
         list(each(_ends, [(0,), (1,)], 2, lambda _: None, str, _named))
 
 
-def test_two_local_workers_share_the_tasks() -> None:
+def test_two_local_workers_share_the_tasks(tmp_path: Path) -> None:
     said: list[str] = []
-    found = list(each(_who, [(i,) for i in range(6)], 2, said.append, lambda r: f"task {r[0]}", _named))
+    found = list(
+        each(
+            _met,
+            [(i, str(tmp_path)) for i in range(6)],
+            2,
+            said.append,
+            lambda r: f"task {r[0]}",
+            lambda i, _: _named(i),
+        )
+    )
     assert sorted(n for n, _ in found) == list(range(6))
     workers = {pid for _, pid in found}
     assert len(workers) == 2 and os.getpid() not in workers

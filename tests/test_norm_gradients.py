@@ -224,8 +224,8 @@ def backward_program(width: int = 64) -> Pipeline:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_the_kernel_on_the_host(tmp_path: Path) -> None:
-    check_on_host(backward_program(), 130, tmp_path)
+def test_the_kernel_on_the_host(folder: Path) -> None:
+    check_on_host(backward_program(), 130, folder)
 
 
 @pytest.mark.nvrtc

@@ -174,19 +174,19 @@ def process(inductor: Path, ours: Path) -> dict[str, Any]:
     """A step of training and a call without gradients in a process of its own, with these folders of caches."""
     env = {**os.environ, "PYTHONPATH": str(SOURCES), "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
     env |= {"TILESTREAM_CACHE_DIR": str(ours), "TILESTREAM_STRICT": "1"}
-    done = subprocess.run([sys.executable, "-c", SECOND], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", SECOND], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.early
 def test_a_second_process_finds_all_graphs_compiled_and_needs_nothing_of_ours(tmp_path: Path):
     """The graphs carry their regions: our own caches may be gone, and the plans are still those they have."""
     first = process(tmp_path / "inductor", tmp_path / "ours")
     assert first["hits"] == 0 and first["planned"][0] == 2 < first["planned"][1] and first["error"] < 0.02
-    for ours in ("ours", "elsewhere"):
-        second = process(tmp_path / "inductor", tmp_path / ours)
-        assert second["hits"] == 2 and second["planned"] == [0, 0]
-        assert second["error"] == first["error"] and second["gradient"] == first["gradient"]
+    second = process(tmp_path / "inductor", tmp_path / "elsewhere")
+    assert second["hits"] == 2 and second["planned"] == [0, 0]
+    assert second["error"] == first["error"] and second["gradient"] == first["gradient"]
 
 
 @pytest.fixture

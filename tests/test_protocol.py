@@ -353,7 +353,7 @@ MUTANTS = (
 def test_mutant_is_caught(mutant: Mutant, folder: Path) -> None:
     try:
         error = run(
-            mutant.pipeline, folder, mutations=(mutant.change,), launches=mutant.launches, limit_s=6.0, flag_limit_s=3.0
+            mutant.pipeline, folder, mutations=(mutant.change,), launches=mutant.launches, limit_s=3.0, flag_limit_s=1.5
         )
     except (HostRace, HostTrap, QueueTimeout):
         return

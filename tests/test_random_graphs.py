@@ -108,6 +108,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.early
 def test_random_graphs():
     for seed in range(BY_DEFAULT):
         assert not (wrong := check(seed)), f"seed {seed}: {wrong}"

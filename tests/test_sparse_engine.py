@@ -339,6 +339,7 @@ def test_times_do_not_need_values(block: int, memory: Memory):
     )
 
 
+@pytest.mark.early  # compiles the engine: half a minute
 def test_errors_name_the_node():
     kernel = matmul("ikj")
     tensors = kernel.tensors(arrays(6, 2))

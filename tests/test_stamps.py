@@ -38,6 +38,7 @@ from tilestream.run.record import record
 from tilestream.schedule.fits import verify_on
 from tilestream.simulator import simulate
 
+pytestmark = pytest.mark.xdist_group("stamps")  # one process makes what its tests share
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 ROWS = 450
 

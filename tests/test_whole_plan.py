@@ -196,19 +196,20 @@ def _figures(tmp_path: Path, model: str, strategy: str, *given: str) -> set[floa
 @pytest.mark.parametrize("strategy", ["vertical", "spatial"])
 def test_every_command_predicts_the_same(strategy: str, blocks: str, tmp_path: Path) -> None:
     """One figure for one model, device, number of rows and strategy: alone, with a rest, as one strategy of several."""
-    (us,) = _figures(tmp_path, blocks, strategy, "--rows", "20000")
-    several = _json(tmp_path, "simulate", blocks, "--rows", "20000")
+    (us,) = _figures(tmp_path, blocks, strategy, "--rows", "9000")
+    several = _json(tmp_path, "simulate", blocks, "--rows", "9000")
     assert several["predictions"][strategy] == us
-    benched = _json(tmp_path, "bench", blocks, "--rows", "20000", "--target", "reference")
+    benched = _json(tmp_path, "bench", blocks, "--rows", "9000", "--target", "reference")
     assert benched["predictions"]["h200"][strategy] == us
     assert benched["plan"]["predicted_us"] == several["predicted_us"] == benched["predictions"]["h200"]["auto"]
     assert benched["predictions"]["h200"]["inductor"] == several["inductor_predicted_us"]
 
 
+@pytest.mark.early
 def test_every_command_predicts_the_same_of_a_named_model_and_of_training(blocks: str, tmp_path: Path) -> None:
-    (us,) = _figures(tmp_path, "nerf", "auto", "--rows", "16384")
-    benched = _json(tmp_path, "bench", "nerf", "--rows", "16384", "--target", "reference")
+    (us,) = _figures(tmp_path, "nerf", "auto", "--rows", "4096")
+    benched = _json(tmp_path, "bench", "nerf", "--rows", "4096", "--target", "reference")
     assert benched["predictions"]["h200"]["auto"] == us
-    (trained,) = _figures(tmp_path, "nerf", "auto", "--rows", "16384", "--mode", "training")
+    (trained,) = _figures(tmp_path, "nerf", "auto", "--rows", "4096", "--mode", "training")
     assert trained > 2 * us
     assert len(_figures(tmp_path, blocks, "auto", "--mode", "training")) == 1

@@ -59,10 +59,11 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
     graphs: list[fx.GraphModule] = []
     stored: list[bool] = []
     given: list[Any] = []
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
 
     def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(graph)
-        return boxed(fx.Interpreter(graph).boxed_run)
+        return boxed(_as_traced(graph, fakes))
 
     def backend(graph: fx.GraphModule, example: list[Any]) -> Any:
         stored.extend(bool(_STORED.search(node.name)) for node in graph.graph.nodes if node.op == "placeholder")
@@ -72,7 +73,6 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
         )
         return compiler(graph, example)
 
-    fakes = FakeTensorMode(allow_non_fake_inputs=True)
     training = mode == "training"
     try:
         fake = twin(module, fakes, device="cpu")
@@ -103,6 +103,19 @@ def record(module: nn.Module, inputs: Sequence[Any], mode: Mode) -> Recorded:
         {name for name, is_stored in zip(places, stored, strict=False) if is_stored},
         {name: known[id(x)] for name, x in zip(places, given, strict=False) if id(x) in known},
     )
+
+
+def _as_traced(graph: fx.GraphModule, fakes: Any) -> Callable[[list[Any]], list[Any]]:
+    """A call of ``graph``, whose sizes are fixed: results like those that it was traced with. To run it on fake tensors
+    would be to trace it once more."""
+    (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    values = [x.meta["val"] if isinstance(x, fx.Node) else x for x in results]
+
+    def call(args: list[Any]) -> list[Any]:
+        args.clear()
+        return [fake_tensor(x.detach(), fakes) if isinstance(x, torch.Tensor) else x for x in values]
+
+    return call
 
 
 def _backward(results: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class View:
     of: str
     at: tuple[At, ...] | None = None
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Axes that the coordinates mention, in order."""
         return tuple(dict.fromkeys(a for at in self.at or () for a in at.axes))

@@ -38,17 +38,17 @@ Placement = Shard | Partial | Replicate
 
 def result_axes(op: TileOp) -> tuple[str, ...]:
     """Axes of what an op makes, or of where it writes."""
-    return tuple(a.name for a in op.out.axes) if op.out is not None else op.views[-1].axes
+    return op.result_axes
 
 
 def mentions(op: TileOp) -> frozenset[str]:
     """Every axis that an op ranges over."""
-    return frozenset(result_axes(op)).union(*(v.axes for v in op.views))
+    return op.mentions
 
 
 def sums(op: TileOp) -> frozenset[str]:
     """Axes that an op sums over: its operands have them, its result lacks them."""
-    return mentions(op) - frozenset(result_axes(op))
+    return op.mentions.difference(op.result_axes)
 
 
 def divided(op: TileOp, d: Spread) -> str:
@@ -72,9 +72,11 @@ def wanted(op: TileOp, view: View, tile: Tile, d: Spread, stage: Stage) -> Place
     in a loop, and without an offset.
     """
     axis = divided(op, d)
+    if not axis:
+        return Replicate()
     looped = {loop.axis for loop in stage.loops}
     for own, at in zip(tile.axes, view.at or (), strict=True):
-        if not axis or axis not in at.axes:
+        if axis not in at.axes:
             continue
         plain = at.axes == (axis,) and not (at.offset or at.index or at.strides)
         cut_alike = all((own.name in x.axes) == (axis in x.axes) for x in stage.mesh)

@@ -153,6 +153,16 @@ class TileOp:
         """Names of the tensors."""
         return tuple(v if isinstance(v, str) else v.of for v in self.tensors)
 
+    @cached_property
+    def result_axes(self) -> tuple[str, ...]:
+        """Axes of what it makes, or of where it writes."""
+        return tuple(a.name for a in self.out.axes) if self.out is not None else self.views[-1].axes
+
+    @cached_property
+    def mentions(self) -> frozenset[str]:
+        """Every axis that it ranges over."""
+        return frozenset(self.result_axes).union(*(v.axes for v in self.views))
+
     @property
     def index(self) -> str:
         """The tensor that names the rows of a load of ops of rows; empty where rows come in order."""

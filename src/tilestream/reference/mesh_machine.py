@@ -186,6 +186,7 @@ class _Machine:
     def _apply(self, op: TileOp, now: Steps, s: _Running) -> None:
         """One op in all workers, in lock-step."""
         s.loading.clear()
+        moves = {view: s.exchanged(op, view) for view in op.views[: len(op.tiles)] if view.of in s.makers}
         for me in s.workers.all():
             if op.out is None and not s.first_of_equals(op, me):
                 continue
@@ -196,7 +197,7 @@ class _Machine:
             if idle and (op.out is None or not all(len(at[a.name]) for a in op.out.axes)):
                 continue
             reads = op.views if op.out is not None else op.views[:-1]
-            operands = [] if idle else [self._operand(op, v, at, me, s) for v in reads]
+            operands = [] if idle else [self._operand(op, v, moves.get(v, {}), at, me, s) for v in reads]
             if op.out is None:
                 self._store(op, operands[0], at)
                 for index in indices(op.views[-1]):
@@ -204,19 +205,18 @@ class _Machine:
             else:
                 self._make(op, operands, at, now, s.private[me])
         for view in op.views[: len(op.tiles)]:
-            for d in s.stage.mesh if view.of in s.makers else ():
-                how = exchange(op, view, s.makers[view.of], d, s.stage)
-                if how:
-                    self.moved.collectives[f"{how} {d.level.memory}"] += 1
+            for i, how in moves.get(view, {}).items():
+                self.moved.collectives[f"{how} {s.stage.mesh[i].level.memory}"] += 1
 
-    def _operand(self, op: TileOp, view: View, at: dict[str, Array], me: Coordinates, s: _Running) -> Array:
+    def _operand(
+        self, op: TileOp, view: View, moves: Mapping[int, str], at: dict[str, Array], me: Coordinates, s: _Running
+    ) -> Array:
         if view.of in self.memory:
             self._count_load(view, at, me, s, view.of in s.stage.resident)
             return read(self.memory[view.of], view, at, self.memory)
         maker, source = s.makers[view.of], s.private[me][view.of]
         assert maker.out is not None
-        apart = [i for i, d in enumerate(s.stage.mesh) if exchange(op, view, maker, d, s.stage)]
-        if apart:
+        if apart := list(moves):
             need = [coordinate(c, at, view.axes, self.memory).unique() for c in view.at or ()]
             need = [n[(n >= 0) & (n < size)] for n, size in zip(need, source.value.shape, strict=True)]
             source, parts = self._assembled(maker.out, need, s, me, apart, s.private_of(view.of))
@@ -334,13 +334,24 @@ class _Running:
         self.makers = {op.out.name: op for op in ops if op.out is not None}
         self.loading: set[tuple[object, ...]] = set()
         self.loaded: set[tuple[object, ...]] = set()
+        self.parts: dict[tuple[object, ...], Array] = {}
         self.private: dict[Coordinates, dict[str, _Held]] = {c: {} for c in self.workers.all()}
 
     def private_of(self, tile: str) -> dict[Coordinates, _Held]:
         return {c: memory[tile] for c, memory in self.private.items() if tile in memory}
 
     def part(self, axis: str, op: TileOp, me: Coordinates, now: Steps) -> Array:
-        return self.workers.share(self.workers.step(axis, now), axis, op, me)
+        """Positions of this round that are a worker's: the same for every op that is divided alike."""
+        dividing = self.workers.dividing(axis, op)
+        key = (axis, now.get(axis), dividing, tuple(me[i] for i in dividing))
+        if key not in self.parts:
+            self.parts[key] = self.workers.share(self.workers.step(axis, now), axis, op, me)
+        return self.parts[key]
+
+    def exchanged(self, op: TileOp, view: View) -> dict[int, str]:
+        """Directions over which something moves so that ``op`` can read a tile, and what."""
+        maker, mesh = self.makers[view.of], self.stage.mesh
+        return {i: how for i, d in enumerate(mesh) if (how := exchange(op, view, maker, d, self.stage))}
 
     def over(self, tile: str) -> list:
         return [placement(self.makers[tile], d) for d in self.stage.mesh]

@@ -56,13 +56,20 @@ class Workers:
 
     def share(self, positions: Tensor, axis: str, op: TileOp, me: Coordinates) -> Tensor:
         """Those of ``positions`` that are this worker's in ``op``."""
+        dividing = self.dividing(axis, op)
+        if not dividing:
+            return positions
         digit, mine = positions // self.block(axis), torch.ones_like(positions, dtype=torch.bool)
         for i, d in reversed(list(enumerate(self.stage.mesh))):
             if axis in d.axes:
-                if divided(op, d) == axis:
+                if i in dividing:
                     mine &= digit % d.size == me[i]
                 digit = digit // d.size
         return positions[mine]
+
+    def dividing(self, axis: str, op: TileOp) -> tuple[int, ...]:
+        """Directions whose workers divide ``op`` along ``axis``."""
+        return tuple(i for i, d in enumerate(self.stage.mesh) if axis in d.axes and divided(op, d) == axis)
 
 
 def coordinate(at: At, positions: Mapping[str, Tensor], order: tuple[str, ...], memory: Mapping[str, Tensor]) -> Tensor:
