@@ -49,7 +49,7 @@ def sorts(graph: fx.GraphModule) -> int:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small graphs are worth it, too."""
-    monkeypatch.setattr(messages, "ATOMIC_US", 1.0)
+    monkeypatch.setattr("tilestream.plan.messages.ATOMIC_US", 1.0)
 
 
 @pytest.mark.usefixtures("cheap")

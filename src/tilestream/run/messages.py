@@ -8,32 +8,15 @@ send messages along the same edges again and again.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx
 
-from tilestream.graph.nodes import is_view
-from tilestream.graph.sizes import expression, hint, same_size
+from tilestream.plan.messages import Addition, is_zeros, sorted_sums
 
 aten = torch.ops.aten
-
-ROW_BYTES = 16
-"""Rows are read by lanes of so many bytes."""
-
-MOST_ROW_BYTES = 8192
-"""Of a row: 512 lanes."""
-
-ATOMIC_US = 8e-6
-"""Microseconds an element that ``index_add`` takes (16 bits; 7.7e-6 to 9.1e-6 on an H200)."""
-
-SUM_US, SUM_BYTES_PER_US = 3.0, 3e6
-SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
-"""Of sums over sorted messages, and of sorting them: a fixed part and a rate."""
 
 _library = torch.library.Library("tilestream", "FRAGMENT")
 for _schema in (
@@ -89,24 +72,6 @@ torch.library.register_fake("tilestream::segments", _segments_shape, lib=_librar
 torch.library.register_fake("tilestream::segment_sum", _sum_shape, lib=_library)
 
 
-@dataclass(frozen=True)
-class Addition:
-    """Rows added to the rows of ``base`` that ``index`` names: what ``node`` computes. ``at``: of the rows among its
-    arguments, which change where one addition is another's base."""
-
-    node: fx.Node
-    index: fx.Node
-    at: int
-
-    @property
-    def base(self) -> Any:
-        return self.node.args[0]
-
-    @property
-    def rows(self) -> Any:
-        return self.node.args[self.at]
-
-
 def sort_messages(graph: fx.GraphModule) -> int:
     """Replace additions of messages to nodes by sums of sorted ones where the graph's time falls; how many were.
 
@@ -115,74 +80,15 @@ def sort_messages(graph: fx.GraphModule) -> int:
     Args:
         graph: functional ATen with ``val`` in its nodes' meta; changed in place.
     """
-    by_index: dict[tuple[fx.Node, sympy.Expr], list[Addition]] = defaultdict(list)
-    for node in graph.graph.nodes:
-        found = _addition(node)
-        if found is not None:
-            by_index[found.index, expression(found.base.meta["val"].shape[0])].append(found)
     replaced = 0
-    for additions in by_index.values():
-        if _gain_us(additions) > 0:
-            _replace(graph.graph, additions)
-            replaced += len(additions)
+    for additions in sorted_sums(graph.graph.nodes):
+        _replace(graph.graph, additions)
+        replaced += len(additions)
     if replaced:
         graph.graph.eliminate_dead_code()
         graph.graph.lint()
         graph.recompile()
     return replaced
-
-
-def _addition(node: fx.Node) -> Addition | None:
-    """What ``index_add``, ``scatter_add`` or ``index_put`` adds, if it is rows of 16-bit floats to rows of a matrix."""
-    index: Any = None
-    at = 3
-    if node.target is aten.index_add.default and node.args[1] in (0, -2) and node.kwargs.get("alpha", 1) == 1:
-        index = node.args[2]
-    elif node.target is aten.scatter_add.default and node.args[1] in (0, -2):
-        index = _repeated(node.args[2]) if _same_shape(node.args[2], node.args[3]) else None
-    elif node.target is aten.index_put.default and len(node.args) == 4 and node.args[3] is True:
-        names, at = node.args[1], 2
-        index = names[0] if isinstance(names, list | tuple) and len(names) == 1 else None
-    if not isinstance(index, fx.Node):
-        return None
-    found = Addition(node, index, at)
-    to, names, given = (x.meta["val"] for x in (found.base, index, found.rows))
-    if to.dim() != 2 or given.dim() != 2 or names.dim() != 1 or names.dtype not in (torch.int64, torch.int32):
-        return None
-    features = given.shape[1]
-    if given.dtype != to.dtype or to.dtype not in (torch.bfloat16, torch.float16) or not isinstance(features, int):
-        return None
-    row = features * given.element_size()
-    fits = row % ROW_BYTES == 0 and 0 < row <= MOST_ROW_BYTES
-    whole = same_size(to.shape[1], features) and same_size(given.shape[0], names.shape[0])
-    return found if fits and whole else None
-
-
-def _same_shape(a: Any, b: Any) -> bool:
-    shapes = [x.meta["val"].shape for x in (a, b)]
-    return len(shapes[0]) == len(shapes[1]) and all(same_size(m, n) for m, n in zip(*shapes, strict=True))
-
-
-def _repeated(wide: Any) -> fx.Node | None:
-    """The index [edges] of which ``wide`` [edges, features] is a copy a column, as graph libraries expand it."""
-    if not isinstance(wide, fx.Node) or wide.target is not aten.expand.default:
-        return None
-    column: Any = wide.args[0]
-    if column.meta["val"].dim() != 2 or not same_size(column.meta["val"].shape[1], 1):
-        return None
-    while isinstance(column, fx.Node) and column.meta["val"].dim() == 2 and is_view(column):
-        column = column.args[0]
-    return column if isinstance(column, fx.Node) and column.meta["val"].dim() == 1 else None
-
-
-def _gain_us(additions: list[Addition]) -> float:
-    """What sums in sorted order take less than atomics do, the sort counted once."""
-    gain, edges = 0.0, 0
-    for found in additions:
-        fake = found.rows.meta["val"]
-        edges, features = hint(fake.shape[0]), fake.shape[1]
-        gain += ATOMIC_US * edges * features - SUM_US - edges * features * fake.element_size() / SUM_BYTES_PER_US
-    return gain - SORT_US - edges / SORT_EDGES_PER_US
 
 
 def _replace(graph: fx.Graph, additions: list[Addition]) -> None:
@@ -199,13 +105,7 @@ def _replace(graph: fx.Graph, additions: list[Addition]) -> None:
             part.meta["val"] = fake
     for found in additions:
         with graph.inserting_before(found.node):
-            base = None if _is_zeros(found.base) else found.base
+            base = None if is_zeros(found.base) else found.base
             made = graph.call_function(SEGMENT_SUM, (base, found.rows, *parts))
         made.meta = dict(found.node.meta)
         found.node.replace_all_uses_with(made)
-
-
-def _is_zeros(node: fx.Node) -> bool:
-    if node.target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
-        return True
-    return node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 0)
