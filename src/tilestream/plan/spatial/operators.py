@@ -107,6 +107,11 @@ class Operator:
     source: str = ""
 
     @property
+    def node(self) -> fx.Node:
+        """The node that gives it its name and family."""
+        return next(n for n in self.nodes if n.name == self.name)
+
+    @property
     def bytes_read(self) -> float:
         """Distinct bytes of all operands; a value that is read twice counts once, at its larger part."""
         most: dict[str, float] = {}

@@ -9,8 +9,9 @@ from math import ceil, prod
 
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import sums
-from tilestream.ir.pipeline import Queue, Stage
-from tilestream.ir.ways import between
+from tilestream.ir.pipeline import Pipeline, Queue, Stage
+from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
+from tilestream.ir.ways import beside, heaviest
 from tilestream.plan.spatial.split_reductions import SUM_COLUMNS
 from tilestream.plan.spatial.staged import STREAM, Staged
 from tilestream.plan.spatial.tiling import Tile
@@ -26,7 +27,7 @@ def scheduled(p: Staged, tile: Tile, ctas: Mapping[str, int], limit: str = "") -
         mesh = tuple(Spread(Level.GRID, n, (axis,)) for axis, n in parts.items())
         stages.append(replace(stage, mesh=mesh))
     made = p.pipeline.with_stages(tuple(stages))
-    deep = tuple(replace(q, depth=_depth(replace(p, pipeline=made), q)) for q in made.queues)
+    deep = tuple(replace(q, depth=_depth(made, q)) for q in made.queues)
     return replace(p, pipeline=replace(made, queues=deep), columns=tile.columns, limit=limit)
 
 
@@ -97,14 +98,20 @@ def _parts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
     return best or {axis: first}
 
 
-def _depth(p: Staged, q: Queue) -> int:
-    """Room for two steps of both ends and of every stage on a longer way, and for all that a reader takes at once."""
-    stages = {s.name: s for s in p.pipeline.stages}
-    way = {q.producer, *q.consumers}.union(*(between(p.pipeline, q.producer, c) for c in q.consumers))
-    depth = 2 * sum(stages[s].replicas for s in way)
-    loop = {x.axis: x.tile for x in stages[q.producer].loops}
-    keyed = [a for a in stages[q.producer].defined()[q.tile].axes if a.name in loop]
-    looped = [{x.axis for x in stages[c].loops} for c in q.consumers]
-    if any(a.name not in axes for a in keyed for axes in looped):  # a reader that takes all at once
-        depth += prod(ceil((a.size or 1) / loop[a.name]) for a in keyed)
-    return depth
+def _depth(p: Pipeline, q: Queue) -> int:
+    """Room for two steps of the wider end (Kitsune 2.1: double buffers), and of every stage on the longest other way,
+    whose tiles these wait for (skip connections); at least what lets all of them go on, at most all that there is."""
+    axes, size = keyed(p, q), p.sizes()
+    many = blocks(axes, size)
+
+    def step(name: str) -> list[int]:
+        return at_once(p.stage(name), axes, size) or many
+
+    least = most = 1
+    for consumer in q.consumers:
+        late = sorted(beside(p, q.producer, consumer))
+        made, taken, *others = in_flight([step(name) for name in (q.producer, consumer, *late)], many)
+        waited = heaviest(p, consumer, dict(zip(late, others, strict=True)))
+        least = max(least, made + waited + taken if waited else least_depth(made, taken))
+        most = max(most, 2 * (max(made, taken) + waited))
+    return max(least, min(most, prod(many)))

@@ -19,11 +19,11 @@ from tilestream.plan.spatial.patterns import DEEP, KITSUNE, VERTICAL, WHOLE, Pat
 from tilestream.plan.spatial.selection import Selection, SfNode, schedule, select
 from tilestream.plan.spatial.split_reductions import split_reductions
 from tilestream.plan.spatial.staged import NoSentence, Staged, staged
-from tilestream.plan.spatial.traffic import traffic
+from tilestream.plan.spatial.traffic import reads, traffic, writes
 from tilestream.simulator.launch import simulate
+from tilestream.simulator.library import Cache, with_cached
 from tilestream.simulator.tables import spilled_bytes
 from tilestream.simulator.workload import Engine, SimLaunch, Workload
-from tilestream.studies.kitsune.reuse import cached_shares, with_cached
 from tilestream.studies.kitsune.workloads import library_kernels
 
 
@@ -116,7 +116,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
             the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``whole``, every
             MLP whose rows one CTA holds as one kernel, as this compiler fuses; ``mixed``, whatever of all this is the
             fastest for a region.
-        reuse: credit every launch for what the L2 keeps from those before it (``reuse.cached_shares``).
+        reuse: credit every launch for what the L2 keeps from those before it (``simulator.library.Cache``).
 
     Raises:
         OptionError: no such execution.
@@ -279,12 +279,13 @@ def lower(d: Design) -> Design:
     """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
     pipelines = {p.node.ops: p for p in d.groups if _is_kernel(p)}
     launches: list[SimLaunch] = []
-    shares = cached_shares(d.graph, d.units, d.device) if d.reuse else [0.0] * len(d.units)
-    for ops, share in zip(d.units, shares, strict=True):
+    cache = Cache(d.device)
+    for ops in d.units:
         if ops in pipelines:
             made = (launch(pipelines[ops], d.graph, d.device),)
         else:
             made = library_kernels(ops, d.graph, d.device)
+        share = cache.share(reads(d.graph, ops).items(), writes(d.graph, ops).items()) if d.reuse else 0.0
         launches += [with_cached(kernel, share) for kernel in made]
     return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", tuple(launches)))
 
