@@ -129,9 +129,10 @@ class Operator:
         return self.bytes_read + self.bytes_written
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorGraph:
-    """Operators in a topological order (forward, then backward) and the values between them.
+    """Operators in a topological order (forward, then backward) and the values between them. Two are equal if they are
+    one: what is selected of it is remembered.
 
     ``recorded`` are the graphs that it is a view of.
 

@@ -9,7 +9,7 @@ from math import ceil, prod
 
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import sums
-from tilestream.ir.pipeline import Pipeline, Queue, Stage
+from tilestream.ir.pipeline import Pipeline, Queue
 from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
 from tilestream.ir.ways import beside, heaviest
 from tilestream.plan.spatial.split_reductions import SUM_COLUMNS
@@ -23,7 +23,7 @@ def scheduled(p: Staged, tile: Tile, ctas: Mapping[str, int], limit: str = "") -
     for stage in p.pipeline.stages:
         loops = tuple(Loop(x.axis, _block(x.axis, tile)) for x in stage.loops)
         stage = replace(stage, loops=loops)
-        parts = _parts(_blocks(p, stage, tile), ctas[stage.name])
+        parts = _parts(_blocks(p, stage.name, tile), ctas[stage.name])
         mesh = tuple(Spread(Level.GRID, n, (axis,)) for axis, n in parts.items())
         stages.append(replace(stage, mesh=mesh))
     made = p.pipeline.with_stages(tuple(stages))
@@ -39,7 +39,7 @@ def tile_of(p: Staged) -> Tile:
 
 def expressible(p: Staged, name: str, tile: Tile, most: int) -> Sequence[int]:
     """The numbers of CTAs of a stage, up to ``most``, that a mesh of its axes can have."""
-    return _sizes(tuple(_blocks(p, p.pipeline.stage(name), tile).values()), most)
+    return _sizes(tuple(_blocks(p, name, tile).values()), most)
 
 
 @lru_cache(maxsize=4096)
@@ -55,29 +55,38 @@ def _block(axis: str, tile: Tile) -> int:
     return tile.rows if axis == STREAM else 1
 
 
-def _blocks(p: Staged, stage: Stage, tile: Tile) -> dict[str, int]:
+def _blocks(p: Staged, name: str, tile: Tile) -> dict[str, int]:
     """Into how many parts CTAs can divide what a stage does, by axis, the best to divide first.
 
     Those of a stage that streams are dealt blocks of the streams, the one of most blocks first, and then divide the
     other axes of its result, the last by blocks of columns. Those of sums, which need all of the stream, divide the
     results.
     """
-    size = p.pipeline.sizes()
+    streams, own = _divisible(p, name)
+    dealt = {axis: ceil(size / _block(axis, tile)) for axis, size in streams.items()}
+    found = dict(sorted(dealt.items(), key=lambda item: -item[1]))
+    return found | {axis: ceil(size / (block or tile.columns)) for axis, (size, block) in own.items()}
+
+
+@lru_cache(maxsize=4096)
+def _divisible(p: Staged, name: str) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """The streams that CTAs of a stage are dealt, and the other axes that they divide, each with its size; of these
+    with their blocks too, 0 for those that the tile's columns are."""
+    size, stage = p.pipeline.sizes(), p.pipeline.stage(name)
     looped = {loop.axis for loop in stage.loops}
     products = [op for op in stage.ops if op.kind == "product"]
-    stationary = bool(products) and not p.is_partial(stage.name)
+    stationary = bool(products) and not p.is_partial(name)
     stationary &= all(not sums(op).isdisjoint(looped) for op in products)
     results = [op.out for op in products or stage.ops if op.out is not None]
     head = max(results, key=lambda tile: prod(a.size or 1 for a in tile.axes))
     own = [a.name for a in head.axes if a.name not in looped]
     if not stage.loops or stationary:
-        return {a: size[a] for a in own}
-    dealt = {a: ceil(size[a] / _block(a, tile)) for a in p.streams if a in looped}
-    found = dict(sorted(dealt.items(), key=lambda item: -item[1]))
-    if p.is_partial(stage.name):
-        return found | {a: ceil(size[a] / SUM_COLUMNS) for a in own}
+        return {}, {a: (size[a], 1) for a in own}
+    streams = {a: size[a] for a in p.streams if a in looped}
+    if p.is_partial(name):
+        return streams, {a: (size[a], SUM_COLUMNS) for a in own}
     whole = {a for op in stage.ops for a in sums(op)}
-    return found | {a: ceil(size[a] / (tile.columns if a == own[-1] else 1)) for a in own if a not in whole}
+    return streams, {a: (size[a], 0 if a == own[-1] else 1) for a in own if a not in whole}
 
 
 def _parts(blocks: Mapping[str, int], count: int) -> dict[str, int]:

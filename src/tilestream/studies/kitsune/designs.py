@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
@@ -146,17 +146,21 @@ def select_deep(d: Design) -> Design:
     return _selected(d, DEEP)
 
 
-def _selected(d: Design, library: Sequence[Pattern]) -> Design:
-    """What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
+def _selected(d: Design, library: tuple[Pattern, ...]) -> Design:
+    selection, groups = _staged(d.graph, library)
+    return replace(d, selection=selection, groups=groups)
+
+
+@lru_cache(maxsize=8)
+def _staged(graph: OperatorGraph, library: tuple[Pattern, ...]) -> tuple[Selection, tuple[Staged, ...]]:
+    """Of any device. What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
     refused: dict[str, str] = {}
     while True:
-        selection = select(d.graph, library, refused)
+        selection = select(graph, library, refused)
         try:
-            groups = tuple(staged(node, d.graph) for node in selection.nodes)
+            return selection, tuple(staged(node, graph) for node in selection.nodes)
         except NoSentence as why:
             refused[why.op.name] = why.reason
-        else:
-            return replace(d, selection=selection, groups=groups)
 
 
 def select_whole(d: Design) -> Design:
