@@ -24,7 +24,7 @@ from tilestream.plan.cost import predict
 from tilestream.plan.fusion import units
 from tilestream.plan.gradients import cost
 from tilestream.plan.library import eager_kernel, kernels
-from tilestream.plan.messages import sort_kernel, sorted_sums, sum_kernel
+from tilestream.plan.messages import sum_kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
@@ -150,17 +150,12 @@ def _graph_steps(
     chosen = {region.name: (region, candidate) for region, candidate in streamed}
     cache, readers = Cache(device), Readers(nodes)
     # beside pipelines (``run.messages``); a graph that has none is Inductor's as it is
-    sums = {found.node: found for together in sorted_sums(nodes) for found in together} if streamed else {}
-    ordered: set[fx.Node] = set()
+    sums = sum_kernels(nodes[0].graph, readers) if streamed else {}
     for unit in units(nodes, {name: region.nodes for name, (region, _) in chosen.items()}):
         if not unit.region:
-            found = sums.get(unit.nodes[0])
-            if found is None:
+            made = sums.get(unit.nodes[0])
+            if made is None:
                 made = kernels(unit.nodes, readers, tf32)
-            else:
-                sort = () if found.index in ordered else (sort_kernel(found),)
-                ordered.add(found.index)
-                made = (*sort, sum_kernel(found, readers))
             yield from _library(number, made, device, cache)
             continue
         touched = moved(unit.nodes, readers)

@@ -1,4 +1,4 @@
-"""Between forward and backward: Inductor's partitioner, on a joint graph that has less to save."""
+"""Between forward and backward: Inductor's partitioner, on a joint graph that has less to save and sorts once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from tilestream.graph.joint import split_joined
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
+from tilestream.run.messages import sort_messages
 
 
 def partitioner(compilation: Compilation) -> dict[str, Any]:
@@ -23,8 +24,8 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Rewrites the joint graph (``graph.joint``), then cuts it where Inductor does. Kernels of both parts begin to be
-    compiled then: the forward graph alone would keep few cores busy."""
+    """Rewrites the joint graph (``graph.joint``, ``messages``), then cuts it where Inductor does. Kernels of both parts
+    begin to be compiled then: the forward graph alone would keep few cores busy."""
 
     _compilation: Compilation | None = None
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
@@ -43,6 +44,7 @@ class Partitioner(CustomPartitionerFn):
 
         if split_joined(gm.graph, self._least_rows):
             gm.recompile()
+        sort_messages(gm)
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         if self._compilation is not None:
             self._compilation.prepare(forward, backward)
