@@ -1,8 +1,7 @@
-"""Write the tables of docs/reproduce-kitsune.md from ``benchmarks/results/kitsune.json`` and ``kitsune_h200.json``.
+"""Write the tables of docs/reproduce-kitsune.md and docs/kitsune.md from ``benchmarks/results/kitsune*.json``.
 
-tilestream reproduce kitsune --json benchmarks/results/kitsune.json
-tilestream reproduce kitsune --device h200 --no-sensitivity --json benchmarks/results/kitsune_h200.json
-python benchmarks/kitsune_tables.py
+python benchmarks/kitsune.py            make the results
+python benchmarks/kitsune_tables.py     write the pages
 """
 
 from __future__ import annotations
@@ -19,9 +18,12 @@ from tilestream.studies.kitsune.outcome import geomean
 from tilestream.studies.kitsune.paper import INFERENCE, TRAINING, span_text
 
 ROOT = Path(__file__).parent.parent
-H200 = ROOT / "benchmarks" / "results" / "kitsune_h200.json"
-RESULTS = ROOT / "benchmarks" / "results" / "kitsune.json"
-PAGE = ROOT / "docs" / "reproduce-kitsune.md"
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = {
+    ROOT / "docs" / "reproduce-kitsune.md": ("table2", "whys", "counts", "figures", "executions", "devices"),
+    ROOT / "docs" / "kitsune.md": ("widths", "reuse", "beyond", "h200"),
+}
+"""Each page and the marked parts that it must have, once."""
 
 COLUMNS = (
     ("operators", "operators", 0),
@@ -84,27 +86,106 @@ def devices(*found: dict[str, Any]) -> str:
     return table(["row", *(f"{data['device']}: {n}" for data in found for n in names)], rows)
 
 
+def counts(data: dict[str, Any]) -> str:
+    """Traffic saved in the rows of training, counted otherwise."""
+    rows = [row for row in data["rows"] if row["mode"] == TRAINING]
+    lines = []
+    for kind, column in (("vertical", "traffic_vertical"), ("Kitsune", "traffic_kitsune")):
+        lines.append([f"{kind}: paper", *(f"{row['paper'][column]:.2f}" for row in rows)])
+        lines.append([f"{kind}: ours, as in Table 2", *(f"{row[column]:.2f}" for row in rows)])
+        others = [name for name in rows[0]["other_counts"] if name.startswith(kind)]
+        lines += [[name, *(f"{row['other_counts'][name]:.2f}" for row in rows)] for name in others]
+    return table(["traffic saved (%)", *(row["label"] for row in rows)], lines)
+
+
+def by_mode(data: dict[str, Any], speedups: dict[str, float], mode: str) -> str:
+    """The geometric mean over rows of one mode, ``speedups`` being by label."""
+    return f"{geomean([speedups[row['label']] for row in data['rows'] if row['mode'] == mode]):.2f}"
+
+
+def widths(data: dict[str, Any], odd: dict[str, Any]) -> str:
+    shown = ("NERF inf", "NERF tr", "DLRM inf", "DLRM tr")
+    rows = [
+        [name, *(f"{found[label]:.2f}" for label in shown), *(by_mode(data, found, m) for m in (INFERENCE, TRAINING))]
+        for name, found in odd["widths"].items()
+    ]
+    return table(["elements that an SM copies in a cycle", *shown, "geomean, inference", "geomean, training"], rows)
+
+
+def reuse(data: dict[str, Any]) -> str:
+    times = {(r["app"], r["mode"], r["execution"], r["variant"]): r["time_us"] for r in data["runs"]}
+    rows = []
+    for mode in (INFERENCE, TRAINING):
+        for variant, name in (("base", "nothing kept"), ("L2 reuse", "L2 reuse")):
+            cells = []
+            for execution in ("vertical", "kitsune"):
+                of_mode = [r["app"] for r in data["rows"] if r["mode"] == mode]
+                found = [times[a, mode, "bulk", variant] / times[a, mode, execution, variant] for a in of_mode]
+                cells.append(f"{geomean(found):.2f}")
+            rows.append([f"{mode}, {name}", *cells])
+    return table(["geometric mean over bulk", "vertical", "kitsune"], rows)
+
+
+BEYOND = {"kitsune": "speedup", "deep": "", "whole": "speedup_whole", "mixed": "speedup_mixed"}
+
+
+def beyond(data: dict[str, Any], odd: dict[str, Any]) -> str:
+    found = {
+        name: {row["label"]: row[key] for row in data["rows"]} if key else odd["deep"] for name, key in BEYOND.items()
+    }
+    rows = [
+        [row["label"], *(f"{of[row['label']]:.2f}" for of in found.values())]
+        for row in data["rows"]
+        if row["mode"] == TRAINING
+    ]
+    for mode in (TRAINING, INFERENCE):
+        rows.append([f"geometric mean, {mode}", *(by_mode(data, of, mode) for of in found.values())])
+    return table(["over bulk, A100 with two arbiters", *(f"`{name}`" for name in found)], rows)
+
+
+def h200(data: dict[str, Any]) -> str:
+    kinds = {"vertical": "speedup_vertical", "kitsune": "speedup", "whole": "speedup_whole", "mixed": "speedup_mixed"}
+    rows = [[row["label"], *(f"{row[key]:.2f}" for key in kinds.values())] for row in data["rows"]]
+    for mode in (INFERENCE, TRAINING):
+        of = [{row["label"]: row[key] for row in data["rows"]} for key in kinds.values()]
+        rows.append([f"geometric mean, {mode}", *(by_mode(data, found, mode) for found in of)])
+    return table(["over bulk", *(f"`{name}`" for name in kinds)], rows)
+
+
 def tables() -> dict[str, str]:
-    data, h200 = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, H200))
-    made = {"table2": table2(data), "whys": whys(data), "figures": figures(data), "executions": executions(data)}
-    return {**made, "devices": devices(data, h200)}
+    names = ("kitsune", "kitsune_h200", "kitsune_widths")
+    data, on_h200, odd = (json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names)
+    return {
+        "table2": table2(data),
+        "whys": whys(data),
+        "counts": counts(data),
+        "figures": figures(data),
+        "executions": executions(data),
+        "devices": devices(data, on_h200),
+        "widths": widths(data, odd),
+        "reuse": reuse(data),
+        "beyond": beyond(data, odd),
+        "h200": h200(on_h200),
+    }
 
 
-def filled(text: str) -> str:
-    """``text`` with every marked part rewritten, and its prose wrapped.
+def filled(page: Path) -> str:
+    """The page with every marked part rewritten, and its prose wrapped.
 
     Raises:
         ValueError: a marker is missing.
     """
-    for name, made in tables().items():
+    text, made = page.read_text(encoding="utf-8"), tables()
+    for name in PAGES[page]:
         pattern = re.compile(
             rf"(<!-- {name}: made by benchmarks/kitsune_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
         )
-        text, times = pattern.subn(lambda m, made=made: m[1] + made + m[2], text)
+        text, times = pattern.subn(lambda m, part=made[name]: m[1] + part + m[2], text)
         if times != 1:
-            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
+            raise ValueError(f"{page.name} has {times} parts marked {name!r}, not one")
     return wrapped(text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page), encoding="utf-8")

@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from tilestream.apps.models import MODELS
-from tilestream.run import fallback, inductor, oracle, prepare, scatter_cost
+from tilestream.plan import scatter_cost
+from tilestream.run import fallback, inductor, oracle, prepare
 
 APPS = ("nerf", "dlrm", "mgn", "graphcast_small", "llama_prefill+sdpa")
 

@@ -378,6 +378,46 @@ def test_wrong_pipelines_are_told_the_numbers(text, loops, mesh, why) -> None:
         verify(one(program(text, names), loops, *mesh, kinds=kinds))
 
 
+@pytest.mark.parametrize(
+    ("made", "taken", "least", "dead"),
+    [
+        ((3, 1), (2, 1), 24, 4),  # 3 + 2 - 1 blocks of the outer loop, each with all 6 of the inner one
+        ((2, 3), (2, 2), 8, 5),  # 2 along the outer loop both, 3 + 2 - 1 along the inner one
+        ((2, 3), (2, 3), 6, 5),
+    ],
+)
+def test_rings_of_two_loops_hold_all_of_the_inner_one_where_the_outer_steps_differ(made, taken, least, dead) -> None:
+    names = axes("i=12 j=6")
+    ops = program(
+        """
+        x[i,j] = load X[i,j]
+        y[i,j] = relu x
+        y -> Y[i,j]
+        """,
+        names,
+    )
+
+    def pipeline(depth: int) -> Pipeline:
+        ends = zip(("first", "last"), (ops[:1], ops[1:]), (made, taken), strict=True)
+        stages = tuple(
+            Stage(
+                name,
+                part,
+                (Loop("i", 1), Loop("j", 1)),
+                tuple(Spread(Level.GRID, n, (a,)) for a, n in zip("ij", at, strict=True)),
+            )
+            for name, part, at in ends
+        )
+        return Pipeline("two", tensors("X[i,j] >Y[i,j]", names), stages, (Queue("x", "first", ("last",), depth=depth),))
+
+    p = pipeline(least)
+    checked(p, data(p), lambda X: {"Y": X.relu()})
+    with pytest.raises(VerifyError, match=f"depth {least - 1} < {least}"):
+        verify(pipeline(least - 1))
+    with pytest.raises(PipelineDeadlock):
+        run_meshes(pipeline(dead), data(p), FLOAT64)
+
+
 def test_a_ring_around_a_sum_would_deadlock_at_any_depth_below_the_whole() -> None:
     names = axes("rows=160 k=8")
     rows = (Loop("rows", 16),)

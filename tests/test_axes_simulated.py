@@ -80,6 +80,18 @@ def test_a_dram_queue_ends_a_launch() -> None:
     assert second.stages[0].work.dram_read * second.stages[0].tiles == pytest.approx(middle + 3072 * 768 * 2)
 
 
+def test_rings_hold_as_many_bytes_as_the_pipeline_says() -> None:
+    """Of a ring of seven tiles of 64 rows; its producers make steps of 4 x 64."""
+    ends = (
+        Stage("up", FFN[:3], (Loop("rows", 64),), (Spread(Level.GRID, 4, ("rows",)), Spread(Level.GRID, 2, ("hid",)))),
+    )
+    ends += (Stage("down", FFN[3:], (Loop("rows", 64),), (Spread(Level.GRID, 3, ("rows",)),)),)
+    p = Pipeline("two", KINDS, ends, (Queue("h", "up", ("down",), depth=7),))
+    (launch,) = mesh_workload(p, {"rows": 64 * 12}, H200).launches
+    (ring,) = launch.queues
+    assert ring.room is not None and ring.room * ring.payload == 7 * 64 * 3072 * 2
+
+
 @pytest.mark.parametrize(
     ("layers", "width", "strategy"), [(8, 256, "vertical"), (4, 128, "vertical"), (8, 256, "spatial")]
 )

@@ -15,6 +15,7 @@ from test_kitsune_selection import random_graphs
 
 from tilestream import devices, simulator
 from tilestream.errors import OptionError
+from tilestream.ir.rings import tiles_of
 from tilestream.plan.spatial.choose import balanced, memory_s, predict
 from tilestream.plan.spatial.launch import launch
 from tilestream.plan.spatial.schedule import expressible, tile_of
@@ -176,6 +177,16 @@ def test_rings_stay_in_the_l2_where_single_buffers_fit():
     assert spilled(room[40_000_000], A100) == 0.0
     tiny = design(graph, replace(A100, name="tiny", l2_bytes=100_000))
     assert tiny.traffic_bytes > design(graph, A100).traffic_bytes
+
+
+def test_rings_hold_two_steps_of_the_wider_end_and_of_the_longer_way():
+    """NeRF's ``alpha`` waits at ``out`` for what passes four stages, those for ``alpha``."""
+    p = only(design(nerf(), A100))
+    at = {s.name: prod(d.size for d in s.mesh if "rows" in d.axes) for s in p.pipeline.stages}
+    late = {"alpha": ("feature", "join", "view", "rgb"), "rgb": ("alpha",)}
+    for q in p.pipeline.queues:
+        most = 2 * (max(at[n] for n in (q.producer, *q.consumers)) + sum(at[n] for n in late.get(q.producer, ())))
+        assert q.depth == min(most, tiles_of(p.pipeline, q, p.pipeline.sizes()))
 
 
 def test_unknown_execution():

@@ -192,5 +192,5 @@ def test_what_is_published_has_a_reason_for_every_difference() -> None:
 def test_the_page_shows_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     tables = importlib.import_module("kitsune_tables")
-    text = tables.PAGE.read_text()
-    assert tables.filled(text) == text, "run benchmarks/kitsune_tables.py"
+    for page in tables.PAGES:
+        assert tables.filled(page) == page.read_text(), "run benchmarks/kitsune_tables.py"

@@ -12,7 +12,8 @@ from eager_regions import trace
 from torch import Tensor, fx, nn
 
 from tilestream.graph.sums import sums
-from tilestream.run import messages, prepare, scatter_cost, segments
+from tilestream.plan import scatter_cost
+from tilestream.run import messages, prepare, segments
 from tilestream.run.backend import tilestream
 
 aten = torch.ops.aten

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from tilestream.apps.models import MODELS
 from tilestream.graph.capture import boxed, capture
 from tilestream.options import Options
-from tilestream.run import messages, oracle, scatter_cost
+from tilestream.plan import scatter_cost
+from tilestream.run import messages, oracle
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
 from tilestream.run.segments import SEGMENT_SUM, SEGMENTS

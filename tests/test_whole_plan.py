@@ -20,6 +20,7 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.fusion import Unit, before, units
 from tilestream.plan.library import kernels
 from tilestream.plan.values import Readers, works
+from tilestream.run import messages
 from tilestream.simulator.library import Gemm, Kernel, Own, Product, Stream, as_inductor_runs
 
 H200 = devices.get("h200")
@@ -166,6 +167,44 @@ def test_launches_are_in_order_and_add_up() -> None:
     assert made.predicted_us == sum(launch.predicted_us for launch in made.whole.launches)
     assert all(launch.kind == "library" for launch in made.on_inductor.launches)
     assert json.loads(json.dumps(made.whole.json()))["launches"][0]["region"] == "region0"
+
+
+class Messages(nn.Module):
+    """Three steps of message passing: an MLP of every edge, and sums of what it makes at nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+    def forward(self, v: Tensor, e: Tensor, to: Tensor) -> Tensor:
+        for _ in range(3):
+            e = self.edge(e)
+            v = v + torch.zeros_like(v).index_add(0, to, e)
+        return v
+
+
+@pytest.mark.parametrize("edges", [200_000, 2_000])
+def test_sums_of_messages_are_predicted_as_they_run(edges: int) -> None:
+    """In sorted order where the sort pays, and by atomics where Inductor has the graph: what ``run.messages`` does."""
+    inputs = (
+        torch.zeros(1, 64, dtype=torch.bfloat16).expand(30_000, 64),
+        torch.zeros(1, 64, dtype=torch.bfloat16).expand(edges, 64),
+        torch.zeros(1, dtype=torch.int64).expand(edges),
+    )
+    made = analyse(Messages().bfloat16().eval(), inputs, Options(device="h200"))
+    (graph,) = made.graphs
+    adds = [x for x in made.whole.launches if x.operators == ("aten.index_add.default",)]
+    own = [x for x in made.on_inductor.launches if x.operators == ("aten.index_add.default",)]
+    replaced = messages.sort_messages(fx.GraphModule(nn.Module(), graph.graph))  # changes the graph
+    assert len(own) == 3 and not any(x.name.endswith((".sort", ".sum")) for x in own)
+    if edges == 2_000:
+        assert replaced == 0 and [x.predicted_us for x in adds] == [x.predicted_us for x in own]
+        return
+    first, *sums = adds
+    assert replaced == 3 == len(sums)
+    assert first.name.endswith(".sort") and 55 < first.predicted_us < 70
+    assert all(x.name.endswith(".sum") and x.predicted_us < own[0].predicted_us / 5 for x in sums)
+    assert sums[0].bytes == 2 * 64 * (edges + 30_000) + 8 * edges + 4 * 30_001
 
 
 def _json(tmp_path: Path, *words: str) -> dict:

@@ -10,6 +10,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Axis, Level
 from tilestream.ir.derive import WRITES, Partial, divided, mentions, placement, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, TileOp, Transport
+from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
 from tilestream.ir.ways import between
 
 MOST_WORKERS = {Level.CLUSTER: 16, Level.WARPGROUP: 2}
@@ -185,24 +186,19 @@ def peers_exist(p: Pipeline) -> None:
 
 
 def rings_hold_what_is_in_flight(p: Pipeline) -> None:
-    """A ring on chip holds a step of both ends; and all there is where another way to its consumer sums over it.
-
-    A producer that makes p tiles a step and a consumer that takes c can always go on in a ring of p + c - gcd(p, c):
-    what is in it is a multiple of the gcd, so one of the two finds room for its step, or has enough for it.
-    """
+    """A ring on chip holds a step of both ends; and all there is where another way to its consumer sums over it."""
     size = {a.name: a.size for a in _axes(p)}
     stages = {s.name: s for s in p.stages}
     for q in p.queues:
         if q.transport is Transport.DRAM:
             continue
-        block = {loop.axis: loop.tile for loop in stages[q.producer].loops}
-        _check_steps(p, q, block)
-        for axis in (a.name for a in p.tiles()[q.tile].axes if a.name in block):
+        _check_steps(p, q)
+        for axis, block in keyed(p, q).items():
             for stage in (stages[n] for n in (q.producer, *q.consumers)):
                 tile = {loop.axis: loop.tile for loop in stage.loops}
-                if axis in tile and tile[axis] != block[axis]:
+                if axis in tile and tile[axis] != block:
                     raise VerifyError(
-                        f"queue of {q.tile!r}: stage {q.producer!r} makes {block[axis]} of {axis!r} a tile, stage"
+                        f"queue of {q.tile!r}: stage {q.producer!r} makes {block} of {axis!r} a tile, stage"
                         f" {stage.name!r} takes {tile[axis]}",
                         "loop in equal tiles",
                     )
@@ -211,8 +207,8 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
                     if not any(axis in sums(op) and op.out is not None for op in stages[middle].ops):
                         continue
                     whole = size[axis]
-                    need = f"{whole} / {block[axis]} = {ceil(whole / block[axis])}" if whole else f"all {axis}"
-                    if whole is None or q.depth < ceil(whole / block[axis]):
+                    need = f"{whole} / {block} = {ceil(whole / block)}" if whole else f"all {axis}"
+                    if whole is None or q.depth < ceil(whole / block):
                         raise VerifyError(
                             f"queue of {q.tile!r} has depth {q.depth}, but stage {consumer!r} takes none before stage"
                             f" {middle!r} has summed over {axis!r}: {need} tiles",
@@ -220,32 +216,20 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
                         )
 
 
-def _check_steps(p: Pipeline, q: Queue, block: dict[str, int]) -> None:
+def _check_steps(p: Pipeline, q: Queue) -> None:
     """Both ends of a ring can always make a step."""
-    keyed = [a for a in p.tiles()[q.tile].axes if a.name in block]
-
-    def tiles(stage: Stage) -> int | None:
-        """That the workers of ``stage`` take or make at once: all of an axis that they do not loop over."""
-        count = 1
-        for a in keyed:
-            if any(loop.axis == a.name for loop in stage.loops):
-                count *= prod(d.size for d in stage.mesh if a.name in d.axes)
-            elif a.size is None:
-                return None
-            else:
-                count *= ceil(a.size / block[a.name])
-        return count
-
-    made = tiles(p.stage(q.producer)) or 1
+    axes, size = keyed(p, q), p.sizes()
+    first = at_once(p.stage(q.producer), axes, size) or [1] * len(axes)
     for consumer in q.consumers:
-        taken = tiles(p.stage(consumer))
-        if taken is None:
+        last = at_once(p.stage(consumer), axes, size)
+        if last is None:
             raise VerifyError(
-                f"queue of {q.tile!r}: stage {consumer!r} loops over none of {', '.join(a.name for a in keyed)}, so it"
+                f"queue of {q.tile!r}: stage {consumer!r} loops over none of {', '.join(axes)}, so it"
                 " takes all tiles at once, and how many is not known",
                 "let the queue be in DRAM, or loop over it",
             )
-        need = made + taken - gcd(made, taken)
+        made, taken = in_flight([first, last], blocks(axes, size) if len(axes) > 1 else [])
+        need = least_depth(made, taken)
         if q.depth < need:
             raise VerifyError(
                 f"queue of {q.tile!r} has depth {q.depth} < {need}: the workers of stage {q.producer!r} make {made} at"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from tilestream.ir.pipeline import Pipeline, Transport
 
@@ -19,17 +20,27 @@ def after(p: Pipeline, *, on_chip: bool = False) -> dict[str, set[str]]:
 def between(p: Pipeline, start: str, end: str) -> set[str]:
     """Stages on a way from ``start`` to ``end``, these two apart."""
     following = after(p)
+    return {s for s in reached(following, start) if end in reached(following, s)}
 
-    def reach(at: str) -> set[str]:
-        found: set[str] = set()
-        todo = [at]
-        while todo:
-            new = following[todo.pop()] - found
-            found |= new
-            todo += new
-        return found
 
-    return {s for s in reach(start) if end in reach(s)}
+def beside(p: Pipeline, start: str, end: str) -> set[str]:
+    """Stages on other ways to ``end``, of what is on its way to ``start`` or made there: tiles that come straight from
+    ``start`` wait for them."""
+    following = after(p)
+    early = {s for s in following if start in reached(following, s)} | {start}
+    late = {s for a in early for s in reached(following, a)} - early
+    return {s for s in late if end in reached(following, s)}
+
+
+def reached(following: Mapping[str, set[str]], start: str) -> set[str]:
+    """The stages behind ``start``, ``following`` being those that take tiles from each."""
+    found: set[str] = set()
+    todo = [start]
+    while todo:
+        new = following.get(todo.pop(), set()) - found
+        found |= new
+        todo += new
+    return found
 
 
 def longest(p: Pipeline, start: str, end: str) -> int:
@@ -60,3 +71,22 @@ def levels(p: Pipeline) -> dict[str, int]:
         if found == before:
             break
     return found
+
+
+def heaviest(p: Pipeline, end: str, weight: Mapping[str, int]) -> int:
+    """The most that stages on one way to ``end`` weigh together, of those that have a weight."""
+    known: dict[str, int] = {}
+
+    def behind(name: str) -> int:
+        if name not in known:
+            known[name] = max(
+                (
+                    weight[q.producer] + behind(q.producer)
+                    for q in p.queues
+                    if name in q.consumers and q.producer in weight
+                ),
+                default=0,
+            )
+        return known[name]
+
+    return behind(end)

@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from tilestream.graph.costs import flops
-from tilestream.graph.costs.table import GEMMS, Kind, row
+from tilestream.graph.costs.table import GEMMS, Eager, Kind, row
 from tilestream.graph.costs.work import (
     elements,
-    factors,
     gemm,
     goes_over,
+    layout,
     operands,
     query_key,
     reduced,
@@ -113,7 +113,7 @@ def _product(node: fx.Node, amount: int, touched: Moved, tf32: bool) -> Kernel:
         if attention is not None:
             return _kernel((node,), attention, touched)
     batch, m, n, k = _sizes(node, amount)
-    return _kernel((node,), _on_cores(Product(batch, m, n, k, dtype_of(_first(node)), _layout(node)), tf32), touched)
+    return _kernel((node,), _on_cores(Product(batch, m, n, k, dtype_of(_first(node)), layout(node)), tf32), touched)
 
 
 def _first(node: fx.Node) -> object:
@@ -142,24 +142,6 @@ def _sizes(node: fx.Node, amount: int) -> tuple[int, int, int, int]:
     return 1, m, max(1, n), max(1, round(amount / (2 * m * max(1, n))))
 
 
-def _layout(node: fx.Node) -> str:
-    """How the operands lie: ``nt`` a linear's, ``tn`` a weight gradient's, else ``nn``."""
-    kind = packet(node)
-    if kind not in GEMMS:
-        return "nn"
-    if kind is aten.linear:
-        return "nt"
-    first, second = factors(node)
-    if _transposed(first):
-        return "tn"
-    return "nt" if _transposed(second) else "nn"
-
-
-def _transposed(operand: object) -> bool:
-    like = value(operand) if isinstance(operand, fx.Node) else None
-    return like is not None and like.dim() >= 2 and hint(like.stride(-2)) == 1 and hint(like.shape[-1]) > 1
-
-
 def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
     both = query_key(node)
     if both is None:
@@ -178,7 +160,7 @@ def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
         return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
     width = float(hint(given.shape[-1])) if given.dim() else 1.0
     added = _given(node, given)
-    if row(packet(node)).label != "embedding backward":
+    if row(packet(node)).eager is not Eager.TABLE_GRADIENT:
         return (_kernel((node,), Own("scatter_add", size(added) / width, width), touched),)
     whole, itemsize = size(made[0]), made[0].element_size()
     parts = [

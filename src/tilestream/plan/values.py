@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from tilestream.graph.costs.table import FILLS, Kind, row
+from tilestream.graph.costs.table import FILLS, Eager, Kind, row
 from tilestream.graph.costs.work import elements, looked_up, size
 from tilestream.graph.nodes import computes, is_sym, packet, value
 
@@ -65,7 +65,7 @@ def _touched(node: fx.Node) -> float:
     entry = row(packet(node))
     if entry.kind is Kind.GATHER:
         return looked_up(node)
-    return elements(node) if entry.label == "index_put" else inf
+    return elements(node) if entry.eager is Eager.INDEX_GRADIENT else inf
 
 
 def _read(operand: fx.Node) -> Iterator[Read]:

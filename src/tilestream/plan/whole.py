@@ -24,6 +24,7 @@ from tilestream.plan.cost import predict
 from tilestream.plan.fusion import units
 from tilestream.plan.gradients import cost
 from tilestream.plan.library import eager_kernel, kernels
+from tilestream.plan.messages import sum_kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
@@ -148,9 +149,14 @@ def _graph_steps(
 ) -> Iterator[_Step]:
     chosen = {region.name: (region, candidate) for region, candidate in streamed}
     cache, readers = Cache(device), Readers(nodes)
+    # beside pipelines (``run.messages``); a graph that has none is Inductor's as it is
+    sums = sum_kernels(nodes[0].graph, readers) if streamed else {}
     for unit in units(nodes, {name: region.nodes for name, (region, _) in chosen.items()}):
         if not unit.region:
-            yield from _library(number, kernels(unit.nodes, readers, tf32), device, cache)
+            made = sums.get(unit.nodes[0])
+            if made is None:
+                made = kernels(unit.nodes, readers, tf32)
+            yield from _library(number, made, device, cache)
             continue
         touched = moved(unit.nodes, readers)
         cache.share(touched.reads, touched.writes)

@@ -13,22 +13,14 @@ from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten
 from tilestream.graph.sizes import same_size
 from tilestream.graph.sums import Part, Sum
+from tilestream.plan.scatter_cost import padding
 from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
-
-ROW_BYTES = 16
-"""Rows are read by lanes of so many bytes."""
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
 
 Layout = tuple[tuple[int, int], ...]
 """For each part of a sum, which rows of the matrix are its: every few ones, and from which."""
-
-
-def padding(s: Sum) -> int:
-    """Features that a row lacks to be read by whole lanes."""
-    size = s.node.meta["val"].element_size()
-    return -s.parts[0].features * size % ROW_BYTES // size
 
 
 class Sorted:

@@ -16,6 +16,7 @@ from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
 from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.plain import plain
+from tilestream.ir.rings import tiles_of
 from tilestream.ir.tileops import OPS
 from tilestream.simulator.by_index import by_index
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
@@ -195,5 +196,6 @@ def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Devi
 def _queue(p: Pipeline, q: Queue, size: Mapping[str, int], stages: Mapping[str, SimStage]) -> SimQueue:
     """A producing CTA's share of a tile is the payload; a step of either end is equally much as the whole is."""
     cluster = p.stage(q.producer).workers(Level.CLUSTER) if q.transport is Transport.DSM else 0
-    payload = through(p, q, size) / stages[q.producer].tiles
-    return SimQueue(q.producer, q.consumers, payload, depth=max(2, q.depth), cluster=cluster)
+    tiles = stages[q.producer].tiles
+    room = max(1, round(q.depth * tiles / tiles_of(p, q, size)))
+    return SimQueue(q.producer, q.consumers, through(p, q, size) / tiles, room=room, cluster=cluster)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tilestream.devices import Device
@@ -11,6 +11,9 @@ from tilestream.simulator.launch import MOST_TILES, LaunchResult, Series, simula
 from tilestream.simulator.workload import SimLaunch, Workload
 
 MOST_BINS = 512
+
+Bin = tuple[float, float, dict[str, float]]
+"""Of a series: start and end in seconds, and the share of each resource's rate."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def run(workload: Workload, device: Device, *, arbiter: str | None = None, most_
         raise WorkloadError(f"most_tiles is {most_tiles}", "use a number above 0")
     known: dict[SimLaunch, LaunchResult] = {}
     launches: list[LaunchRun] = []
-    series: list[tuple[float, float, dict[str, float]]] = []
+    ran: list[LaunchResult] = []
     now, events, tiles = 0.0, 0, 0
     exact = True
     for launch in workload.launches:
@@ -99,7 +102,7 @@ def run(workload: Workload, device: Device, *, arbiter: str | None = None, most_
             events, tiles = events + found.events, tiles + found.tiles
         exact = exact and found.coarse == 1
         launches.append(_launch(launch, found, now))
-        series += [(now + start, now + stop, shares) for start, stop, shares in found.bins]
+        ran.append(found)
         now += found.seconds
     total = {level: sum(r.bytes[level] for r in launches) for level in ("dram", "l2")}
     busy = {
@@ -111,7 +114,7 @@ def run(workload: Workload, device: Device, *, arbiter: str | None = None, most_
         device.name,
         now,
         tuple(launches),
-        joined(series, now, MOST_BINS),
+        joined(_series(launches, ran, now / MOST_BINS), now, MOST_BINS),
         total,
         sum(known[_anonymous(r)].bytes.flops for r in workload.launches),
         busy,
@@ -155,10 +158,19 @@ def _launch(launch: SimLaunch, found: LaunchResult, start: float) -> LaunchRun:
     return LaunchRun(launch.name, start, start + found.seconds, shares, levels, stages)
 
 
-def joined(series: Iterable[tuple[float, float, dict[str, float]]], end: float, most: int) -> Series:
+def _series(launches: Iterable[LaunchRun], ran: Iterable[LaunchResult], least: float) -> Iterator[Bin]:
+    """Of all launches; one bin of a launch that is no longer than ``least`` seconds."""
+    for launch, found in zip(launches, ran, strict=True):
+        if launch.seconds <= least:
+            yield launch.start_s, launch.end_s, launch.busy
+        else:
+            yield from ((launch.start_s + start, launch.start_s + stop, shares) for start, stop, shares in found.bins)
+
+
+def joined(series: Iterable[Bin], end: float, most: int) -> Series:
     """The series with bins joined so that there are at most about ``most``; shares are weighted by time."""
     least = end / most
-    made: list[tuple[float, float, dict[str, float]]] = []
+    made: list[Bin] = []
     for start, stop, shares in series:
         if made and stop - made[-1][0] <= least:
             first, middle, before = made[-1]

@@ -35,6 +35,21 @@ class Kind(StrEnum):
     OTHER = "other"  # scans, sorts, losses: what fits no pattern
 
 
+class Eager(StrEnum):
+    """PyTorch's own kernels of one operator, which what they issue bounds, not what they move."""
+
+    LAYER_NORM = "layer_norm"  # a CTA a row, and so are the next two
+    SOFTMAX = "softmax"
+    SOFTMAX_GRADIENT = "softmax_backward"
+    NORM_GRADIENT = "norm_gradient"  # that of the rows, then sums over them
+    SUM = "sum"  # over features or over rows
+    SCATTER_ADD = "scatter_add"  # an atomic an element
+    TABLE_GRADIENT = "table_gradient"  # zeros of the whole table, sorted indices, additions
+    INDEX_GRADIENT = "index_gradient"  # of ``x[index]``: sorts, an element at a time
+    CAT = "cat"  # a division an element where rows are no multiples of 16 bytes
+    LOOKUP = "lookup"
+
+
 @dataclass(frozen=True)
 class Row:
     """A family, a name, and the cost of what is no tile op.
@@ -42,6 +57,7 @@ class Row:
     Attributes:
         tile: the kind of tile op (``ir.tileops``) whose cost it has. Else ``lanes`` and ``special``: instructions an
             element that the fp32 lanes and the special function unit issue.
+        eager: the kernels that PyTorch has of its own for it, where these do not stream (``simulator.library.rows``).
         per: an element of the ``output``, or of the largest operand (``input``). For lookups and their gradients it is
             one that is looked up.
     """
@@ -52,6 +68,7 @@ class Row:
     lanes: float = 1.0
     special: float = 0.0
     per: str = "output"
+    eager: Eager | None = None
 
 
 CONVERSIONS = {aten._to_copy, aten.clone, aten.contiguous, aten.copy, aten.to}
@@ -79,12 +96,12 @@ _BACKWARD = (
     aten._scaled_dot_product_cudnn_attention_backward,
 )
 
-_GATHER = Row(Kind.GATHER, "gather")
+_GATHER = Row(Kind.GATHER, "gather", eager=Eager.LOOKUP)
 _EMBEDDING = replace(_GATHER, label="embedding")
-_TABLE_GRADIENT = Row(Kind.SCATTER, "embedding backward")
-_SCATTER_ADD = Row(Kind.SCATTER, "scatter add", per="input")
-_SUM = Row(Kind.REDUCTION, "sum", "sum", per="input")
-_SOFTMAX = Row(Kind.SOFTMAX, "softmax", "softmax")
+_TABLE_GRADIENT = Row(Kind.SCATTER, "embedding backward", eager=Eager.TABLE_GRADIENT)
+_SCATTER_ADD = Row(Kind.SCATTER, "scatter add", per="input", eager=Eager.SCATTER_ADD)
+_SUM = Row(Kind.REDUCTION, "sum", "sum", per="input", eager=Eager.SUM)
+_SOFTMAX = Row(Kind.SOFTMAX, "softmax", "softmax", eager=Eager.SOFTMAX)
 
 TABLE: dict[Any, Row] = {
     **dict.fromkeys((aten.mm, aten.addmm, aten.linear), Row(Kind.LINEAR, "linear")),
@@ -97,11 +114,13 @@ TABLE: dict[Any, Row] = {
     aten.native_dropout_backward: Row(Kind.ELEMENTWISE, "dropout backward", lanes=2),
     aten._softmax: _SOFTMAX,
     aten._safe_softmax: replace(_SOFTMAX, tile="", lanes=5, special=1),
-    aten._log_softmax: replace(_SOFTMAX, label="log_softmax"),
-    aten._softmax_backward_data: Row(Kind.SOFTMAX, "softmax backward", lanes=4),
+    aten._log_softmax: replace(_SOFTMAX, label="log_softmax", eager=None),
+    aten._softmax_backward_data: Row(Kind.SOFTMAX, "softmax backward", lanes=4, eager=Eager.SOFTMAX_GRADIENT),
     aten._log_softmax_backward_data: Row(Kind.SOFTMAX, "log_softmax backward", lanes=4, special=1),
-    aten.native_layer_norm: Row(Kind.NORM, "layer_norm", "layer_norm"),
-    aten.native_layer_norm_backward: Row(Kind.NORM, "layer_norm backward", lanes=16, per="input"),
+    aten.native_layer_norm: Row(Kind.NORM, "layer_norm", "layer_norm", eager=Eager.LAYER_NORM),
+    aten.native_layer_norm_backward: Row(
+        Kind.NORM, "layer_norm backward", lanes=16, per="input", eager=Eager.NORM_GRADIENT
+    ),
     aten._fused_rms_norm: Row(Kind.NORM, "rms_norm", "rms_norm"),
     aten._fused_rms_norm_backward: Row(Kind.NORM, "rms_norm backward", lanes=12, per="input"),
     aten.sum: _SUM,
@@ -110,13 +129,13 @@ TABLE: dict[Any, Row] = {
         op: replace(_SUM, label=label, tile="max")
         for op, label in ((aten.amax, "max"), (aten.amin, "min"), (aten.argmax, "argmax"), (aten.argmin, "argmin"))
     },
-    aten.cat: Row(Kind.CAT, "cat"),
-    aten.stack: Row(Kind.CAT, "stack"),
+    aten.cat: Row(Kind.CAT, "cat", eager=Eager.CAT),
+    aten.stack: Row(Kind.CAT, "stack", eager=Eager.CAT),
     **dict.fromkeys((aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only), _EMBEDDING),
     **dict.fromkeys((aten._embedding_bag_backward, aten.embedding_dense_backward), _TABLE_GRADIENT),
     aten.index: replace(_GATHER, label="index"),
     **dict.fromkeys((aten.index_select, aten.gather), _GATHER),
-    aten.index_put: Row(Kind.SCATTER, "index_put"),
+    aten.index_put: Row(Kind.SCATTER, "index_put", eager=Eager.INDEX_GRADIENT),
     **dict.fromkeys((aten.index_add, aten.scatter_add), _SCATTER_ADD),
     aten.slice_backward: Row(Kind.COPY, "slice backward"),
     aten.select_backward: Row(Kind.COPY, "select backward"),

@@ -65,6 +65,24 @@ def factors(node: fx.Node) -> tuple[object, object]:
     return first, second
 
 
+def layout(node: fx.Node) -> str:
+    """How a product's operands lie: ``nt`` a linear's, ``tn`` a weight gradient's, else ``nn``."""
+    kind = packet(node)
+    if kind not in GEMMS:
+        return "nn"
+    if kind is aten.linear:
+        return "nt"
+    first, second = factors(node)
+    if _transposed(first):
+        return "tn"
+    return "nt" if _transposed(second) else "nn"
+
+
+def _transposed(operand: object) -> bool:
+    like = value(operand) if isinstance(operand, fx.Node) else None
+    return like is not None and like.dim() >= 2 and hint(like.stride(-2)) == 1 and hint(like.shape[-1]) > 1
+
+
 def reduced(node: fx.Node) -> tuple[int, bool]:
     """Of a reduction: elements that go into one result, and whether its operand's first dimension is summed over."""
     inputs = operands(node)

@@ -6,6 +6,7 @@ stage before it and its operand never leaves the registers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from tilestream.ir.ways import between
@@ -17,6 +18,7 @@ from tilestream.simulator.workload import Engine
 ROW_BY_ROW = (Kind.ELEMENTWISE, Kind.REDUCTION, Kind.NORM, Kind.SOFTMAX)
 
 
+@lru_cache(maxsize=1024)
 def fuse_epilogues(p: Staged, graph: OperatorGraph) -> Staged:
     """Join each stage to the one before it, where ``fusable`` says so; then sums of gradients ride."""
     for name in p.names:

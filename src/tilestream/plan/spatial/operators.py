@@ -107,6 +107,11 @@ class Operator:
     source: str = ""
 
     @property
+    def node(self) -> fx.Node:
+        """The node that gives it its name and family."""
+        return next(n for n in self.nodes if n.name == self.name)
+
+    @property
     def bytes_read(self) -> float:
         """Distinct bytes of all operands; a value that is read twice counts once, at its larger part."""
         most: dict[str, float] = {}
@@ -124,9 +129,10 @@ class Operator:
         return self.bytes_read + self.bytes_written
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorGraph:
-    """Operators in a topological order (forward, then backward) and the values between them.
+    """Operators in a topological order (forward, then backward) and the values between them. Two are equal if they are
+    one: what is selected of it is remembered.
 
     ``recorded`` are the graphs that it is a view of.
 

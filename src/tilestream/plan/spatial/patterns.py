@@ -64,7 +64,7 @@ def _backward(op: Operator, graph: OperatorGraph) -> str:
     if op.kind is Kind.REDUCTION:
         return "b" if op.over_rows else "g"
     if op.kind is Kind.ELEMENTWISE:
-        if "backward" in op.label or "backward" in op.target:
+        if "backward" in op.target:
             return "e"
         return "m" if op.label.startswith("mul") else "a" if op.label.startswith("add") else OTHER
     return {Kind.BMM: "d", Kind.SOFTMAX: "s", Kind.NORM: "n", Kind.ATTENTION: "f"}.get(op.kind, OTHER)

@@ -9,8 +9,9 @@ from math import ceil, prod
 
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import sums
-from tilestream.ir.pipeline import Queue, Stage
-from tilestream.ir.ways import between
+from tilestream.ir.pipeline import Pipeline, Queue
+from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
+from tilestream.ir.ways import beside, heaviest
 from tilestream.plan.spatial.split_reductions import SUM_COLUMNS
 from tilestream.plan.spatial.staged import STREAM, Staged
 from tilestream.plan.spatial.tiling import Tile
@@ -22,11 +23,11 @@ def scheduled(p: Staged, tile: Tile, ctas: Mapping[str, int], limit: str = "") -
     for stage in p.pipeline.stages:
         loops = tuple(Loop(x.axis, _block(x.axis, tile)) for x in stage.loops)
         stage = replace(stage, loops=loops)
-        parts = _parts(_blocks(p, stage, tile), ctas[stage.name])
+        parts = _parts(_blocks(p, stage.name, tile), ctas[stage.name])
         mesh = tuple(Spread(Level.GRID, n, (axis,)) for axis, n in parts.items())
         stages.append(replace(stage, mesh=mesh))
     made = p.pipeline.with_stages(tuple(stages))
-    deep = tuple(replace(q, depth=_depth(replace(p, pipeline=made), q)) for q in made.queues)
+    deep = tuple(replace(q, depth=_depth(made, q)) for q in made.queues)
     return replace(p, pipeline=replace(made, queues=deep), columns=tile.columns, limit=limit)
 
 
@@ -38,7 +39,7 @@ def tile_of(p: Staged) -> Tile:
 
 def expressible(p: Staged, name: str, tile: Tile, most: int) -> Sequence[int]:
     """The numbers of CTAs of a stage, up to ``most``, that a mesh of its axes can have."""
-    return _sizes(tuple(_blocks(p, p.pipeline.stage(name), tile).values()), most)
+    return _sizes(tuple(_blocks(p, name, tile).values()), most)
 
 
 @lru_cache(maxsize=4096)
@@ -54,29 +55,38 @@ def _block(axis: str, tile: Tile) -> int:
     return tile.rows if axis == STREAM else 1
 
 
-def _blocks(p: Staged, stage: Stage, tile: Tile) -> dict[str, int]:
+def _blocks(p: Staged, name: str, tile: Tile) -> dict[str, int]:
     """Into how many parts CTAs can divide what a stage does, by axis, the best to divide first.
 
     Those of a stage that streams are dealt blocks of the streams, the one of most blocks first, and then divide the
     other axes of its result, the last by blocks of columns. Those of sums, which need all of the stream, divide the
     results.
     """
-    size = p.pipeline.sizes()
+    streams, own = _divisible(p, name)
+    dealt = {axis: ceil(size / _block(axis, tile)) for axis, size in streams.items()}
+    found = dict(sorted(dealt.items(), key=lambda item: -item[1]))
+    return found | {axis: ceil(size / (block or tile.columns)) for axis, (size, block) in own.items()}
+
+
+@lru_cache(maxsize=4096)
+def _divisible(p: Staged, name: str) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """The streams that CTAs of a stage are dealt, and the other axes that they divide, each with its size; of these
+    with their blocks too, 0 for those that the tile's columns are."""
+    size, stage = p.pipeline.sizes(), p.pipeline.stage(name)
     looped = {loop.axis for loop in stage.loops}
     products = [op for op in stage.ops if op.kind == "product"]
-    stationary = bool(products) and not p.is_partial(stage.name)
+    stationary = bool(products) and not p.is_partial(name)
     stationary &= all(not sums(op).isdisjoint(looped) for op in products)
     results = [op.out for op in products or stage.ops if op.out is not None]
     head = max(results, key=lambda tile: prod(a.size or 1 for a in tile.axes))
     own = [a.name for a in head.axes if a.name not in looped]
     if not stage.loops or stationary:
-        return {a: size[a] for a in own}
-    dealt = {a: ceil(size[a] / _block(a, tile)) for a in p.streams if a in looped}
-    found = dict(sorted(dealt.items(), key=lambda item: -item[1]))
-    if p.is_partial(stage.name):
-        return found | {a: ceil(size[a] / SUM_COLUMNS) for a in own}
+        return {}, {a: (size[a], 1) for a in own}
+    streams = {a: size[a] for a in p.streams if a in looped}
+    if p.is_partial(name):
+        return streams, {a: (size[a], SUM_COLUMNS) for a in own}
     whole = {a for op in stage.ops for a in sums(op)}
-    return found | {a: ceil(size[a] / (tile.columns if a == own[-1] else 1)) for a in own if a not in whole}
+    return streams, {a: (size[a], 0 if a == own[-1] else 1) for a in own if a not in whole}
 
 
 def _parts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
@@ -97,14 +107,20 @@ def _parts(blocks: Mapping[str, int], count: int) -> dict[str, int]:
     return best or {axis: first}
 
 
-def _depth(p: Staged, q: Queue) -> int:
-    """Room for two steps of both ends and of every stage on a longer way, and for all that a reader takes at once."""
-    stages = {s.name: s for s in p.pipeline.stages}
-    way = {q.producer, *q.consumers}.union(*(between(p.pipeline, q.producer, c) for c in q.consumers))
-    depth = 2 * sum(stages[s].replicas for s in way)
-    loop = {x.axis: x.tile for x in stages[q.producer].loops}
-    keyed = [a for a in stages[q.producer].defined()[q.tile].axes if a.name in loop]
-    looped = [{x.axis for x in stages[c].loops} for c in q.consumers]
-    if any(a.name not in axes for a in keyed for axes in looped):  # a reader that takes all at once
-        depth += prod(ceil((a.size or 1) / loop[a.name]) for a in keyed)
-    return depth
+def _depth(p: Pipeline, q: Queue) -> int:
+    """Room for two steps of the wider end (Kitsune 2.1: double buffers), and of every stage on the longest other way,
+    whose tiles these wait for (skip connections); at least what lets all of them go on, at most all that there is."""
+    axes, size = keyed(p, q), p.sizes()
+    many = blocks(axes, size)
+
+    def step(name: str) -> list[int]:
+        return at_once(p.stage(name), axes, size) or many
+
+    least = most = 1
+    for consumer in q.consumers:
+        late = sorted(beside(p, q.producer, consumer))
+        made, taken, *others = in_flight([step(name) for name in (q.producer, consumer, *late)], many)
+        waited = heaviest(p, consumer, dict(zip(late, others, strict=True)))
+        least = max(least, made + waited + taken if waited else least_depth(made, taken))
+        most = max(most, 2 * (max(made, taken) + waited))
+    return max(least, min(most, prod(many)))

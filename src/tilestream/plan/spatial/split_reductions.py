@@ -8,6 +8,7 @@ the reduced dimension a source of parallelism.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 
 from tilestream.ir.axes import View, along
@@ -32,6 +33,7 @@ def splits(op: Operator) -> bool:
     return op.over_rows and op.kind is Kind.REDUCTION
 
 
+@lru_cache(maxsize=1024)
 def split_reductions(p: Staged) -> Staged:
     """A stage behind each that ``splits``: it takes what all CTAs of that one have summed, and stores it."""
     stages: list[Stage] = []

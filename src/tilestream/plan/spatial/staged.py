@@ -30,9 +30,9 @@ PARTIAL_BYTES = 4
 """Of an element of a partial sum: they are fp32."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Staged:
-    """``node`` as a pipeline.
+    """``node`` as a pipeline. Two are equal if they are one: what follows from it is remembered.
 
     Attributes:
         operators: those of each stage by its name, the first with its epilogue behind it. One that two stages have is

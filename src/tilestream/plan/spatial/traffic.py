@@ -3,6 +3,9 @@
 Every launch reads each value that it does not make itself once, and writes each of its results that is needed
 outside. Values between operators of one launch never leave the chip. What the L2 keeps from one launch to the next
 is not credited, neither to the baseline nor to fusion: the sizes of Table 2 would otherwise decide, not the fusion.
+
+``saves=False`` counts as if the forward graph were an inference engine's: what passes inside of a launch is not
+written, though the backward graph reads it.
 """
 
 from __future__ import annotations
@@ -12,20 +15,20 @@ from collections.abc import Collection, Iterable, Sequence
 from tilestream.plan.spatial.operators import Operator, OperatorGraph
 
 
-def launch_bytes(graph: OperatorGraph, ops: Sequence[str]) -> float:
+def launch_bytes(graph: OperatorGraph, ops: Sequence[str], saves: bool = True) -> float:
     """Bytes that the operators ``ops``, run as one launch, read from and write to DRAM."""
-    return sum(reads(graph, ops).values()) + sum(writes(graph, ops).values())
+    return sum(reads(graph, ops).values()) + sum(writes(graph, ops, saves).values())
 
 
-def traffic(graph: OperatorGraph, units: Iterable[Sequence[str]]) -> float:
+def traffic(graph: OperatorGraph, units: Iterable[Sequence[str]], saves: bool = True) -> float:
     """Bytes of all launches; ``units`` holds each operator once."""
-    return sum(launch_bytes(graph, ops) for ops in units)
+    return sum(launch_bytes(graph, ops, saves) for ops in units)
 
 
-def reduction(graph: OperatorGraph, units: Iterable[Sequence[str]]) -> float:
+def reduction(graph: OperatorGraph, units: Iterable[Sequence[str]], saves: bool = True) -> float:
     """Share of the bulk-synchronous traffic that ``units`` save: 0 to 1."""
     bulk = traffic(graph, [(op.name,) for op in graph])
-    return 1 - traffic(graph, units) / bulk if bulk else 0.0
+    return 1 - traffic(graph, units, saves) / bulk if bulk else 0.0
 
 
 def reads(graph: OperatorGraph, ops: Collection[str]) -> dict[str, float]:
@@ -40,7 +43,7 @@ def reads(graph: OperatorGraph, ops: Collection[str]) -> dict[str, float]:
     return most
 
 
-def writes(graph: OperatorGraph, ops: Collection[str]) -> dict[str, float]:
+def writes(graph: OperatorGraph, ops: Collection[str], saves: bool = True) -> dict[str, float]:
     """Bytes that ``ops``, as one launch, write: results that are read elsewhere, or saved, or results of the graph.
 
     A result that nothing reads is written too: its operator has no other purpose.
@@ -50,13 +53,12 @@ def writes(graph: OperatorGraph, ops: Collection[str]) -> dict[str, float]:
     for name in ops:
         op = graph[name]
         for value, size in zip(op.outputs, op.output_bytes, strict=True):
-            if leaves(graph, op, value, members):
+            if leaves(graph, op, value, members, saves):
                 found[value] = size
     return found
 
 
-def leaves(graph: OperatorGraph, op: Operator, value: str, members: Collection[str]) -> bool:
+def leaves(graph: OperatorGraph, op: Operator, value: str, members: Collection[str], saves: bool = True) -> bool:
     """Whether ``value``, a result of ``op``, is needed outside of ``members``."""
-    entry = graph.values[value]
-    readers = graph.consumers(value)
-    return entry.is_output or entry.saved or not readers or any(r.name not in members for r in readers)
+    readers = [r for r in graph.consumers(value) if saves or r.phase == op.phase]
+    return graph.values[value].is_output or not readers or any(r.name not in members for r in readers)

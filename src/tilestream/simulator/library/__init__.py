@@ -19,6 +19,8 @@ from tilestream.simulator.library.kernels import (
     closed_form_s,
     launches,
     seconds,
+    stage_of,
+    with_cached,
 )
 from tilestream.simulator.library.padding import as_inductor_runs
 from tilestream.simulator.library.products import Beside, Product, Tiling, tiling
@@ -49,7 +51,9 @@ __all__ = [
     "merge",
     "norm_gradient",
     "seconds",
+    "stage_of",
     "stream",
     "table_gradient",
     "tiling",
+    "with_cached",
 ]

@@ -29,11 +29,16 @@ PARTS = 8
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product, with what its epilogue computes: operations of all results together."""
+    """A matrix product, with what its epilogue computes: operations of all results together.
+
+    ``more_products`` of ``more_flops`` run in the same tiles, one after another: those of a vertically fused group.
+    """
 
     product: Product
     simt_ops: float = 0.0
     sfu_ops: float = 0.0
+    more_flops: float = 0.0
+    more_products: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,13 @@ class Kernel:
     def flops(self) -> float:
         """Of tensor cores."""
         work = self.work
-        return work.product.flops if isinstance(work, Gemm) else work.flops if isinstance(work, Attention) else 0.0
+        return (
+            work.product.flops + work.more_flops
+            if isinstance(work, Gemm)
+            else work.flops
+            if isinstance(work, Attention)
+            else 0.0
+        )
 
 
 class Cache:
@@ -121,7 +132,8 @@ def stage_of(kernel: Kernel, device: Device) -> SimStage:
     work, read, written = kernel.work, kernel.read, kernel.written
     named = {"ops": kernel.ops or (kernel.name,), "source": kernel.source}
     if isinstance(work, Gemm):
-        beside = Beside(work.simt_ops, work.sfu_ops, read, written)
+        more = {"more_flops": work.more_flops, "more_products": work.more_products}
+        beside = Beside(work.simt_ops, work.sfu_ops, read, written, **more)
         return gemm(kernel.name, work.product, device, beside, **named)
     if isinstance(work, Own):
         over = Rows(work.rows, work.features, read, written, work.touched)

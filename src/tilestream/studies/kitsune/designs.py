@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
@@ -19,11 +19,11 @@ from tilestream.plan.spatial.patterns import DEEP, KITSUNE, VERTICAL, WHOLE, Pat
 from tilestream.plan.spatial.selection import Selection, SfNode, schedule, select
 from tilestream.plan.spatial.split_reductions import split_reductions
 from tilestream.plan.spatial.staged import NoSentence, Staged, staged
-from tilestream.plan.spatial.traffic import traffic
+from tilestream.plan.spatial.traffic import reads, traffic, writes
 from tilestream.simulator.launch import simulate
+from tilestream.simulator.library import Cache, with_cached
 from tilestream.simulator.tables import spilled_bytes
 from tilestream.simulator.workload import Engine, SimLaunch, Workload
-from tilestream.studies.kitsune.reuse import cached_shares, with_cached
 from tilestream.studies.kitsune.workloads import library_kernels
 
 
@@ -116,7 +116,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
             the paper's spatial pipelines; ``deep``, with longer pipelines in the backward graph; ``whole``, every
             MLP whose rows one CTA holds as one kernel, as this compiler fuses; ``mixed``, whatever of all this is the
             fastest for a region.
-        reuse: credit every launch for what the L2 keeps from those before it (``reuse.cached_shares``).
+        reuse: credit every launch for what the L2 keeps from those before it (``simulator.library.Cache``).
 
     Raises:
         OptionError: no such execution.
@@ -146,17 +146,21 @@ def select_deep(d: Design) -> Design:
     return _selected(d, DEEP)
 
 
-def _selected(d: Design, library: Sequence[Pattern]) -> Design:
-    """What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
+def _selected(d: Design, library: tuple[Pattern, ...]) -> Design:
+    selection, groups = _staged(d.graph, library)
+    return replace(d, selection=selection, groups=groups)
+
+
+@lru_cache(maxsize=8)
+def _staged(graph: OperatorGraph, library: tuple[Pattern, ...]) -> tuple[Selection, tuple[Staged, ...]]:
+    """Of any device. What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
     refused: dict[str, str] = {}
     while True:
-        selection = select(d.graph, library, refused)
+        selection = select(graph, library, refused)
         try:
-            groups = tuple(staged(node, d.graph) for node in selection.nodes)
+            return selection, tuple(staged(node, graph) for node in selection.nodes)
         except NoSentence as why:
             refused[why.op.name] = why.reason
-        else:
-            return replace(d, selection=selection, groups=groups)
 
 
 def select_whole(d: Design) -> Design:
@@ -279,12 +283,13 @@ def lower(d: Design) -> Design:
     """Launches for the simulator, in an order in which they can run. A pipeline of one stage is one kernel."""
     pipelines = {p.node.ops: p for p in d.groups if _is_kernel(p)}
     launches: list[SimLaunch] = []
-    shares = cached_shares(d.graph, d.units, d.device) if d.reuse else [0.0] * len(d.units)
-    for ops, share in zip(d.units, shares, strict=True):
+    cache = Cache(d.device)
+    for ops in d.units:
         if ops in pipelines:
             made = (launch(pipelines[ops], d.graph, d.device),)
         else:
             made = library_kernels(ops, d.graph, d.device)
+        share = cache.share(reads(d.graph, ops).items(), writes(d.graph, ops).items()) if d.reuse else 0.0
         launches += [with_cached(kernel, share) for kernel in made]
     return replace(d, workload=Workload(f"{d.graph.name} {d.graph.mode} {d.execution}", tuple(launches)))
 

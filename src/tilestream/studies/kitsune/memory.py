@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import fx
 
-from tilestream.graph.costs.table import Kind, row
+from tilestream.graph.costs.table import Eager, Kind, row
 from tilestream.graph.costs.work import looked_up
 from tilestream.graph.nodes import VIEWS, packet
 from tilestream.graph.nodes import value as tensor
@@ -48,7 +48,7 @@ class Memory:
                 continue
             value = _value(key, like, _stored_dtype(node) if key == node.name else like.dtype)
             size = self._written(node, value.bytes)
-            if row(packet(node)).label == "embedding backward":
+            if row(packet(node)).eager is Eager.TABLE_GRADIENT:
                 value = _value(key, like, like.dtype, size=int(size))  # rows of the gradient, not the whole table
             self._add(value, like)
             written.append((key, size))
@@ -86,7 +86,7 @@ class Memory:
 
     def _written(self, node: fx.Node, whole: float) -> float:
         """Bytes written: a scatter into what exists, or into rows of a gradient, writes what it is given."""
-        if row(packet(node)).label == "embedding backward":
+        if row(packet(node)).eager is Eager.TABLE_GRADIENT:
             gradient = node.all_input_nodes[0]
             return min(float(whole), looked_up(node) * self.itemsize[self.sources[gradient][0].node])
         if packet(node) is not aten.index_put:

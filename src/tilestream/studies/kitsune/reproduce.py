@@ -104,6 +104,7 @@ def _row(ours: RowRuns, stated: paper.Table2Row) -> dict[str, Any]:
         "label": stated.label,
         "paper": {name: getattr(stated, name) for name in COLUMNS},
         "unfused": dict(ours.unfused),
+        "other_counts": dict(ours.other_counts),
     }
     made["why"] = reasons.row(made)
     return made
@@ -161,9 +162,11 @@ def chosen(apps: Iterable[str], modes: Iterable[str]) -> list[paper.Table2Row]:
 
 def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRuns:
     """Capture, design and simulate one row of Table 2."""
+    from tilestream.plan.spatial.traffic import traffic as traffic_of
     from tilestream.studies.kitsune import design
     from tilestream.studies.kitsune.evaluate import evaluate
     from tilestream.studies.kitsune.graphs import table2_graph
+    from tilestream.studies.kitsune.table2 import other_counts
 
     graph = table2_graph(app, mode)
     phases = {op.name: str(op.phase) for op in graph.operators}
@@ -176,12 +179,15 @@ def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRun
             runs[variant, execution] = evaluate(made.workload, machine, phases=phases, **names)
             if variant == BASE:
                 fused[execution], traffic[execution] = made.fused, made.traffic_bytes
+            if variant == BASE and execution == VERTICAL:
+                traffic[execution] = traffic_of(graph, made.units, saves=False)
             if variant == BASE and execution == KITSUNE:
                 unfused = {e.op: e.reason for e in made.selection.exclusions}
                 names["execution"] = KITSUNE_FIFO
                 stock = variant_of(device, variant, False)
                 runs[variant, KITSUNE_FIFO] = evaluate(made.workload, stock, phases=phases, **names)
-    return RowRuns(app, mode, len(graph.operators), fused, traffic, runs, unfused)
+    counts = other_counts(graph) if mode == paper.TRAINING else {}
+    return RowRuns(app, mode, len(graph.operators), fused, traffic, runs, unfused, counts)
 
 
 def variant_of(device: str, variant: str, dual: bool) -> Device:

@@ -26,7 +26,8 @@ EXECUTIONS_SHOWN = (BULK, VERTICAL, KITSUNE, KITSUNE_FIFO, WHOLE, MIXED)
 class RowRuns:
     """All runs of one row of Table 2: ``runs[variant, execution]``.
 
-    Traffic is the design's own count of off-chip bytes by execution, before any effect of a cache.
+    Traffic is the design's own count of off-chip bytes by execution, before any effect of a cache; of vertical fusion
+    as ``table2`` counts it.
     """
 
     app: str
@@ -37,6 +38,8 @@ class RowRuns:
     runs: Mapping[tuple[str, str], Outcome]
     unfused: Mapping[str, str] = field(default_factory=dict)
     """Operators that Kitsune leaves alone, and why."""
+    other_counts: Mapping[str, float] = field(default_factory=dict)
+    """Of a training graph: percent of traffic saved, counted otherwise (``table2.other_counts``)."""
 
     @property
     def key(self) -> str:

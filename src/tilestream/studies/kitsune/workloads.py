@@ -1,4 +1,4 @@
-"""From designs to what the simulator runs: every launch of a bulk, vertical or spatial execution."""
+"""From designs to what the simulator runs: operators of a bulk or vertical execution as kernels of a library."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import replace
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.graph.costs.work import layout
 from tilestream.plan.spatial.operators import PRODUCTS, Kind, Operator, OperatorGraph
 from tilestream.plan.spatial.tiling import elements
 from tilestream.plan.spatial.traffic import reads, writes
-from tilestream.simulator.library import Beside, Product, gemm, launch, merge, stream
-from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS
-from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
+from tilestream.simulator.library import Attention, Gemm, Kernel, Product, Stream, launch, stage_of
+from tilestream.simulator.workload import SimLaunch
 
 
 def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) -> tuple[SimLaunch, ...]:
     """Operators as a library runs them: one kernel, or one a table where a counted operator stands for many tables."""
     op = graph[ops[0]]
     tables = len(op.outputs)
-    made = one_kernel(ops, graph, device)
+    kernel = kernel_of(ops, graph)
+    made = launch(kernel.name, stage_of(kernel, device), device)
     if len(ops) > 1 or tables == 1 or op.kind not in (Kind.GATHER, Kind.SCATTER):
         return (made,)
     (stage,) = made.stages
@@ -30,70 +31,30 @@ def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) ->
     return tuple(replace(made, name=f"{made.name}.{i}", stages=(share,)) for i in range(tables))
 
 
-def one_kernel(ops: Sequence[str], graph: OperatorGraph, device: Device) -> SimLaunch:
-    """Operators as one kernel of one stage: a bulk operator, or a vertically fused group.
-
-    Several products of a group run one after another in the same CTAs; the first one's tiles are the group's.
-    """
+def kernel_of(ops: Sequence[str], graph: OperatorGraph) -> Kernel:
+    """Operators as one kernel: a bulk operator, or a vertically fused group."""
     members = [graph[name] for name in ops]
-    read, written = sum(reads(graph, ops).values()), sum(writes(graph, ops).values())
-    simt = sum(op.simt_ops for op in members)
-    sfu = sum(op.sfu_ops for op in members)
     head = next((op for op in members if op.kind in PRODUCTS), members[0])
-    common = {"ops": tuple(ops), "source": head.source}
+    read, written = reads(graph, ops), writes(graph, ops)
+    name = ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}"
+    work = _work(head, members, graph, sum(read.values()))
+    return Kernel(name, work, tuple(read.items()), tuple(written.items()), tuple(ops), head.source)
+
+
+def _work(head: Operator, members: Sequence[Operator], graph: OperatorGraph, read: float) -> Gemm | Attention | Stream:
+    """Several products of a group run one after another in the same CTAs; the first one's tiles are the group's."""
+    simt, sfu = sum(op.simt_ops for op in members), sum(op.sfu_ops for op in members)
     if head.gemm is not None:
         more = sum(op.flops for op in members) - head.flops
         after = sum(op.kind in PRODUCTS for op in members) - 1 if more else 0
-        beside = Beside(simt, sfu, read, written, more_flops=more, more_products=after)
-        stage = gemm(head.name, product_of(head), device, beside, **common)
-    elif head.kind in PRODUCTS:
-        stage = _attention(head, read, written, device, common["ops"])
-    else:
-        touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
-        stage = stream(
-            head.name,
-            max(elements(op, graph) for op in members),
-            read,
-            written,
-            device,
-            touched=touched,
-            simt_ops=simt,
-            sfu_ops=sfu,
-            **common,
-        )
-    return launch(ops[0] if len(ops) == 1 else f"{ops[0]}..{ops[-1]}", stage, device)
+        return Gemm(product_of(head), simt, sfu, more, after)
+    touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
+    if head.kind in PRODUCTS:
+        return Attention(head.flops, head.dtype, max(1, head.tiles), head.simt_ops, head.sfu_ops, touched)
+    return Stream(max(elements(op, graph) for op in members), simt, sfu, touched=touched)
 
 
 def product_of(op: Operator) -> Product:
-    """The product of an operator, with the layout that its kind of operand has."""
+    """The product of an operator, with its operands as they lie."""
     assert op.gemm is not None
-    batch, m, n, k = op.gemm
-    layout = "tn" if op.over_rows else "nt" if op.label == "linear" else "nn"
-    return Product(batch, m, n, k, op.dtype, layout)
-
-
-def _attention(op: Operator, read: float, written: float, device: Device, ops: tuple[str, ...]) -> SimStage:
-    """Fused attention: tiles of queries, which read the keys and values of their head through the L2."""
-    tiles = max(1, op.tiles)
-    ctas = min(tiles, CTAS_PER_SM * device.sms)
-    merged = merge(tiles, ctas)
-    whole = TileWork(
-        tensor_flops=op.flops,
-        dtype=op.dtype if op.dtype in device.tensor_flops else "bf16",
-        simt_ops=op.simt_ops,
-        sfu_ops=op.sfu_ops,
-        l2_read=max(read, sum(x.touched for x in op.inputs)),
-        l2_write=written,
-        dram_read=read,
-        dram_write=written,
-    )
-    return SimStage(
-        op.name,
-        Engine.TENSOR,
-        merged,
-        ctas,
-        whole.scaled(1 / merged),
-        registers=REGISTERS,
-        ops=ops,
-        source=op.source,
-    )
+    return Product(*op.gemm, op.dtype, layout(op.node))

@@ -8,7 +8,9 @@ from math import prod
 from tilestream.graph.nodes import aten
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import Part, Sum
-from tilestream.run.sorted_sums import padding
+
+ROW_BYTES = 16
+"""Rows are read by lanes of so many bytes."""
 
 ATOMIC_US = 8e-6
 """An element that ``index_add`` takes (16 bits; 7.7e-6 to 9.1e-6). Inductor's gradient of a table takes twice as long,
@@ -58,3 +60,9 @@ def sort_us(sorted_edges: int) -> float:
 
 def edges(part: Part) -> int:
     return prod(map(hint, part.index.meta["val"].shape))
+
+
+def padding(s: Sum) -> int:
+    """Features that a row lacks to be read by whole lanes."""
+    size = s.node.meta["val"].element_size()
+    return -s.parts[0].features * size % ROW_BYTES // size

@@ -1,0 +1,147 @@
+"""Messages that are added to nodes beside regions: which of the sums are made in sorted order, and by what kernels.
+
+One predicate for all who ask: ``run.messages`` replaces these sums where the graph runs, ``plan.whole`` predicts them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tilestream.graph.nodes import aten
+from tilestream.graph.nodes import name as target_name
+from tilestream.graph.provenance import source
+from tilestream.graph.sizes import expression, hint
+from tilestream.graph.sums import Sum, first_alike, sums
+from tilestream.plan import scatter_cost
+from tilestream.plan.values import Readers, moved
+from tilestream.simulator.library import Kernel, Own
+
+MOST_ROW_BYTES = 8192
+"""Of a row: 512 lanes."""
+
+
+class SortedSums(NamedTuple):
+    """Sums of a graph that sums of sorted rows replace. Each of ``tables`` and ``paying`` shares one sort; those of one
+    of ``tables`` are one launch."""
+
+    tables: list[list[Sum]]
+    paying: list[list[Sum]]
+
+
+def sorted_sums(graph: fx.Graph) -> SortedSums:
+    """The sums of messages of a functional graph that are made in sorted order, since its time falls.
+
+    Args:
+        graph: ATen with ``val`` in its nodes' meta.
+    """
+    found = [s for s in sums(graph) if _row_bytes(s) <= MOST_ROW_BYTES]
+    if not found:
+        return SortedSums([], [])
+    same = first_alike(graph)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    tables = [together for together in _tables(found, places) if _pays(together, [together])]
+    taken = {s.node for together in tables for s in together}
+    several, paying = _paying([s for s in found if len(s.parts) > 1], same)
+    alone = [s for s in found if len(s.parts) == 1 and s.node not in taken]
+    alone += [one for s in several for one in s.separate]
+    paying += _paying(sorted(alone, key=lambda s: places[s.node]), same)[1]
+    return SortedSums(tables, paying)
+
+
+def _tables(found: Sequence[Sum], places: Mapping[fx.Node, int]) -> list[list[Sum]]:
+    """Gradients of tables whose rows lie in one matrix, as those of an interaction of their lookups do."""
+    by_matrix: dict[tuple[fx.Node, int], list[Sum]] = defaultdict(list)
+    for s in found:
+        (part, *others), count = s.parts, s.node.meta["val"].shape[0]
+        if part.node.target is aten.embedding_dense_backward.default and not others and isinstance(count, int):
+            by_matrix[part.matrix, part.features].append(s)
+    last = {matrix: max(places[s.node] for s in tables) for matrix, tables in by_matrix.items()}
+    return [
+        tables
+        for matrix, tables in by_matrix.items()
+        if len(tables) > 1 and all(places[user] > last[matrix] for s in tables for user in s.node.users)
+    ]
+
+
+def _paying(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node]) -> tuple[list[Sum], list[list[Sum]]]:
+    """Sums whose sort does not pay; and the others, together where they share one."""
+    by_sort: dict[tuple[Any, ...], list[Sum]] = defaultdict(list)
+    for s in found:
+        indices = tuple(same.get(p.index, p.index) for p in s.parts)
+        by_sort[indices, expression(s.node.meta["val"].shape[0])].append(s)
+    paying = [together for together in by_sort.values() if _pays(together[:1], [[s] for s in together])]
+    return [s for together in by_sort.values() if together not in paying for s in together], paying
+
+
+def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> bool:
+    """Whether sums in sorted order take less than atomics do, their one sort counted.
+
+    torch's own deterministic sums sort for each of them. There are no times of fp32 atomics.
+
+    Args:
+        sorted_together: whose rows are sorted; other sums along the same indices need no sort of their own.
+        launches: all sums, by the launch that makes them.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return True
+    if sorted_together[0].node.meta["val"].element_size() != 2:
+        return False
+    sort = scatter_cost.sort_us(sum(scatter_cost.edges(p) for s in sorted_together for p in s.parts))
+    gains = (sum(map(scatter_cost.atomics_us, one)) - scatter_cost.sum_us(one) for one in launches)
+    return sum(gains) > sort
+
+
+def _row_bytes(s: Sum) -> int:
+    return s.parts[0].features * s.node.meta["val"].element_size()
+
+
+def sum_kernels(graph: fx.Graph, readers: Readers) -> dict[fx.Node, tuple[Kernel, ...]]:
+    """What each addition that is made in sorted order becomes: a sort before the first of those that share it, a sum in
+    the place of the last one that it is made of, nothing elsewhere."""
+    tables, paying = sorted_sums(graph)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    made: dict[fx.Node, tuple[Kernel, ...]] = {}
+    for together, launches in [(t, [t]) for t in tables] + [(t, [[s] for s in t]) for t in paying]:
+        sort = (_sort(together if len(launches) == 1 else together[:1]),)
+        for launch in launches:
+            nodes = sorted((p.node for s in launch for p in s.parts), key=places.__getitem__)
+            made |= dict.fromkeys(nodes, ())
+            made[nodes[-1]] = (*sort, _sum(launch, nodes, readers))
+            sort = ()
+    return made
+
+
+def _sort(together: Sequence[Sum]) -> Kernel:
+    """int64 places of the edges and int32 starts of the nodes, of the indices of all parts."""
+    parts = [p for s in together for p in s.parts]
+    edges, node = float(sum(map(scatter_cost.edges, parts))), parts[0].node
+    read = tuple((p.index.name, scatter_cost.edges(p) * p.index.meta["val"].element_size()) for p in parts)
+    return _kernel(node, "sort", Own("sort", edges, 1.0), read, _order(together))
+
+
+def _sum(together: Sequence[Sum], nodes: Sequence[fx.Node], readers: Readers) -> Kernel:
+    """Rows and their places are read, each node's sum is written."""
+    parts = [p for s in together for p in s.parts]
+    indices, touched = {p.index.name for p in parts}, moved(nodes, readers)
+    edges = float(sum(map(scatter_cost.edges, parts)))
+    read = (*((name, size) for name, size in touched.reads if name not in indices), *_order(together))
+    work = Own("segment_sum", edges, float(parts[0].features))
+    return _kernel(nodes[-1], "sum", work, read, touched.writes)
+
+
+def _order(together: Sequence[Sum]) -> tuple[tuple[str, float], ...]:
+    name = ".".join(dict.fromkeys(p.index.name for s in together for p in s.parts))
+    edges = sum(scatter_cost.edges(p) for s in together for p in s.parts)
+    nodes = sum(hint(s.node.meta["val"].shape[0]) for s in together)
+    return (f"{name}.order", 8.0 * edges), (f"{name}.starts", 4.0 * (nodes + 1))
+
+
+def _kernel(
+    node: fx.Node, name: str, work: Own, reads: tuple[tuple[str, float], ...], writes: tuple[tuple[str, float], ...]
+) -> Kernel:
+    return Kernel(f"{node.name}.{name}", work, reads, writes, (target_name(node),), source(node))
