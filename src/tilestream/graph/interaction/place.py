@@ -1,0 +1,90 @@
+"""Puts our operators in the place of an interaction, and of its gradient where the graph has that too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
+from tilestream.graph.interaction.sites import Interaction, Vector
+from tilestream.graph.nodes import aten, packet
+
+
+def place(owner: fx.GraphModule, sites: Sequence[Interaction]) -> None:
+    """Replace each site by ``tilestream::interaction``, and its gradient by ``tilestream::interaction_backward``.
+
+    Rows of results are padded with zeros to 16 bytes, so that what reads them may do so in bulk: users get a slice.
+    """
+    for site in sites:
+        _place(owner.graph, site)
+    if sites:
+        owner.graph.eliminate_dead_code()
+        owner.graph.lint()
+        owner.recompile()
+
+
+def unpadded(node: fx.Node) -> fx.Node | None:
+    """The rows with their zeros, where a node is an interaction's result without them."""
+    if packet(node) is not aten.slice or node.args[1:3] != (1, 0):
+        return None
+    (whole,) = node.all_input_nodes[:1]
+    return whole if whole.target is INTERACTION else None
+
+
+def _place(graph: fx.Graph, site: Interaction) -> None:
+    made, pairs = site.result, (site.first, site.second)
+    with graph.inserting_before(made):
+        sources, indices = _operands(graph, site.vectors)
+        result = _call(graph, INTERACTION, (sources, indices, *pairs, site.head), made)
+        wanted = made.meta["val"].shape[1]
+        if result.meta["val"].shape[1] != wanted:
+            result = _call(graph, aten.slice.Tensor, (result, 1, 0, wanted), made)
+    made.replace_all_uses_with(result)
+    if site.gradient is None:
+        return
+    total = site.gradient.total
+    with graph.inserting_before(total):
+        rows = _call(graph, INTERACTION_BACKWARD, (sources, indices, *pairs, site.gradient.given), total)
+    for user in list(total.users):
+        if packet(user) is aten.select and user.args[1] in (1, -2):
+            with graph.inserting_before(user):
+                user.replace_all_uses_with(_call(graph, aten.select.int, (rows, 0, user.args[2]), user))
+    if any(packet(user) is not aten.select or user.users for user in total.users):
+        with graph.inserting_before(total):
+            turned = _call(graph, aten.permute.default, (rows, [1, 0, 2]), total)
+            whole = _call(graph, aten.clone.default, (turned,), total, memory_format=torch.contiguous_format)
+        total.replace_all_uses_with(whole)
+
+
+def _operands(graph: fx.Graph, vectors: Sequence[Vector]) -> tuple[list[fx.Node], list[fx.Node | None]]:
+    """Of each vector its rows and its index; equal steps from one node are taken once."""
+    made: dict[tuple[fx.Node, tuple], fx.Node] = {}
+
+    def stepped(node: fx.Node, vector: Vector) -> fx.Node:
+        if (node, vector.steps) not in made:
+            step = node
+            for target, args in vector.steps:
+                step = _call(graph, target, (step, *args), node)
+            made[node, vector.steps] = step
+        return made[node, vector.steps]
+
+    sources = [v.rows if v.index is not None else stepped(v.rows, v) for v in vectors]
+    return sources, [None if v.index is None else stepped(v.index, v) for v in vectors]
+
+
+def _call(graph: fx.Graph, target: Callable[..., Any], args: tuple, like: fx.Node, **keywords: Any) -> fx.Node:
+    """A call where the graph inserts, with a fake value, and where ``like`` came from."""
+    node = graph.call_function(target, args, keywords)
+    node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
+    fakes = map_arg(args, lambda n: n.meta["val"])
+    mode = next((m for n in node.all_input_nodes if (m := getattr(n.meta["val"], "fake_mode", None))), None)
+    if mode is None:  # on the meta device
+        node.meta["val"] = target(*fakes, **keywords)
+        return node
+    with mode:
+        node.meta["val"] = target(*fakes, **keywords)
+    return node
