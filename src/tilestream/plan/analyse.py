@@ -9,6 +9,7 @@ from typing import Any
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
+from tilestream.graph.interaction import place_all
 from tilestream.options import Options
 from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
@@ -38,7 +39,7 @@ def analyse(
     """
     options = options or Options()
     device = device or _device(options)
-    found = capture(model, inputs, keywords, training)
+    found = capture(model, inputs, keywords, training, place_all if options.interactions else None)
     made = of_graphs(model, found, options, device, training)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 

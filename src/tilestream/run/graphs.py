@@ -24,6 +24,7 @@ from tilestream.plan.cache import versions
 from tilestream.plan.gradient_launches import apart
 from tilestream.plan.planner import Plan
 from tilestream.run import gradients, prepare
+from tilestream.run.interaction import Choice, stream_interactions
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
 from tilestream.run.stopwatch import timed
@@ -50,6 +51,7 @@ class Compilation:
     patches: Mapping[str, Any] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
     gradients: list[Plan] = field(default_factory=list)
+    interactions: list[Choice] = field(default_factory=list)
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
@@ -68,7 +70,9 @@ class Compilation:
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def stream(self, graph: fx.GraphModule, kwargs: Mapping[str, Any]) -> bool:
-        """Put calls in the place of the graph's regions, and of its weight gradients; whether there are any.
+        """Put calls in the place of the graph's regions, weight gradients and interactions; whether there are any.
+
+        Interactions of training are in place already, since ``stream_joint``.
 
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
@@ -76,6 +80,8 @@ class Compilation:
         self.placed, self.gradients = [], []
         backward = bool(kwargs.get("is_backward"))
         try:
+            if kwargs.get("is_inference"):
+                self.interactions = stream_interactions(graph, False, self.options, self.target)
             if backward and narrow_products(graph.graph):
                 graph.recompile()
             with timed("regions"):
@@ -100,7 +106,11 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        return bool(self.placed or self.gradients)
+        return bool(self.placed or self.gradients or self.interactions)
+
+    def stream_joint(self, graph: fx.GraphModule) -> None:
+        """Put our operators in the place of the interactions of a joint graph, before it is cut."""
+        self.interactions = stream_interactions(graph, True, self.options, self.target)
 
     def choose(
         self,
@@ -110,7 +120,12 @@ class Compilation:
         inputs: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """The compiled graph that runs: with its regions, or without, where those do not pay for the whole."""
+        """The compiled graph that runs: with its regions, or without, where those do not pay for the whole.
+
+        Interactions of training are in both.
+        """
+        if not (self.placed or self.gradients or kwargs.get("is_inference")):
+            return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
     def keep(self) -> None:
@@ -120,7 +135,13 @@ class Compilation:
     def _whole(self) -> Whole:
         plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
-        return Whole(self.options, self.target, self.patches, [*plans, *self.gradients], originals)
+        launches = [*plans, *self.gradients]
+        return Whole(self.options, self.target, self.patches, launches, originals, self._beside_us)
+
+    @property
+    def _beside_us(self) -> float:
+        """What interactions gain in a graph of their own regions."""
+        return sum(made.gain_us for made in self.interactions)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

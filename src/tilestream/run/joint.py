@@ -27,12 +27,14 @@ class Partitioner(CustomPartitionerFn):
 
     def __init__(self, compilation: Compilation) -> None:
         self._least_rows, self._identity = least_rows(compilation.options), compilation.identity
+        self._stream = compilation.stream_joint
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+        self._stream(gm)  # first: what it joins is then no concatenation
         if split_joined(gm.graph, self._least_rows):
             gm.recompile()
         return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)

@@ -31,24 +31,33 @@ def stacked(sources: Sequence[Tensor], indices: Sequence[Tensor | None]) -> Tens
     return torch.stack(rows, 1)
 
 
+def picked(z: Tensor, first: Tensor, second: Tensor, head: int, pad: bool = True) -> Tensor:
+    """Of rows [batch, vectors, features]: row ``head``, the products of pairs of rows, and zeros up to 16 bytes."""
+    products = torch.bmm(z, z.transpose(1, 2))[:, first, second]
+    parts = [products, products.new_zeros(products.shape[0], -products.shape[1] % PIECE)] if pad else [products]
+    return torch.cat(parts if head < 0 else [z[:, head], *parts], 1)
+
+
+def multiplied(z: Tensor, first: Tensor, second: Tensor, given: Tensor) -> Tensor:
+    """Gradients of rows [batch, vectors, features] from those of products of pairs of them."""
+    square = z.new_zeros(z.shape[0], z.shape[1], z.shape[1])
+    every = torch.arange(z.shape[0], device=z.device).unsqueeze(1)
+    square = square.index_put((every, first, second), given, accumulate=True)
+    return torch.bmm(square, z) + torch.bmm(square.transpose(1, 2), z)
+
+
 def interaction(
     sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, head: int
 ) -> Tensor:
     """[batch, ``width``]: vector ``head``, then of each pair the product of its vectors, then zeros."""
-    z = stacked(sources, indices)
-    picked = torch.bmm(z, z.transpose(1, 2))[:, first, second]
-    parts = [picked, picked.new_zeros(len(picked), -picked.shape[1] % PIECE)]
-    return torch.cat(parts if head < 0 else [z[:, head], *parts], 1)
+    return picked(stacked(sources, indices), first, second, head)
 
 
 def interaction_backward(
     sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, given: Tensor
 ) -> Tensor:
     """[vectors, batch, features]: gradients of the vectors from those of the products, [batch, pairs]."""
-    z = stacked(sources, indices)
-    square = z.new_zeros(len(z), z.shape[1], z.shape[1])
-    square.index_put_((torch.arange(len(z), device=z.device).unsqueeze(1), first, second), given, accumulate=True)
-    return (torch.bmm(square, z) + torch.bmm(square.transpose(1, 2), z)).transpose(0, 1).contiguous()
+    return multiplied(stacked(sources, indices), first, second, given).transpose(0, 1).contiguous()
 
 
 def _shape(sources: list[Tensor], indices: list[Tensor | None], first: Tensor, second: Tensor, head: int) -> Tensor:

@@ -52,12 +52,14 @@ class Interaction:
     """Vectors, pairs of them, and the node whose value is their products.
 
     Args:
+        features: elements of a vector.
         first, second: integers [pairs], vectors of each pair.
         picked: the products [batch, pairs].
         joined: ``cat([vectors[head], picked], 1)``, where the graph has it; else ``head`` is -1.
     """
 
     vectors: tuple[Vector, ...]
+    features: int
     first: fx.Node
     second: fx.Node
     picked: fx.Node
@@ -99,10 +101,11 @@ def _site(picked: fx.Node) -> Interaction | None:
     if stack is None or not _fits(stack, picked, first, second):
         return None
     vectors = tuple(_vectors(stack))
-    if any(v.index is None and v.rows.meta["val"].dtype != stack.meta["val"].dtype for v in vectors):
+    like = stack.meta["val"]
+    if any(v.rows.meta["val"].dtype != like.dtype or v.rows.meta["val"].device != like.device for v in vectors):
         return None
     joined, head = _joined(picked, vectors)
-    return Interaction(vectors, first, second, picked, joined, head)
+    return Interaction(vectors, stack.meta["val"].shape[2], first, second, picked, joined, head)
 
 
 def _square_of(product: fx.Node) -> fx.Node | None:
