@@ -84,6 +84,7 @@ class Kernel:
     def text(self, warps: int) -> str:
         """The source for so many warps a CTA."""
         numbers = {"VECTORS": self.vectors, "FEATURES": self.features, "PAIRS": self.pairs, "HEAD": self.head}
+        numbers["BACKWARD"] = int(self.name == BACKWARD)
         shape = {"DTYPE": self.dtype, "WARPS": warps, "RESIDENT": self.resident(warps)}
         lines = [f"#define {name} {n}" for name, n in (*numbers.items(), *shape.items())]
         return "\n".join([*lines, '#include "interaction.cuh"', ""])

@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "ptx.cuh"
 
@@ -65,7 +64,8 @@ inline Meeting everybody;
 inline Warp* warps;
 inline thread_local int thread, block, blocks;
 inline thread_local u32 turn;
-inline thread_local std::vector<Copy> coming;
+inline thread_local Copy coming[4096];
+inline thread_local int copies;
 
 inline Warp& mine() { return warps[thread / 32]; }
 
@@ -133,14 +133,16 @@ TS_DEV void copy128(u32 to, const void* from, u32 bytes) {
   if ((u64)from % 16) ts_host::trap("a copy of 16 bytes is not aligned");
   char* const place = lanes_host::at(to, 16);
   for (int k = 0; k < 16; ++k) place[k] = (char)0xff;
-  lanes_host::coming.push_back({to, from, bytes});
+  if (lanes_host::copies == 4096) ts_host::trap("too many copies are under way");
+  lanes_host::coming[lanes_host::copies++] = {to, from, bytes};
 }
 TS_DEV void copies_here() {
-  for (const auto& c : lanes_host::coming) {
+  for (int n = 0; n < lanes_host::copies; ++n) {
+    const auto& c = lanes_host::coming[n];
     char* const place = lanes_host::at(c.to, 16);
     for (u32 k = 0; k < 16; ++k) place[k] = k < c.bytes ? ((const char*)c.from)[k] : 0;
   }
-  lanes_host::coming.clear();
+  lanes_host::copies = 0;
 }
 
 // ---- fragments

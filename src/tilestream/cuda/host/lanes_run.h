@@ -4,10 +4,9 @@
 // where those are in them. Addresses are offsets into the file; zero stays null.
 #pragma once
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-
-#include <thread>
 
 namespace ts_host {
 void trap(const char* what) {
@@ -17,6 +16,21 @@ void trap(const char* what) {
 }  // namespace ts_host
 
 namespace lanes_host {
+
+template <class P>
+struct Task {
+  const P* params;
+  void (*kernel)(const P);
+  int thread, block, blocks;
+  static void* run(void* given) {
+    const Task& task = *(const Task*)given;
+    lanes_host::thread = task.thread;
+    lanes_host::block = task.block;
+    lanes_host::blocks = task.blocks;
+    task.kernel(*task.params);
+    return nullptr;
+  }
+};
 
 template <class P>
 int run(char** argv, void (*kernel)(const P)) {
@@ -34,20 +48,17 @@ int run(char** argv, void (*kernel)(const P)) {
   }
   shared = (char*)std::aligned_alloc(1024, (shared_bytes + 1023) / 1024 * 1024);
   everybody.count = (u32)threads;
+  auto* const tasks = new Task<P>[threads];
+  auto* const running = new pthread_t[threads];
   for (int b = 0; b < count; ++b) {
     std::memset(shared, 0xff, shared_bytes);
     warps = new Warp[threads / 32];
     for (int w = 0; w < threads / 32; ++w) warps[w].ordered.count = warps[w].exchange.count = 32;
-    std::vector<std::thread> running;
-    for (int t = 0; t < threads; ++t)
-      running.emplace_back([&, t] {
-        thread = t;
-        block = b;
-        blocks = count;
-        turn = 0;
-        kernel(params);
-      });
-    for (auto& r : running) r.join();
+    for (int t = 0; t < threads; ++t) {
+      tasks[t] = {&params, kernel, t, b, count};
+      pthread_create(&running[t], nullptr, Task<P>::run, &tasks[t]);
+    }
+    for (int t = 0; t < threads; ++t) pthread_join(running[t], nullptr);
     delete[] warps;
   }
   return 0;

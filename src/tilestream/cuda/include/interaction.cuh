@@ -5,7 +5,7 @@
 // m16n8k16, the lower triangle of blocks alone; what is wanted of them is picked by the pairs and written 16 bytes a lane.
 // Warps share nothing but the table of pairs: while one multiplies, the others' rows are on their way.
 //
-// Compiled for DTYPE, VECTORS, FEATURES, PAIRS, HEAD (the vector that results start with, or -1) and WARPS a CTA, of which RESIDENT fit an SM.
+// Compiled forward or BACKWARD, for DTYPE, VECTORS, FEATURES, PAIRS, HEAD (the vector that results start with, or -1) and WARPS a CTA, of which RESIDENT fit an SM.
 #pragma once
 #include "lanes.cuh"
 
@@ -88,7 +88,7 @@ TS_DEV void copy_rows(const InteractionParams& p, const Names& names, int sample
   }
 }
 
-// ---- forward
+#if !BACKWARD
 
 // Where in a square of products each of the wanted ones is, in the order of results.
 TS_DEV void write_places(const InteractionParams& p, u32 table) {
@@ -183,7 +183,7 @@ TS_LANES_KERNEL(WARPS * 32, RESIDENT) tilestream_interaction(const TS_PARAM Inte
   }
 }
 
-// ---- backward: dZ = (G + G.T) Z, with G the gradients of the products where the pairs say
+#else  // dZ = (G + G.T) Z, with G the gradients of the products where the pairs say
 
 constexpr u32 NO_OTHER = 0x7fff, NOT_FIRST = 0x8000;
 
@@ -317,3 +317,5 @@ TS_LANES_KERNEL(WARPS * 32, RESIDENT) tilestream_interaction_backward(const TS_P
     lanes::together();
   }
 }
+
+#endif
