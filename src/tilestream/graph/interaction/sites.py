@@ -7,6 +7,7 @@ to one of the vectors. In a joint graph the gradient of all vectors is ``(G + G.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,13 @@ from tilestream.graph.sizes import same_size
 MOST_VECTORS, MOST_FEATURES, MOST_PAIRS = 64, 256, 4096
 PIECE = 8
 """Features come in multiples of so many elements, 16 bytes."""
+
+SAME = {
+    *(aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.clone, aten.detach, aten.alias),
+    *(aten.slice, aten.slice_backward),
+}
+"""Operators whose result is their operand where it has the same shape. Under symbolic batches ``z[:, i, j]`` has a
+slice of all samples."""
 
 Step = tuple[torch._ops.OpOverload, tuple[int, ...]]
 """An operator and its arguments behind the first."""
@@ -136,9 +144,8 @@ def _base(node: fx.Node) -> tuple[fx.Node, bool]:
 
 
 def _same(node: fx.Node) -> fx.Node:
-    """The node of which another is a view of the same shape."""
-    views = (aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.clone, aten.detach, aten.alias)
-    while packet(node) in views:
+    """The node of which another is a view of the same shape, or a copy."""
+    while packet(node) in SAME:
         before, after = value(node.all_input_nodes[0]), value(node)
         if before is None or after is None or before.dim() != after.dim():
             return node
@@ -232,13 +239,28 @@ def _block(part: fx.Node) -> Iterator[Vector]:
 
 def _lookup(part: fx.Node, dims: int) -> tuple[fx.Node | None, fx.Node | None]:
     """A table and an index of so many dimensions, where a node is rows that were looked up."""
-    if packet(part) is not aten.embedding:
+    if packet(part) is not aten.embedding and not _is_bag_of_one(part):
         return None, None
-    table, index = part.args[:2]
+    table, index = (part if packet(part) is aten.embedding else part.all_input_nodes[0]).args[:2]
     assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
     names = value(index)
     good = names is not None and names.dim() == dims and names.dtype in (torch.int64, torch.int32)
     return (table, index) if good else (None, None)
+
+
+def _is_bag_of_one(part: fx.Node) -> bool:
+    """Whether a node is the sums (means, maxima) of bags of one index each: offsets count up from 0 by 1."""
+    if part.target is not operator.getitem or part.args[1] != 0:
+        return False
+    bags = part.all_input_nodes[0]
+    if packet(bags) not in (aten._embedding_bag, aten._embedding_bag_forward_only):
+        return False
+    _, index, offsets = bags.all_input_nodes[:3]
+    weights, last, padding = argument(bags, 6, "", None), argument(bags, 7, "", False), argument(bags, 8, "", -1)
+    counted = packet(offsets) is aten.arange and offsets.target is aten.arange.start_step
+    each = counted and offsets.args[0] == 0 and argument(offsets, 2, "step", 1) == 1
+    alike = same_size(index.meta["val"].shape[0], offsets.meta["val"].shape[0])
+    return each and alike and weights is None and not last and padding == -1
 
 
 # -- what comes behind
@@ -272,9 +294,17 @@ def _gradient(graph: fx.Graph, site: Interaction) -> Gradient | None:
     return None
 
 
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Who reads a node, through views of its shape."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        found += _readers(user) if _same(user) is _same(node) else [user]
+    return found
+
+
 def _total(put: fx.Node, stack: fx.Node) -> fx.Node | None:
     """``G Z + (Z.T G).T``, where that is all that G is for."""
-    products = list(put.users)
+    products = _readers(put)
     if len(products) != 2 or any(packet(p) is not aten.bmm for p in products):
         return None
     sides = {tuple(_operands(p)): p for p in products}
