@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,11 +211,19 @@ def test_nothing_of_the_vectors_is_saved(quick: list[fx.GraphModule]) -> None:
     results(compiled(Recommender().bfloat16(), interactions=True, cache=False), inputs(40), True)
     forward, backward = quick
     (call,) = calls(forward.graph, INTERACTION)
-    saved = forward.graph.find_nodes(op="output")[0].args[0]
+    saved: Any = forward.graph.find_nodes(op="output")[0].args[0]
     assert call in saved  # with its zeros, which the gradient of the layer behind it reads in bulk
     assert not [n for n in saved if isinstance(n, fx.Node) and n.meta["val"].dim() == 3]
     (gradient,) = calls(backward.graph, INTERACTION_BACKWARD)
-    assert {n.op for n in gradient.args[0]} == {"placeholder"}  # pyright: ignore[reportGeneralTypeIssues]
+    sources: Any = gradient.args[0]
+    assert {n.op for n in sources} == {"placeholder"}
+
+
+def test_the_example_of_the_page(quick: list[fx.GraphModule]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "interaction.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "docs/interaction.md", "exec"), {"__name__": "page"})
+    assert [len(calls(g.graph, INTERACTION)) for g in quick] == [1, 0]
 
 
 def test_off_by_default(quick: list[fx.GraphModule]) -> None:

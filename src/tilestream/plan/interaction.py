@@ -92,24 +92,24 @@ def sizes_of(
 
 def of_node(node: fx.Node) -> Sizes:
     """Of a call of one of ``TARGETS`` in a graph with fake values."""
-    sources, indices = ([None if x is None else x.meta["val"] for x in part] for part in node.args[:2])  # pyright: ignore
+    sources, indices = (_listed(node, k) for k in range(2))
     made, first = node.meta["val"], node.args[2]
     forward = node.target is INTERACTION
     head = node.args[4] if forward else -1
     assert isinstance(first, fx.Node) and isinstance(head, int)
-    return sizes_of(sources, indices, first.meta["val"], head, hint(made.shape[0 if forward else 1]))
+    fakes, names = [s.meta["val"] for s in sources if s], [i.meta["val"] if i else None for i in indices]
+    return sizes_of(fakes, names, first.meta["val"], head, hint(made.shape[0 if forward else 1]))
 
 
 def moved_by(node: fx.Node) -> Moved:
     """Distinct bytes that a call reads and writes, by value: of a table, the rows that are looked up."""
     sizes = of_node(node)
     row = sizes.batch * sizes.features * sizes.element
-    sources, taken = set(node.args[0]), {}  # pyright: ignore[reportArgumentType]
+    sources, taken = _listed(node, 0), {}
     for operand in node.all_input_nodes:
         fake = value(operand)
         assert fake is not None
-        size = _bytes(fake)
-        times = sum(s is operand for s in node.args[0]) if operand in sources else 0  # pyright: ignore
+        size, times = _bytes(fake), sources.count(operand)
         taken[operand.name] = min(size, row * times) if times else size
     return Moved(tuple(taken.items()), ((node.name, float(_bytes(node.meta["val"]))),))
 
@@ -143,6 +143,13 @@ def library_s(sizes: Sizes, training: bool, device: Device) -> float:
         moved += 2 * sizes.rows_bytes + 4 * sizes.rows_bytes + 2 * SQUARES * square
         kernels += 5
     return moved / device.dram_bytes_per_s + kernels * device.launch_s
+
+
+def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
+    """An argument that is a list of tensors, or of none in their places."""
+    found = node.args[position]
+    assert isinstance(found, list | tuple)
+    return [x if isinstance(x, fx.Node) else None for x in found]
 
 
 def _bytes(fake: Tensor) -> float:

@@ -102,10 +102,10 @@ def choose(kind: Kind, options: Options, target: Target) -> Choice:
     if made is None:
         if measures:
             with prepare.kernels_kept(options, target):
-                made = Choice(*time_interaction(kind.sizes, kind.tables, kind.dtype, kind.training, target), True)
+                ours_us, library_us = time_interaction(kind.sizes, kind.tables, kind.dtype, kind.training, target)
         else:
-            seconds = (f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
-            made = Choice(*(1e6 * s for s in seconds))
+            ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
+        made = Choice(ours_us, library_us, measures)
         if options.cache:
             store_sealed(path, vars(made))
     _choices[key] = made

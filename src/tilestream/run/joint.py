@@ -39,6 +39,10 @@ class Partitioner(CustomPartitionerFn):
             gm.recompile()
         return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What torch's caches hash: a compilation is no part of it."""
+        return {"_least_rows": self._least_rows, "_identity": self._identity}
+
     def uuid(self) -> str:
         """What torch's caches know it by."""
         return self._identity

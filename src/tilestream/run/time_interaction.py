@@ -121,7 +121,8 @@ def library_forward(made: Operands, training: bool) -> Callable[[], object]:
         sources, names = values[: len(made.sources)], iter(values[len(made.sources) : -2])
         indices = [None if i is None else next(names) for i in made.indices]
         rows = stacked(sources, indices)
-        result = picked(rows, *values[-2:], made.head, pad=False)
+        first, second = values[-2:]
+        result = picked(rows, first, second, made.head, pad=False)
         return [result, rows] if training else [result]
 
     return _compiled(run, [*made.sources, *looked_up, made.first, made.second])
@@ -130,7 +131,12 @@ def library_forward(made: Operands, training: bool) -> Callable[[], object]:
 def library_backward(made: Operands) -> Callable[[], object]:
     """Gradients of the rows from rows that were saved, by Inductor."""
     rows = stacked(made.sources, made.indices)
-    return _compiled(lambda z, *rest: [multiplied(z, *rest)], [rows, made.first, made.second, made.given])
+
+    def run(*values: Tensor) -> list[Tensor]:
+        z, first, second, given = values
+        return [multiplied(z, first, second, given)]
+
+    return _compiled(run, [rows, made.first, made.second, made.given])
 
 
 def _compiled(run: Callable[..., list[Tensor]], values: Sequence[Tensor]) -> Callable[[], object]:

@@ -260,7 +260,7 @@ def _is_bag_of_one(part: fx.Node) -> bool:
     counted = packet(offsets) is aten.arange and offsets.target is aten.arange.start_step
     each = counted and offsets.args[0] == 0 and argument(offsets, 2, "step", 1) == 1
     alike = same_size(index.meta["val"].shape[0], offsets.meta["val"].shape[0])
-    return each and alike and weights is None and not last and padding == -1
+    return bool(each and alike and weights is None and last is False and padding == -1)
 
 
 # -- what comes behind
