@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from tilestream import devices
-from tilestream.errors import OptionError
-from tilestream.graph.capture import boxed
+from tilestream.errors import OptionError, PlanError
+from tilestream.graph.capture import boxed, capture
 from tilestream.graph.interaction import (
     INTERACTION,
     INTERACTION_BACKWARD,
@@ -34,7 +34,9 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.interaction import Sizes, library_s, ours_s
 from tilestream.run import epilogues, fallback, inductor, oracle
 from tilestream.run import interaction as kernels
+from tilestream.run import time_interaction as timing
 from tilestream.run.target import Target
+from tilestream.run.timing import Captured
 
 DLRM = Sizes(32768, 27, 128, 351, 0, 26)
 
@@ -307,3 +309,59 @@ def test_the_operators_meaning() -> None:
         z = [s[b] if i is None else s[i[b]] for s, i in zip(sources, indices, strict=True)]
         want = [float(z[i].double() @ z[j].double()) for i, j in zip(first, second, strict=True)]
         torch.testing.assert_close(got[b], torch.cat([z[2].double(), torch.tensor([*want, *[0.0] * 6]).double()]))
+
+
+# -- timing
+
+
+@pytest.mark.parametrize(("ours_us", "taken"), [(5.0, 1), (10.0, 0)])
+def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_choices", {})
+    monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(kernels, "time_interaction", lambda *_: (ours_us, 10.0))
+    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
+    options = Options(interactions=True, cache_dir=tmp_path)
+    for found in (kernels.stream_interactions(_captured(), False, options, target) for _ in range(2)):
+        assert [(c.measured, c.gain_us) for c in found] == [(True, 5.0)] * taken
+    assert not kernels.stream_interactions(_captured(), False, Options(cache_dir=tmp_path), target)
+
+
+def _captured() -> fx.GraphModule:
+    return capture(Recommender().bfloat16(), inputs(64)).graphs[0]
+
+
+def test_the_librarys_way_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
+    assert [len(s) for s in made.sources] == [33, 20, 30, 40, 50] and made.indices[0] is None
+    result, rows = timing.library_forward(made, training=True)()  # pyright: ignore[reportGeneralTypeIssues]
+    (gradient,) = timing.library_backward(made)()  # pyright: ignore[reportGeneralTypeIssues]
+    assert rows.shape == (33, 5, 16)
+    assert torch.equal(result, INTERACTION(*made.ours, made.head)[:, :23])
+    assert torch.equal(gradient.transpose(0, 1), INTERACTION_BACKWARD(*made.ours, made.given))
+
+
+def test_wrong_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
+    right = INTERACTION(*made.ours, made.head)
+
+    class Replayed:
+        """Stands for a CUDA graph: writes what a kernel would."""
+
+        def __init__(self, value: Tensor) -> None:
+            self.value, self.out = value, value.clone()
+
+        def replay(self) -> None:
+            self.out.copy_(self.value)
+
+    def arm(value: Tensor) -> Any:
+        graph = Replayed(value)
+        return Captured(graph, graph.out, 1, lambda: None)  # pyright: ignore[reportArgumentType]
+
+    timing.check([arm(right), arm(INTERACTION_BACKWARD(*made.ours, made.given))], made)
+    unwritten = right.clone()
+    unwritten[3, 5] = float("nan")
+    for wrong in (right * 1.02, unwritten):
+        with pytest.raises(PlanError, match="an interaction computes a wrong result"):
+            timing.check([arm(wrong)], made)

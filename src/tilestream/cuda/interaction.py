@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -185,7 +185,7 @@ def parameters(
     return packed + struct.pack("<QQQQQqii", *pairs, given, out, record, given_stride, batch, wide)
 
 
-@lru_cache(maxsize=32)
+@cache  # captured graphs keep the record's address
 def _loaded(kernel: Kernel, device_index: int) -> tuple[beside.driver.Function, IndexRecord, int, int]:
     """The kernel on a device, what it leaves behind, its warps a CTA, and how many CTAs are resident at once."""
     warps = kernel.warps
