@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ from torch import Tensor, fx
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
+from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
+    ``interactions`` are those of an inference graph; ``rewritten`` says that a joint graph had some.
+
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
 
     Args:
@@ -52,6 +56,7 @@ class Compilation:
     placed: list[Placed] = field(default_factory=list)
     gradients: list[Plan] = field(default_factory=list)
     interactions: list[Choice] = field(default_factory=list)
+    rewritten: bool = False
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
@@ -82,17 +87,10 @@ class Compilation:
         try:
             if kwargs.get("is_inference"):
                 self.interactions = stream_interactions(graph, False, self.options, self.target)
-            if backward and narrow_products(graph.graph):
-                graph.recompile()
-            with timed("regions"):
-                normal, training = normalise(graph), not kwargs.get("is_inference", False)
-                summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
-                found = partition(normal, apart=apart(summed), training=training, backward=backward)
+            found, summed = self._found(graph, backward, training=not kwargs.get("is_inference", False))
             self._announce(found, backward)
             with timed("planning"):
-                if summed:
-                    gradients.prepare(summed, found, self.options, self.target)
-                prepare.prepare(found.regions, self.options, self.target)
+                self._prepare(found, summed)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
                 announce(
@@ -106,11 +104,27 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        return bool(self.placed or self.gradients or self.interactions)
+        return bool(self.placed or self.gradients or self.interactions or self.rewritten)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
-        self.interactions = stream_interactions(graph, True, self.options, self.target)
+        self.rewritten = bool(stream_interactions(graph, True, self.options, self.target))
+
+    def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        """Begin to compile what both graphs of a training step will want, before the first of them waits for it.
+
+        The graphs stay as they are. What goes wrong here costs nothing: streaming them will say it.
+        """
+        if not prepare.measures(self.options, self.target):
+            return
+        for graph, is_backward in ((forward, False), (backward, True)):
+            try:
+                own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+                found, summed = self._found(own, is_backward, training=True)
+                with timed("planning"):
+                    self._prepare(found, summed)
+            except Exception as failure:
+                log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
 
     def choose(
         self,
@@ -124,7 +138,7 @@ class Compilation:
 
         Interactions of training are in both.
         """
-        if not (self.placed or self.gradients or kwargs.get("is_inference")):
+        if self.rewritten and not (self.placed or self.gradients):
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
@@ -136,12 +150,23 @@ class Compilation:
         plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
         launches = [*plans, *self.gradients]
-        return Whole(self.options, self.target, self.patches, launches, originals, self._beside_us)
+        beside_us = sum(made.gain_us for made in self.interactions)
+        return Whole(self.options, self.target, self.patches, launches, originals, beside_us)
 
-    @property
-    def _beside_us(self) -> float:
-        """What interactions gain in a graph of their own regions."""
-        return sum(made.gain_us for made in self.interactions)
+    def _found(self, graph: fx.GraphModule, backward: bool, training: bool) -> tuple[Partition, list[GradientSite]]:
+        """The regions of a graph, which is brought into its normal form, and its weight gradients."""
+        if backward and narrow_products(graph.graph):
+            graph.recompile()
+        with timed("regions"):
+            normal = normalise(graph)
+            summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
+            return partition(normal, apart=apart(summed), training=training, backward=backward), summed
+
+    def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> None:
+        """Begin to compile the kernels that will be timed."""
+        if summed:
+            gradients.prepare(summed, found, self.options, self.target)
+        prepare.prepare(found.regions, self.options, self.target)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""
