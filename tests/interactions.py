@@ -32,7 +32,7 @@ class Case:
         rows = [self.batch, *(40 + 7 * v for v in range(1, self.vectors))]
         sources = [torch.randn(n, self.features, generator=generator).to(self.dtype) for n in rows]
         indices = [
-            torch.randint(n, (self.batch,), generator=generator, dtype=torch.int32 if v % 3 else torch.int64)
+            torch.randint(max(n, 1), (self.batch,), generator=generator, dtype=torch.int32 if v % 3 else torch.int64)
             for v, n in enumerate(rows)
         ]
         pairs = [(i, j) for i in range(self.vectors) for j in range(i + self.diagonal)]

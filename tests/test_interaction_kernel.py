@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from interactions import F16, Case
 
+from tilestream.cuda import interaction as launched
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
@@ -135,3 +137,52 @@ def test_machine_code_of_dlrms() -> None:
     assert len(code.having("LDSM")) == 128 // 16 * 2
     assert code.having("LDGSTS") and not code.having("LD.E", "ST.E", "LDL", "STL")
     assert kernel.warps * kernel.resident(kernel.warps) == 24
+
+
+# -- the launch, with a driver that only takes note
+
+
+class Noted:
+    """Stands for a loaded kernel."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[tuple[int, int], int, int]] = []
+
+    def blocks_per_sm(self, threads: int) -> int:
+        return 3 if threads == 256 else 1
+
+    def launch(self, grid: tuple[int, int], threads: int, stream: int, params: object) -> None:
+        self.launches.append((grid, threads, len(bytes(params))))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    made = Noted()
+    monkeypatch.setattr(launched.beside, "function", lambda *_: made)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    launched._loaded.cache_clear()
+    return made
+
+
+def test_as_many_ctas_as_there_are_samples_or_as_fit(noted: Noted) -> None:
+    for batch, ctas in ((1, 1), (17, 3), (5000, 396)):
+        case = Case(27, 128, batch)
+        out, back = launched.forward(*case.operands(), 0), launched.backward(*case.operands(), case.given())
+        assert out.shape == (batch, 480) and back.shape == (27, batch, 128)
+        assert noted.launches[-2:] == [((ctas, 1), 256, 27 * 32 + 56)] * 2
+    none = Case(27, 128, 0)
+    assert launched.forward(*none.operands(), 0).shape == (0, 480) and len(noted.launches) == 6
+
+
+def test_what_a_kernel_left_behind_is_raised_at_the_next_call(noted: Noted) -> None:
+    operands = SMALL.operands()
+    launched.forward(*operands, 0)
+    record = launched._loaded(Kernel(FORWARD, 5, 24, len(operands[2]), 0), 0).record
+    index = "the index of sample 7 into table 3 of an interaction is -4, and it has 50 rows"
+    for what, told in ((3, index), (5, "pair 7 of an interaction names vector -4, and there are 50")):
+        record.words[:] = torch.tensor([1, 7 << 32 | what, 50, -4])
+        with pytest.raises(InputError, match=told):
+            launched.forward(*operands, 0)
+    record.words.zero_()
+    assert len(noted.launches) == 1

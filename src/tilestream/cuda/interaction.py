@@ -121,25 +121,54 @@ def forward(
         InputError: an index of an earlier call named no row; the context is lost.
     """
     kernel = Kernel(FORWARD, len(sources), sources[0].shape[1], len(first), head, DTYPES[sources[0].dtype])
+    loaded = _ready(kernel, first.device)
     batch = _batch(sources, indices)
     out = torch.empty(batch, kernel.width, dtype=sources[0].dtype, device=sources[0].device)
-    _run(kernel, sources, indices, first, second, None, out, batch)
+    if batch:
+        _launch(loaded, sources, indices, first, second, None, out, batch)
     return out
 
 
 def backward(
     sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, given: Tensor
 ) -> Tensor:
-    """[vectors, batch, features]: gradients of every sample's rows, from those of its products [batch, pairs]."""
+    """[vectors, batch, features]: gradients of every sample's rows, from those of its products [batch, pairs].
+
+    Raises:
+        InputError: as ``forward``.
+    """
     kernel = Kernel(BACKWARD, len(sources), sources[0].shape[1], len(first), -1, DTYPES[sources[0].dtype])
+    loaded = _ready(kernel, first.device)
     batch = len(given)
     out = torch.empty(len(sources), batch, kernel.features, dtype=given.dtype, device=given.device)
-    _run(kernel, sources, indices, first, second, given, out, batch)
+    if batch:
+        _launch(loaded, sources, indices, first, second, given, out, batch)
     return out
 
 
-def _run(
-    kernel: Kernel,
+@dataclass(frozen=True)
+class _Loaded:
+    """A kernel on a device, what it leaves behind, its warps a CTA, and how many CTAs are resident at once."""
+
+    function: beside.driver.Function
+    record: IndexRecord
+    warps: int
+    resident: int
+
+
+def _ready(kernel: Kernel, device: torch.device) -> _Loaded:
+    """The kernel; before anything else asks a context that may be lost.
+
+    Raises:
+        InputError: an index of an earlier call named no row.
+    """
+    loaded = _loaded(kernel, device.index or 0)
+    loaded.record.check()
+    return loaded
+
+
+def _launch(
+    loaded: _Loaded,
     sources: Sequence[Tensor],
     indices: Sequence[Tensor | None],
     first: Tensor,
@@ -148,11 +177,6 @@ def _run(
     out: Tensor,
     batch: int,
 ) -> None:
-    if not batch:
-        return
-    device = out.device
-    loaded, record, warps, most = _loaded(kernel, device.index or 0)
-    record.check()
     rows = [_readable(t) for t in sources]
     names = [None if i is None else i.contiguous() for i in indices]
     pairs = [t.contiguous() for t in (first, second)]
@@ -161,12 +185,13 @@ def _run(
     packed = parameters(
         [(t.data_ptr(), 0 if i is None else i.data_ptr(), len(t), t.stride(0) * t.element_size(), _wide(i))
          for t, i in zip(rows, names, strict=True)],
-        [t.data_ptr() for t in pairs], 0 if given is None else given.data_ptr(), out.data_ptr(), record.address,
+        [t.data_ptr() for t in pairs], 0 if given is None else given.data_ptr(), out.data_ptr(), loaded.record.address,
         0 if given is None else given.stride(0) * given.element_size(), batch, _wide(first),
     )  # fmt: skip
     raw = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    loaded.launch((min(-(-batch // warps), most), 1), 32 * warps, stream, raw)
+    stream = torch.cuda.current_stream(out.device).cuda_stream
+    ctas = min(-(-batch // loaded.warps), loaded.resident)
+    loaded.function.launch((ctas, 1), 32 * loaded.warps, stream, raw)
 
 
 def parameters(
@@ -186,12 +211,11 @@ def parameters(
 
 
 @cache  # captured graphs keep the record's address
-def _loaded(kernel: Kernel, device_index: int) -> tuple[beside.driver.Function, IndexRecord, int, int]:
-    """The kernel on a device, what it leaves behind, its warps a CTA, and how many CTAs are resident at once."""
+def _loaded(kernel: Kernel, device_index: int) -> _Loaded:
     warps = kernel.warps
     function = beside.function(kernel.name, kernel.text(warps), device_index, kernel.shared_bytes(warps))
     sms = torch.cuda.get_device_properties(device_index).multi_processor_count
-    return function, IndexRecord(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps)
+    return _Loaded(function, IndexRecord(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps))
 
 
 def _batch(sources: Sequence[Tensor], indices: Sequence[Tensor | None]) -> int:
