@@ -60,7 +60,7 @@ def capture(
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
     training: bool = False,
-    rewrite: Rewrite | None = None,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
 ) -> Captured:
     """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
 
@@ -70,7 +70,8 @@ def capture(
 
     Args:
         training: with gradients, and the backward graphs for all that wants them; otherwise under ``torch.no_grad``.
-        rewrite: changes inference graphs, and joint ones before they are cut; the flag says that a graph is joint.
+        partition: cuts a joint graph into forward and backward, as AOTAutograd's ``partition_fn``; by default all that
+            the backward graph reads is saved.
 
     Raises:
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
@@ -81,15 +82,12 @@ def capture(
 
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        return _record(model, arguments, named, training, fakes, rewrite=rewrite)
+        return _record(model, arguments, named, training, fakes, partition=partition)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as failure:
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
-        return _record(model, inputs, keywords or {}, training, None, why, rewrite)
-
-
-Rewrite = Callable[[fx.GraphModule, bool], None]
+        return _record(model, inputs, keywords or {}, training, None, why, partition)
 
 
 @dataclass
@@ -100,7 +98,7 @@ class _Recorder:
     kinds: list[Kind] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     inside: int = 0
-    rewrite: Rewrite | None = None
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None
 
     def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -109,24 +107,16 @@ class _Recorder:
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             self.breaks.append(_told(reason.reason) + _where(reason.user_stack))
-
-        def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-            if self.rewrite is not None:
-                self.rewrite(joint, True)
-            return default_partition(joint, *args, **kwargs)
-
         compiler = aot_autograd(
             fw_compiler=self._keep("forward"),
             bw_compiler=self._keep("backward"),
             inference_compiler=self._keep("inference"),
-            partition_fn=partition,
+            partition_fn=self.partition or default_partition,
         )
         return self._counted(compiler(graph, example))
 
     def _keep(self, kind: Kind) -> Callable[..., Any]:
         def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            if self.rewrite is not None and kind == "inference":
-                self.rewrite(graph, False)
             self.graphs.append(normalise(graph))
             self.kinds.append(kind)
             return boxed(self._counted(fx.Interpreter(graph).boxed_run))
@@ -151,11 +141,11 @@ def _record(
     training: bool,
     fakes: contextlib.AbstractContextManager[Any] | None,
     ran: str = "",
-    rewrite: Rewrite | None = None,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
 ) -> Captured:
     from tilestream.graph.eager import Watch
 
-    recorder = _Recorder(rewrite=rewrite)
+    recorder = _Recorder(partition=partition)
     watch = Watch(lambda: recorder.inside > 0)
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)
