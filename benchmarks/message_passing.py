@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tilestream.apps.dlrm import CRITEO_ROWS
+from tilestream.plan.scatter_cost import BYTES_PER_US
 from tilestream.run import timing
-from tilestream.run.scatter_cost import BYTES_PER_US
 from tilestream.run.segments import segment_sum, segments
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

@@ -35,6 +35,8 @@ class Options:
             kernel reads them, as Hugging Face's GPT-2's, are copied once and not at every call.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
+        interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
+            Off: these kernels have not been measured on a GPU yet.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -51,13 +53,14 @@ class Options:
     any_order: bool = False
     constant_weights: bool = False
     effort: Effort = "measured"
+    interactions: bool = False
     fallback: bool = True
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, get_args(Target))
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
-        for name in ("measure", "cache", "any_order", "constant_weights", "fallback"):
+        for name in ("measure", "cache", "any_order", "constant_weights", "interactions", "fallback"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")
         if self.device is not None and not isinstance(self.device, str):

@@ -20,7 +20,7 @@ class BesideSource:
 
 
 @lru_cache(maxsize=32)
-def function(name: str, text: str, device_index: int) -> driver.Function:
+def function(name: str, text: str, device_index: int, shared_bytes: int = 0) -> driver.Function:
     """The kernel ``name`` of ``text``, compiled or found on disk, on a device."""
     driver.ensure_context(device_index)
-    return driver.Function(compiled(BesideSource(name, text)).cubin, name, 0)
+    return driver.Function(compiled(BesideSource(name, text, shared_bytes)).cubin, name, shared_bytes)

@@ -114,6 +114,11 @@ def computes(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_view(node) and not is_sym(node) and node.target is not operator.getitem
 
 
+def is_ours(node: fx.Node) -> bool:
+    """Whether a node calls an operator of this package, which runs as a kernel as it is."""
+    return getattr(node.target, "namespace", "") == "tilestream"
+
+
 def argument(node: fx.Node, position: int, key: str, default: object = None) -> object:
     """An argument by position or keyword."""
     if len(node.args) > position:

@@ -18,7 +18,18 @@ from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.kept import pieces
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
-from tilestream.graph.nodes import Unsupported, computes, is_gather, is_product, is_slice, is_sym, is_view, name, value
+from tilestream.graph.nodes import (
+    Unsupported,
+    computes,
+    is_gather,
+    is_ours,
+    is_product,
+    is_slice,
+    is_sym,
+    is_view,
+    name,
+    value,
+)
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
@@ -58,7 +69,7 @@ class Cut:
 class Partition:
     """A graph cut into regions and the rest.
 
-    ``operators`` counts the operators that compute: no views, no arithmetic on sizes.
+    ``operators`` counts the operators that compute: no views, no arithmetic on sizes, none of our own.
     """
 
     cuts: tuple[Cut, ...]
@@ -131,7 +142,7 @@ def partition(
         found.append(group)
         lowered.append((replace(region, name=f"{prefix}{len(lowered)}"), outputs))
     inside = {node for group in found for node in group}
-    compute = [n for n in nodes if computes(n)]
+    compute = [n for n in nodes if computes(n) and not is_ours(n)]
     exclusions = tuple(
         Exclusion(name(n), source(n), facts.reasons.get(n, POINTWISE)) for n in compute if n not in inside
     )

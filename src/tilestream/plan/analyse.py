@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import fx
+
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
+from tilestream.graph.interaction import place_all
 from tilestream.options import Options
 from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
@@ -40,9 +43,25 @@ def analyse(
     """
     options = options or Options()
     device = device or _device(options)
-    found = capture(model, inputs, keywords, training, Cutter(least_rows(options)) if training else None)
+    found = capture(model, inputs, keywords, training, _partition(options) if training else None)
+    if options.interactions:
+        for graph, kind in zip(found.graphs, found.kinds, strict=True):
+            if kind == "inference":
+                place_all(graph, joint=False)
     made = of_graphs(model, found, options, device, training)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
+
+
+def _partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+    """What cuts joint graphs, as a compilation does."""
+    cut = Cutter(least_rows(options))
+
+    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if options.interactions:
+            place_all(joint, joint=True)
+        return cut(joint, *args, **kwargs)
+
+    return partition
 
 
 def _device(options: Options) -> Device:

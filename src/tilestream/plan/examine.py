@@ -17,7 +17,7 @@ from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
-from tilestream.graph.nodes import computes
+from tilestream.graph.nodes import computes, is_ours
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
@@ -58,7 +58,7 @@ def of_graphs(
         )
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
-        compute = [n for n in nodes if computes(n)]
+        compute = [n for n in nodes if computes(n) and not is_ours(n)]
         outside = [n for n in compute if n not in inside]
         whole = Share(len(compute), sum(map(flops.of_node, compute)))
         graphs.append(GraphAnalysis(kind, whole, graph.graph))

@@ -32,6 +32,7 @@ from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
 from tilestream.graph.sizes import hint
+from tilestream.plan import interaction
 from tilestream.plan.values import Moved, Readers, moved, producer, reads
 from tilestream.simulator.library import Attention, Gemm, Kernel, Own, Product, Stream
 
@@ -50,6 +51,8 @@ def alone(node: fx.Node) -> bool:
     Products and attention are libraries'; adding rows by an index is PyTorch's; a sum over rows goes over its operand
     the other way. A concatenation of many parts is memory that others write into.
     """
+    if node.target in interaction.TARGETS:
+        return True
     summed, over_rows = reduced(node)
     scatters = row(packet(node)).kind is Kind.SCATTER
     return scatters or (over_rows and summed > 1) or joins(node) or flops.of_node(node) > 0
@@ -67,8 +70,10 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
     Args:
         tf32: whether tensor cores take float32 products.
     """
-    touched = moved(nodes, readers)
     first = nodes[0]
+    if first.target in interaction.TARGETS:
+        return (_kernel((first,), interaction.work_of(first), interaction.moved_by(first)),)
+    touched = moved(nodes, readers)
     if len(nodes) == 1 and (amount := flops.of_node(first)):
         return (_product(first, amount, touched, tf32),)
     if len(nodes) == 1 and row(packet(first)).kind is Kind.SCATTER:

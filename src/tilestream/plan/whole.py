@@ -60,6 +60,11 @@ class Launch:
     flops: float = 0.0
     bytes: float = 0.0
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is a pipeline or another kernel of this package."""
+        return self.kind == "pipeline" or any(op.startswith("tilestream.") for op in self.operators)
+
 
 @dataclass(frozen=True)
 class WholePlan:

@@ -31,7 +31,7 @@ def render(a: Analysis) -> list[RenderableType]:
     for heading in ("predicted us", "measured us", "DRAM"):
         table.add_column(heading, justify="right", no_wrap=True)
     for launch in found[:MOST]:
-        table.add_row(*map(escape, cells(launch)), style="bold green" if launch.kind == "pipeline" else "")
+        table.add_row(*map(escape, cells(launch)), style="bold green" if launch.ours else "")
     left = found[MOST:]
     if not left:
         return [table]
@@ -41,7 +41,7 @@ def render(a: Analysis) -> list[RenderableType]:
 
 def cells(launch: Launch) -> tuple[str, str, str, str, str, str]:
     """Who runs it, its name, its operators, microseconds, bytes."""
-    who = launch.strategy if launch.kind == "pipeline" else "library"
+    who = launch.strategy if launch.kind == "pipeline" else "kernel" if launch.ours else "library"
     return (
         who,
         launch.name,
@@ -54,6 +54,6 @@ def cells(launch: Launch) -> tuple[str, str, str, str, str, str]:
 
 def operators(launch: Launch, most: int = 4) -> str:
     """``addmm, relu x2``: what a reader knows the operators as."""
-    counts = Counter(name.removeprefix("aten.").split(".")[0] for name in launch.operators)
+    counts = Counter(name.removeprefix("aten.").removeprefix("tilestream.").split(".")[0] for name in launch.operators)
     words = [name if n == 1 else f"{name} x{n}" for name, n in counts.items()]
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph.interaction import unpadded
+
 aten = torch.ops.aten
 ALIGNED_BYTES = 16
 """What rows start on in the fast kernels of libraries; Inductor pads products for the same reason."""
@@ -72,9 +74,10 @@ def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> bool:
         return False
     with graph.inserting_before(relu):
         if missing:
-            rows, weight = (
-                graph.call_function(aten.constant_pad_nd.default, (x, [0, missing])) for x in (rows, weight)
-            )
+            wide = unpadded(rows)  # an interaction's rows end in zeros as they are
+            if wide is None or wide.meta["val"].shape[1] != depth + missing:
+                wide = graph.call_function(aten.constant_pad_nd.default, (rows, [0, missing]))
+            rows, weight = wide, graph.call_function(aten.constant_pad_nd.default, (weight, [0, missing]))
             transposed = graph.call_function(aten.t.default, (weight,))
         fused = graph.call_function(aten._addmm_activation.default, (bias, rows, transposed))
     fused.meta = dict(relu.meta)

@@ -19,6 +19,7 @@ from torch import fx
 
 from tilestream.announce import announce_failure
 from tilestream.graph.gradients import GradientSite
+from tilestream.graph.interaction import longer
 from tilestream.graph.nodes import aten
 from tilestream.graph.region import Operand
 from tilestream.graph.selection import Partition
@@ -167,12 +168,15 @@ def _place(graph: fx.Graph, launch: GradientLaunch, pipeline: Pipeline, kind: st
 
 
 def _wide(graph: fx.Graph, node: fx.Node, dtype: str) -> fx.Node:
-    """``node`` with columns of zeros up to a width that bulk copies can address."""
+    """``node`` with further columns up to a width that bulk copies can address: those it is cut from, or zeros."""
     fake = node.meta["val"]
     columns = int(fake.shape[1])
     more = padded(columns, dtype) - columns
     if not more:
         return node
+    whole = longer(node)  # of gradients of its other columns nobody takes any
+    if whole is not None and whole.meta["val"].shape[1] == columns + more:
+        return whole
     wide = graph.call_function(aten.constant_pad_nd.default, (node, [0, more], 0.0))
     wide.meta = {"val": fake.new_empty((fake.shape[0], columns + more)), "stack_trace": node.meta.get("stack_trace")}
     return wide

@@ -28,6 +28,7 @@ from tilestream.plan.cache import versions
 from tilestream.plan.gradient_launches import apart
 from tilestream.plan.planner import Plan
 from tilestream.run import gradients, prepare
+from tilestream.run.interaction import Choice, stream_interactions
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
 from tilestream.run.stopwatch import timed
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 @dataclass
 class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
+
+    ``interactions`` are those of an inference graph; ``rewritten`` says that a joint graph had some.
 
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
 
@@ -54,6 +57,8 @@ class Compilation:
     patches: Mapping[str, Any] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
     gradients: list[Plan] = field(default_factory=list)
+    interactions: list[Choice] = field(default_factory=list)
+    rewritten: bool = False
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
@@ -73,7 +78,9 @@ class Compilation:
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def stream(self, graph: fx.GraphModule, kwargs: Mapping[str, Any]) -> bool:
-        """Put calls in the place of the graph's regions, and of its weight gradients; whether there are any.
+        """Put calls in the place of the graph's regions, weight gradients and interactions; whether there are any.
+
+        Interactions of training are in place already, since ``stream_joint``.
 
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
@@ -83,6 +90,8 @@ class Compilation:
         if not kwargs.get("is_inference", False):
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
+            if kwargs.get("is_inference"):
+                self.interactions = stream_interactions(graph, False, self.options, self.target)
             found, summed = self._found(graph, backward, training=not kwargs.get("is_inference", False))
             self._announce(found, backward)
             with timed("planning"):
@@ -100,7 +109,11 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        return bool(self.placed or self.gradients)
+        return bool(self.placed or self.gradients or self.interactions or self.rewritten)
+
+    def stream_joint(self, graph: fx.GraphModule) -> None:
+        """Put our operators in the place of the interactions of a joint graph, before it is cut."""
+        self.rewritten = bool(stream_interactions(graph, True, self.options, self.target))
 
     def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
         """Begin to compile what both graphs of a training step will want, before the first of them waits for it.
@@ -128,7 +141,12 @@ class Compilation:
         inputs: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """The compiled graph that runs: with its regions, or without, where those do not pay for the whole."""
+        """The compiled graph that runs: with its regions, or without, where those do not pay for the whole.
+
+        Interactions of training are in both.
+        """
+        if self.rewritten and not (self.placed or self.gradients):
+            return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
     def keep(self) -> None:
@@ -138,7 +156,9 @@ class Compilation:
     def _whole(self) -> Whole:
         plans = [prepare.plan(p.region, self._planned, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
-        return Whole(self.options, self.target, self.patches, [*plans, *self.gradients], originals)
+        launches = [*plans, *self.gradients]
+        beside_us = sum(made.gain_us for made in self.interactions)
+        return Whole(self.options, self.target, self.patches, launches, originals, beside_us)
 
     def _found(self, graph: fx.GraphModule, backward: bool, training: bool) -> tuple[Partition, list[GradientSite]]:
         """The regions of a graph, which is brought into its normal form, and its weight gradients."""

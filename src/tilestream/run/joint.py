@@ -41,6 +41,8 @@ class Partitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if self._compilation is not None:
+            self._compilation.stream_joint(gm)  # first: what it joins is then no concatenation
         sort_messages(gm)
         forward, backward = self._cut(gm, joint_inputs, **kwargs)
         if self._compilation is not None:

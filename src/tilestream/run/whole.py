@@ -79,6 +79,7 @@ class Whole:
         patches: Inductor's configuration for the graph.
         plans: those of the launches that the graph calls.
         originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
+        beside_us: what operators of ours that are no pipelines gain, by their own measurements.
     """
 
     options: Options
@@ -86,6 +87,7 @@ class Whole:
     patches: Mapping[str, Any]
     plans: Sequence[Plan]
     originals: Sequence[Any]
+    beside_us: float = 0.0
 
     def choose(
         self,
@@ -106,7 +108,7 @@ class Whole:
         if not self._measures():
             _wholes.append(WholeTiming(len(self.plans), backward, 0.0, None, None))
             return compiled(streamed)
-        gain_us = sum(map(gain, self.plans))
+        gain_us = sum(map(gain, self.plans)) + self.beside_us
         key = self._key(streamed)
         kept = self._load(key)
         if kept is not None:

@@ -216,7 +216,11 @@ def execute(program: Path, path: Path, source: Source, ctas: tuple[int, int], op
         HostRace: ThreadSanitizer saw a race.
     """
     numbers = (*ctas, source.shared_bytes, options.launches, options.limit_s, options.seed)
-    command = [str(program), str(path), *map(str, numbers)]
+    return run_program([str(program), str(path), *map(str, numbers)], source.name, options)
+
+
+def run_program(command: list[str], name: str, options: HostRun) -> subprocess.CompletedProcess[str]:
+    """Run the program of kernel ``name``; raises as ``execute``."""
     environment = dict(os.environ)
     if options.sanitize:
         environment["TSAN_OPTIONS"] = f"exitcode={RACE} halt_on_error=1 history_size=4 atexit_sleep_ms=0"
@@ -227,9 +231,9 @@ def execute(program: Path, path: Path, source: Source, ctas: tuple[int, int], op
             command, capture_output=True, text=True, env=environment, timeout=600, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as e:
-        raise HostTrap(f"kernel {source.name} did not end within {e.timeout:.0f} s") from e
+        raise HostTrap(f"kernel {name} did not end within {e.timeout:.0f} s") from e
     if "ThreadSanitizer: data race" in done.stderr:
-        raise HostRace(f"kernel {source.name} has a data race:\n{done.stderr[:6000]}")
+        raise HostRace(f"kernel {name} has a data race:\n{done.stderr[:6000]}")
     return done
 
 
@@ -274,18 +278,27 @@ def compile_for_host(source: Source, options: HostRun) -> Path:
     }
     texts = {k: v for k, v in headers().items() if k not in own} | own
     texts["kernel"] = source.text + f'\n#include "run.cuh"\nTS_MAIN({source.name})\n'
-    for m in options.mutations:
-        if m.file not in texts:
-            raise CompileError(f"the mutation names {m.file!r}, which is no file of the kernel", "update the mutation")
-        texts[m.file] = m.apply(m.file, texts[m.file])
+    mutate(texts, options.mutations)
     folder = options.folder or default_folder()
     # The machine is not instrumented: it says itself what ThreadSanitizer is to see (clock.h).
     # A kernel runs for less time than it takes to compile; one that is watched does not.
     watch, instrument = (["-DTS_TSAN"], ["-fsanitize=thread", "-g1", "-O1"]) if options.sanitize else ([], ["-O0"])
     parts = {k: texts[k] for k in ("machine.cpp", "machine.h", "state.h", "copies.h", "products.h", "clock.h")}
-    machine = _built(folder, parts, "machine.cpp", [*flags, *watch, "-O2", "-c"], ".o")
+    machine = built(folder, parts, "machine.cpp", [*flags, *watch, "-O2", "-c"], ".o")
     texts.pop("machine.cpp")
-    return _built(folder, texts, "kernel", [*flags, *instrument, "-pthread", str(machine)], "")
+    return built(folder, texts, "kernel", [*flags, *instrument, "-pthread", str(machine)], "")
+
+
+def mutate(texts: dict[str, str], mutations: Sequence[Mutation]) -> None:
+    """Apply mutations to the files of a kernel.
+
+    Raises:
+        CompileError: one names no file of the kernel, or its text is not there exactly once.
+    """
+    for m in mutations:
+        if m.file not in texts:
+            raise CompileError(f"the mutation names {m.file!r}, which is no file of the kernel", "update the mutation")
+        texts[m.file] = m.apply(m.file, texts[m.file])
 
 
 def default_folder() -> Path:
@@ -293,7 +306,12 @@ def default_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache" / "tilestream") / "host"
 
 
-def _built(folder: Path, texts: Mapping[str, str], main: str, flags: list[str], suffix: str) -> Path:
+def built(folder: Path, texts: Mapping[str, str], main: str, flags: list[str], suffix: str) -> Path:
+    """The file that g++ makes of ``main`` among ``texts``, from the folder if it is there.
+
+    Raises:
+        CompileError: g++ is missing or refuses the source.
+    """
     key = hashlib.sha256(repr((sorted(texts.items()), flags)).encode()).hexdigest()[:32]
     target = folder / f"{key}{suffix}"
     if target.exists():

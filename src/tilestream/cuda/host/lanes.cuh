@@ -1,0 +1,191 @@
+// The host twin of include/lanes.cuh: a lane is a thread, a CTA's threads run together, CTAs one after another.
+//
+// Only `together` and `all_together` order what lanes write: what lanes exchange in fragments, shuffles and products goes
+// through relaxed atomics, which ThreadSanitizer takes for no order at all. A copy past the registers spoils its place
+// when it is asked for, and happens when it is waited for.
+#pragma once
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "ptx.cuh"
+
+#define TS_LANES_KERNEL(threads, resident) static void
+#define TS_LANES_SHARED(base) const u32 base = 0
+
+namespace lanes_host {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+// Threads meet: with `order`, all that was written before is seen behind it.
+struct Meeting {
+  std::atomic<u32> arrived{0}, turn{0};
+  u32 count = 0;
+  template <bool ORDER>
+  void meet() {
+    const u32 now = turn.load(relaxed);
+    if (arrived.fetch_add(1, ORDER ? std::memory_order_acq_rel : relaxed) + 1 == count) {
+      arrived.store(0, relaxed);
+      turn.store(now + 1, ORDER ? std::memory_order_release : relaxed);
+      syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+      return;
+    }
+    for (int tries = 0; turn.load(ORDER ? std::memory_order_acquire : relaxed) == now; ++tries) {
+      timespec most = {0, 5000000};
+      if (tries > 4000) {
+        std::fprintf(stderr, "a lane did not come\n");
+        std::_Exit(42);
+      }
+      syscall(SYS_futex, &turn, FUTEX_WAIT_PRIVATE, now, &most, nullptr, 0);
+    }
+  }
+};
+
+struct Warp {
+  Meeting ordered, exchange;
+  std::atomic<u64> words[2][32][8];  // two turns: who is ahead writes what nobody reads any more
+};
+struct Copy {
+  u32 to;
+  const void* from;
+  u32 bytes;
+};
+
+inline char* shared;
+inline u32 shared_bytes;
+inline Meeting everybody;
+inline Warp* warps;
+inline thread_local int thread, block, blocks;
+inline thread_local u32 turn;
+inline thread_local Copy coming[4096];
+inline thread_local int copies;
+
+inline Warp& mine() { return warps[thread / 32]; }
+
+inline char* at(u32 address, u32 bytes) {
+  if (address % bytes || address + bytes > shared_bytes) {
+    std::fprintf(stderr, "%u bytes at %u of %u: outside of shared memory, or not aligned\n", bytes, address, shared_bytes);
+    std::_Exit(42);
+  }
+  return shared + address;
+}
+
+// All lanes' `count` words, as a function of lane and word.
+template <int COUNT>
+auto exchanged(const u64 (&v)[COUNT]) {
+  auto& slot = mine().words[turn++ & 1];
+  for (int k = 0; k < COUNT; ++k) slot[thread % 32][k].store(v[k], relaxed);
+  mine().exchange.meet<false>();
+  return [&slot](int lane, int k) { return slot[lane][k].load(relaxed); };
+}
+
+}  // namespace lanes_host
+
+namespace lanes {
+
+using namespace ts;
+
+TS_DEV int thread() { return lanes_host::thread; }
+TS_DEV int lane() { return lanes_host::thread % 32; }
+TS_DEV int warp() { return lanes_host::thread / 32; }
+TS_DEV int block() { return lanes_host::block; }
+TS_DEV int blocks() { return lanes_host::blocks; }
+TS_DEV void together() { lanes_host::mine().ordered.meet<true>(); }
+TS_DEV void all_together() { lanes_host::everybody.meet<true>(); }
+TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
+
+// ---- shared memory
+template <class V>
+TS_DEV V get(u32 at) {
+  return *(const V*)lanes_host::at(at, sizeof(V));
+}
+TS_DEV void put32(u32 at, u32 v) { *(u32*)lanes_host::at(at, 4) = v; }
+TS_DEV void put16(u32 at, u32 v) { *(u16*)lanes_host::at(at, 2) = (u16)v; }
+TS_DEV u32 get32(u32 at) { return get<u32>(at); }
+TS_DEV u32 get16(u32 at) { return get<u16>(at); }
+TS_DEV void get128(u32 at, u32 (&v)[4]) {
+  lanes_host::at(at, 16);
+  for (int k = 0; k < 4; ++k) v[k] = get<u32>(at + 4 * k);
+}
+TS_DEV void keep_smaller(u32 at, u32 v) {
+  auto& word = *(std::atomic<u32>*)lanes_host::at(at, 4);
+  for (u32 old = word.load(lanes_host::relaxed); v < old && !word.compare_exchange_weak(old, v, lanes_host::relaxed);) {
+  }
+}
+
+// ---- global memory
+TS_DEV u32 load16(const void* p) { return *(const u16*)p; }
+TS_DEV long long load_index(const void* p, long long at, int wide) {
+  return wide ? ((const long long*)p)[at] : (long long)((const int*)p)[at];
+}
+TS_DEV void store128(void* p, const u32 (&v)[4]) {
+  if ((u64)p % 16) ts_host::trap("a store of 16 bytes is not aligned");
+  for (int k = 0; k < 4; ++k) ((u32*)p)[k] = v[k];
+}
+TS_DEV void copy128(u32 to, const void* from, u32 bytes) {
+  if ((u64)from % 16) ts_host::trap("a copy of 16 bytes is not aligned");
+  char* const place = lanes_host::at(to, 16);
+  for (int k = 0; k < 16; ++k) place[k] = (char)0xff;
+  if (lanes_host::copies == 4096) ts_host::trap("too many copies are under way");
+  lanes_host::coming[lanes_host::copies++] = {to, from, bytes};
+}
+TS_DEV void copies_here() {
+  for (int n = 0; n < lanes_host::copies; ++n) {
+    const auto& c = lanes_host::coming[n];
+    char* const place = lanes_host::at(c.to, 16);
+    for (u32 k = 0; k < 16; ++k) place[k] = k < c.bytes ? ((const char*)c.from)[k] : 0;
+  }
+  lanes_host::copies = 0;
+}
+
+// ---- fragments
+TS_DEV u32 pair_of(u32 low, u32 high) { return low | high << 16; }
+TS_DEV void matrices(u32 (&r)[4], u32 row) {
+  const auto rows = lanes_host::exchanged({(u64)row});
+  for (int m = 0; m < 4; ++m) {
+    const u32 at = (u32)rows(m * 8 + lane() / 4, 0);
+    lanes_host::at(at, 16);
+    r[m] = get32(at + lane() % 4 * 4);
+  }
+}
+TS_DEV void matrices_turned(u32 (&r)[4], u32 row) {
+  const auto rows = lanes_host::exchanged({(u64)row});
+  for (int m = 0; m < 4; ++m) {
+    u32 half[2];
+    for (int k = 0; k < 2; ++k) {
+      const u32 at = (u32)rows(m * 8 + lane() % 4 * 2 + k, 0);
+      lanes_host::at(at, 16);
+      half[k] = get16(at + lane() / 4 * 2);
+    }
+    r[m] = pair_of(half[0], half[1]);
+  }
+}
+template <class T>
+TS_DEV void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const auto all = lanes_host::exchanged({(u64)a[0], (u64)a[1], (u64)a[2], (u64)a[3], (u64)b0, (u64)b1});
+  const auto element = [](u64 word, int k) { return k % 2 ? T::high((u32)word) : T::low((u32)word); };
+  for (int n = 0; n < 4; ++n) {
+    const int row = lane() / 4 + n / 2 * 8, column = lane() % 4 * 2 + n % 2;
+    for (int k = 0; k < 16; ++k) {
+      const float x = element(all(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2), k);
+      c[n] += x * element(all(column * 4 + k % 8 / 2, 4 + k / 8), k);
+    }
+  }
+}
+
+TS_DEV void give_up(u64* record, int what, int where, long long limit, long long found) {
+  record[0] = 1;
+  record[1] = (u64)(u32)where << 32 | (u32)what;
+  record[2] = (u64)limit;
+  record[3] = (u64)found;
+  std::_Exit(42);
+}
+
+}  // namespace lanes

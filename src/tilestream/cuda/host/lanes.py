@@ -1,0 +1,121 @@
+"""Kernels of plain warps on the host build: a lane is a thread, so that ThreadSanitizer sees the races of lanes."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from tilestream.cuda.emit import headers
+from tilestream.cuda.host.build import Arena, HostRun, HostTrap, built, bytes_of, default_folder, mutate, run_program
+from tilestream.cuda.interaction import BACKWARD, FORWARD, Kernel, parameters
+from tilestream.errors import InputError
+from tilestream.ir.dtypes import DTYPES
+
+CTAS, WARPS = 2, 2
+"""Of a launch here: each lane is a thread."""
+
+GAP = 3
+"""Elements between rows of gradients, which start on no 16 bytes."""
+
+HOST_FILES = ("lanes.cuh", "lanes_run.h", "ptx.cuh", "machine.h")
+
+
+def forward_on_host(
+    sources: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor | None],
+    first: torch.Tensor,
+    second: torch.Tensor,
+    head: int,
+    options: HostRun | None = None,
+) -> torch.Tensor:
+    """``cuda.interaction.forward`` on CPU tensors, by the kernel's own text.
+
+    Raises:
+        CompileError, HostTrap, HostRace: as ``build.run_on_host``.
+        InputError: an index names no row.
+    """
+    kernel = Kernel(FORWARD, len(sources), sources[0].shape[1], len(first), head, DTYPES[sources[0].dtype])
+    batch = len(sources[0]) if indices[0] is None else len(indices[0])
+    return _run(kernel, sources, indices, first, second, None, (batch, kernel.width), options or HostRun())
+
+
+def backward_on_host(
+    sources: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor | None],
+    first: torch.Tensor,
+    second: torch.Tensor,
+    given: torch.Tensor,
+    options: HostRun | None = None,
+) -> torch.Tensor:
+    """``cuda.interaction.backward`` on CPU tensors; raises as ``forward_on_host``."""
+    kernel = Kernel(BACKWARD, len(sources), sources[0].shape[1], len(first), -1, DTYPES[sources[0].dtype])
+    shape = (len(sources), len(given), kernel.features)
+    return _run(kernel, sources, indices, first, second, given, shape, options or HostRun())
+
+
+def _run(
+    kernel: Kernel,
+    sources: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor | None],
+    first: torch.Tensor,
+    second: torch.Tensor,
+    given: torch.Tensor | None,
+    shape: tuple[int, ...],
+    options: HostRun,
+) -> torch.Tensor:
+    program = _compiled(kernel, options)
+    arena = Arena()
+    like = sources[0]
+    size = like.element_size()
+    held = [
+        (arena.add(bytes_of(t)), _added(arena, i), len(t), t.shape[1] * size, int(_is_wide(i)))
+        for t, i in zip(sources, indices, strict=True)
+    ]
+    pairs = [arena.add(bytes_of(t)) for t in (first, second)]
+    gaps = None if given is None else torch.cat([given, given.new_ones(len(given), GAP)], 1)
+    out = arena.add(bytes_of(torch.full(shape, float("nan"), dtype=like.dtype)))
+    record = arena.add(bytes(32))
+    stride = 0 if gaps is None else gaps.shape[1] * size
+    batch = shape[0] if given is None else shape[1]
+    packed = parameters(held, pairs, _added(arena, gaps), out, record, stride, batch, int(_is_wide(first)))
+    addresses = [at for k in range(len(held)) for at in (32 * k, 32 * k + 8)]
+    addresses += [32 * len(held) + 8 * k for k in range(5)]
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, [arena.add(packed), len(addresses), *addresses])
+        numbers = (CTAS, 32 * WARPS, kernel.shared_bytes(WARPS))
+        done = run_program([str(program), str(path), *map(str, numbers)], kernel.name, options)
+        raw = path.read_bytes()
+    claimed, what, rows, found = struct.unpack_from("<4q", raw, record)
+    if claimed:
+        vector, at = what & 0xFFFFFFFF, what >> 32
+        raise InputError(f"vector {vector}, at {at}: {found} of {rows}", "give indices that exist")
+    if done.returncode:
+        raise HostTrap(f"kernel {kernel.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    whole = torch.Size(shape).numel() * size
+    return torch.frombuffer(bytearray(raw[out : out + whole]), dtype=like.dtype).reshape(shape)
+
+
+def _compiled(kernel: Kernel, options: HostRun) -> Path:
+    texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
+    main = f'#include "lanes_run.h"\nTS_LANES_MAIN({kernel.name}, InteractionParams)\n'
+    texts["kernel"] = f"{kernel.text(WARPS)}{main}"
+    mutate(texts, options.mutations)
+    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
+    if options.sanitize:
+        flags.append("-fsanitize=thread")
+    return built(options.folder or default_folder(), texts, "kernel", flags, "")
+
+
+def _added(arena: Arena, t: torch.Tensor | None) -> int:
+    """Where a tensor is in the arena; 0 for none."""
+    return 0 if t is None else arena.add(bytes_of(t))
+
+
+def _is_wide(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype == torch.int64

@@ -1,0 +1,71 @@
+// The host program around one kernel of lanes: lanes.py appends TS_LANES_MAIN(name, parameters) to its text.
+//
+// Its file starts with words of 64 bits: where the kernel's parameters are, how many of their words are addresses, and
+// where those are in them. Addresses are offsets into the file; zero stays null.
+#pragma once
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+namespace ts_host {
+void trap(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  std::_Exit(42);
+}
+}  // namespace ts_host
+
+namespace lanes_host {
+
+template <class P>
+struct Task {
+  const P* params;
+  void (*kernel)(const P);
+  int thread, block, blocks;
+  static void* run(void* given) {
+    const Task& task = *(const Task*)given;
+    lanes_host::thread = task.thread;
+    lanes_host::block = task.block;
+    lanes_host::blocks = task.blocks;
+    task.kernel(*task.params);
+    return nullptr;
+  }
+};
+
+template <class P>
+int run(char** argv, void (*kernel)(const P)) {
+  const int file = open(argv[1], O_RDWR), count = std::atoi(argv[2]), threads = std::atoi(argv[3]);
+  shared_bytes = (u32)std::atoi(argv[4]);
+  struct stat info;
+  fstat(file, &info);
+  char* const base = (char*)mmap(nullptr, (u64)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const u64* words = (const u64*)base;
+  P params;
+  std::memcpy((void*)&params, base + words[0], sizeof(P));
+  for (u64 k = 0; k < words[1]; ++k) {
+    u64& address = *(u64*)((char*)&params + words[2 + k]);
+    if (address != 0) address += (u64)base;
+  }
+  shared = (char*)std::aligned_alloc(1024, (shared_bytes + 1023) / 1024 * 1024);
+  everybody.count = (u32)threads;
+  auto* const tasks = new Task<P>[threads];
+  auto* const running = new pthread_t[threads];
+  for (int b = 0; b < count; ++b) {
+    std::memset(shared, 0xff, shared_bytes);
+    warps = new Warp[threads / 32];
+    for (int w = 0; w < threads / 32; ++w) warps[w].ordered.count = warps[w].exchange.count = 32;
+    for (int t = 0; t < threads; ++t) {
+      tasks[t] = {&params, kernel, t, b, count};
+      pthread_create(&running[t], nullptr, Task<P>::run, &tasks[t]);
+    }
+    for (int t = 0; t < threads; ++t) pthread_join(running[t], nullptr);
+    delete[] warps;
+  }
+  return 0;
+}
+
+}  // namespace lanes_host
+
+// Arguments: file, CTAs, threads a CTA, bytes of shared memory.
+#define TS_LANES_MAIN(name, params) \
+  int main(int, char** argv) { return lanes_host::run<params>(argv, name); }

@@ -1,0 +1,86 @@
+// What kernels of plain warps use, one primitive a function: copies past the registers, fragments, small products.
+// host/lanes.cuh implements the same names with one thread a lane, so that a race between lanes is a race of threads.
+#pragma once
+#include "ptx.cuh"
+
+// CTAs of so many threads, of which so many fit on an SM.
+#define TS_LANES_KERNEL(threads, resident) extern "C" __global__ void __launch_bounds__(threads, resident)
+#define TS_LANES_SHARED(base) TS_SHARED(base)
+
+namespace lanes {
+
+using namespace ts;
+
+TS_DEV int thread() { return (int)threadIdx.x; }
+TS_DEV int lane() { return (int)(threadIdx.x & 31); }
+TS_DEV int warp() { return (int)(threadIdx.x >> 5); }
+TS_DEV int block() { return (int)blockIdx.x; }
+TS_DEV int blocks() { return (int)gridDim.x; }
+TS_DEV void together() { __syncwarp(); }  // the lanes of a warp; what they wrote before, all see behind it
+TS_DEV void all_together() { __syncthreads(); }
+
+TS_DEV u64 of_lane(u64 v, int lane) {
+  const u32 low = __shfl_sync(~0u, (u32)v, lane), high = __shfl_sync(~0u, (u32)(v >> 32), lane);
+  return (u64)high << 32 | low;
+}
+
+// ---- shared memory
+TS_DEV void put32(u32 at, u32 v) { sts32(at, v); }
+TS_DEV void put16(u32 at, u32 v) { sts16(at, (u16)v); }
+TS_DEV u32 get32(u32 at) { return lds32(at); }
+TS_DEV u32 get16(u32 at) { return lds16(at); }
+TS_DEV void get128(u32 at, u32 (&v)[4]) { lds_words(at, v); }
+TS_DEV void keep_smaller(u32 at, u32 v) { asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+
+// ---- global memory
+TS_DEV u32 load16(const void* p) { return __ldg((const u16*)p); }
+TS_DEV long long load_index(const void* p, long long at, int wide) {
+  return wide ? __ldg((const long long*)p + at) : (long long)__ldg((const int*)p + at);
+}
+TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }
+TS_DEV void copy128(u32 to, const void* from, u32 bytes) { copy_async(to, from, bytes); }  // zeros behind `bytes`
+TS_DEV void copies_here() { copies_wait(); }                                               // this lane's own
+
+// ---- fragments: four matrices of 8 x 8 elements of 16 bits, lane l names row l % 8 of matrix l / 8
+TS_DEV void matrices(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+TS_DEV void matrices_turned(u32 (&r)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+// c[16, 8] += a[16, 16] @ b[8, 16].T in fp32
+template <class T>
+TS_DEV void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+#define TS_PRODUCT(type, name)                                                                                             \
+  template <>                                                                                                              \
+  TS_DEV void product<type>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {                                            \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "       \
+        "{%0, %1, %2, %3};"                                                                                                \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                                   \
+  }
+TS_PRODUCT(bf16, "bf16")
+TS_PRODUCT(f16, "f16")
+#undef TS_PRODUCT
+
+// ---- the end: words in host memory that outlive the trap; one lane of the grid writes them
+TS_DEV void give_up(u64* record, int what, int where, long long limit, long long found) {
+  if (claim((u32*)record)) {
+    record[1] = (u64)(u32)where << 32 | (u32)what;
+    record[2] = (u64)limit;
+    record[3] = (u64)found;
+    fence_system();
+    trap();
+  }
+  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {  // a trap now would cut the other's words off
+  }
+  trap();
+}
+
+}  // namespace lanes

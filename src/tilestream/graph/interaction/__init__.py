@@ -1,0 +1,17 @@
+"""Interactions of a sample's vectors, as DLRM has them: found in a graph, and replaced by an operator of ours."""
+
+from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD, width
+from tilestream.graph.interaction.place import longer, place, place_all, unpadded
+from tilestream.graph.interaction.sites import Interaction, find_interactions
+
+__all__ = [
+    "INTERACTION",
+    "INTERACTION_BACKWARD",
+    "Interaction",
+    "find_interactions",
+    "longer",
+    "place",
+    "place_all",
+    "unpadded",
+    "width",
+]

@@ -1,0 +1,123 @@
+"""Puts our operators in the place of an interaction, and of its gradient where the graph has that too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
+from tilestream.graph.interaction.sites import Interaction, Vector, find_interactions
+from tilestream.graph.nodes import aten, packet
+
+
+def place(owner: fx.GraphModule, sites: Sequence[Interaction]) -> None:
+    """Replace each site by ``tilestream::interaction``, and its gradient by ``tilestream::interaction_backward``.
+
+    Rows of results are padded with zeros to 16 bytes, so that what reads them may do so in bulk: users get a slice.
+    """
+    for site in sites:
+        _place(owner.graph, site)
+    if sites:
+        owner.graph.eliminate_dead_code()
+        owner.graph.lint()
+        owner.recompile()
+
+
+def place_all(owner: fx.GraphModule, joint: bool) -> None:
+    """Replace every interaction of a graph, whatever it takes."""
+    place(owner, find_interactions(owner.graph, joint))
+
+
+def unpadded(node: fx.Node) -> fx.Node | None:
+    """The rows with their zeros, where a node is an interaction's result without them."""
+    whole = longer(node)
+    return whole if whole is not None and whole.target is INTERACTION else None
+
+
+def longer(node: fx.Node) -> fx.Node | None:
+    """The matrix of which a node is the first columns."""
+    if packet(node) is not aten.slice or node.args[1:3] != (1, 0) or len(node.args) > 4:
+        return None
+    whole = node.all_input_nodes[0]
+    return whole if whole.meta["val"].dim() == 2 else None
+
+
+def _place(graph: fx.Graph, site: Interaction) -> None:
+    made = site.result
+    with graph.inserting_before(made):
+        sources, indices = _operands(graph, site.vectors)
+        pairs = tuple(_moved(graph, n, made.meta["val"].device) for n in (site.first, site.second))
+        result = _call(graph, INTERACTION, (sources, indices, *pairs, site.head), made)
+        wanted = made.meta["val"].shape[1]
+        whole = result
+        if result.meta["val"].shape[1] != wanted:
+            result = _call(graph, aten.slice.Tensor, (whole, 1, 0, wanted), made)
+    made.replace_all_uses_with(result)
+    if site.gradient is None:
+        return
+    if result is not whole:
+        _save_whole(graph, result, whole)
+    total = site.gradient.total
+    with graph.inserting_before(total):
+        rows = _call(graph, INTERACTION_BACKWARD, (sources, indices, *pairs, site.gradient.given), total)
+    for user in list(total.users):
+        if packet(user) is aten.select and user.args[1] in (1, -2):
+            with graph.inserting_before(user):
+                user.replace_all_uses_with(_call(graph, aten.select.int, (rows, 0, user.args[2]), user))
+    if any(packet(user) is not aten.select or user.users for user in total.users):
+        with graph.inserting_before(total):
+            turned = _call(graph, aten.permute.default, (rows, [1, 0, 2]), total)
+            whole = _call(graph, aten.clone.default, (turned,), total, memory_format=torch.contiguous_format)
+        total.replace_all_uses_with(whole)
+
+
+def _save_whole(graph: fx.Graph, part: fx.Node, whole: fx.Node) -> None:
+    """A weight's gradient takes rows with their zeros: so these are what is saved, and can be read in bulk."""
+    for product in list(part.users):
+        if packet(product) is not aten.mm or product.args[1] is not part:
+            continue
+        with graph.inserting_before(product):
+            wide = _call(graph, aten.mm.default, (product.args[0], whole), product)
+            bounds = (1, 0, part.meta["val"].shape[1])
+            product.replace_all_uses_with(_call(graph, aten.slice.Tensor, (wide, *bounds), product))
+
+
+def _operands(graph: fx.Graph, vectors: Sequence[Vector]) -> tuple[list[fx.Node], list[fx.Node | None]]:
+    """Of each vector its rows and its index; equal steps from one node are taken once."""
+    made: dict[tuple[fx.Node, tuple], fx.Node] = {}
+
+    def stepped(node: fx.Node, vector: Vector) -> fx.Node:
+        if (node, vector.steps) not in made:
+            step = node
+            for target, args in vector.steps:
+                step = _call(graph, target, (step, *args), node)
+            made[node, vector.steps] = step
+        return made[node, vector.steps]
+
+    sources = [v.rows if v.index is not None else stepped(v.rows, v) for v in vectors]
+    return sources, [None if v.index is None else stepped(v.index, v) for v in vectors]
+
+
+def _moved(graph: fx.Graph, node: fx.Node, device: torch.device) -> fx.Node:
+    """An index of the CPU's where it is needed, as PyTorch copies it."""
+    return (
+        node if node.meta["val"].device == device else _call(graph, aten._to_copy.default, (node,), node, device=device)
+    )
+
+
+def _call(graph: fx.Graph, target: Callable[..., Any], args: tuple, like: fx.Node, **keywords: Any) -> fx.Node:
+    """A call where the graph inserts, with a fake value, and where ``like`` came from."""
+    node = graph.call_function(target, args, keywords)
+    node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
+    fakes = map_arg(args, lambda n: n.meta["val"])
+    mode = next((m for n in node.all_input_nodes if (m := getattr(n.meta["val"], "fake_mode", None))), None)
+    if mode is None:  # on the meta device
+        node.meta["val"] = target(*fakes, **keywords)
+        return node
+    with mode:
+        node.meta["val"] = target(*fakes, **keywords)
+    return node

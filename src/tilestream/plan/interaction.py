@@ -1,0 +1,159 @@
+"""What an interaction moves, issues and is predicted to take: our kernels, and the same by a library's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from torch import Tensor, fx
+
+from tilestream.devices import Device
+from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD, width
+from tilestream.graph.nodes import value
+from tilestream.graph.sizes import hint
+from tilestream.plan.values import Moved
+from tilestream.simulator.library import Stream
+
+TARGETS = (INTERACTION, INTERACTION_BACKWARD)
+WARP = 32
+COPY, PRODUCT, PICK, SCATTER, SAMPLE = 14, 16, 60, 12, 100
+"""Issue slots of a warp: 16 bytes a lane on their way; one m16n8k16, which the tensor cores take so many cycles for;
+256 products picked and written; 32 gradients scattered; a sample's loop. Counted in machine code; not measured."""
+SQUARES = 3
+"""Kernels of the library that go over all products of a sample: it makes, picks and joins them."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of an interaction: ``batch`` samples of ``vectors`` of ``features`` elements, of which ``looked_up`` come from
+    tables; ``pairs`` products; ``head`` as the operator's; ``element`` bytes."""
+
+    batch: int
+    vectors: int
+    features: int
+    pairs: int
+    head: int
+    looked_up: int
+    element: int = 2
+
+    @property
+    def rows_bytes(self) -> int:
+        """Of all vectors of all samples."""
+        return self.batch * self.vectors * self.features * self.element
+
+    @property
+    def index_bytes(self) -> int:
+        return 8 * self.batch * self.looked_up
+
+    @property
+    def result_bytes(self) -> int:
+        return self.batch * width(self.features, self.pairs, self.head) * self.element
+
+    @property
+    def forward_bytes(self) -> int:
+        """Rows read once, results written once: what no kernel can do without where tables exceed the L2."""
+        return self.rows_bytes + self.index_bytes + self.result_bytes
+
+    @property
+    def backward_bytes(self) -> int:
+        """Rows read once more, since none is saved; gradients of products read, those of rows written."""
+        return 2 * self.rows_bytes + self.index_bytes + self.batch * self.pairs * self.element
+
+    @property
+    def forward_slots(self) -> float:
+        """Lane operations that the kernel issues."""
+        blocks, deep = ceil(self.vectors / 16), ceil(self.features / 16)
+        products = deep * blocks * (blocks + 1)
+        return self._slots(PRODUCT * products + PICK * ceil(self.pairs / 256))
+
+    @property
+    def backward_slots(self) -> float:
+        blocks, deep = ceil(self.vectors / 16), ceil(self.features / 16)
+        products = 2 * deep * blocks * blocks
+        return self._slots(PRODUCT * products + SCATTER * ceil(self.pairs / WARP) + COPY * self._copies)
+
+    @property
+    def _copies(self) -> int:
+        return ceil(self.vectors * ceil(self.features / 16) * 2 / WARP)
+
+    def _slots(self, others: float) -> float:
+        return float(self.batch * WARP * (SAMPLE + COPY * self._copies + others))
+
+
+def sizes_of(
+    sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, head: int, batch: int
+) -> Sizes:
+    """Of an operator's operands, which may be fake."""
+    looked_up = sum(i is not None for i in indices)
+    features, element = hint(sources[0].shape[1]), sources[0].element_size()
+    return Sizes(batch, len(sources), features, hint(first.shape[0]), head, looked_up, element)
+
+
+def of_node(node: fx.Node) -> Sizes:
+    """Of a call of one of ``TARGETS`` in a graph with fake values."""
+    sources, indices = (_listed(node, k) for k in range(2))
+    made, first = node.meta["val"], node.args[2]
+    forward = node.target is INTERACTION
+    head = node.args[4] if forward else -1
+    assert isinstance(first, fx.Node) and isinstance(head, int)
+    fakes, names = [s.meta["val"] for s in sources if s], [i.meta["val"] if i else None for i in indices]
+    return sizes_of(fakes, names, first.meta["val"], head, hint(made.shape[0 if forward else 1]))
+
+
+def moved_by(node: fx.Node) -> Moved:
+    """Distinct bytes that a call reads and writes, by value: of a table, the rows that are looked up."""
+    sizes = of_node(node)
+    row = sizes.batch * sizes.features * sizes.element
+    sources, taken = _listed(node, 0), {}
+    for operand in node.all_input_nodes:
+        fake = value(operand)
+        assert fake is not None
+        size, times = _bytes(fake), sources.count(operand)
+        taken[operand.name] = min(size, row * times) if times else size
+    return Moved(tuple(taken.items()), ((node.name, float(_bytes(node.meta["val"]))),))
+
+
+def work_of(node: fx.Node) -> Stream:
+    """What the simulator runs for a call."""
+    sizes, forward = of_node(node), node.target is INTERACTION
+    elements = sizes.rows_bytes / sizes.element
+    read = sizes.rows_bytes + sizes.index_bytes + (0 if forward else sizes.batch * sizes.pairs * sizes.element)
+    return Stream(elements, slots=sizes.forward_slots if forward else sizes.backward_slots, touched=float(read))
+
+
+def ours_s(sizes: Sizes, training: bool, device: Device) -> float:
+    """Seconds of our kernels, forward or both: memory or issue, and a launch each."""
+    passes = [(sizes.forward_bytes, sizes.forward_slots)]
+    if training:
+        passes.append((sizes.backward_bytes, sizes.backward_slots))
+    start = device.launch_s + device.ramp_s + 2 * device.load_s  # an index, and the rows that it names
+    return sum(max(size / device.dram_bytes_per_s, slots / device.simt_flops) + start for size, slots in passes)
+
+
+def library_s(sizes: Sizes, training: bool, device: Device) -> float:
+    """Seconds of the library's kernels if memory alone bounds them: rows gathered, products, picked and joined.
+
+    Backward: products put back, twice multiplied by the rows that were saved, and added.
+    """
+    square = sizes.batch * sizes.vectors**2 * sizes.element
+    moved = 3 * sizes.rows_bytes + SQUARES * square + sizes.index_bytes + sizes.result_bytes
+    kernels = 3
+    if training:
+        moved += 2 * sizes.rows_bytes + 4 * sizes.rows_bytes + 2 * SQUARES * square
+        kernels += 5
+    return moved / device.dram_bytes_per_s + kernels * device.launch_s
+
+
+def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
+    """An argument that is a list of tensors, or of none in their places."""
+    found = node.args[position]
+    assert isinstance(found, list | tuple)
+    return [x if isinstance(x, fx.Node) else None for x in found]
+
+
+def _bytes(fake: Tensor) -> float:
+    size = float(fake.element_size())
+    for dim in fake.shape:
+        size *= hint(dim)
+    return size

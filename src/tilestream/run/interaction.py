@@ -1,0 +1,150 @@
+"""Interactions as kernels of ours: which are, by measurement where there is a GPU, and what runs them there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor, fx
+
+from tilestream.announce import announce_failure
+from tilestream.graph.interaction import Interaction, find_interactions, place
+from tilestream.graph.interaction.op import LIBRARY
+from tilestream.graph.sizes import hint
+from tilestream.options import Options
+from tilestream.plan.cache import load_sealed, store_sealed, versions
+from tilestream.plan.interaction import Sizes, library_s, ours_s
+from tilestream.plan.planner import MARGIN
+from tilestream.run import prepare
+from tilestream.run.target import Target
+from tilestream.run.time_interaction import time_interaction
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All that decides how long an interaction takes. ``tables``: rows of each vector's table, 0 for rows that are
+    there."""
+
+    sizes: Sizes
+    tables: tuple[int, ...]
+    dtype: torch.dtype
+    training: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Microseconds of ours and of the library's, forward or both passes; measured where ``measured``."""
+
+    ours_us: float
+    library_us: float
+    measured: bool = False
+
+    @property
+    def gain_us(self) -> float:
+        return self.library_us - self.ours_us
+
+    @property
+    def wins(self) -> bool:
+        return self.ours_us <= MARGIN * self.library_us
+
+
+_choices: dict[str, Choice] = {}
+
+
+def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, target: Target) -> list[Choice]:
+    """Put our operators in the place of a graph's interactions that win by them; the choices for these.
+
+    An exception of ours costs the interaction, and is announced.
+
+    Args:
+        owner: an inference graph, or a joint one before it is cut; changed in place.
+
+    Raises:
+        TilestreamError: with ``fallback=False``.
+    """
+    if not options.interactions:
+        return []
+    taken: list[tuple[Interaction, Choice]] = []
+    for site in find_interactions(owner.graph, joint):
+        try:
+            made = choose(kind_of(site), options, target)
+        except Exception as failure:
+            if not options.fallback:
+                raise
+            announce_failure("an interaction of lookups goes to Inductor", failure)
+            continue
+        log.info("interaction of %d vectors: %s", len(site.vectors), made)
+        if made.wins or target.kind == "reference":
+            taken.append((site, made))
+    place(owner, [site for site, _ in taken])
+    return [made for _, made in taken]
+
+
+def choose(kind: Kind, options: Options, target: Target) -> Choice:
+    """What ours and the library's take: from this process, the disk, or timed now; predicted where nothing is timed.
+
+    Raises:
+        TilestreamError: the kernel cannot be built, or computes something else.
+    """
+    measures = prepare.measures(options, target) and options.strategy == "auto"
+    key = _key(kind, target, measures)
+    path = options.cache_folder / "interactions" / f"{key}.json"
+    made = _choices.get(key)
+    kept = load_sealed(path) if made is None and options.cache else None
+    if kept is not None:
+        made = Choice(**kept)
+    if made is None:
+        if measures:
+            with prepare.kernels_kept(options, target):
+                ours_us, library_us = time_interaction(kind.sizes, kind.tables, kind.dtype, kind.training, target)
+        else:
+            ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
+        made = Choice(ours_us, library_us, measures)
+        if options.cache:
+            store_sealed(path, vars(made))
+    _choices[key] = made
+    return made
+
+
+def kind_of(site: Interaction) -> Kind:
+    """What decides how long a site of a graph takes."""
+    made = site.picked.meta["val"]
+    tables = tuple(0 if v.index is None else hint(v.rows.meta["val"].shape[0]) for v in site.vectors)
+    looked_up = sum(n > 0 for n in tables)
+    sizes = Sizes(hint(made.shape[0]), len(tables), site.features, hint(made.shape[1]), site.head, looked_up)
+    return Kind(sizes, tables, made.dtype, site.gradient is not None)
+
+
+def _key(kind: Kind, target: Target, measured: bool) -> str:
+    described = [astuple(kind.sizes), kind.tables, str(kind.dtype), kind.training]
+    where = [target.hardware.name, target.kind, measured, versions()]
+    return hashlib.sha256(json.dumps([described, where], sort_keys=True).encode()).hexdigest()
+
+
+# -- the kernels
+
+
+def _interaction(
+    sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, head: int
+) -> Tensor:
+    from tilestream.cuda.interaction import forward
+
+    return forward(sources, indices, first, second, head)
+
+
+def _interaction_backward(
+    sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, given: Tensor
+) -> Tensor:
+    from tilestream.cuda.interaction import backward
+
+    return backward(sources, indices, first, second, given)
+
+
+LIBRARY.impl("interaction", _interaction, "CUDA")
+LIBRARY.impl("interaction_backward", _interaction_backward, "CUDA")

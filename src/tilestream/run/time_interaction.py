@@ -1,0 +1,147 @@
+"""Times an interaction on the GPU: our kernels beside what Inductor makes of PyTorch's operators, held to float64."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilestream.errors import PlanError
+from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD
+from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
+from tilestream.graph.real import real
+from tilestream.plan.interaction import Sizes
+from tilestream.run import fallback, oracle
+from tilestream.run.stopwatch import timed
+from tilestream.run.target import Target
+from tilestream.run.timing import ROUNDS, Captured, capture, interleaved
+
+MOST_TABLES = 4 << 30
+"""Bytes of tables that are made up: many times the L2, so that larger ones would take no longer."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors like those of a site, made up."""
+
+    sources: list[Tensor]
+    indices: list[Tensor | None]
+    first: Tensor
+    second: Tensor
+    head: int
+    given: Tensor
+
+    @property
+    def ours(self) -> tuple[list[Tensor], list[Tensor | None], Tensor, Tensor]:
+        return self.sources, self.indices, self.first, self.second
+
+
+def time_interaction(
+    sizes: Sizes, tables: Sequence[int], dtype: torch.dtype, training: bool, target: Target
+) -> tuple[float, float]:
+    """Microseconds of one call of ours and of the library's, forward, or forward and backward.
+
+    Args:
+        tables: rows of each vector's table, 0 where its rows are there.
+
+    Raises:
+        PlanError: results are wrong.
+        CompileError, DeviceError: as ``cuda.interaction.forward``.
+    """
+    with timed("timing"), real(target.device):
+        made = operands(sizes, tables, dtype, target.device)
+        passes: list[tuple[Callable[[], Tensor], Callable[[], object]]] = [
+            (lambda: INTERACTION(*made.ours, made.head), library_forward(made, training))
+        ]
+        if training:
+            passes.append((lambda: INTERACTION_BACKWARD(*made.ours, made.given), library_backward(made)))
+        arms = [(capture(ours), capture(library)) for ours, library in passes]
+        check([ours for ours, _ in arms], made)
+        times = [statistics.median(s) for s in interleaved([arm for pair in arms for arm in pair], ROUNDS)]
+    return sum(times[::2]), sum(times[1::2])
+
+
+def operands(sizes: Sizes, tables: Sequence[int], dtype: torch.dtype, device: torch.device) -> Operands:
+    """Random rows, and indices all over the tables; pairs are those of a lower triangle, again and again."""
+    generator = torch.Generator(device).manual_seed(0)
+    most = max(1, MOST_TABLES // (len(tables) * sizes.features * sizes.element))
+    rows = [min(n, most) or sizes.batch for n in tables]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=dtype)
+
+    sources = [normal(n, sizes.features) for n in rows]
+    indices = [
+        torch.randint(n, (sizes.batch,), device=device, generator=generator) if table else None
+        for n, table in zip(rows, tables, strict=True)
+    ]
+    triangle = torch.tril_indices(sizes.vectors, sizes.vectors, -1, device=device)
+    named = torch.arange(sizes.pairs, device=device) % triangle.shape[1]
+    return Operands(
+        sources, indices, triangle[0, named], triangle[1, named], sizes.head, normal(sizes.batch, sizes.pairs)
+    )
+
+
+def check(ours: Sequence[Captured], made: Operands) -> None:
+    """Replay over poisoned results: every element must be written, and as near to float64 as eager's.
+
+    Raises:
+        PlanError: one is not.
+    """
+    plain = [interaction(*made.ours, made.head), interaction_backward(*made.ours, made.given)]
+    wide = [s.double() for s in made.sources], *made.ours[1:]
+    exact = [interaction(*wide, made.head), interaction_backward(*wide, made.given.double())]
+    for arm, eager, right, what in zip(ours, plain, exact, ("an interaction", "its gradient"), strict=False):
+        out = arm.outputs
+        assert isinstance(out, Tensor)
+        out.fill_(float("nan"))
+        arm.graph.replay()
+        torch.cuda.synchronize()
+        error, own, good = oracle.judge([out], [eager], [right])
+        if not good:
+            raise PlanError(
+                f"{what} computes a wrong result: its error against float64 is {error:.2e}, eager's {own:.2e}",
+                "report this with the model; the library's kernels are used",
+            )
+
+
+# -- the library's way
+
+
+def library_forward(made: Operands, training: bool) -> Callable[[], object]:
+    """Lookups, products and the selection by Inductor; ``training``: the rows are saved, too."""
+    looked_up = [i for i in made.indices if i is not None]
+
+    def run(*values: Tensor) -> list[Tensor]:
+        sources, names = values[: len(made.sources)], iter(values[len(made.sources) : -2])
+        indices = [None if i is None else next(names) for i in made.indices]
+        rows = stacked(sources, indices)
+        first, second = values[-2:]
+        result = picked(rows, first, second, made.head, pad=False)
+        return [result, rows] if training else [result]
+
+    return _compiled(run, [*made.sources, *looked_up, made.first, made.second])
+
+
+def library_backward(made: Operands) -> Callable[[], object]:
+    """Gradients of the rows from rows that were saved, by Inductor."""
+    rows = stacked(made.sources, made.indices)
+
+    def run(*values: Tensor) -> list[Tensor]:
+        z, first, second, given = values
+        return [multiplied(z, first, second, given)]
+
+    return _compiled(run, [rows, made.first, made.second, made.given])
+
+
+def _compiled(run: Callable[..., list[Tensor]], values: Sequence[Tensor]) -> Callable[[], object]:
+    mode = FakeTensorMode()
+    with mode:
+        graph = make_fx(run, tracing_mode="real")(*[mode.from_tensor(v) for v in values])
+    call = fallback.rest(graph)
+    return lambda: call(values)
