@@ -49,6 +49,7 @@ class StageKind:
     mixed: bool  # some odd rows are not of the operands' dtype
     boxed: bool  # some pages are of several boxes
     gathers: bool  # some rows are taken through an index
+    taps: bool  # some rows are pixels at a tap
     declarations: str
     body: str
 
@@ -110,7 +111,8 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
-            bool(schedule.loops), any(s.index for s in schedule.streams.values()), emitter.declarations(), body,
+            bool(schedule.loops), any(s.index for s in schedule.streams.values()),
+            any(s.tap for s in schedule.streams.values()), emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in plain if _same(k, kind)), None)
         if same is None:
@@ -156,7 +158,7 @@ def place_counters(shared_bytes: int) -> int:
 def _same(a: StageKind, b: StageKind) -> bool:
     def key(k: StageKind) -> tuple:
         counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
-        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.boxed, k.gathers, k.declarations, k.body)
+        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.boxed, k.gathers, k.taps, k.declarations, k.body)
 
     return key(a) == key(b)
 
