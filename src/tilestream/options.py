@@ -15,6 +15,7 @@ from tilestream.errors import OptionError
 Target = Literal["auto", "cuda", "reference"]
 Strategy = Literal["auto", "bulk", "vertical", "spatial", "shared"]
 Effort = Literal["model", "measured", "exhaustive"]
+Convolutions = Literal["off", "lanes", "bulk"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Options:
             it: faster on few rows, and the last bits of a result vary from call to call.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
+        convolutions: take convolutions of channels-last tensors, with what follows them, into regions whose kernels copy
+            pixels lane by lane, or in bulk by the im2col mode of the tensor memory accelerator. Neither has run on a GPU
+            yet, so ``off``. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -48,12 +52,14 @@ class Options:
     queue_depth: int | None = None
     any_order: bool = False
     effort: Effort = "measured"
+    convolutions: Convolutions = "off"
     fallback: bool = True
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, get_args(Target))
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
+        _one_of("convolutions", self.convolutions, get_args(Convolutions))
         for name in ("measure", "cache", "any_order", "fallback"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes
+from tilestream.graph.pixels import to_pixels
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.options import Options
@@ -43,9 +44,13 @@ def of_graphs(
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
+        vectors: Mapping[str, str] = {}
+        if kind == "inference" and options.convolutions != "off":
+            vectors = to_pixels(graph.graph, bulk=options.convolutions == "bulk")
+            graph.recompile()
         summed = gradient_sites(graph.graph, device, least_rows(options)) if kind == "backward" else []
         part = selection.partition(
-            graph, apart=apart(summed), training=kind != "inference", backward=kind == "backward"
+            graph, apart={**apart(summed), **vectors}, training=kind != "inference", backward=kind == "backward"
         )
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]

@@ -17,6 +17,7 @@ from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
 from tilestream.graph.joint import narrow_products
+from tilestream.graph.pixels import to_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
@@ -80,8 +81,11 @@ class Compilation:
                 graph.recompile()
             with timed("regions"):
                 normal, training = normalise(graph), not kwargs.get("is_inference", False)
+                vectors: Mapping[str, str] = {}
+                if not training and self.options.convolutions != "off":
+                    vectors = to_pixels(normal.graph, bulk=self.options.convolutions == "bulk")
                 summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
-                found = partition(normal, apart=apart(summed), training=training, backward=backward)
+                found = partition(normal, apart={**apart(summed), **vectors}, training=training, backward=backward)
             self._announce(found, backward)
             with timed("planning"):
                 if summed:
