@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from programs import Program
 from torch.nn import functional
@@ -41,6 +43,14 @@ def chain(
         h = p.op("relu", out, p.op("add", out, h, p.load("r", out)))
     p.store(h)
     return p.build()
+
+
+TAIL = Window(56, 56, (3, 3), padding=(1, 1))
+"""Of ResNet's first bottlenecks."""
+TAILS = {
+    "convolutions": functools.partial(chain, TAIL, 64, 64, 256, residual=True),
+    "convolutions_bulk": functools.partial(chain, TAIL, 64, 64, 256, residual=True, bulk=True),
+}
 
 
 def tensors(p: Pipeline, window: Window, images: int, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -34,9 +34,9 @@ class Options:
             it: faster on few rows, and the last bits of a result vary from call to call.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
-        convolutions: take convolutions of channels-last tensors, with what follows them, into regions whose kernels copy
-            pixels lane by lane, or in bulk by the im2col mode of the tensor memory accelerator. Neither has run on a GPU
-            yet, so ``off``. Inference alone.
+        convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
+            copy pixels lane by lane, or in bulk by the im2col mode of bulk copies. Neither has run on a GPU yet, so
+            ``off``. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:

@@ -158,7 +158,19 @@ def place_counters(shared_bytes: int) -> int:
 def _same(a: StageKind, b: StageKind) -> bool:
     def key(k: StageKind) -> tuple:
         counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
-        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.boxed, k.gathers, k.taps, k.declarations, k.body)
+        return (
+            k.dtype,
+            k.layout,
+            k.tiles,
+            counts,
+            k.resident,
+            k.mixed,
+            k.boxed,
+            k.gathers,
+            k.taps,
+            k.declarations,
+            k.body,
+        )
 
     return key(a) == key(b)
 

@@ -154,7 +154,6 @@ class Launch:
             struct.pack_into("<Q", raw, o.tail + 48, written.address)
         return raw
 
-
     def _pixels(self, spec: MapSpec, where: Mapping[str, Where], rows: int) -> bytes:
         """The tensor map of pictures whose taps are copied in bulk."""
         w = self.tables.windows[int(spec.name)]

@@ -9,6 +9,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline
 from tilestream.ir.taps import Tap
 from tilestream.schedule.layout import Layout, boxes_of
 from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, Stream, ceil_to, columns_of
+from tilestream.schedule.taps import corners, lowest
 
 TABLE, INDEX = "table", "index of "
 """Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
@@ -38,7 +39,8 @@ class MapSpec:
 class WindowSpec:
     """Output pixels that are a kernel's rows, and the pictures that its taps read: struct Window of taps.cuh.
 
-    ``lowest_y``, ``lowest_x``: of all taps of the pictures, where the first output pixel reads.
+    ``lowest_y``, ``lowest_x``: of all taps of the pictures, where the first output pixel reads. ``corners``: of the box
+    of bulk copies (``schedule.taps``).
     """
 
     tensor: str
@@ -53,18 +55,7 @@ class WindowSpec:
     pixel_bytes: int
     lowest_y: int
     lowest_x: int
-
-    @property
-    def corners(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(x, y) of where the lowest tap reads for the first output pixel, beside the picture's first, and for the
-        last, beside its last."""
-        begin = (self.lowest_x, self.lowest_y)
-        counts, strides = (self.width, self.height), (self.stride_x, self.stride_y)
-        sizes = (self.in_width, self.in_height)
-        end = [
-            b + s * (n - 1) - (size - 1) for b, s, n, size in zip(begin, strides, counts, sizes, strict=True)
-        ]
-        return begin, (end[0], end[1])
+    corners: tuple[tuple[int, int], tuple[int, int]]
 
     @property
     def entry(self) -> tuple[int, ...]:
@@ -320,18 +311,16 @@ def _tap(
     """One chunk of pixels."""
     tensor, element = pipeline.tensor(stream.tensor), DTYPE_BYTES[stream.dtype]
     beside = [s.tap for s in schedule.streams.values() if s.tensor == stream.tensor and s.tap is not None]
-    same = [t for t in beside if (t.stride_y, t.stride_x) == (tap.stride_y, tap.stride_x)]
-    lowest = min(t.y for t in same), min(t.x for t in same)
-    size = (*tensor.shape, tensor.features * element)
-    spec = WindowSpec(
-        stream.tensor, dtype, tap.height, tap.width, tap.stride_y, tap.stride_x, *size, *lowest
-    )
+    height, width, channels = tensor.shape
+    begin = lowest(tap, beside)
+    out, size = (tap.height, tap.width, tap.stride_y, tap.stride_x), (height, width, channels, channels * element)
+    spec = WindowSpec(stream.tensor, dtype, *out, *size, *begin, corners(tap, begin, (height, width)))
     window, at = tables.window(spec), stream.start + column
     valid = max(0, min(columns_of(stream.dtype), stream.features - column))
     # A bulk copy brings whole chunks: what follows a slice would come with it.
     if tap.bulk and (valid == columns_of(stream.dtype) or stream.start + stream.features == tensor.features):
         index = tables.map(MapSpec("window", str(window), dtype, tensor.features, TILE_ROWS))
-        offsets = (tap.y - lowest[0], index, tap.x - lowest[1])
+        offsets = (tap.y - begin[0], index, tap.x - begin[1])
         tables.load_ops.append((TAPPED_IN_BULK, at, *offsets, 0, window, again, 0))
         return
     pointer = tables.pointer("pictures", stream.tensor)

@@ -11,6 +11,7 @@ from tilestream.graph.nodes import Unsupported, argument, value
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.ir.taps import Window
+from tilestream.ir.tileops import OPS
 
 LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
@@ -46,10 +47,10 @@ def window_of(node: fx.Node, x: torch.Tensor, weight: torch.Tensor, first: int) 
     sizes = tuple(x.shape[first : first + 2])
     kernel = tuple(weight.shape[2:])
     numbers = [argument(node, 3 + k, word) for k, word in enumerate(("stride", "padding", "dilation"))]
-    pairs = [pair(n) for n in numbers]
+    stride, padding, dilation = map(pair, numbers)
     if not all(isinstance(n, int) for n in (*sizes, *kernel)):
         raise Unsupported("a convolution of pictures whose height or width is dynamic")
-    return Window(*map(int, sizes), (int(kernel[0]), int(kernel[1])), *pairs)
+    return Window(int(sizes[0]), int(sizes[1]), (int(kernel[0]), int(kernel[1])), stride, padding, dilation)
 
 
 def pair(found: object) -> tuple[int, int]:
@@ -73,7 +74,9 @@ def why_not(node: fx.Node) -> str:
     if x.dtype not in DTYPES or x.dtype == torch.float32:
         return f"a convolution of {str(x.dtype).removeprefix('torch.')}: bfloat16 and float16 stream"
     if not x.is_contiguous(memory_format=torch.channels_last):
-        return "a convolution whose channels do not lie last: x.to(memory_format=torch.channels_last), and the model too"
+        return (
+            "a convolution whose channels do not lie last: x.to(memory_format=torch.channels_last), and the model too"
+        )
     channels = x.shape[1]
     if not isinstance(channels, int) or channels * DTYPE_BYTES[DTYPES[x.dtype]] % 16:
         return f"a convolution of {channels} channels: pixels of other than a multiple of 16 bytes are not copied"
@@ -81,6 +84,9 @@ def why_not(node: fx.Node) -> str:
         window = window_of(node, x, weight, 2)
     except Unsupported as reason:
         return reason.reason
+    most = OPS["cat"].ins[1]
+    if len(window.taps()) > most:
+        return f"a convolution of {len(window.taps())} taps, more than {most}"
     for tap in window.taps():
         for first, stride, count, size in (
             (tap.y, tap.stride_y, tap.height, window.height),

@@ -19,7 +19,6 @@ from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.sizes import expression
 
-
 FOLDED = "of the vectors that batch norms become, a scale and a shift, for all norms at once: nothing streams"
 
 
@@ -45,7 +44,9 @@ def to_pixels(graph: fx.Graph, bulk: bool) -> dict[str, str]:
                 pixels[node] = _convolution(graph, node, pixels, bulk)
             elif packet(node) in ELEMENTWISE and _follows(node, pixels):
                 pixels[node] = _elementwise(graph, node, pixels)
-            elif packet(node) is aten._native_batch_norm_legit_no_training and node.args[0] in pixels and node in folded:
+            elif (
+                packet(node) is aten._native_batch_norm_legit_no_training and node.args[0] in pixels and node in folded
+            ):
                 _batch_norm(graph, node, pixels, folded[node])
     for node, made in pixels.items():
         with graph.inserting_after(node):
@@ -99,7 +100,7 @@ def _convolution(graph: fx.Graph, node: fx.Node, pixels: dict[fx.Node, fx.Node],
 
 
 def _follows(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> bool:
-    """Whether an elementwise op works on pixels: all its tensors are equally large, and lie with their channels last."""
+    """Whether an elementwise op works on pixels: all its tensors are equally large, and lie with channels last."""
     operands = [n for n in node.all_input_nodes if value(n) is not None]
     fake = value(node)
     if fake is None or fake.dim() != 4 or not any(n in pixels for n in operands):
@@ -157,7 +158,8 @@ def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
             start = 0
             for node in nodes:
                 stop = start + int(node.args[1].meta["val"].shape[0])  # pyright: ignore
-                found[node] = tuple(made.call(aten.slice.Tensor, v, 0, start, stop) for v in (scale, shift))
+                parts = [made.call(aten.slice.Tensor, v, 0, start, stop) for v in (scale, shift)]
+                found[node] = (parts[0], parts[1])
                 start = stop
     return found
 
@@ -181,7 +183,9 @@ class _Chain:
 
     def joined(self, vectors: list[Any]) -> fx.Node:
         """All of ``vectors`` in one, fp32."""
-        return self.call(torch.ops.prims.convert_element_type.default, self.call(aten.cat.default, vectors), torch.float32)
+        return self.call(
+            torch.ops.prims.convert_element_type.default, self.call(aten.cat.default, vectors), torch.float32
+        )
 
 
 def _batch_norm(

@@ -132,7 +132,9 @@ def _view_from_json(data: Any) -> View | str:
     name, at = data
     return View(
         name,
-        None if at is None else tuple(At(tuple(a), offset, index, tuple(s), *part) for a, offset, index, s, *part in at),
+        None
+        if at is None
+        else tuple(At(tuple(a), offset, index, tuple(s), *part) for a, offset, index, s, *part in at),
     )
 
 

@@ -1,7 +1,7 @@
 """Convolutions as loads: row ``r`` of a pipeline is an output pixel, and a tap takes the pixel that lies beside it.
 
-A convolution of ``k x k`` is a linear over ``k k`` such loads side by side: implicit im2col. Pictures lie channels last,
-``[images, height, width, channels]``, and what lies outside of one reads as zero.
+A convolution of ``k x k`` is a linear over ``k k`` such loads side by side: implicit im2col. Pictures lie channels
+last, ``[images, height, width, channels]``, and what lies outside of one reads as zero.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def record(pipeline: Pipeline, rows: int, device: torch.device | None = None, se
 def random_tensors(pipeline: Pipeline, rows: int, device: torch.device, seed: int = 0) -> dict[str, torch.Tensor]:
     """Inputs ``[rows, features]`` and parameters: normal numbers; weights keep activations of order one.
 
-    Indices are of all rows of their tables alike; a table whose size is read at the call has ``rows``. There are as many
-    pictures as make whole numbers of rows.
+    Indices are of all rows of their tables alike; a table whose size is read at the call has ``rows``. Of
+    pictures there are as many as make so many rows.
     """
     generator = torch.Generator(device).manual_seed(seed)
     made = {}

@@ -12,6 +12,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile
 from tilestream.ir.taps import Tap
 from tilestream.schedule.blocks import START, by_blocks
 from tilestream.schedule.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
+from tilestream.schedule.taps import check_tap
 
 MOST_PACKED = 512
 """Columns of a left operand that a warpgroup can have in registers: 128 of a thread."""
@@ -261,9 +262,11 @@ class Walk:
 
     def _load(self, op: TileOp) -> None:
         assert op.out is not None
-        dtype = self.pipeline.tensor(op.params[0]).dtype
+        dtype, tap = self.pipeline.tensor(op.params[0]).dtype, Tap.of(op)
+        if tap is not None:
+            check_tap(op, tap, self.pipeline)
         self.streams[op.out.name] = Stream(
-            op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index, tap=Tap.of(op)
+            op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index, tap=tap
         )
 
     def _cat(self, op: TileOp) -> None:

@@ -8,6 +8,7 @@ from tilestream.graph.convolutions import window_of
 from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, value
 from tilestream.ir.pipeline import Tile
+from tilestream.schedule.taps import why_not_in_bulk
 
 
 def convolution(e: Emitter, node: fx.Node) -> Tile:
@@ -27,7 +28,9 @@ def convolution(e: Emitter, node: fx.Node) -> Tile:
     if window == type(window)(window.height, window.width, (1, 1)):
         tile = e.tile(x)
     else:
-        taps = [e.tapped(x, tap, channels) for tap in window.taps(bool(node.args[6]))]
+        taken = window.taps()
+        bulk = bool(node.args[6]) and not why_not_in_bulk(taken[0], taken, (window.height, window.width))
+        taps = [e.tapped(x, tap, channels) for tap in window.taps(bulk)]
         tile = e.emit("cat", len(taps) * channels, dtype_of(x), tuple(taps)) if len(taps) > 1 else taps[0]
     params = [e.parameter(weight, (("taps",),), (outs, tile.features))]
     if bias is not None:
