@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from tilestream.errors import InputError, VerifyError
 from tilestream.ir.axes import ROWS, At
-from tilestream.ir.pipeline import Pipeline, TileOp
+from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
 
 ATTRIBUTES = ("height", "width", "stride_y", "stride_x", "y", "x")
 """Of a load of pixels; ``bulk=1`` beside them asks for copies in the im2col mode of the tensor memory accelerator."""
@@ -107,6 +107,26 @@ class Window:
             for ky in range(self.kernel[0])
             for kx in range(self.kernel[1])
         )
+
+
+def im2col(pictures: Tensor, window: Window, bulk: bool = False, source: str = "") -> tuple[TileOp, ...]:
+    """Loads of all taps of ``window``, and their concatenation where there are several: the last op's tile is the left
+    operand of a linear whose weight is ``[out, ky kx channels]``, a convolution's ``[out, channels, ky, kx]`` permuted.
+
+    Args:
+        pictures: ``Tensor.pictures``, of the window's size.
+        bulk: pixels come by bulk copies, else lane by lane.
+    """
+    channels, dtype = pictures.features, pictures.dtype
+    loads = tuple(
+        TileOp("load", Tile.of(f"{pictures.name}.{k}", channels, dtype), (), (pictures.name,), tap.attrs, source)
+        for k, tap in enumerate(window.taps(bulk))
+    )
+    if len(loads) == 1:
+        return loads
+    whole = Tile.of(f"{pictures.name}.taps", channels * len(loads), dtype)
+    names = tuple(op.out.name for op in loads if op.out is not None)
+    return (*loads, TileOp("cat", whole, names, source=source))
 
 
 @lru_cache(maxsize=256)

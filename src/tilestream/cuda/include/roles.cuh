@@ -272,12 +272,14 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
         load_gathered<S>(p, sync, op, tile, follows, names, coming, ring);
         continue;
       }
-      if constexpr (TAPS<S>) {
+      if constexpr ((TAPS<S> & BY_LANES) != 0) {
         if (op.map == TAPPED) {
           const bool follows = k + 1 < S::LOAD_OPS && copied_by_lanes<S>(p.load_op(w.load_ops + k + 1).map);
           load_tapped<S>(p, op, tile, follows, pixels, coming, ring);
           continue;
         }
+      }
+      if constexpr ((TAPS<S> & IN_BULK) != 0) {
         if (op.map == TAPPED_IN_BULK) {
           load_tapped_in_bulk(p, op, tile, ring);
           continue;

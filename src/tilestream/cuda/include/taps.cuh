@@ -14,9 +14,10 @@
 
 namespace ts {
 
-// Whether a kind of stage takes pixels at taps; kernels specialise it where it does.
+// How a kind of stage takes pixels at taps, if it does; kernels specialise it where it does.
+constexpr int BY_LANES = 1, IN_BULK = 2;
 template <class S>
-constexpr bool TAPS = false;
+constexpr int TAPS = 0;
 
 constexpr int TAPPED = -3, TAPPED_IN_BULK = -4;  // a load's map, where its rows are pixels
 // Of such a LoadOp: col in bytes (in bulk: elements), queue and features y and x of the tap (in bulk: from the lowest), tensor
@@ -24,7 +25,7 @@ constexpr int TAPPED = -3, TAPPED_IN_BULK = -4;  // a load's map, where its rows
 
 template <class S>
 TS_DEV bool copied_by_lanes(int map) {
-  return map == GATHERED || (TAPS<S> && map == TAPPED);
+  return map == GATHERED || ((TAPS<S> & BY_LANES) && map == TAPPED);
 }
 
 // An output pixel, as what taps are beside: the first pixel of its picture, below zero beyond the last row; and where in that
@@ -48,7 +49,7 @@ TS_DEV int input_pixel(const Window& w, const LoadOp& op, const Pixel& out) {
 // The output pixels of the rows of a tile that a lane names, computed once a tile where there are registers for them.
 template <class S>
 struct Pixels {
-  static constexpr bool AHEAD = TAPS<S> && Names::AHEAD;
+  static constexpr bool AHEAD = (TAPS<S> & BY_LANES) && Names::AHEAD;
   static constexpr int COUNT = AHEAD ? ROWS / WARP : 1;
   int tile = -1, window = -1;
   Pixel rows[COUNT];
@@ -82,11 +83,11 @@ TS_DEV void load_tapped(const P& p, const LoadOp& op, int tile, bool follows, Pi
 template <class P, class R>
 TS_DEV void load_tapped_in_bulk(const P& p, const LoadOp& op, int tile, R& ring) {
   if (lane_in_warp() == 0) {
+    ring.wait_empty();
+    bar_expect(ring.full(), CHUNK_BYTES);
     const Window w = p.window(op.padded);
     const int line = tile * ROWS / w.width, image = line / w.height;
     const int x = (tile * ROWS - line * w.width) * w.stride_x + w.lowest_x, y = (line - image * w.height) * w.stride_y + w.lowest_y;
-    ring.wait_empty();
-    bar_expect(ring.full(), CHUNK_BYTES);
     tma_load_pixels(ring.addr(), &p.maps[op.tensor], op.col, x, y, image, (u16)op.features, (u16)op.queue, ring.full(), EVICT_NORMAL);
   }
   sync_warp();  // as where rows come in order

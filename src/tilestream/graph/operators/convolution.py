@@ -1,4 +1,4 @@
-"""Convolutions of pixels: linears over their taps (implicit im2col), or over a pixel alone."""
+"""Convolutions of pixels: linears over their taps (implicit im2col)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilestream.schedule.taps import why_not_in_bulk
 
 
 def convolution(e: Emitter, node: fx.Node) -> Tile:
-    """A linear over the channels of all taps, whose pixels come from memory; of 1 x 1, over those of the region's rows.
+    """A linear over the channels of all taps, whose pixels come from memory.
 
     Raises:
         Unsupported: a size is not known.
@@ -25,13 +25,10 @@ def convolution(e: Emitter, node: fx.Node) -> Tile:
     if not isinstance(outs, int) or not isinstance(channels, int):
         raise Unsupported("the weight's size is dynamic")
     window = window_of(node, picture, kernel, 1)
-    if window == type(window)(window.height, window.width, (1, 1)):
-        tile = e.tile(x)
-    else:
-        taken = window.taps()
-        bulk = bool(node.args[6]) and not why_not_in_bulk(taken[0], taken, (window.height, window.width))
-        taps = [e.tapped(x, tap, channels) for tap in window.taps(bulk)]
-        tile = e.emit("cat", len(taps) * channels, dtype_of(x), tuple(taps)) if len(taps) > 1 else taps[0]
+    taken = window.taps()
+    bulk = bool(node.args[6]) and not why_not_in_bulk(taken[0], taken, (window.height, window.width))
+    taps = [e.tapped(x, tap, channels) for tap in window.taps(bulk)]
+    tile = e.emit("cat", len(taps) * channels, dtype_of(x), tuple(taps)) if len(taps) > 1 else taps[0]
     params = [e.parameter(weight, (("taps",),), (outs, tile.features))]
     if bias is not None:
         params.append(e.parameter(bias, (("vector", outs),), (outs,)))
