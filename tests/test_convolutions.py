@@ -36,6 +36,7 @@ from tilestream.plan.analyse import analyse
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
+from tilestream.report.facts import summary
 from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.schedule import build
@@ -52,6 +53,7 @@ def test_text_and_json() -> None:
     verify(p)
     assert "load0: 16 bf16 = load(x, height=9, width=7, stride_y=1, stride_x=1, y=-1, x=-1)" in show(p)
     written = show(plain(p))
+    assert summary(p.stages[0], p).startswith("tap 16 (x9), cat, linear 144>32")
     assert "load5[rows,load5.c]:bf16 = load x[(rows/63),(rows/7%9),(rows%7)+1,load5.c]" in written
     for form in (p, plain(p)):
         assert pipeline_from_json(pipeline_to_json(form)) == form
@@ -176,14 +178,12 @@ needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not i
 
 
 @needs_gcc
-@pytest.mark.parametrize(
-    ("case", "bulk"), [("strided", False), ("by columns", True), ("odd channels", True), ("fp32", False)]
-)
-def test_kernels_on_the_host(case: str, bulk: bool) -> None:
-    window = WINDOWS["strided"] if case == "strided" else WINDOWS["dilated"]
-    channels, dtype = (72 if case == "odd channels" else 64), ("f32" if case == "fp32" else "bf16")
-    p = chain(window, channels, 64, 40, residual=case != "by columns", dtype=dtype, bulk=bulk)
-    if case == "by columns":
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_kernels_on_the_host(dtype: str) -> None:
+    """In bulk and by columns, or rounded to tf32 by lanes; ``test_protocol`` has both ways by rows."""
+    window, bulk = WINDOWS["dilated"], dtype == "bf16"
+    p = chain(window, 64, 64, 40, dtype=dtype, bulk=bulk)
+    if bulk:
         p = p.with_stages((p.stages[0].with_(placement=Shard(1), residency=Residency.RESIDENT),))
     verify(p)
     given = tensors(p, window, 4)
@@ -240,7 +240,9 @@ def test_a_bottleneck_is_two_regions_and_its_norms_are_folded() -> None:
     (graph,) = capture(small_resnet(), (images(),)).graphs
     apart = to_pixels(graph.graph, bulk=False)
     found = partition(graph, apart=apart)
-    assert [sum(name in ("convolution", "aten.linear.default") for name in r.operators) for r in found.regions[:-1]] == [1, 3, 3]
+    assert [
+        sum(name in ("convolution", "aten.linear.default") for name in r.operators) for r in found.regions[:-1]
+    ] == [1, 3, 3]
     assert {e.reason for e in found.exclusions} == {next(iter(apart.values())), "works along rows"}
     second = found.regions[1].program
     assert sum(op.kind == "linear" for op in second.stages[0].ops) == 3
@@ -319,7 +321,9 @@ def test_a_symbolic_batch() -> None:
             x = images(16, count=count)
             torch._dynamo.mark_static(x, 2)
             torch._dynamo.mark_static(x, 3)
-            torch.testing.assert_close(compiled(x), model(x), rtol=0.05, atol=0.05)
+            got, want = compiled(x), model(x)
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+            assert got.stride() == want.stride()  # channels last, as eager
 
 
 def test_the_example_of_the_page_runs() -> None:

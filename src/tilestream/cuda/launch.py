@@ -135,6 +135,12 @@ class Launch:
                 row_bytes,
                 spec.box_rows,
             )
+        for w in self.tables.windows:
+            pixels = rows // (w.height * w.width) * w.in_height * w.in_width
+            if pixels > MOST_ROWS:
+                raise InputError(
+                    f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images"
+                )
         for k, (kind, name) in enumerate(self.tables.pointers):
             address, stride, _ = where[name]
             if kind == TABLE:

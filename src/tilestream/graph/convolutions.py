@@ -73,6 +73,10 @@ def why_not(node: fx.Node) -> str:
         return "a transposed convolution, or one of groups: channels do not share one weight"
     if x.dtype not in DTYPES or x.dtype == torch.float32:
         return f"a convolution of {str(x.dtype).removeprefix('torch.')}: bfloat16 and float16 stream"
+    try:
+        window = window_of(node, x, weight, 2)
+    except Unsupported as reason:
+        return reason.reason
     if not x.is_contiguous(memory_format=torch.channels_last):
         return (
             "a convolution whose channels do not lie last: x.to(memory_format=torch.channels_last), and the model too"
@@ -80,10 +84,6 @@ def why_not(node: fx.Node) -> str:
     channels = x.shape[1]
     if not isinstance(channels, int) or channels * DTYPE_BYTES[DTYPES[x.dtype]] % 16:
         return f"a convolution of {channels} channels: pixels of other than a multiple of 16 bytes are not copied"
-    try:
-        window = window_of(node, x, weight, 2)
-    except Unsupported as reason:
-        return reason.reason
     most = OPS["cat"].ins[1]
     if len(window.taps()) > most:
         return f"a convolution of {len(window.taps())} taps, more than {most}"
