@@ -38,7 +38,8 @@ def pipeline(chain: Chain, bulk: bool = True) -> Pipeline:
     """The chain with ReLU between its convolutions, as a region's program; ``x``, ``first``, ``second`` and ``y``."""
     image = chain.image
     assert image is not None
-    window = Window(image.height, image.width, (image.taps,) * 2, padding=(image.taps // 2,) * 2)
+    taps, pad = image.taps, image.taps // 2
+    window = Window(image.height, image.width, (taps, taps), padding=(pad, pad))
     loads: tuple[TileOp, ...]
     if image.taps == 1:
         x = Tensor.of("x", Role.INPUT, (chain.k,), DTYPE)
