@@ -9,9 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from tilestream import cuda
 from tilestream.cuda.compile import compiler_version
+
+# The same examples each time, so that a failure is of a change and not of luck. `--hypothesis-profile random` (and
+# `--hypothesis-seed N`) looks for others.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

