@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,13 @@ from tilestream.errors import TilestreamError
 from tilestream.graph import selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
+from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes
 from tilestream.graph.pixels import to_pixels
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
+from tilestream.graph.row_sums import own_operands
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
@@ -44,13 +46,18 @@ def of_graphs(
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
-        vectors: Mapping[str, str] = {}
+        backward = kind == "backward"
+        kept_out = own_operands(graph.graph) if backward else {}
         if kind == "inference" and options.convolutions != "off":
-            vectors = to_pixels(graph.graph, bulk=options.convolutions == "bulk")
+            kept_out |= to_pixels(graph.graph, bulk=options.convolutions == "bulk")
             graph.recompile()
-        summed = gradient_sites(graph.graph, device, least_rows(options)) if kind == "backward" else []
+        summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
         part = selection.partition(
-            graph, apart={**apart(summed), **vectors}, training=kind != "inference", backward=kind == "backward"
+            graph,
+            apart=kept_out | apart(summed),
+            training=kind != "inference",
+            backward=backward,
+            spared=spared_for(graph),
         )
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]

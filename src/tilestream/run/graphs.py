@@ -17,10 +17,12 @@ from torch import Tensor, fx
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
+from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
 from tilestream.graph.pixels import to_pixels
 from tilestream.graph.region import Region
+from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
@@ -108,6 +110,7 @@ class Compilation:
         for graph, is_backward in ((forward, False), (backward, True)):
             try:
                 own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+                own.meta = dict(graph.meta)
                 found, summed = self._found(own, is_backward, training=True)
                 with timed("planning"):
                     self._prepare(found, summed)
@@ -139,13 +142,13 @@ class Compilation:
         if backward and narrow_products(graph.graph):
             graph.recompile()
         with timed("regions"):
+            kept_out = own_operands(graph.graph) if backward else {}
             normal = normalise(graph)
-            vectors: Mapping[str, str] = {}
             if not training and self.options.convolutions != "off":
-                vectors = to_pixels(normal.graph, bulk=self.options.convolutions == "bulk")
+                kept_out |= to_pixels(normal.graph, bulk=self.options.convolutions == "bulk")
             summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
-            outside = {**apart(summed), **vectors}
-            return partition(normal, apart=outside, training=training, backward=backward), summed
+            out, spared = kept_out | apart(summed), spared_for(graph)
+            return partition(normal, apart=out, training=training, backward=backward, spared=spared), summed
 
     def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> None:
         """Begin to compile the kernels that will be timed."""
