@@ -6,7 +6,7 @@ import json
 
 import golden_cuda
 import pytest
-from golden_cuda import FILE, MODELS, NAMED
+from golden_cuda import FILE, MODELS, PIPELINES
 
 GOLDEN = json.loads(FILE.read_text())
 CHANGED = "the generated CUDA changed; if that is meant, and measured, run python tests/golden_cuda.py"
@@ -18,6 +18,6 @@ def test_text_of_models(name: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_text_of_pipelines(name: str) -> None:
-    assert golden_cuda.of_pipeline(NAMED[name]()) == GOLDEN[name], CHANGED
+    assert golden_cuda.of_pipeline(PIPELINES[name]()) == GOLDEN[name], CHANGED

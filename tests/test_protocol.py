@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import convolutions
 import pytest
 from gathers import tensors as indexed
 from mixed_programs import by_columns, residual_stream
@@ -21,6 +22,7 @@ from programs import Program, chain, edge_block
 from random_pipelines import random_pipeline, tensors_for
 from random_programs import Limits
 from samples import spatial
+from torch import Tensor
 
 from tilestream import reference
 from tilestream.cuda.host.build import (
@@ -35,6 +37,7 @@ from tilestream.cuda.host.build import (
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
+from tilestream.ir.taps import Window
 from tilestream.schedule.fits import verify_on
 
 FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
@@ -117,6 +120,15 @@ def gathers(placement: int = 0) -> Pipeline:
     return p.build().with_stages((p.build().stages[0].with_(placement=Shard(placement), replicas=2),))
 
 
+WINDOW = Window(9, 7, (3, 3), (1, 2), (1, 1))
+
+
+def taps(bulk: bool = False) -> Pipeline:
+    """More pixels in a row than the ring has slots, then a chunk that comes in order; several tiles a replica."""
+    p = convolutions.chain(WINDOW, 72, 64, 64, residual=True, bulk=bulk)
+    return p.with_stages((p.stages[0].with_(replicas=2),))
+
+
 PIPELINES = {
     "rings": rings,
     "rings of pairs": lambda: rings(width_of_middle=0),
@@ -133,15 +145,23 @@ PIPELINES = {
     "pair": lambda: one_stage(3, 128, group=2),
     "gathers": lambda: gathers(),
     "gathers, split columns": lambda: gathers(placement=1),
+    "taps": lambda: taps(),
+    "taps in bulk": lambda: taps(bulk=True),
     "fp32 stream": lambda: residual_stream(1, 64),
     "fp32 stream, split columns": lambda: by_columns(residual_stream(1, 192)),
 }
 
 
+def _tensors(name: str, pipeline: Pipeline, rows: int) -> dict[str, Tensor]:
+    if name.startswith("taps"):
+        return convolutions.tensors(pipeline, WINDOW, 11, seed=1)  # 396 rows
+    return (indexed if name.startswith("gathers") else tensors_for)(pipeline, rows, seed=1)
+
+
 def run(name: str, folder: Path, rows: int = 400, **options) -> float:
     """Relative error against the reference machine."""
     pipeline = PIPELINES[name]()
-    tensors = (indexed if name.startswith("gathers") else tensors_for)(pipeline, rows, seed=1)
+    tensors = _tensors(name, pipeline, rows)
     got = run_on_host(pipeline, tensors, HostRun(sanitize=True, folder=folder, **options))
     want = reference.run(pipeline, tensors)
     return max(float((got[n].double() - want[n].double()).norm() / want[n].double().norm()) for n in want)
@@ -192,6 +212,7 @@ class Mutant:
 
 
 ROLES, KERNEL, TILE, HOST, GATHER = "roles.cuh", "kernel", "tile.cuh", "ptx.cuh", "gather.cuh"
+TAPS = "taps.cuh"
 FULL = "flag_release(s.flags + (info.lines + tile % info.depth) * LINE"
 
 MUTANTS = (
@@ -345,6 +366,40 @@ MUTANTS = (
         "gathers",
         Mutation(GATHER, "index == op.queue && tile == at", "index == op.queue"),
         "each tile has indices of its own",
+    ),
+    Mutant(
+        "pixels copied into a slot in use",
+        "taps",
+        Mutation(
+            TAPS,
+            "  pixels.read(p, w, op.padded, tile);\n  ring.wait_empty();\n",
+            "  pixels.read(p, w, op.padded, tile);\n",
+        ),
+        "a slot is filled again after every reader gave it back",
+    ),
+    Mutant(
+        "pixels of the wrong tile",
+        "taps",
+        Mutation(TAPS, "tile == at && window == number", "window == number"),
+        "each tile has pixels of its own",
+    ),
+    Mutant(
+        "pixels of the row beside",
+        "taps",
+        Mutation(TAPS, " && (u32)x < (u32)w.in_width", ""),
+        "what lies beside a picture is zero, not the next row's end",
+    ),
+    Mutant(
+        "pixels in bulk into a slot in use",
+        "taps in bulk",
+        Mutation(TAPS, "    ring.wait_empty();\n    bar_expect", "    bar_expect"),
+        "a slot is filled again after every reader gave it back",
+    ),
+    Mutant(
+        "pixels in bulk from the picture's corner",
+        "taps in bulk",
+        Mutation(TAPS, "(line - image * w.height) * w.stride_y + w.lowest_y", "(line - image * w.height) * w.stride_y"),
+        "a box begins in the padding",
     ),
 )
 

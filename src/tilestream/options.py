@@ -15,6 +15,7 @@ from tilestream.errors import OptionError
 Target = Literal["auto", "cuda", "reference"]
 Strategy = Literal["auto", "bulk", "vertical", "spatial", "shared"]
 Effort = Literal["model", "measured", "exhaustive"]
+Convolutions = Literal["off", "lanes", "bulk"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Options:
             timed; or all that fit, within a minute a region.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
             Off: these kernels have not been measured on a GPU yet.
+        convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
+            copy pixels lane by lane, or in bulk by the im2col mode of bulk copies. Neither has run on a GPU yet, so
+            ``off``. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -54,12 +58,14 @@ class Options:
     constant_weights: bool = False
     effort: Effort = "measured"
     interactions: bool = False
+    convolutions: Convolutions = "off"
     fallback: bool = True
 
     def __post_init__(self) -> None:
         _one_of("target", self.target, get_args(Target))
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
+        _one_of("convolutions", self.convolutions, get_args(Convolutions))
         for name in ("measure", "cache", "any_order", "constant_weights", "interactions", "fallback"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")

@@ -298,3 +298,47 @@ def tensor_map(
         f"tensor map of {rows} x {columns} {dtype}",
     )
     return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
+
+
+@lru_cache(maxsize=4096)
+def pixel_map(
+    dtype: str,
+    address: int,
+    sizes: tuple[int, int, int, int],
+    begin: tuple[int, int],
+    end: tuple[int, int],
+    strides: tuple[int, int],
+    pixels: int,
+) -> bytes:
+    """A tensor map of pictures, channels last, in the im2col mode: boxes of ``pixels`` x 128 bytes, 128-byte swizzle.
+
+    Args:
+        sizes: channels, width, height, images. Pixels have a multiple of 16 bytes.
+        begin, end: (x, y) of the first output pixel beside a picture's first, and of the last beside its last: at most
+            127 away, -128 the other way. The last step's pixel is ``end``.
+        strides: (x, y) from one output pixel to the next, at most 8.
+    """
+    d = _driver()
+    element = 4 if dtype in ("f32", "tf32") else 2
+    channels, width, height, _ = sizes
+    bytes_of = [channels * element, channels * width * element, channels * width * height * element]
+    encoded = check(
+        d.cuTensorMapEncodeIm2col(
+            getattr(d.CUtensorMapDataType, _TYPES[dtype]),
+            4,
+            address,
+            [d.cuuint64_t(n) for n in sizes],
+            [d.cuuint64_t(n) for n in bytes_of],
+            list(begin),
+            list(end),
+            d.cuuint32_t(128 // element),
+            d.cuuint32_t(pixels),
+            [d.cuuint32_t(n) for n in (1, *strides, 1)],
+            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        f"tensor map of pictures {sizes} {dtype}",
+    )
+    return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)

@@ -17,7 +17,7 @@ import jinja2
 from tilestream.cuda.column_loop import halves_of
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.tables import ODD_ROWS, StageTables, Tables, add_queues, add_stage
+from tilestream.cuda.tables import ODD_ROWS, TAPPED, TAPPED_IN_BULK, StageTables, Tables, add_queues, add_stage
 from tilestream.cuda.templating import template
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import Pipeline, Residency
@@ -49,6 +49,7 @@ class StageKind:
     mixed: bool  # some odd rows are not of the operands' dtype
     boxed: bool  # some pages are of several boxes
     gathers: bool  # some rows are taken through an index
+    taps: str  # how some rows, which are pixels at a tap, come
     declarations: str
     body: str
 
@@ -110,7 +111,8 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
-            bool(schedule.loops), any(s.index for s in schedule.streams.values()), emitter.declarations(), body,
+            bool(schedule.loops), any(s.index for s in schedule.streams.values()),
+            _taps(tables, at), emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in plain if _same(k, kind)), None)
         if same is None:
@@ -138,6 +140,13 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits, stamped)
 
 
+def _taps(tables: Tables, at: StageTables) -> str:
+    """How a stage's pixels come, as taps.cuh names it; empty if there are none."""
+    told = {op[0] for op in tables.load_ops[at.load_ops : at.load_ops + at.loads]}
+    ways = {TAPPED: "BY_LANES", TAPPED_IN_BULK: "IN_BULK"}
+    return " | ".join(name for index, name in ways.items() if index in told)
+
+
 def place_counters(shared_bytes: int) -> int:
     """Where in shared memory the roles' counters go, behind all that a kernel has there.
 
@@ -156,7 +165,19 @@ def place_counters(shared_bytes: int) -> int:
 def _same(a: StageKind, b: StageKind) -> bool:
     def key(k: StageKind) -> tuple:
         counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
-        return (k.dtype, k.layout, k.tiles, counts, k.resident, k.mixed, k.boxed, k.gathers, k.declarations, k.body)
+        return (
+            k.dtype,
+            k.layout,
+            k.tiles,
+            counts,
+            k.resident,
+            k.mixed,
+            k.boxed,
+            k.gathers,
+            k.taps,
+            k.declarations,
+            k.body,
+        )
 
     return key(a) == key(b)
 

@@ -19,13 +19,14 @@ from tilestream.cuda.emit import THREADS, KernelSource
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
-from tilestream.cuda.tables import INDEX, TABLE
+from tilestream.cuda.tables import INDEX, TABLE, MapSpec
 from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
 from tilestream.ir.sizes import tiles_of
+from tilestream.ir.taps import rows_given
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT = 16
@@ -114,6 +115,9 @@ class Launch:
         o = self.offsets
         raw = (ctypes.c_char * o.size)()
         for k, spec in enumerate(self.tables.maps):
+            if spec.kind == "window":
+                raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = self._pixels(spec, where, rows)
+                continue
             if spec.kind == "ring":
                 queue = self.tables.queues[int(spec.name)]
                 address, row_bytes = space.rings[int(spec.name)], queue.features * DTYPE_BYTES[queue.dtype]
@@ -131,6 +135,12 @@ class Launch:
                 row_bytes,
                 spec.box_rows,
             )
+        for w in self.tables.windows:
+            pixels = rows // (w.height * w.width) * w.in_height * w.in_width
+            if pixels > MOST_ROWS:
+                raise InputError(
+                    f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images"
+                )
         for k, (kind, name) in enumerate(self.tables.pointers):
             address, stride, _ = where[name]
             if kind == TABLE:
@@ -149,6 +159,13 @@ class Launch:
         if written is not None:
             struct.pack_into("<Q", raw, o.tail + 48, written.address)
         return raw
+
+    def _pixels(self, spec: MapSpec, where: Mapping[str, Where], rows: int) -> bytes:
+        """The tensor map of pictures whose taps are copied in bulk."""
+        w = self.tables.windows[int(spec.name)]
+        sizes = (w.channels, w.in_width, w.in_height, rows // (w.height * w.width))
+        strides = (w.stride_x, w.stride_y)
+        return driver.pixel_map(w.dtype, where[w.tensor].address, sizes, *w.corners, strides, spec.box_rows)
 
 
 def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
@@ -226,8 +243,10 @@ class CompiledPipeline:
         """
         for launch in self.launches:
             launch.check()
+        inputs = tuple(t.name for t in self.pipeline.by_role(Role.INPUT))
         wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
         have = {t.name: self._checked(t, tensors, rows) for t in wanted}
+        rows_given(self.pipeline, lambda name: rows if name in inputs else have[name].shape[0], inputs)
         given = out or {}
         results = {t.name: self._writable(t, given, rows, have) for t in self.outputs}
         bound = self.bind(have, rows, written=tuple(results))
@@ -409,6 +428,8 @@ def addressable(t: torch.Tensor) -> bool:
         return False
     if t.dim() == 1:
         return True
+    if t.dim() == 4:  # pictures: a pixel's place is computed
+        return t.is_contiguous()
     row = t.stride(0) * t.element_size()
     # Rows that bulk copies address start on 16 bytes; rows of odd widths are read element by element.
     return t.stride(0) >= t.shape[-1] and (row % 16 == 0 or t.shape[-1] * t.element_size() % 16 != 0)

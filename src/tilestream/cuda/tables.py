@@ -6,18 +6,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
+from tilestream.ir.taps import Tap
 from tilestream.schedule.layout import Layout, boxes_of
-from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, ceil_to, columns_of
+from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, Stream, ceil_to, columns_of
+from tilestream.schedule.taps import corners, lowest
 
 TABLE, INDEX = "table", "index of "
 """Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
 GATHERED = -2  # a load's tensor map, where rows are taken through an index
+TAPPED, TAPPED_IN_BULK = -3, -4  # where they are pixels at a tap, copied by lanes or in bulk
 ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that are not of the operands' dtype
 
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A tensor map to encode at launch. ``kind``: weight, packed (weight in the arena), input, output or ring.
+    """A tensor map to encode at launch. ``kind``: weight, packed (weight in the arena), input, output, ring, or window,
+    of which ``name`` is the number: pixels in the order of output pixels, by the im2col mode.
 
     ``dtype`` is that of the memory, or ``tf32``: fp32 operands of products are rounded to that on the way in.
     Boxes are ``box_rows`` x 128 bytes with the 128-byte swizzle; rows and columns outside read as zero.
@@ -29,6 +33,35 @@ class MapSpec:
     columns: int
     box_rows: int
     rows: int = 0  # of weights and rings; inputs and outputs have the launch's rows
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """Output pixels that are a kernel's rows, and the pictures that its taps read: struct Window of taps.cuh.
+
+    ``lowest_y``, ``lowest_x``: of all taps of the pictures, where the first output pixel reads. ``corners``: of the box
+    of bulk copies (``schedule.taps``).
+    """
+
+    tensor: str
+    dtype: str
+    height: int
+    width: int
+    stride_y: int
+    stride_x: int
+    in_height: int
+    in_width: int
+    channels: int
+    pixel_bytes: int
+    lowest_y: int
+    lowest_x: int
+    corners: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """As the kernel knows it."""
+        strides, size = (self.stride_y, self.stride_x), (self.in_height, self.in_width)
+        return (self.height, self.width, *strides, *size, self.pixel_bytes, self.lowest_y, self.lowest_x)
 
 
 @dataclass(frozen=True)
@@ -72,6 +105,7 @@ class Tables:
     store_bounds: list[int] = field(default_factory=list)
     stage_pointers: list[int] = field(default_factory=list)
     credits: list[tuple[int, int]] = field(default_factory=list)
+    windows: list[WindowSpec] = field(default_factory=list)
     lines: int = 0
 
     @property
@@ -88,6 +122,11 @@ class Tables:
         if (kind, name) not in self.pointers:
             self.pointers.append((kind, name))
         return self.pointers.index((kind, name))
+
+    def window(self, spec: WindowSpec) -> int:
+        if spec not in self.windows:
+            self.windows.append(spec)
+        return self.windows.index(spec)
 
     def queue(self, tile: str) -> int:
         return next(i for i, q in enumerate(self.queues) if q.tile == tile)
@@ -237,6 +276,9 @@ def _load(
         return
     tensor = pipeline.tensor(stream.tensor)
     valid = max(0, min(columns, stream.features - column))
+    if stream.tap is not None:
+        _tap(tables, schedule, stream, stream.tap, column, pipeline, again, dtype)
+        return
     if stream.index:
         table = tables.pointer(TABLE, stream.tensor)
         names = tables.pointer(f"{INDEX}{stream.tensor}", stream.index)
@@ -254,6 +296,36 @@ def _load(
         padded = min(columns, ceil_to(valid, columns // 4))
         form = int(dtype == "tf32") if stream.dtype == schedule.dtype else ODD_ROWS[stream.dtype]
         tables.load_ops.append((-1, start, -1, pointer, tensor.features, valid, padded, again, form))
+
+
+def _tap(
+    tables: Tables,
+    schedule: Schedule,
+    stream: Stream,
+    tap: Tap,
+    column: int,
+    pipeline: Pipeline,
+    again: int,
+    dtype: str,
+) -> None:
+    """One chunk of pixels."""
+    tensor, element = pipeline.tensor(stream.tensor), DTYPE_BYTES[stream.dtype]
+    beside = [s.tap for s in schedule.streams.values() if s.tensor == stream.tensor and s.tap is not None]
+    height, width, channels = tensor.shape
+    begin = lowest(tap, beside)
+    out, size = (tap.height, tap.width, tap.stride_y, tap.stride_x), (height, width, channels, channels * element)
+    spec = WindowSpec(stream.tensor, dtype, *out, *size, *begin, corners(tap, begin, (height, width)))
+    window, at = tables.window(spec), stream.start + column
+    valid = max(0, min(columns_of(stream.dtype), stream.features - column))
+    # A bulk copy brings whole chunks: what follows a slice would come with it.
+    if tap.bulk and (valid == columns_of(stream.dtype) or stream.start + stream.features == tensor.features):
+        index = tables.map(MapSpec("window", str(window), dtype, tensor.features, TILE_ROWS))
+        offsets = (tap.y - begin[0], index, tap.x - begin[1])
+        tables.load_ops.append((TAPPED_IN_BULK, at, *offsets, 0, window, again, 0))
+        return
+    pointer = tables.pointer("pictures", stream.tensor)
+    form = int(dtype == "tf32")
+    tables.load_ops.append((TAPPED, at * element, tap.y, pointer, tap.x, valid * element, window, again, form))
 
 
 def _loaded(dtype: str, product: bool) -> str:

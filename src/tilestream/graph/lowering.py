@@ -15,6 +15,7 @@ from tilestream.graph.real import real
 from tilestream.graph.sizes import expression, product, settled
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Role, Tensor, Tile, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
 
 MAX_FEATURES = 512
@@ -56,8 +57,8 @@ class Binding:
 
     ``steps`` are applied in order to the node's tensor: ``("matrix",)`` drops a leading 1, ``("t",)`` transposes,
     ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``, ``("vector", n)`` to
-    ``[n]``, ``("index",)`` to ``[rows]``, ``("scalar",)`` to ``[]``, and ``("rstd", eps)`` makes ``1 / sqrt(x + eps)``
-    in fp32 of a variance.
+    ``[n]``, ``("index",)`` to ``[rows]``, ``("scalar",)`` to ``[]``, ``("taps",)`` makes ``[out, ky kx in]`` of a
+    convolution's weight ``[out, in, ky, kx]``, and ``("rstd", eps)`` ``1 / sqrt(x + eps)`` in fp32 of a variance.
     """
 
     tensor: str
@@ -246,6 +247,21 @@ class Emitter:
         names = (self._bound[table, ()], self._bound[index, INDEX_STEPS])
         tile = Tile.of(f"load{len(self.ops)}", features, dtype_of(table))
         self.ops.append(TileOp("load", tile, (), names, (), self._source))
+        return tile
+
+    def tapped(self, pictures: fx.Node, tap: Tap, channels: int) -> Tile:
+        """The tile of pixels that ``tap`` takes of ``pictures``, which come from outside of the region."""
+        self.parameter_nodes.add(pictures)
+        if pictures in self.values:
+            raise Unsupported("a convolution reads pixels of other rows")
+        self._check_device(pictures)
+        if (pictures, ()) not in self._bound:
+            name = self._bound[pictures, ()] = f"p{len(self.parameters)}"
+            height, width = (int(d) for d in _tensor(pictures).shape[1:3])
+            self._tensor(Tensor.pictures(name, height, width, channels, dtype_of(pictures)))
+            self.parameters.append(Binding(name, pictures, ()))
+        tile = Tile.of(f"load{len(self.ops)}", channels, dtype_of(pictures))
+        self.ops.append(TileOp("load", tile, (), (self._bound[pictures, ()],), tap.attrs, self._source))
         return tile
 
     def parameter(self, node: object, steps: Steps, shape: tuple[int, ...], dtype: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,8 +103,7 @@ def lower(
     ops = fuse_rms_norm(tuple(e.ops), e.tensors)
     stage = Stage.of("all", round_results(ops) if training else ops)
     program = Pipeline("region", tuple(e.tensors.values()), (stage,), ())
-    first = e.inputs[0]
-    fake = value(first.node)
+    fake = value(outputs[0])
     assert fake is not None
     symbols = _symbols(arguments)
     told = {symbol for symbol, _, _ in symbols} | _sizes_given(owner)
@@ -119,7 +119,7 @@ def lower(
         parameters=tuple(operands[b.tensor] for b in e.parameters),
         results=results,
         symbols=symbols,
-        rows=_rows(fake, e.tensors[first.tensor].features),
+        rows=_counted(e, outputs[0]),
         device=fake.device,
         operators=tuple(name(n) for n in compute if name(n) != "getitem"),
         sources=tuple(dict.fromkeys(s for s in map(source, compute) if s)),
@@ -234,8 +234,11 @@ def _sizes_given(owner: fx.GraphModule) -> set[sympy.Expr]:
     return {expression(v) for v in values if isinstance(v, torch.SymInt)}
 
 
-def _rows(fake: torch.Tensor, features: int) -> int:
-    total = 1
-    for dim in fake.shape:
-        total *= hint(dim)
-    return total // features
+def _counted(e: Emitter, output: fx.Node) -> int:
+    """Rows in the call that was captured: of the first input; of pixels alone, those of a result."""
+    node, features = output, e.values[output].tile.features
+    if e.inputs:
+        node, features = e.inputs[0].node, e.tensors[e.inputs[0].tensor].features
+    fake = value(node)
+    assert fake is not None
+    return math.prod(hint(dim) for dim in fake.shape) // features

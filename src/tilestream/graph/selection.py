@@ -15,6 +15,7 @@ from torch import fx
 from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
 from tilestream.graph.convexity import Groups, successors
+from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.kept import pieces
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
@@ -269,7 +270,7 @@ def _device(node: fx.Node) -> torch.device | None:
 
 
 def _worth(group: list[fx.Node], facts: _Facts) -> bool:
-    if any(is_product(n) for n in group):
+    if any(is_product(n) or is_convolution(n) for n in group):
         return True
     for node in group:
         facts.reasons.setdefault(node, POINTWISE)

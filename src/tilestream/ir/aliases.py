@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilestream.ir.axes import At, View
+from tilestream.ir.axes import View
 from tilestream.ir.pipeline import Pipeline, Tile, TileOp
 from tilestream.ir.tileops import OPS
 
@@ -36,7 +36,7 @@ def one_name_an_axis(p: Pipeline) -> Pipeline:
     def under(v: View | str) -> View | str:
         if isinstance(v, str) or v.at is None:
             return v
-        return View(v.of, tuple(At(tuple(map(now, at.axes)), at.offset, at.index, at.strides) for at in v.at))
+        return View(v.of, tuple(replace(at, axes=tuple(map(now, at.axes))) for at in v.at))
 
     def renamed(op: TileOp) -> TileOp:
         return replace(op, out=tile(op.out), tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))

@@ -33,17 +33,26 @@ def sizes(*of: int) -> tuple[Axis, ...]:
 class At:
     """One coordinate: ``strides`` times ``axes`` plus ``offset``, looked up in tensor ``index`` if there is one.
 
-    ``rows``; ``c+128`` (columns of a slice); ``2*y+ky-1`` (a tap); ``senders[edges]`` (a gather); ``0`` (no axes).
-    What lies outside of the tensor or tile reads as zero.
+    ``rows``; ``c+128`` (columns of a slice); ``2*y+ky-1`` (a tap); ``senders[edges]`` (a gather); ``0`` (no axes);
+    ``2*(rows/56%28)-1`` (a tap where rows are pixels). What lies outside of the tensor or tile reads as zero.
 
     Attributes:
         strides: one an axis; empty means all one.
+        over, within: of an axis that several dimensions are flattened to, one of them: ``position / over % within``
+            (0: no remainder is taken), in whole numbers, before strides. With ``strides`` alone.
     """
 
     axes: tuple[str, ...] = ()
     offset: int = 0
     index: str = ""
     strides: tuple[int, ...] = ()
+    over: int = 1
+    within: int = 0
+
+    def part(self, axis: str) -> str:
+        """What is taken of ``axis``, as text."""
+        taken = axis + f"/{self.over}" * (self.over != 1) + f"%{self.within}" * (self.within != 0)
+        return taken if taken == axis else f"({taken})"
 
 
 @dataclass(frozen=True)

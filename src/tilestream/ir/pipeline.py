@@ -85,6 +85,12 @@ class Tensor:
         """Rows that a load takes through an index. A parameter; how many ``rows`` it has may be read at the call."""
         return Tensor(name, Role.PARAMETER, (Axis(f"{name}.rows", rows), *sizes(features)), dtype)
 
+    @staticmethod
+    def pictures(name: str, height: int, width: int, channels: int, dtype: str) -> Tensor:
+        """``[images, height, width, channels]``, of which loads take a tap (``ir.taps``). A parameter; how many images
+        it has is read at the call, and with it the number of rows."""
+        return Tensor(name, Role.PARAMETER, (Axis(f"{name}.images"), *sizes(height, width, channels)), dtype)
+
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Sizes of all dimensions but the rows of inputs and outputs (and others that are read at the call)."""

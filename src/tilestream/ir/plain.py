@@ -14,6 +14,7 @@ from tilestream.ir.axes import ROWS, At, Axis, Spread, View, along
 from tilestream.ir.columns import column_axis, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import Pipeline, Stage, Tensor, Tile, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
 
 ROW = At((ROWS.name,))
@@ -126,6 +127,9 @@ class _Writer:
     def _load(self, op: TileOp) -> TileOp:
         column = self._new(op)
         at = At((column.name,)) if column else At()
+        tap = Tap.of(op)
+        if tap is not None and column is not None:
+            return self._made(op, column, tensors=(View(op.params[0], tap.at(column.name)),))
         row = At((ROWS.name,), index=op.index)
         return self._made(op, column, tensors=(View(op.params[0], (row, at)),))
 

@@ -120,7 +120,9 @@ def _view_to_json(view: View | str) -> Any:
     """A name alone stays one."""
     if isinstance(view, str):
         return view
-    at = view.at and [[list(c.axes), c.offset, c.index, list(c.strides)] for c in view.at]
+    at = view.at and [
+        [list(c.axes), c.offset, c.index, list(c.strides), *([c.over, c.within] if c.part("") else [])] for c in view.at
+    ]
     return [view.of, at]
 
 
@@ -129,7 +131,10 @@ def _view_from_json(data: Any) -> View | str:
         return data
     name, at = data
     return View(
-        name, None if at is None else tuple(At(tuple(a), offset, index, tuple(s)) for a, offset, index, s in at)
+        name,
+        None
+        if at is None
+        else tuple(At(tuple(a), offset, index, tuple(s), *part) for a, offset, index, s, *part in at),
     )
 
 

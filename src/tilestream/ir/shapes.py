@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Role, Tensor, Tile, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import GROUP, OPS
 
 
@@ -54,6 +55,8 @@ class _Operands:
         roles = {"load": (Role.INPUT,), "store": (Role.OUTPUT,)}.get(self.op.kind, (Role.PARAMETER,))
         if self.op.index:
             roles = (Role.PARAMETER, Role.INPUT)
+        if Tap.of(self.op) is not None:
+            roles = (Role.PARAMETER,)
         for k, tensor in enumerate(self.params):
             role = roles[min(k, len(roles) - 1)]
             self.need(
@@ -85,8 +88,10 @@ def _a(role: Role) -> str:
 
 
 def _load(o: _Operands) -> None:
-    tensor = o.params[0]
-    what = "table" if o.op.index else "input"
+    tensor, tap = o.params[0], Tap.of(o.op)
+    what = "table" if o.op.index else "input" if tap is None else "pictures"
+    if tap is not None:
+        _tapped(o, tensor, tap)
     o.need(
         bool(o.op.index) or tensor.dtype in DTYPE_BYTES,
         f"loads {tensor.name!r} of dtype {tensor.dtype} as rows",
@@ -100,6 +105,38 @@ def _load(o: _Operands) -> None:
         f"tile {o.out.name!r} is {o.out.dtype}, but {what} {tensor.name!r} is {tensor.dtype}",
         "load it in its own dtype, then cast",
     )
+
+
+def _tapped(o: _Operands, tensor: Tensor, tap: Tap) -> None:
+    """Pixels of 16 bytes and more, of which one lies in the picture at least."""
+    o.need(not o.op.index, "takes pixels through an index", "take one or the other")
+    o.need(
+        len(tensor.axes) == 4,
+        f"pictures {tensor.name!r} have {len(tensor.axes)} dimensions",
+        "give [images, height, width, channels]",
+    )
+    least = min(tap.height, tap.width, tap.stride_y, tap.stride_x)
+    o.need(
+        least >= 1,
+        f"makes {tap.height} x {tap.width} pixels at strides of {tap.stride_y} x {tap.stride_x}",
+        "use at least 1",
+    )
+    pixel = tensor.features * DTYPE_BYTES[tensor.dtype]
+    o.need(
+        pixel % 16 == 0,
+        f"pixels of {tensor.name!r} have {tensor.features} x {DTYPE_BYTES[tensor.dtype]} = {pixel} bytes,"
+        " no multiple of 16",
+        "pad the channels",
+    )
+    sizes = (("rows", tap.y, tap.stride_y, tap.height), ("columns", tap.x, tap.stride_x, tap.width))
+    for (what, first, stride, count), size in zip(sizes, tensor.shape[:2], strict=True):
+        last = first + stride * (count - 1)
+        o.need(
+            last >= 0 and first < size,
+            f"reads {what} {first} to {first} + {stride} x ({count} - 1) = {last} of pictures {tensor.name!r}, which"
+            f" have {size}: nothing but zeros",
+            "leave the tap out",
+        )
 
 
 def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
 
 SWIZZLE_BYTES = 128  # a linear's input is stored in rows of this many bytes, zero-filled
@@ -87,10 +88,17 @@ def loaded_bytes(op: TileOp, pipeline: Pipeline, rows: int) -> int:
     return rows * tensor.features * ELEMENT_BYTES[tensor.dtype] + index
 
 
+def in_places(op: TileOp) -> bool:
+    """Whether a load takes rows from other places than in order: through an index, or pixels at a tap."""
+    return bool(op.index) or Tap.of(op) is not None
+
+
 def table_bytes(op: TileOp, pipeline: Pipeline, rows: int) -> int:
     """Bytes of DRAM that ``rows`` rows taken through an index cost at least: the table once, or those rows where it
-    has more of them, or has as many as the call says."""
-    table = pipeline.tensor(op.params[0])
+    has more of them, or has as many as the call says. Of pixels at taps: the pictures once."""
+    table, tap = pipeline.tensor(op.params[0]), Tap.of(op)
+    if tap is not None:
+        return ceil(rows * bytes_of(table, 0) / tap.pixels)
     taken = rows * table.features * ELEMENT_BYTES[table.dtype]
     return min(taken, bytes_of(table, 0)) if len(table.shape) == 2 else taken
 

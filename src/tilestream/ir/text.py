@@ -67,7 +67,8 @@ def _view(v: View) -> str:
 
 def _at(c: At) -> str:
     terms = [
-        f"{stride}*{a}" if stride != 1 else a for a, stride in zip(c.axes, c.strides or [1] * len(c.axes), strict=True)
+        f"{stride}*{a}" if stride != 1 else a
+        for a, stride in zip(map(c.part, c.axes), c.strides or [1] * len(c.axes), strict=True)
     ]
     text = "+".join(terms)
     if c.offset or not terms:

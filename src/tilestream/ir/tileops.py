@@ -53,7 +53,12 @@ PLAIN = {"product", "copy", "store_add"}
 
 OPS: dict[str, OpSpec] = {
     "load": OpSpec(
-        "memory", (0, 0), (1, 2), flops=0, doc="rows of an input, or of a table at the places an index names"
+        "memory",
+        (0, 0),
+        (1, 2),
+        ("height", "width", "stride_y", "stride_x", "y", "x", "bulk"),
+        flops=0,
+        doc="rows of an input, of a table at the places an index names, or pixels of pictures at a tap",
     ),
     "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
     "linear": OpSpec(

@@ -8,7 +8,7 @@ from math import ceil
 
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Transport
-from tilestream.ir.sizes import bytes_of, loaded_bytes, table_bytes, tiles_of, weight_bytes, width
+from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, table_bytes, tiles_of, weight_bytes, width
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def dram_of(launch: Pipeline, rows: int) -> tuple[dict[str, int], dict[str, int]
         for op in stage.ops:
             for name in op.params:
                 (written if op.out is None else read)[name] = bytes_of(launch.tensor(name), rows)
-            if op.index:
+            if in_places(op):
                 read[op.params[0]] = table_bytes(op, launch, rows)
     return read, written
 
@@ -97,10 +97,10 @@ def l2_of(launch: Pipeline, rows: int) -> tuple[int, int]:
             if op.kind == "load" and launch.tensor(op.params[0]).role is not Role.PARAMETER:
                 loads[op.params[0]] += 1
     again = sum((count - 1) * bytes_of(launch.tensor(name), rows) for name, count in loads.items())
-    indexed = [op for stage in launch.stages for op in stage.ops if op.index]
+    indexed = [op for stage in launch.stages for op in stage.ops if in_places(op)]
     once = {op.params[0]: table_bytes(op, launch, rows) for op in indexed}
     again += sum(loaded_bytes(op, launch, rows) for op in indexed) - sum(once.values())
-    again -= sum(bytes_of(launch.tensor(name), rows) for name in {op.index for op in indexed})
+    again -= sum(bytes_of(launch.tensor(name), rows) for name in {op.index for op in indexed if op.index})
     weights = 0
     for stage in launch.stages:
         once = weight_bytes(stage, launch)

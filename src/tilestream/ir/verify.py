@@ -20,6 +20,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
+from tilestream.ir.taps import Tap
 
 WIDEST = {0: 256, 1: 512}  # features of a tile in registers, by Shard.dim: 128 fp32 accumulators a thread of 128 or 256
 
@@ -167,6 +168,19 @@ def loops_are_of_layers(p: Pipeline) -> None:
                 )
 
 
+def taps_share_a_picture(p: Pipeline) -> None:
+    """All taps make the pixels of equally large pictures: those are the rows."""
+    taps = [(op, tap) for s in p.stages for op in s.ops if (tap := Tap.of(op)) is not None]
+    for op, tap in taps:
+        first, one = taps[0]
+        if (tap.height, tap.width) != (one.height, one.width):
+            raise VerifyError(
+                f"load at {op.source or op.params[0]} makes rows of {tap.height} x {tap.width} pixels, but load at"
+                f" {first.source or first.params[0]} of {one.height} x {one.width}",
+                "put them into pipelines of their own",
+            )
+
+
 def launches_in_order(p: Pipeline) -> None:
     """The DRAM queues cut the pipeline into launches that can run one after another."""
     try:
@@ -187,6 +201,7 @@ ROW_RULES: tuple[Callable[[Pipeline], None], ...] = (
     outputs_are_stored_once,
     tiles_fit_registers,
     loops_are_of_layers,
+    taps_share_a_picture,
     launches_in_order,
 )
 

@@ -18,6 +18,7 @@ from tilestream.graph.costs import flops
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes, is_ours
+from tilestream.graph.pixels import to_pixels
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
@@ -48,6 +49,9 @@ def of_graphs(
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
         backward = kind == "backward"
         kept_out = own_operands(graph.graph) if backward else {}
+        if kind == "inference" and options.convolutions != "off":
+            kept_out |= to_pixels(graph.graph, bulk=options.convolutions == "bulk")
+            graph.recompile()
         summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
         part = selection.partition(
             graph,

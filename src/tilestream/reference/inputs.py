@@ -9,6 +9,7 @@ import torch
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
+from tilestream.ir.taps import rows_given
 from tilestream.reference.ops import Arithmetic
 
 
@@ -31,21 +32,10 @@ def check_inputs(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], arithm
             f"pipeline {pipeline.name!r} does not take {', '.join(map(repr, extra))}",
             f"pass its inputs and parameters only: {', '.join(wanted)}",
         )
-    rows: tuple[str, int] | None = None
     for name, want in wanted.items():
         _check_tensor(want, tensors[name], arithmetic)
-        if want.role is not Role.INPUT:
-            continue
-        got = tensors[name].shape[0]
-        if rows is not None and got != rows[1]:
-            raise InputError(
-                f"input {name!r} has {got} rows, but {rows[0]!r} has {rows[1]}",
-                "give all inputs the same number of rows",
-            )
-        rows = (name, got)
-    if rows is None:
-        raise InputError(f"pipeline {pipeline.name!r} has no input tensor", "add one: its rows are what streams")
-    return rows[1]
+    inputs = tuple(name for name, want in wanted.items() if want.role is Role.INPUT)
+    return rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
 
 
 def _check_tensor(want: Tensor, got: torch.Tensor, arithmetic: Arithmetic) -> None:

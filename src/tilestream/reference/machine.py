@@ -13,10 +13,11 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tile, TileOp, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
+from tilestream.ir.taps import Tap
 from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
 from tilestream.reference.mesh_machine import run_meshes
-from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate, take
+from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate, pixels, take
 from tilestream.reference.ring import Ring
 
 Observe = Callable[[str, int, torch.Tensor], None]
@@ -156,7 +157,10 @@ class _Launch:
         if start >= stop:
             return torch.zeros(self.tile_rows, tile.features, dtype=self.arithmetic.dtype)
         name = op.params[0]
-        if op.index:
+        tap = Tap.of(op)
+        if tap is not None:
+            value = pixels(self.params[name], tap, torch.arange(start, stop))
+        elif op.index:
             value = take(self.params[name], self.inputs[op.index][start:stop], op)
         else:
             value = self.arithmetic.widen(self.inputs[name][start:stop])

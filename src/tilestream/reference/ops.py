@@ -13,6 +13,7 @@ from torch.nn import functional
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Tile, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import GROUP, OPS
 
 # torch.nn.functional's own defaults, for ops built by hand without these attributes.
@@ -142,6 +143,16 @@ def take(table: Tensor, index: Tensor, op: TileOp) -> Tensor:
             f"give indices from {-rows} to {rows - 1}",
         )
     return table[index.long()]
+
+
+def pixels(pictures: Tensor, tap: Tap, rows: Tensor) -> Tensor:
+    """What ``rows``, numbers of output pixels, take of ``pictures`` at ``tap``, ``[rows, channels]``; zero outside."""
+    image, row = rows // tap.pixels, rows % tap.pixels
+    y, x = tap.stride_y * (row // tap.width) + tap.y, tap.stride_x * (row % tap.width) + tap.x
+    height, width = pictures.shape[1:3]
+    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    taken = pictures[image, y.clamp(0, height - 1), x.clamp(0, width - 1)]
+    return torch.where(inside[:, None], taken, torch.zeros_like(taken))
 
 
 def evaluate(

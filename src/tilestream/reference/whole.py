@@ -9,7 +9,8 @@ import torch
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.ir.plain import by_rows
-from tilestream.reference.ops import WORKING, evaluate
+from tilestream.ir.taps import Tap
+from tilestream.reference.ops import WORKING, evaluate, pixels
 
 
 def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -30,8 +31,10 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
         ready = [op for op in left if all(name in values for name in op.ins)]
         for op in ready:
             if op.kind == "load":
-                value = WORKING.widen(tensors[op.params[0]])
+                value, tap = WORKING.widen(tensors[op.params[0]]), Tap.of(op)
                 value = value[tensors[op.index].long()] if op.index else value
+                if tap is not None:
+                    value = pixels(value, tap, torch.arange(len(value) * tap.pixels, device=value.device))
             elif op.out is None:
                 outputs[op.params[0]] = WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype)
                 continue

@@ -77,7 +77,8 @@ def coordinate(at: At, positions: Mapping[str, Tensor], order: tuple[str, ...], 
     where = torch.tensor(at.offset).reshape([1] * len(order))
     for axis, stride in zip(at.axes, at.strides or [1] * len(at.axes), strict=True):
         shape = [len(positions[a]) if a == axis else 1 for a in order]
-        where = where + stride * positions[axis].reshape(shape)
+        part = positions[axis] // at.over
+        where = where + stride * (part % at.within if at.within else part).reshape(shape)
     return memory[at.index][where.clamp(0, len(memory[at.index]) - 1)].long() if at.index else where
 
 

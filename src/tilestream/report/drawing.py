@@ -8,6 +8,7 @@ from typing import Any
 
 from tilestream.ir.pipeline import Pipeline, Queue, Transport
 from tilestream.ir.plain import by_rows
+from tilestream.ir.taps import Tap
 from tilestream.report import facts, nest_drawing
 from tilestream.report.explain import sms
 from tilestream.report.words import size
@@ -101,7 +102,7 @@ def _blocks(pipeline: Pipeline) -> list[_Block]:
             blocks.append(_Block(f"{ins}→{outs}", outs, "s0", op.source, []))
         elif op.kind in ("load", "store"):
             features = pipeline.tensor(op.params[0]).features
-            word = "gather" if op.index else op.kind
+            word = "gather" if op.index else "tap" if Tap.of(op) else op.kind
             blocks.append(_Block(f"{word} {features}", features, "s1", op.source, []))
         elif blocks and len(blocks[-1].after) < 4:
             after = blocks[-1].after

@@ -10,6 +10,7 @@ from tilestream.errors import TilestreamError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.sizes import weight_bytes
+from tilestream.ir.taps import Tap
 
 if TYPE_CHECKING:
     from tilestream.options import Options
@@ -98,7 +99,7 @@ def _word(op: TileOp, pipeline: Pipeline) -> str:
         outs, ins = pipeline.tensor(op.params[0]).shape
         return f"linear {ins}>{outs}"
     if op.kind in ("load", "store"):
-        return f"{'gather' if op.index else op.kind} {pipeline.tensor(op.params[0]).features}"
+        return f"{'gather' if op.index else 'tap' if Tap.of(op) else op.kind} {pipeline.tensor(op.params[0]).features}"
     return op.kind
 
 

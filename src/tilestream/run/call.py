@@ -22,6 +22,7 @@ from tilestream.graph.real import real
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.taps import rows_given
 from tilestream.run.copies import Copies, Copy
 from tilestream.run.executable import Enqueue, Executable, executable, plain
 from tilestream.run.spec import TENSOR, RegionSpec
@@ -111,13 +112,11 @@ class RegionCall:
             rests = self._remembers and is_view_of(viewed, values[operand.index])
             if not (rests and _kernels_can_read(viewed, operand in spec.parameters)):
                 moving[operand.tensor] = operand
-        rows = {name: resting[name].shape[0] for name in (o.tensor for o in spec.inputs)}
-        if len(set(rows.values())) > 1:
-            told = ", ".join(f"{name!r} has {n}" for name, n in rows.items())
-            raise InputError(f"the inputs of a region have unequal rows: {told}", "give inputs of one batch")
+        inputs = tuple(o.tensor for o in spec.inputs)
+        rows = rows_given(spec.pipeline, lambda name: resting[name].shape[0], inputs)
         written = (*[r.tensor for r in spec.results], *moving)
         fixed = {name: t for name, t in resting.items() if name not in moving}
-        enqueue = build(spec.pipeline).bind(fixed, next(iter(rows.values())), written)
+        enqueue = build(spec.pipeline).bind(fixed, rows, written)
         shapes = spec.shapes(*[int(n) for n in spec.read_sizes(values)])
         dtypes = [TORCH_DTYPES[spec.pipeline.tensor(r.tensor).dtype] for r in spec.results]
         return Bound(
@@ -211,6 +210,8 @@ def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
             tensor = tensor.reshape(-1)
         elif what == "vector":
             tensor = tensor.reshape(int(numbers[0]))
+        elif what == "taps":
+            tensor = tensor.permute(0, 2, 3, 1).reshape(tensor.shape[0], -1)
         elif what == "rstd":
             tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
         else:

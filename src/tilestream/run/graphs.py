@@ -20,6 +20,7 @@ from tilestream.graph.capture import normalise
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
+from tilestream.graph.pixels import to_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Partition, partition
@@ -167,6 +168,8 @@ class Compilation:
         with timed("regions"):
             kept_out = own_operands(graph.graph) if backward else {}
             normal = normalise(graph)
+            if not training and self.options.convolutions != "off":
+                kept_out |= to_pixels(normal.graph, bulk=self.options.convolutions == "bulk")
             summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
             out, spared = kept_out | apart(summed), spared_for(graph)
             return partition(normal, apart=out, training=training, backward=backward, spared=spared), summed

@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch import fx
 
+from tilestream.graph.pixels import from_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.views import join_maxima
@@ -52,6 +53,7 @@ def place(owner: fx.GraphModule, found: Partition, spec_for: Callable[[Region], 
             if not node.users:
                 owner.graph.erase_node(node)
         join_maxima(owner.graph)
+        from_pixels(owner.graph)
         stable_topological_sort(owner.graph)
         owner.graph.eliminate_dead_code()
         owner.graph.lint()

@@ -9,6 +9,7 @@ from tilestream.cuda.recording import Recording, of_logs
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import INDEX_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.ir.taps import pictures
 from tilestream.run.timing import timed_side_by_side
 
 
@@ -31,15 +32,17 @@ def record(pipeline: Pipeline, rows: int, device: torch.device | None = None, se
 def random_tensors(pipeline: Pipeline, rows: int, device: torch.device, seed: int = 0) -> dict[str, torch.Tensor]:
     """Inputs ``[rows, features]`` and parameters: normal numbers; weights keep activations of order one.
 
-    Indices are of all rows of their tables alike; a table whose size is read at the call has ``rows``.
+    Indices are of all rows of their tables alike; a table whose size is read at the call has ``rows``. Of
+    pictures there are as many as make so many rows.
     """
     generator = torch.Generator(device).manual_seed(seed)
     made = {}
+    pixels = pictures(pipeline)
     indexed = [op for stage in pipeline.stages for op in stage.ops if op.index]
     for t in pipeline.tensors:
         if t.role is Role.OUTPUT:
             continue
-        shape = tuple(rows if a.size is None else a.size for a in t.axes)
+        shape = tuple(rows // pixels.get(t.name, 1) if a.size is None else a.size for a in t.axes)
         if t.dtype in INDEX_DTYPES:
             tables = [pipeline.tensor(op.params[0]) for op in indexed if op.index == t.name]
             least = min((x.axes[0].size or rows for x in tables), default=1)

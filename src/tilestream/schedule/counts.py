@@ -86,8 +86,8 @@ def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
 
 
 def gathered_chunks(schedule: Schedule) -> int:
-    """Chunks of one tile whose rows come through an index."""
-    indexed = {name for name, stream in schedule.streams.items() if stream.index}
+    """Chunks of one tile that lanes copy: rows through an index, and pixels."""
+    indexed = {name for name, stream in schedule.streams.items() if stream.by_lanes}
     total = 0
     for step in schedule.steps:
         for segment in step.gemm.segments if step.gemm is not None else ():

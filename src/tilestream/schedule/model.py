@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Stage, Tile, TileOp
+from tilestream.ir.taps import Tap
 
 ACC_LIMIT = {0: 256, 1: 512}  # features of a fragment under Shard(0), Shard(1)
 
@@ -33,7 +34,7 @@ class Place(StrEnum):
 class Stream:
     """A tile that comes from an input ``tensor`` or a tile's ``queue``; ``start`` is its first column there.
 
-    ``index`` names the tensor's rows where they do not come in order.
+    ``index`` names the tensor's rows where they do not come in order; ``tap`` says which pixels they are.
     """
 
     tile: str
@@ -43,6 +44,12 @@ class Stream:
     queue: str = ""
     start: int = 0
     index: str = ""
+    tap: Tap | None = None
+
+    @property
+    def by_lanes(self) -> bool:
+        """Whether the lanes of a loader warp copy its rows."""
+        return bool(self.index) or (self.tap is not None and not self.tap.bulk)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.schedule.blocks import START, by_blocks
 from tilestream.schedule.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
+from tilestream.schedule.taps import check_tap
 
 MOST_PACKED = 512
 """Columns of a left operand that a warpgroup can have in registers: 128 of a thread."""
@@ -260,8 +262,12 @@ class Walk:
 
     def _load(self, op: TileOp) -> None:
         assert op.out is not None
-        dtype = self.pipeline.tensor(op.params[0]).dtype
-        self.streams[op.out.name] = Stream(op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index)
+        dtype, tap = self.pipeline.tensor(op.params[0]).dtype, Tap.of(op)
+        if tap is not None:
+            check_tap(op, tap, self.pipeline)
+        self.streams[op.out.name] = Stream(
+            op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index, tap=tap
+        )
 
     def _cat(self, op: TileOp) -> None:
         assert op.out is not None
@@ -273,7 +279,7 @@ class Walk:
         if (
             base in self.streams
             and (self.streams[base].start + start) * DTYPE_BYTES[self.streams[base].dtype] % 16
-            and (self.streams[base].queue or self.streams[base].index)
+            and (self.streams[base].queue or self.streams[base].index or self.streams[base].tap)
         ):
             # Copies start on 16 bytes; what does not is cut out of a copy in shared memory.
             base = self.as_tile(base, op)

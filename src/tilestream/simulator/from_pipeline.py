@@ -17,7 +17,7 @@ from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
-from tilestream.ir.sizes import bytes_of, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
+from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
 from tilestream.schedule.stage_cost import first_input_s, overlapped, stage_cost
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.library import Cache, bulk_kernels, launches
@@ -99,7 +99,7 @@ def _work(stage: Stage, launch: Pipeline, rows: int, loaded: set[str]) -> TileWo
         if op.kind == "load":
             read += loaded_bytes(op, launch, stage.tile_rows)
             sizes = {name: float(bytes_of(launch.tensor(name), stage.tile_rows)) for name in op.params}
-            if op.index:  # an equal part of the table for each tile
+            if in_places(op):  # an equal part of the table for each tile
                 sizes[op.params[0]] = table_bytes(op, launch, rows) / tiles_of(rows, stage)
             from_dram += sum(size for name, size in sizes.items() if name not in loaded)
             loaded.update(op.params)

@@ -25,15 +25,17 @@ from tilestream.cuda.compile import Source
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.cuda.stamps import LaunchLog
-from tilestream.cuda.tables import INDEX, TABLE
+from tilestream.cuda.tables import INDEX, TABLE, WindowSpec
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
+from tilestream.ir.taps import rows_given
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 LINE = 128
+MAP_WORDS = 14  # of machine.h
 
 
 class HostTrap(TilestreamError):
@@ -83,7 +85,7 @@ class HostRun:
 class Arena:
     """Bytes of one launch's file: header words, then everything that the kernel addresses."""
 
-    size: int = 4096
+    size: int = 1 << 14  # behind the header
     parts: list[tuple[int, bytes]] = field(default_factory=list)
 
     def add(self, data: bytes, alignment: int = 256) -> int:
@@ -130,7 +132,9 @@ def _launches(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun, stamped: bool
 ) -> tuple[dict[str, torch.Tensor], list[LaunchLog]]:
     logs: list[LaunchLog] = []
-    rows = tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
+    rows = rows_given(
+        pipeline, lambda name: tensors[name].shape[0], tuple(t.name for t in pipeline.by_role(Role.INPUT))
+    )
     have = dict(tensors)
     for launch in cut_at_dram(pipeline):
         for t in launch.by_role(Role.OUTPUT):
@@ -153,13 +157,17 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     words = [len(tables.maps)]
     for spec in tables.maps:
+        if spec.kind == "window":
+            window = tables.windows[int(spec.name)]
+            words += _pixels(window, at[window.tensor], rows)
+            continue
         base = (
             {"ring": rings, "packed": packed}[spec.kind][int(spec.name)]
             if spec.kind in ("ring", "packed")
             else at[spec.name]
         )
         element = 4 if spec.dtype == "tf32" else DTYPE_BYTES[spec.dtype]
-        words += [base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element]
+        words += map_words(base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element)
     words.append(len(tables.pointers))
     for kind, name in tables.pointers:
         words += [at[name], _stride(kind, name, tensors)]
@@ -186,6 +194,19 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
                 return []
             f.seek(written)
             return [stamps.read(f.read(stamps.buffer_bytes(ctas, room)), source, rows, ctas, room)]
+
+
+def map_words(*told: int) -> list[int]:
+    """The words of one tensor map: those ``told`` of ``machine.h``'s, and zeros."""
+    return [*told, *[0] * (MAP_WORDS - len(told))]
+
+
+def _pixels(w: WindowSpec, base: int, rows: int) -> list[int]:
+    """A tensor map of pictures in the im2col mode."""
+    element = 4 if w.dtype == "tf32" else DTYPE_BYTES[w.dtype]
+    sizes = (w.channels, w.in_width, w.in_height, TILE_ROWS, element, 1, rows // (w.height * w.width))
+    begin, end = w.corners
+    return map_words(base, *sizes, *begin, *end, w.stride_x, w.stride_y)
 
 
 def _stride(kind: str, name: str, tensors: Mapping[str, torch.Tensor]) -> int:

@@ -8,21 +8,53 @@ namespace ts_host {
 
 namespace {
 
+// Pixels of a map in the im2col mode: number k of a box is k steps behind where the copy begins, along x, then y, then
+// images; each moved by the tap's offsets.
+struct Pictures {
+  long channels, width, height, images, begin_x, begin_y, end_x, end_y, step_x, step_y;
+  long x, y, image, offset_x, offset_y;
+  explicit Pictures(const Job& j) {
+    long* const words[] = {&channels, &width, &height};
+    for (int k = 0; k < 3; ++k) *words[k] = (long)j.map[1 + k].load(relaxed);
+    long* const more[] = {&images, &begin_x, &begin_y, &end_x, &end_y, &step_x, &step_y};
+    for (int k = 0; k < 7; ++k) *more[k] = (long)j.map[7 + k].load(relaxed);
+    x = j.x.load(relaxed), y = j.y.load(relaxed), image = j.image.load(relaxed);
+    offset_x = j.offset_x.load(relaxed), offset_y = j.offset_y.load(relaxed);
+  }
+  // Which pixel of all pictures, or -1.
+  long pixel(long k) const {
+    const long across = (width - 1 + end_x - begin_x) / step_x + 1, down = (height - 1 + end_y - begin_y) / step_y + 1;
+    if ((x - begin_x) % step_x != 0 || (y - begin_y) % step_y != 0) trap("pixels begin between two steps");
+    const long at = (image * down + (y - begin_y) / step_y) * across + (x - begin_x) / step_x + k;
+    const long px = begin_x + at % across * step_x + offset_x, py = begin_y + at / across % down * step_y + offset_y;
+    const long n = at / across / down;
+    return n < images && px >= 0 && px < width && py >= 0 && py < height ? (n * height + py) * width + px : -1;
+  }
+};
+
 // Rows of 128 bytes between a matrix in memory and a tile in shared memory, 16 bytes at a time.
 struct Box {
   char* base;
   long columns, rows, row_bytes, box_rows, element, x, y;
+  bool of_pixels;
+  Pictures pictures;
   explicit Box(const Job& j)
       : base((char*)j.map[0].load(relaxed)), columns(j.map[1].load(relaxed)), rows(j.map[2].load(relaxed)),
         row_bytes(j.map[3].load(relaxed)), box_rows(j.map[4].load(relaxed)), element(j.map[5].load(relaxed)),
-        x(j.x.load(relaxed)), y(j.y.load(relaxed)) {}
+        x(j.x.load(relaxed)), y(j.y.load(relaxed)), of_pixels(j.map[6].load(relaxed) != 0), pictures(j) {
+    if (!of_pixels) return;
+    x = j.column.load(relaxed);
+    row_bytes = columns * element;
+  }
   // Bytes of unit k (16 bytes) of a row that lie inside the matrix, and where they are.
   long valid(long row, long k) const {
-    if (y + row < 0 || y + row >= rows) return 0;
+    if (of_pixels ? pictures.pixel(row) < 0 : y + row < 0 || y + row >= rows) return 0;
     const long left = (columns - x) * element - 16 * k;
     return left < 0 ? 0 : left > 16 ? 16 : left;
   }
-  char* at(long row, long k) const { return base + (y + row) * row_bytes + x * element + 16 * k; }
+  char* at(long row, long k) const {
+    return base + (of_pixels ? pictures.pixel(row) : y + row) * row_bytes + x * element + 16 * k;
+  }
 };
 
 char* swizzled(char* tile, long row, long k) { return tile + row * 128 + ((k ^ (row & 7)) << 4); }
@@ -127,14 +159,18 @@ void engine(Cta& cta, u64 seed) {
   }
 }
 
-void issue(const TensorMap& map, int x, int y, u32 smem, u32 bar, u32 mask) {
+void issue(const TensorMap& map, const Corner& at, u32 smem, u32 bar, u32 mask) {
   Role& r = *self;
   const u32 n = r.issued.load(relaxed);
   wait_until(r.cta->event, "a free entry of the copy engine", [&] { return n - r.finished.load(relaxed) < JOBS; });
   Job& job = r.jobs[n % JOBS];
-  for (int k = 0; k < 6; ++k) job.map[k].store(map.opaque[k], relaxed);
-  job.x.store(x, relaxed);
-  job.y.store(y, relaxed);
+  for (int k = 0; k < MAP_WORDS; ++k) job.map[k].store(map.opaque[k], relaxed);
+  job.x.store(at.x, relaxed);
+  job.y.store(at.y, relaxed);
+  job.column.store(at.column, relaxed);
+  job.image.store(at.image, relaxed);
+  job.offset_x.store(at.offset_x, relaxed);
+  job.offset_y.store(at.offset_y, relaxed);
   job.smem.store(smem, relaxed);
   job.bar.store(bar, relaxed);
   job.load.store(mask != 0, relaxed);

@@ -99,12 +99,12 @@ void fence_async_global() {
   r.visible_global.acquire(&r.fence_clock);
 }
 
-void bulk_load(u32 dst, const TensorMap& map, int x, int y, u32 bar, u32 mask) {
-  issue(map, x, y, dst, bar, mask != 0 ? mask : 1u << cluster_rank());
+void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask) {
+  issue(map, at, dst, bar, mask != 0 ? mask : 1u << cluster_rank());
 }
 void bulk_store(const TensorMap& map, int x, int y, u32 src) {
   ++self->in_group;
-  issue(map, x, y, src, 0, 0);
+  issue(map, {x, y}, src, 0, 0);
 }
 void bulk_commit() {
   if (self->in_group != 1) trap("the model of bulk groups holds one store a group");

@@ -7,12 +7,22 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// As encoded by build.py: address, columns, rows, bytes a row, rows of a box, bytes an element.
+// As encoded by build.py: address, columns, rows, bytes a row, rows of a box, bytes an element, 0. Or of pictures in the
+// im2col mode: address, channels, width, height, pixels of a box, bytes an element, 1, images; and (x, y) each of where
+// the box begins, beside the first pixel, and ends, beside the last, and of the step.
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
 namespace ts_host {
+
+constexpr int MAP_WORDS = 14;  // of a TensorMap, that say something
+
+// Where a bulk copy begins: a column and a row; of pictures also an image, and how far the tap is from the lowest.
+struct Corner {
+  int x, y;
+  int column = 0, image = 0, offset_x = 0, offset_y = 0;
+};
 
 extern thread_local char* shared;  // the CTA's shared memory
 extern thread_local u32 shared_bytes;
@@ -46,7 +56,7 @@ void named(int id, int threads);
 
 void fence_async_shared();
 void fence_async_global();
-void bulk_load(u32 dst, const TensorMap& map, int x, int y, u32 bar, u32 mask);  // mask 0: this CTA alone
+void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask);  // mask 0: this CTA alone
 void bulk_store(const TensorMap& map, int x, int y, u32 src);
 void bulk_commit();
 void bulk_wait(int groups, bool read_only);

@@ -102,9 +102,12 @@ TS_DEV void fence_async_global() { ts_host::fence_async_global(); }
 
 // ---- bulk tensor copies; hints say nothing here
 constexpr u64 EVICT_FIRST = 0, EVICT_LAST = 1, EVICT_NORMAL = 2;
-TS_DEV void tma_load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u64) { ts_host::bulk_load(dst, *map, x, y, bar, 0); }
+TS_DEV void tma_load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u64) { ts_host::bulk_load(dst, *map, {x, y}, bar, 0); }
+TS_DEV void tma_load_pixels(u32 dst, const TensorMap* map, int channel, int x, int y, int image, u16 offset_x, u16 offset_y, u32 bar, u64) {
+  ts_host::bulk_load(dst, *map, {x, y, channel, image, offset_x, offset_y}, bar, 0);
+}
 TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, u16 mask, u64) {
-  ts_host::bulk_load(dst, *map, x, y, bar, mask);
+  ts_host::bulk_load(dst, *map, {x, y}, bar, mask);
 }
 TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64) { ts_host::bulk_store(*map, x, y, src); }
 TS_DEV void store_commit() { ts_host::bulk_commit(); }

@@ -1,6 +1,6 @@
 // The host program around one generated kernel. build.py appends TS_MAIN(name) to the kernel's text.
 //
-// Its file starts with words of 64 bits: count of maps, six words for each; count of pointers, address and
+// Its file starts with words of 64 bits: count of maps, MAP_WORDS for each; count of pointers, address and
 // stride for each; flags, epoch, exits, dump, limit in nanoseconds, rows; of a kernel
 // with stamps, their address and room; of stationary sums, the address of partial sums. Addresses are offsets into the file.
 #pragma once
@@ -10,8 +10,8 @@ namespace ts_host {
 template <class P>
 void fill(P& p, const u64* words, char* base) {
   int maps = (int)*words++;
-  for (int k = 0; k < maps; ++k, words += 6) {
-    for (int j = 0; j < 6; ++j) p.maps[k].opaque[j] = words[j];
+  for (int k = 0; k < maps; ++k, words += MAP_WORDS) {
+    for (int j = 0; j < MAP_WORDS; ++j) p.maps[k].opaque[j] = words[j];
     p.maps[k].opaque[0] += (u64)base;
   }
   int pointers = (int)*words++;

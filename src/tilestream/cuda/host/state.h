@@ -41,8 +41,8 @@ Event flags_event;
 
 // A bulk copy on its way to the engine. Every field is relaxed: the hand-over itself orders nothing.
 struct Job {
-  std::atomic<u64> map[6];
-  std::atomic<int> x, y, load;
+  std::atomic<u64> map[MAP_WORDS];
+  std::atomic<int> x, y, column, image, offset_x, offset_y, load;
   std::atomic<u32> smem, bar, group, mask;  // mask: CTAs of the cluster that a load writes to
   char issued = 0, fenced_shared = 0, fenced_global = 0;  // clocks at the time of issue
 };

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tilestream.cuda.host.build import LINE, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.host.build import LINE, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute, map_words
 from tilestream.cuda.stationary.diagnose import SumDump
 from tilestream.cuda.stationary.emit import StationarySource, emit
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -45,7 +45,7 @@ def _run(source: StationarySource, tensors: dict[str, torch.Tensor], options: Ho
     words = [len(source.maps)]
     for name in source.maps:
         columns, size = tensors[name].shape[1], DTYPE_BYTES[pipeline.tensor(name).dtype]
-        words += [at[name], columns, rows, columns * size, TILE_ROWS, size]
+        words += map_words(at[name], columns, rows, columns * size, TILE_ROWS, size)
     words.append(len(source.pointers))
     for name in source.pointers:
         words += [at[name], tensors[name].stride(0)]

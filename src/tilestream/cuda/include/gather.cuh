@@ -79,20 +79,20 @@ struct Names {
   }
 };
 
-// A warp copies AT_ONCE rows at once, a piece a lane; on the host, where it is one thread, piece after piece.
-template <class S, class P>
-TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile, const Names& names) {
+// A warp copies AT_ONCE rows at once, a piece a lane; on the host, where it is one thread, piece after piece. The rows are
+// those of a table with `stride` bytes a row; name_of(k) is the one that this lane's k-th row of the tile takes, or -1.
+template <class S, int UNROLL, class P, class F>
+TS_DEV void copy_rows(u32 dst, const P& p, const LoadOp& op, u32 stride, F name_of) {
   constexpr int AT_ONCE = WARP < PIECES ? 1 : WARP / PIECES;
   const int lane = (int)lane_in_warp(), first = lane / PIECES;
-  const u32 stride = (u32)p.strides[op.tensor];
   for (int piece = lane % PIECES; piece < PIECES; piece += WARP) {
     const int left = op.cols - piece * PIECE;
     const u32 inside = left < 0 ? 0 : left < PIECE ? left : PIECE;
     const char* const table = (const char*)p.pointers[op.tensor] + (inside == 0 ? 0 : op.col + piece * PIECE);
 #pragma unroll TS_UNROLL_WARPS
     for (int k = 0; k < ROWS / WARP; ++k) {
-      const int mine = Names::AHEAD ? names.rows[k] : read_name(p, sync, op, tile * ROWS + k * WARP + lane);
-#pragma unroll TS_UNROLL_COPIES(S::TILES)
+      const int mine = name_of(k);
+#pragma unroll UNROLL
       for (int i = 0; i < WARP; i += AT_ONCE) {
         const int row = k * WARP + i + first, name = warp_value(mine, i + first);
         const char* const src = table + (u64)(u32)(name < 0 ? 0 : name) * stride;
@@ -105,14 +105,17 @@ TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op
     }
   }
 }
+template <class S, class P>
+TS_DEV void gather_chunk(u32 dst, const P& p, const Sync& sync, const LoadOp& op, int tile, const Names& names) {
+  copy_rows<S, TS_UNROLL_COPIES(S::TILES)>(dst, p, op, (u32)p.strides[op.tensor], [&](int k) {
+    return Names::AHEAD ? names.rows[k] : read_name(p, sync, op, tile * ROWS + k * WARP + (int)lane_in_warp());
+  });
+}
 
-// One chunk, behind `coming` others that are on their way in the slots before it. All are handed over where there are
-// enough of them, where none `follows`, and where the next slot is not free: the consumers may need these first.
-template <class S, class P, class R>
-TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int tile, bool follows, Names& names, int& coming, R& ring) {
-  names.read(p, sync, op, tile);
-  ring.wait_empty();
-  gather_chunk<S>(ring.addr(), p, sync, op, tile, names);
+// A chunk has been copied behind `coming` others that are on their way in the slots before it. All are handed over where
+// there are enough of them, where none `follows`, and where the next slot is not free: the consumers may need these first.
+template <class S, class R>
+TS_DEV void hand_over(bool follows, int& coming, R& ring) {
   ring.advance();
   ++coming;
   // One lane asks for all: the answer may change from one to the next.
@@ -123,6 +126,13 @@ TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int ti
   if (lane_in_warp() == 0)
     for (int k = 1; k <= coming; ++k) bar_arrive(ring.bars + (u32)(ring.slot - k + (ring.slot < k ? S::IN_SLOTS : 0)) * 16);
   coming = 0;
+}
+template <class S, class P, class R>
+TS_DEV void load_gathered(const P& p, const Sync& sync, const LoadOp& op, int tile, bool follows, Names& names, int& coming, R& ring) {
+  names.read(p, sync, op, tile);
+  ring.wait_empty();
+  gather_chunk<S>(ring.addr(), p, sync, op, tile, names);
+  hand_over<S>(follows, coming, ring);
 }
 
 }  // namespace ts

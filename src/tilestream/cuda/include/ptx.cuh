@@ -186,6 +186,15 @@ TS_DEV void tma_load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u64 h
       "l"(map), "r"(bar), "r"(x), "r"(y), "l"(hint)
       : "memory");
 }
+// A box of pixels in the im2col mode: from (x, y, image) on, in the order of the map's box, each moved by the offsets.
+TS_DEV void tma_load_pixels(u32 dst, const TensorMap* map, int channel, int x, int y, int image, u16 offset_x, u16 offset_y, u32 bar,
+                            u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], "
+      "{%7, %8}, %9;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(channel), "r"(x), "r"(y), "r"(image), "h"(offset_x), "h"(offset_y), "l"(hint)
+      : "memory");
+}
 // Into the same place of every CTA of the cluster that the mask names, and on their barriers.
 TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, u16 mask, u64 hint) {
   asm volatile(

@@ -23,6 +23,11 @@ struct LoadOp {      // one chunk of an input or of a queue's tile
   int again;         // uses of the same tile still to come
   int form;
 };
+// Output pixels that rows are, and the pictures that taps of them read.
+struct Window {
+  int height, width, stride_y, stride_x, in_height, in_width, pixel_bytes;
+  int lowest_y, lowest_x;  // of all taps, where output pixel (0, 0) reads
+};
 struct StoreOp {  // one chunk of an output or of a queue's tile
   int map, x, queue, first, last;
 };
@@ -244,6 +249,7 @@ TS_DEV void load_odd_chunk(u32 dst, const P& p, const LoadOp& op, int tile) {
 
 }  // namespace ts
 #include "gather.cuh"
+#include "taps.cuh"
 namespace ts {
 
 template <class S, class P>
@@ -253,6 +259,7 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
   Timed<Chunks> ring(Chunks(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES),
                      sync.stamps, ROWS_AHEAD);
   Names names;
+  Pixels<S> pixels;
   int coming = 0;
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
@@ -261,9 +268,22 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
       if (GATHERS<S> && op.map == GATHERED) {
-        const bool follows = k + 1 < S::LOAD_OPS && p.load_op(w.load_ops + k + 1).map == GATHERED;
+        const bool follows = k + 1 < S::LOAD_OPS && copied_by_lanes<S>(p.load_op(w.load_ops + k + 1).map);
         load_gathered<S>(p, sync, op, tile, follows, names, coming, ring);
         continue;
+      }
+      if constexpr ((TAPS<S> & BY_LANES) != 0) {
+        if (op.map == TAPPED) {
+          const bool follows = k + 1 < S::LOAD_OPS && copied_by_lanes<S>(p.load_op(w.load_ops + k + 1).map);
+          load_tapped<S>(p, op, tile, follows, pixels, coming, ring);
+          continue;
+        }
+      }
+      if constexpr ((TAPS<S> & IN_BULK) != 0) {
+        if (op.map == TAPPED_IN_BULK) {
+          load_tapped_in_bulk(p, op, tile, ring);
+          continue;
+        }
       }
       if (op.map >= 0) {
         if (lane_in_warp() == 0) {

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tilestream.graph.convolutions import convolution
 from tilestream.graph.nodes import packet
 from tilestream.graph.sizes import hint
 
@@ -42,6 +43,8 @@ def of_call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
         weights = tree_leaves([args[p] for p in _WEIGHTS[operator]])
         rows = prod(hint(d) for d in args[0].shape[:-1])
         return 2 * rows * sum(prod(hint(d) for d in w.shape) for w in weights if w.dim() == 2)
+    if operator is convolution:
+        return 2 * prod(hint(d) for d in result.shape[:-1]) * prod(hint(d) for d in args[1].shape)
     formula = flop_registry.get(operator)
     if formula is None and str(operator).startswith("aten._scaled_dot_product"):  # the CPU's, which torch leaves out
         shapes = [[hint(d) for d in x.shape] for x in args[:4] if isinstance(x, torch.Tensor)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph import convolutions
 from tilestream.graph.lowering import Emitter, Value, dtype_of
 from tilestream.graph.nodes import GATHERS, MATMULS, Unsupported, is_slice, packet, value
 from tilestream.graph.operators.backward import (
@@ -29,6 +30,7 @@ from tilestream.graph.operators.backward import (
     tanh_backward,
     threshold_backward,
 )
+from tilestream.graph.operators.convolution import convolution
 from tilestream.graph.operators.elementwise import (
     UNARY,
     add,
@@ -224,4 +226,5 @@ RULES: dict[object, Rule] = {
     aten.log_sigmoid_forward: log_sigmoid,
     aten.glu: glu,
     **dict.fromkeys(GATHERS, gather),
+    convolutions.convolution: convolution,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tilestream.graph.convolutions import why_not
 from tilestream.graph.nodes import packet
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "_transformer_encoder_layer_fwd",
         "_native_multi_head_attention",
     ),
-    "a convolution mixes rows": ("convolution", "_conv_depthwise2d"),
+    "a convolution mixes rows": ("_conv_depthwise2d",),
     "orders or scans elements": ("sort", "topk", "argsort", "cumsum", "cumprod", "argmax", "argmin", "median"),
     "makes or uses booleans, which are no tile dtype": (
         *("eq", "ne", "lt", "le", "gt", "ge", "where", "logical_and", "logical_or", "logical_not"),
@@ -61,4 +62,6 @@ _REASONS = {getattr(aten, name): reason for reason, names in _GROUPS.items() for
 
 def reason(node: fx.Node) -> str:
     """Why an operator that has no rule stays out."""
+    if packet(node) is aten.convolution:
+        return why_not(node) or "a convolution mixes rows: option convolutions='lanes' or 'bulk' takes this one"
     return _REASONS.get(packet(node), UNKNOWN)

@@ -17,6 +17,7 @@ from tilestream.plan.search import minmax, rules
 from tilestream.plan.search.search import search
 from tilestream.studies.flashfuser import measured, paper
 from tilestream.studies.flashfuser.ablation import ablation, summary
+from tilestream.studies.flashfuser.pixels import IMAGES, predicted
 from tilestream.studies.flashfuser.truth import Score, judged, phases
 from tilestream.studies.flashfuser.workload import Row, workload_json
 
@@ -146,6 +147,7 @@ def row(w: paper.Workload, machine: Device, results: Path | None, progress: Call
         in_order,
         ablation(w.chain, machine),
         timed(w.key, results) if machine.name == MEASURED_ON else None,
+        tuple(predicted(w.chain, n, machine) for n in IMAGES) if w.chain.image is not None else (),
     )
 
 

@@ -13,6 +13,7 @@ BYTES = ("", "model", "m, n, k, l", "two kernels MB", "one MB", "saved %", "floo
 PAPERS = ("", "schedule", "cluster", "tiles", "bound us", "by", "DSM MB", "L2 MB", "printed KB", "legal", "tied")
 SEARCH = ("", "the paper's space s", "candidates", "our kernels s", "kernels", "the paper's s")
 OURS = ("", "kernel", "predicted us", "in order us", "measured us", "best other us", "ratio")
+PIXELS = ("", "images", "rows", "kernel", "predicted us", "two kernels us", "ratio", "floor us", "measured us")
 ABLATION = ("", "two kernels us", "C: none", "DSM", "L2", "random", "tail: add", "partials", "DSM ", "least rings")
 ARMS = ("over", "all, without L2", "random", "no DSM", "with L2")
 PHASES = ("shape", "", "first product", "C back", "second product", "end")
@@ -105,6 +106,14 @@ def tables(data: dict[str, Any]) -> list[Shown]:
             [_ours(w) for w in rows],
         ),
         Shown(
+            "pixels",
+            "Convolutions as row streams",
+            "Pixels are rows, and taps are loads (docs/convolutions.md): the best kernel that fuses the chain, and two"
+            " kernels, by the cost model. None has run on a GPU.",
+            PIXELS,
+            [_pixels(w["key"], p) for w in rows for p in w.get("pixels", ())],
+        ),
+        Shown(
             "search",
             "Search time",
             "Seconds by the models, on this machine. The paper's compile and time eleven kernels besides.",
@@ -164,6 +173,14 @@ def _papers(w: dict[str, Any], p: dict[str, Any]) -> list[str]:
     moved = (p["bytes"]["dsm"], p["bytes"]["l2"], 1e3 * p["printed_bytes"])
     cells = [name, p["schedule"], _four(p["cluster"]), _four(p["tiles"]), f"{p['us']:.2f}", p["limit"]]
     return [*cells, *(f"{v / 1e6:.1f}" for v in moved), *end]
+
+
+def _pixels(key: str, p: dict[str, Any]) -> list[str]:
+    ours, apart = p["predicted_us"], p["apart_us"]
+    cells = [key, str(p["images"]), f"{p['rows']:,}", p["kernel"] or "none: too wide"]
+    cells += ["" if us is None else f"{us:.1f}" for us in (ours, apart)]
+    ratio = "" if ours is None or apart is None else f"{apart / ours:.2f}"
+    return [*cells, ratio, f"{p['floor_us']:.1f}", NOT]
 
 
 def _search(w: dict[str, Any]) -> list[str]:

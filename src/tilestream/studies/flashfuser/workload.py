@@ -16,6 +16,7 @@ from tilestream.plan.search import minmax
 from tilestream.plan.search.search import Search
 from tilestream.studies.flashfuser import paper
 from tilestream.studies.flashfuser.ablation import Ablation
+from tilestream.studies.flashfuser.pixels import Pixels, pixels_json
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Row:
             the seconds that it took to find.
         ours: the search over kernels that share a tile; None if the chain has none. ``in_order``: over those that add
             in a fixed order alone.
+        pixels: of convolutions, as row streams, by number of images.
         timed: measured, warm microseconds: ``ours_us`` and ``best_other_us``, ``source``; None where nobody has.
     """
 
@@ -36,6 +38,7 @@ class Row:
     in_order: Search | None
     ablation: Ablation | None
     timed: dict[str, Any] | None
+    pixels: tuple[Pixels, ...] = ()
 
     @property
     def saved(self) -> float:
@@ -61,6 +64,8 @@ def workload_json(r: Row, device: Device) -> dict[str, Any]:
         "papers_choice": [_papers(name, chain, found, s) for name, (found, s) in r.papers.items()],
         "timed": r.timed,
     }
+    if r.pixels:
+        made["pixels"] = pixels_json(r.pixels)
     if r.ours is not None:
         best = r.ours.best
         made["ours"] = {
