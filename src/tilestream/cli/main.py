@@ -419,12 +419,10 @@ def _measured(
 
 
 def _planned_rows(model: str, rows: int | None) -> int | None:
-    """A named model's number of rows; None for a file, whose function decides."""
+    """The rows asked for, else a named model's own; None where the function of a file decides."""
     from tilestream.apps import APPS
 
-    if model in APPS:
-        return APPS[model].rows if rows is None else rows
-    return None
+    return APPS[model].rows if rows is None and model in APPS else rows
 
 
 def _planned(model: str, rows: int | None, dtype: str | None, ran: int | None) -> Workload | None:
