@@ -82,33 +82,39 @@ TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int
   sync_warp();
 }
 
-// ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. Thread t of THREADS holds of
-// block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...: finish(i, float[4], ahead(i)) of
-// each, where ahead(i) is loaded before the others are waited for, if there are few blocks. Always added in the same order,
-// so the same input gives the same bits.
+// ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. THREADS threads take part, thread
+// t of warpgroup g holds of block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...:
+// finish(t, i, float[4], ahead(t, i)) of each, where ahead(t, i) is loaded before the others are waited for, if there are few
+// blocks. Always added in the same order, so the same input gives the same bits.
 template <int BLOCKS, int PEERS>
 constexpr int OWN_BLOCKS = (BLOCKS + PEERS - 1) / PEERS;
 template <int OWN>
 constexpr bool LOADED_AHEAD = OWN <= 4;
 
-// wait(), then one(b, i, ahead(i)) of each own block.
-template <int BLOCKS, int PEERS, class A, class W, class O>
-TS_DEV void own_blocks(int me, const A& ahead, const W& wait, const O& one) {
+// wait(), then one(t, b, i, ahead(t, i)) of each own block.
+template <int BLOCKS, int PEERS, int THREADS, class A, class W, class O>
+TS_DEV void own_blocks(int me, u32 t, const A& ahead, const W& wait, const O& one) {
   constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
   if constexpr (LOADED_AHEAD<OWN>) {
-    decltype(ahead(0)) kept[OWN];
+    Registers<decltype(ahead(0u, 0)), OWN> kept;
+    TS_EACH(t, THREADS) {
 #pragma unroll
-    for (int b = 0; b < OWN; ++b)
-      if (b * PEERS + me < BLOCKS) kept[b] = ahead(b * PEERS + me);
+      for (int b = 0; b < OWN; ++b)
+        if (b * PEERS + me < BLOCKS) TS_REG(kept, b) = ahead(TS_LANE, b * PEERS + me);
+    }
     wait();
+    TS_EACH(t, THREADS) {
 #pragma unroll
-    for (int b = 0; b < OWN; ++b)
-      if (b * PEERS + me < BLOCKS) one(b, b * PEERS + me, kept[b]);
+      for (int b = 0; b < OWN; ++b)
+        if (b * PEERS + me < BLOCKS) one(t, b, b * PEERS + me, TS_REG(kept, b));
+    }
   } else {
     wait();
+    TS_EACH(t, THREADS) {
 #pragma unroll 1
-    for (int b = 0; b < OWN; ++b)
-      if (b * PEERS + me < BLOCKS) one(b, b * PEERS + me, ahead(b * PEERS + me));
+      for (int b = 0; b < OWN; ++b)
+        if (b * PEERS + me < BLOCKS) one(t, b, b * PEERS + me, ahead(TS_LANE, b * PEERS + me));
+    }
   }
 }
 
@@ -117,16 +123,19 @@ template <int BLOCKS, int PEERS, int THREADS, class A, class F>
 TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, u64 epoch, int first, int stride,
                               const A& ahead, const F& finish) {
   constexpr u64 PART = (u64)BLOCKS * THREADS * 4;
+  TS_EACH(t, THREADS) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-    store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]);
+    for (int i = 0; i < BLOCKS; ++i)
+      store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2),
+                          TS_REG(acc, 4 * i + 3));
+  }
   named_sync(BOTH_GROUPS, THREADS);
   if (t == 0) team.announce(PARTIAL, epoch);
   const auto wait = [&] {
     if (t < WARP) await_peers(team, PARTIAL, epoch, first, stride, PEERS);
     named_sync(BOTH_GROUPS, THREADS);
   };
-  own_blocks<BLOCKS, PEERS>(me, ahead, wait, [&](int, int i, const auto& loaded) {
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, wait, [&](u32 t, int, int i, const auto& loaded) {
     float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
@@ -134,7 +143,7 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
     for (int q = 0; q < PEERS; ++q)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
-    finish(i, sum, loaded);
+    finish(TS_LANE, i, sum, loaded);
   });
 }
 
@@ -143,11 +152,13 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
 template <int BLOCKS, int PEERS, int THREADS, class A, class F>
 TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const A& ahead, const F& finish) {
   constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
+  TS_EACH(t, THREADS) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-    store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), acc.v[4 * i], acc.v[4 * i + 1],
-                  acc.v[4 * i + 2], acc.v[4 * i + 3]);
-  own_blocks<BLOCKS, PEERS>(me, ahead, cluster_sync, [&](int b, int i, const auto& loaded) {
+    for (int i = 0; i < BLOCKS; ++i)
+      store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1),
+                    TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3));
+  }
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, cluster_sync, [&](u32 t, int b, int i, const auto& loaded) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) {
@@ -156,7 +167,7 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += float_of(part[e]);
     }
-    finish(i, sum, loaded);
+    finish(TS_LANE, i, sum, loaded);
   });
 }
 
@@ -166,15 +177,17 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
 template <class T, int BLOCKS, int WIDTH, int ROWS>
 TS_DEV void reduce_add(const Fragment<BLOCKS>& acc, const TensorMap* map, int x, int y, u32 stage, u32 cleared, int g, u32 t) {
   constexpr u32 BOX = ROWS * WIDTH * 2;
+  TS_EACH(t, (ROWS + 15) / 16 * 32) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
+    for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
-      if (ROWS < 16 && row >= ROWS) continue;
-      const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
-      sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(acc.v[4 * i + 2 * j], acc.v[4 * i + 2 * j + 1]));
-    }
+      for (int j = 0; j < 2; ++j) {
+        const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
+        if (ROWS < 16 && row >= ROWS) continue;
+        const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
+        sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(TS_REG(acc, 4 * i + 2 * j), TS_REG(acc, 4 * i + 2 * j + 1)));
+      }
+  }
   fence_async_shared();
   named_sync(GROUP_BARRIER + g, (ROWS + 15) / 16 * 32);
   if (t == 0) {

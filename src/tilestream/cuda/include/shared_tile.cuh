@@ -194,30 +194,34 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
   constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
   const u32 stage = smem + K::LEFT + g * 64 * PITCH;
   if (t + 128 * g >= K::LIVE_THREADS) return;
+  TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
+    for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float v[2];
+      for (int j = 0; j < 2; ++j) {
+        float v[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float x[K::FIRSTS];
+        for (int e = 0; e < 2; ++e) {
+          float x[K::FIRSTS];
 #pragma unroll
-        for (int f = 0; f < K::FIRSTS; ++f) x[f] = acc[f].v[4 * i + 2 * j + e];
-        v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
+          for (int f = 0; f < K::FIRSTS; ++f) x[f] = TS_REG(acc[f], 4 * i + 2 * j + e);
+          v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
+        }
+        sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
       }
-      sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
-    }
+  }
   sync_warp();  // each warp copies the 16 rows that it wrote
   constexpr int PIECES = K::MIDDLE / 8;
-  const int warp = (int)(t >> 5), base = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
+  TS_EACH(t, K::LIVE_THREADS) {
+    const int warp = (int)(t >> 5), base = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
 #pragma unroll 4
-  for (int q = (int)(t & 31); q < 16 * PIECES; q += WARP) {
-    const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + q % PIECES * 8;
-    u32 words[4];
-    lds_words(stage + row * PITCH + q % PIECES * 16, words);
-    if (me.group * K::GROUP_COLUMNS + column >= K::HID) words[0] = words[1] = words[2] = words[3] = 0;  // padding, whatever act(0) is
-    if (g * 64 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + g * 64 + row) * K::GROUP_COLUMNS + column, words);
+    for (int q = (int)(t & 31); q < 16 * PIECES; q += 32) {
+      const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + q % PIECES * 8;
+      u32 words[4];
+      lds_words(stage + row * PITCH + q % PIECES * 16, words);
+      if (me.group * K::GROUP_COLUMNS + column >= K::HID) words[0] = words[1] = words[2] = words[3] = 0;  // padding, whatever act(0) is
+      if (g * 64 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + g * 64 + row) * K::GROUP_COLUMNS + column, words);
+    }
   }
 }
 
@@ -281,8 +285,10 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
-  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, t + 128 * g);
-  K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  TS_LANES {
+    K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+  }
   const u32 mine = g * 8192;  // 64 rows of a panel
   {
     Fragment<K::MIDDLE / 8> acc[K::FIRSTS];
@@ -344,20 +350,22 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     if (K::TAIL == CLUSTER) cluster_sync();
     return;
   }
-  const auto ahead = [&](int i) { return load_beside<K>(p, me, g, t, i); };
-  const auto finish = [&](int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, t, i, v, beside); };
+  const auto ahead = [&](u32 lane, int i) { return load_beside<K>(p, me, g, lane, i); };
+  const auto finish = [&](u32 lane, int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, lane, i, v, beside); };
   if constexpr (K::TAIL == NO_TAIL) {
+    TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll
-    for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
-      const float v[4] = {acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]};
-      finish(i, v, ahead(i));
+      for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
+        const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
+        finish(t, i, v, ahead(t, i));
+      }
     }
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
-                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), ahead, finish);
+    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, cta_of<K>(me.row_tile, 0, me.column),
+                                                              cta_of<K>(0, 1, 0), ahead, finish);
   } else if constexpr (K::TAIL == CLUSTER) {
     reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
   } else {
