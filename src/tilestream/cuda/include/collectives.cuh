@@ -106,14 +106,14 @@ TS_DEV void own_blocks(int me, u32 t, const A& ahead, const W& wait, const O& on
     TS_EACH(t, THREADS) {
 #pragma unroll
       for (int b = 0; b < OWN; ++b)
-        if (b * PEERS + me < BLOCKS) one(t, b, b * PEERS + me, TS_REG(kept, b));
+        if (b * PEERS + me < BLOCKS) one(TS_LANE, t, b, b * PEERS + me, TS_REG(kept, b));
     }
   } else {
     wait();
     TS_EACH(t, THREADS) {
 #pragma unroll 1
       for (int b = 0; b < OWN; ++b)
-        if (b * PEERS + me < BLOCKS) one(t, b, b * PEERS + me, ahead(TS_LANE, b * PEERS + me));
+        if (b * PEERS + me < BLOCKS) one(TS_LANE, t, b, b * PEERS + me, ahead(TS_LANE, b * PEERS + me));
     }
   }
 }
@@ -135,7 +135,7 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
     if (t < WARP) await_peers(team, PARTIAL, epoch, first, stride, PEERS);
     named_sync(BOTH_GROUPS, THREADS);
   };
-  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, wait, [&](u32 t, int, int i, const auto& loaded) {
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, wait, [&](u32 lane, u32 t, int, int i, const auto& loaded) {
     float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
@@ -143,7 +143,7 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
     for (int q = 0; q < PEERS; ++q)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
-    finish(TS_LANE, i, sum, loaded);
+    finish(lane, i, sum, loaded);
   });
 }
 
@@ -158,7 +158,7 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
       store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1),
                     TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3));
   }
-  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, cluster_sync, [&](u32 t, int b, int i, const auto& loaded) {
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, cluster_sync, [&](u32 lane, u32 t, int b, int i, const auto& loaded) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) {
@@ -167,7 +167,7 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += float_of(part[e]);
     }
-    finish(TS_LANE, i, sum, loaded);
+    finish(lane, i, sum, loaded);
   });
 }
 

@@ -66,6 +66,7 @@ TS_DEV int cta_count() { return (int)gridDim.x; }
 TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
 TS_DEV int warp_value(int v, int lane) { return __shfl_sync(~0u, v, lane); }  // that of one lane of the warp
+TS_DEV float lane_across(float v, int far) { return __shfl_xor_sync(~0u, v, far); }  // that of lane ^ far
 
 TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
 TS_DEV u32 bits_of(float x) { return __float_as_uint(x); }

@@ -286,7 +286,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
   if constexpr (K::BEFORE) make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
-  TS_LANES {
+  TS_EACH(t, 128) {
     K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
   }
   const u32 mine = g * 8192;  // 64 rows of a panel
