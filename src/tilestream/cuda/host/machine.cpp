@@ -59,6 +59,10 @@ bool bar_try(u32 bar, u32 parity) {
   r.reads.acquire(&r.cta->reads_clock[bar / BARRIER_BYTES]);
   return true;
 }
+bool rest() {
+  self->cta->event.sleep(self->cta->event.count.load(relaxed));
+  return false;
+}
 void bar_wait(u32 bar, u32 parity) {
   wait_until(self->cta->event, "an mbarrier was waited for too long", [&] { return bar_try(bar, parity); });
 }

@@ -42,6 +42,7 @@ void bar_init(u32 bar, u32 count);
 void bar_arrive(u32 bar, u32 arrivals, u32 bytes);
 void bar_arrive_cluster(u32 bar, u32 arrivals);  // in every CTA of the cluster
 bool bar_try(u32 bar, u32 parity);
+bool rest();  // false, after a little while
 void bar_wait(u32 bar, u32 parity);
 void named(int id, int threads);
 

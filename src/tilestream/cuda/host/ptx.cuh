@@ -49,6 +49,7 @@ TS_DEV int cta_count() { return ts_host::ctas(); }
 TS_DEV bool cta_leader() { return ts_host::warp() == 0; }
 TS_DEV u32 cluster_rank() { return (u32)ts_host::cluster_rank(); }
 TS_DEV void cluster_sync() { ts_host::sync_cluster(); }
+TS_DEV void cluster_meet() { ts_host::sync_cluster(); }
 TS_DEV bool group_leader() { return true; }
 TS_DEV void sync_warp() {}
 TS_DEV int warp_value(int v, int) { return v; }
@@ -99,7 +100,7 @@ TS_DEV void bar_arrive(u32 bar) { ts_host::bar_arrive(bar, 1, 0); }
 TS_DEV void bar_expect(u32 bar, u32 bytes) { ts_host::bar_arrive(bar, 1, bytes); }
 TS_DEV void group_arrive(u32 bar) { ts_host::bar_arrive(bar, 4, 0); }
 TS_DEV void group_arrive_pair(u32 bar) { ts_host::bar_arrive_cluster(bar, 4); }
-TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
+TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity) || ts_host::rest(); }
 TS_DEV bool bar_ready(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
 TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads); }
@@ -199,6 +200,7 @@ template <int BLOCKS>
 struct Packed;
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
 TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
+TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (u64)pitch << 16 | low; }
 TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
   return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }

@@ -19,6 +19,7 @@ from tilestream.cuda.shared_tile.emit import SharedTileSource, emit
 from tilestream.cuda.shared_tile.params import Space, params
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.schedule.shared_tile.model import PANEL
 
 OF_FILE = 1 << 56
 """In an address: it is one of the launch's file (``fill`` of run.cuh)."""
@@ -37,13 +38,16 @@ def run_tile_on_host(
 
     Raises:
         CompileError, QueueTimeout, HostTrap, HostRace: as ``build.run_on_host``.
-        ValueError: something stands in front of the first layer, or there are more rows than a launch has.
+        ValueError: something stands in front of the first layer, there are more rows than a launch has, or races are
+            looked for in a tile of fewer than 64 rows: its products read what lies behind it, whoever writes that.
     """
     options = options or HostRun()
     source = emit(pipeline)
     s, rows = source.schedule, tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
     if s.block.before or rows > s.row_tiles * s.tile_rows:
         raise ValueError("the host build runs one launch of a block with nothing in front of its first layer")
+    if options.sanitize and s.tile_rows < PANEL:
+        raise ValueError(f"products of {PANEL} rows read behind a tile of {s.tile_rows}, in rows that nobody stores")
     out = pipeline.tensor(s.block.output)
     # NaNs: an element that nobody writes shows
     empty = torch.full((rows, s.block.sizes[2]), float("nan"), dtype=TORCH_DTYPES[out.dtype])

@@ -82,6 +82,57 @@ TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int
   sync_warp();
 }
 
+// ---- parts that each of PEERS CTAs of a cluster makes and all want, through their shared memory. In everybody's `room` part q,
+// of PART bytes, is what CTA q made; mbarrier q of `bars`, 8 bytes apart, completes a phase when it is there.
+
+// By one thread, in front of the cluster's barrier: part `me` will be announced by `warps` of this CTA, the others will come.
+template <int PEERS>
+TS_DEV void init_parts(u32 bars, int me, u32 warps) {
+  for (int q = 0; q < PEERS; ++q) bar_init(bars + 8 * q, q == me ? warps : 1);
+}
+template <int PEERS, u32 PART>
+TS_DEV void expect_parts(u32 bars, int me) {
+  for (int q = 0; q < PEERS; ++q)
+    if (q != me) bar_expect(bars + 8 * q, PART);
+}
+
+// A warp sends this CTA's part, once that is there, to all others: the next one first, so that not all send to one at once.
+template <int PEERS, u32 PART>
+TS_DEV void send_part(u32 room, u32 bars, int me, u32 parity) {
+  const u32 part = room + me * PART, bar = bars + 8 * me;
+  bar_wait(bar, parity);
+#pragma unroll 1
+  for (int far = 1 + (int)lane_in_warp(); far < PEERS; far += WARP) {
+    const u32 peer = (u32)(me + far) % PEERS;
+    copy_to_peer(at_peer(part, peer), part, PART, at_peer(bar, peer));
+  }
+  sync_warp();
+}
+
+// A ring: one thread sends each part, as it comes, on to the next CTA, until all have gone round.
+template <int PEERS, u32 PART>
+TS_DEV void shift_parts(u32 room, u32 bars, int me, u32 parity) {
+  const u32 next = (u32)(me + 1) % PEERS;
+#pragma unroll 1
+  for (int step = 0; step < PEERS - 1; ++step) {
+    const u32 q = (u32)(me + PEERS - step) % PEERS, part = room + q * PART, bar = bars + 8 * q;
+    bar_wait(bar, parity);
+    copy_to_peer(at_peer(part, next), part, PART, at_peer(bar, next));
+  }
+}
+
+// A warp waits for all parts, a lane a part, and can say whose is late: part q is that of CTA first + q.
+template <int PEERS>
+TS_DEV void await_parts(const Team& team, u32 bars, int first, u32 parity) {
+  const u64 start = now_ns();
+#pragma unroll 1
+  for (int q = (int)lane_in_warp(); q < PEERS; q += WARP)
+#pragma unroll 1
+    for (u32 spin = 1; !bar_try(bars + 8 * q, parity); ++spin)
+      if ((spin & 15) == 0 && now_ns() - start > team.limit_ns) expire(team, MIDDLE, first + q, 1, 0);
+  sync_warp();
+}
+
 // ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. THREADS threads take part, thread
 // t of warpgroup g holds of block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...:
 // finish(t, i, float[4], ahead(t, i)) of each, where ahead(t, i) is loaded before the others are waited for, if there are few

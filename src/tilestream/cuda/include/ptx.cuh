@@ -129,6 +129,8 @@ TS_DEV u32 cluster_rank() {
 TS_DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// Nobody goes on before all have come, and it orders nothing else.
+TS_DEV void cluster_meet() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 // The address, in the shared memory of another CTA of the cluster, of what is at `addr` here.
 TS_DEV u32 at_peer(u32 addr, u32 rank) {
   u32 r;
@@ -275,6 +277,8 @@ TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
 // The same from a shared address over 16: steps along K and to other stages are plain additions to it.
 TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
+// Of an operand in blocks of 8 rows x 16 bytes, one behind the other along its rows; along the depth `pitch` apart. Both over 16.
+TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (u64)pitch << 16 | low; }
 // Of an operand that lies [depth, columns], in chunks of 64 columns that are `chunk` bytes apart: eight rows of the depth
 // are 1024 bytes.
 TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {

@@ -12,6 +12,7 @@ from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import Block, Tail, find_block, written_out
 from tilestream.schedule.shared_tile.model import DEPTHS, TILES
+from tilestream.schedule.sharing import Middle
 
 MOST_ROW_TILES = 4
 MOST_ADDED = 8
@@ -25,6 +26,7 @@ class Split:
 
     Attributes:
         tail: how the groups' partial results become the result.
+        middle: what a group hands its middle over through; with DSM its CTAs are a cluster.
         depth: columns of the summed axis in a ring stage; None lets the schedule choose.
     """
 
@@ -34,6 +36,7 @@ class Split:
     tile_rows: int = TILES[-1]
     row_tiles: int = 1
     depth: int | None = None
+    middle: Middle = Middle.L2
 
     @property
     def ctas(self) -> int:
@@ -49,7 +52,8 @@ class Split:
         }[self.tail]
         group = "1 group" if self.groups == 1 else f"{self.groups} groups"
         depth = f", stages of {self.depth}" if self.depth is not None else ""
-        return f"{rows}{group} of {self.columns}, {how}{depth}"
+        middle = ", middle over a cluster" if self.middle is Middle.DSM else ""
+        return f"{rows}{group} of {self.columns}{middle}, {how}{depth}"
 
 
 def share_tile(program: Pipeline, split: Split, device: Device | None = None) -> Pipeline:
@@ -70,7 +74,8 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
     stage = written.stages[0]
     block = find_block(stage, written)
     mesh = [Spread(Level.GRID, split.row_tiles, (block.rows,))] if split.row_tiles > 1 else []
-    mesh.append(Spread(Level.GRID, split.columns, (block.out, block.hid)))
+    level = Level.CLUSTER if split.middle is Middle.DSM else Level.GRID
+    mesh.append(Spread(level, split.columns, (block.out, block.hid)))
     if split.groups > 1:
         level = Level.CLUSTER if split.tail is Tail.CLUSTER else Level.GRID
         scattered = (block.hid,) if split.tail is Tail.REDUCE_ADD else (block.hid, block.out)
