@@ -109,6 +109,7 @@ void step_to_peer(Cta& cta, Role& role, Job& job) {
     role.load_shared.acquire(&job.issued);
     role.load_shared.run([&] {
       char* const at = peer.memory + (to & PEER_ADDRESS);
+      reads(&word(peer, bar), BARRIER_BYTES);
       writes(at, bytes);
       for (u32 k = 0; k < bytes; k += 16) std::memcpy(at + k, role.buffer.data() + k, 16);
       release_edge(&peer.visible_clock[bar / BARRIER_BYTES]);

@@ -34,6 +34,7 @@ int cluster_rank() { return self->cta->index % self->cta->cluster_size; }
 
 void bar_init(u32 bar, u32 count) {
   if (bar % BARRIER_BYTES != 0 || bar + BARRIER_BYTES > self->cta->bytes) trap("an mbarrier lies outside shared memory");
+  writes(&word(*self->cta, bar), BARRIER_BYTES);  // who counts on it, in another CTA perhaps, comes after
   word(*self->cta, bar).store((u64)count << 16 | (u64)count << 1, relaxed);
 }
 void bar_arrive(u32 bar, u32 arrivals, u32 bytes) {
