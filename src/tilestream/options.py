@@ -31,6 +31,8 @@ class Options:
         queue_depth: tiles in every L2 queue (even, at least 2); ``None`` lets the planner choose.
         any_order: partial results may be added in any order where torch's own flag for deterministic algorithms allows
             it: faster on few rows, and the last bits of a result vary from call to call.
+        cluster_middle: kernels for few rows that hand the middle over through the shared memory of a cluster are candidates
+            too, where candidates are timed and their values checked: such kernels have not run on a GPU yet.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
@@ -47,6 +49,7 @@ class Options:
     device: str | None = None
     queue_depth: int | None = None
     any_order: bool = False
+    cluster_middle: bool = False
     effort: Effort = "measured"
     fallback: bool = True
 
@@ -54,7 +57,7 @@ class Options:
         _one_of("target", self.target, get_args(Target))
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
-        for name in ("measure", "cache", "any_order", "fallback"):
+        for name in ("measure", "cache", "any_order", "cluster_middle", "fallback"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")
         if self.device is not None and not isinstance(self.device, str):
