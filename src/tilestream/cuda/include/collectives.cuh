@@ -222,6 +222,32 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
   });
 }
 
+// What all PEERS of a cluster have of a tile, combined, in everybody's registers; always in the same order. `room` holds
+// PEERS x BLOCKS x THREADS x 16 bytes that nothing else uses.
+template <int BLOCKS, int PEERS, int THREADS, class O>
+TS_DEV void all_exchange_dsm(Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const O& combine) {
+  TS_EACH(t, THREADS) {
+#pragma unroll
+    for (int far = 0; far < PEERS; ++far)  // the next one first, so that not all send to one at once
+#pragma unroll
+      for (int i = 0; i < BLOCKS; ++i)
+        store_at_peer(at_peer(room + (u32)((me * BLOCKS + i) * THREADS + (int)t) * 16, (u32)(me + far) % PEERS), TS_REG(acc, 4 * i),
+                      TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3));
+  }
+  cluster_sync();
+  TS_EACH(t, THREADS) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i)
+#pragma unroll
+      for (int q = 0; q < PEERS; ++q) {
+        u32 part[4];
+        lds_words(room + (u32)((q * BLOCKS + i) * THREADS + (int)t) * 16, part);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) TS_REG(acc, 4 * i + e) = q == 0 ? float_of(part[e]) : combine(TS_REG(acc, 4 * i + e), float_of(part[e]));
+      }
+  }
+}
+
 // Into memory, in any order: a warpgroup stages its ROWS rows, rounded to T, and adds them in boxes of ROWS x WIDTH. Boxes
 // of 128 bytes have the 128-byte swizzle. `stage` holds ROWS x 8 BLOCKS elements that nothing else uses; `cleared`
 // completes when what is added to is zero. Warps without rows do not come here.
