@@ -14,8 +14,8 @@ from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.schedule.sharing import Middle
 from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -115,53 +115,56 @@ def test_no_races(name: str, folder: Path) -> None:
     check(SMALL, TAILS[name], 60, folder, sanitize=True, launches=2)
 
 
+SENT, OWN, PUT = "collectives.cuh", "shared_tile.cuh", "K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, "
 MUTANTS = {
     "a part is sent before it is there": (
         "gathered",
-        Mutation("collectives.cuh", "  bar_wait(bar, parity);\n#pragma unroll 1\n  for (int far", "#pragma unroll 1\n  for (int far"),
+        Mutation(SENT, "  bar_wait(bar, parity);\n#pragma unroll 1\n  for", "#pragma unroll 1\n  for"),
     ),
     "products do not wait for parts": (
         "gathered",
-        Mutation("shared_tile.cuh", "++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);", "++come) {}"),
+        Mutation(OWN, "++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);", "++come) {}"),
     ),
     "a part is not fenced before bulk copies and products read it": (
         "gathered",
-        Mutation("shared_tile.cuh", "    fence_async_shared();\n    group_arrive(BY_CLUSTER", "    group_arrive(BY_CLUSTER"),
+        Mutation(OWN, "    fence_async_shared();\n    group_arrive(BY_CLUSTER", "    group_arrive(BY_CLUSTER"),
     ),
     "a CTA leaves while its part is read": (
         "gathered",
-        Mutation("shared_tile.cuh", "if constexpr (BY_CLUSTER<K>) cluster_meet();", ""),
+        Mutation(OWN, "if constexpr (BY_CLUSTER<K>) cluster_meet();", ""),
     ),
     "parts come before their barriers are set up": (
         "gathered",
-        Mutation("shared_tile.cuh", "if (K::TAIL == CLUSTER || BY_CLUSTER<K>)\n", "if (K::TAIL == CLUSTER)\n"),
+        Mutation(OWN, "if (K::TAIL == CLUSTER || BY_CLUSTER<K>)\n", "if (K::TAIL == CLUSTER)\n"),
     ),
     "a part goes where another belongs": (
         "gathered",
-        Mutation("collectives.cuh", "copy_to_peer(at_peer(part, peer), part, PART,", "copy_to_peer(at_peer(room + peer * PART, peer), part, PART,"),
+        Mutation(
+            SENT, "copy_to_peer(at_peer(part, peer), part, PART,", "copy_to_peer(at_peer(room, peer), part, PART,"
+        ),
     ),
     "columns beyond the last are left as they were": (
         "gathered",
-        Mutation("shared_tile.cuh", "K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, 0.0f, 0.0f);", "K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, 1.0f, 1.0f);"),
+        Mutation(OWN, f"{PUT}0.0f, 0.0f);", f"{PUT}1.0f, 1.0f);"),
     ),
     "the middle is announced before it is stored": (
         "partials",
-        Mutation("shared_tile.cuh", "    bar_wait(middle_done<K>(smem), 0);\n", ""),
+        Mutation(OWN, "    bar_wait(middle_done<K>(smem), 0);\n", ""),
     ),
     "what other CTAs stored is read without a fence": (
         "partials",
-        Mutation("collectives.cuh", "  if (FLAGS > 1) fence_gpu();\n", ""),
+        Mutation(SENT, "  if (FLAGS > 1) fence_gpu();\n", ""),
     ),
-    "partial results are announced before both warps have stored": (
+    "partial results are announced before they are stored": (
         "partials",
-        Mutation("collectives.cuh", "  if (t == 0) team.announce(PARTIAL, epoch);\n", "  team.announce(PARTIAL, epoch - 1);\n"),
+        Mutation(SENT, "  if (t == 0) team.announce(PARTIAL, epoch);\n", "  team.announce(PARTIAL, epoch - 1);\n"),
     ),
-    "sums over a cluster do not wait": ("cluster", Mutation("collectives.cuh", "t, ahead, cluster_sync, [&]", "t, ahead, [] {}, [&]")),
-    "a sum starts from what is not cleared": (
-        "added",
-        Mutation("collectives.cuh", "    bar_wait(cleared, 0);\n", ""),
+    "sums over a cluster do not wait": (
+        "cluster",
+        Mutation(SENT, "t, ahead, cluster_sync, [&]", "t, ahead, [] {}, [&]"),
     ),
-}  # fmt: skip
+    "a sum starts from what is not cleared": ("added", Mutation(SENT, "    bar_wait(cleared, 0);\n", "")),
+}
 ODD = Ffn(152, 72, 48)
 """Of whose middle a group of two has 80 columns: stages hold more."""
 
@@ -171,9 +174,7 @@ def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
     split, mutation = MUTANTS[name]
     wrong = name in ("a part goes where another belongs", "columns beyond the last are left as they were")
     with pytest.raises((HostRace, HostTrap, QueueTimeout, AssertionError)):
-        check(
-            ODD, TAILS[split], 60, folder, sanitize=not wrong, mutations=(mutation,), limit_s=3, flag_limit_s=1.0
-        )
+        check(ODD, TAILS[split], 60, folder, sanitize=not wrong, mutations=(mutation,), limit_s=3, flag_limit_s=1.0)
 
 
 def test_a_part_that_never_comes_is_told_with_both_ctas(folder: Path) -> None:

@@ -113,7 +113,10 @@ def refusals() -> list[tuple[Pipeline, str]]:
         (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 8, 16, 32, 64 or 128"),
         (changed(good, loops=(rows, Loop(out, 48))), f"loops over '{out}', which its mesh divides"),
         (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64, 128 or 256"),
-        (mesh(Spread(Level.CLUSTER, 8, columns.axes), Spread(Level.CLUSTER, 2, (hid, out))), "a cluster of 2 x 8 CTAs that"),
+        (
+            mesh(Spread(Level.CLUSTER, 8, columns.axes), Spread(Level.CLUSTER, 2, (hid, out))),
+            "a cluster of 2 x 8 CTAs that",
+        ),
         (mesh(columns, Spread(Level.CLUSTER, 2, ("rows",))), "row tiles over a cluster have no kernel"),
         (
             shared(Ffn(4096, 768, 768), Split(4, 8, middle=Middle.DSM)),
@@ -429,7 +432,10 @@ KERNELS = [
     (replace(S2, norm="rms", sum_first=True, residual=True), Split(2, 64, tile_rows=8)),
     (G4, Split(8, 8, Tail.REDUCE_ADD, middle=Middle.DSM)),
     (Ffn(1536, 384, 384, gated=True, act="silu"), Split(7, 16, middle=Middle.DSM)),
-    (Ffn(640, 200, 136, act="gelu", bias=True, residual=True, dtype="f16"), Split(1, 6, Tail.NONE, 8, middle=Middle.DSM)),
+    (
+        Ffn(640, 200, 136, act="gelu", bias=True, residual=True, dtype="f16"),
+        Split(1, 6, Tail.NONE, 8, middle=Middle.DSM),
+    ),
 ]
 
 

@@ -31,8 +31,8 @@ class Options:
         queue_depth: tiles in every L2 queue (even, at least 2); ``None`` lets the planner choose.
         any_order: partial results may be added in any order where torch's own flag for deterministic algorithms allows
             it: faster on few rows, and the last bits of a result vary from call to call.
-        cluster_middle: kernels for few rows that hand the middle over through the shared memory of a cluster are candidates
-            too, where candidates are timed and their values checked: such kernels have not run on a GPU yet.
+        cluster_middle: kernels for few rows that hand the middle over through the shared memory of a cluster are
+            candidates too, where candidates are timed and their values checked: none has run on a GPU yet.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.

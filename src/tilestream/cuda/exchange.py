@@ -19,8 +19,8 @@ THREADS = 256
 class Kind(StrEnum):
     """FlashFuser's primitives, their counterparts through the L2, and a cluster's barrier alone.
 
-    ``GATHER_DSM`` and ``RING_DSM`` are its shuffle, each part sent to all or handed on around a ring; ``SCATTER_DSM`` its
-    reduce-scatter; ``ALL_ADD`` and ``ALL_MUL`` its all-exchange; ``ADD_MEMORY`` its inter-cluster reduce.
+    ``GATHER_DSM`` and ``RING_DSM`` are its shuffle, each part sent to all or handed on around a ring; ``SCATTER_DSM``
+    its reduce-scatter; ``ALL_ADD`` and ``ALL_MUL`` its all-exchange; ``ADD_MEMORY`` its inter-cluster reduce.
     """
 
     BARRIER = "barrier"
@@ -59,8 +59,8 @@ class Exchange:
             raise VerifyError(f"a tile of {self.kind} has {self.tile_bytes} bytes", f"use {unit} to {most} by {unit}")
         if self.shared_bytes > SHARED_LIMIT:
             raise VerifyError(
-                f"{self.kind} of {self.peers} x {self.tile_bytes} bytes takes {self.shared_bytes} > {SHARED_LIMIT} bytes"
-                " of shared memory",
+                f"{self.kind} of {self.peers} x {self.tile_bytes} bytes takes {self.shared_bytes} > {SHARED_LIMIT}"
+                " bytes of shared memory",
                 "use smaller tiles or fewer CTAs",
             )
 
@@ -161,7 +161,7 @@ def params(
 
 
 def map_sizes(e: Exchange, ctas: int) -> tuple[int, int, int, int, int]:
-    """Columns, rows, bytes of a row, rows and columns of a box of the exchange's one tensor map, over what is between."""
+    """Columns, rows, bytes of a row, rows and columns of a box: of the one tensor map, over what is between."""
     if e.kind is Kind.ADD_MEMORY:
         return 8 * e.blocks, 64 * ctas // e.peers, 16 * e.blocks, 64, e.add_width
     return 64, 2 * ctas * e.tile_bytes // 128, 128, e.tile_bytes // 128, 0

@@ -15,14 +15,14 @@ from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block, written_out
+from tilestream.schedule.shared_tile import MOST_ROWS, build, find_block, is_block, written_out
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 TOP = 11
 """Splits that are timed where the best few are: as many as FlashFuser compiles."""
 EACH = 2
-"""Splits of one tail, and of one way to hand the middle over, among them, if there are so many: where the model errs, it
-errs between these."""
+"""Splits of one tail, and of one way to hand the middle over, among them, if there are so many: where the model errs,
+it errs between these."""
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
@@ -58,8 +58,8 @@ def in_any_order(options: Options) -> bool:
 
 
 def by_cluster(options: Options) -> bool:
-    """Whether a middle that goes over a cluster is a candidate: where that is asked for, and candidates are timed, which
-    checks their values as well. No such kernel has run on a GPU yet."""
+    """Whether a middle that goes over a cluster is a candidate: where that is asked for, and candidates are timed,
+    which checks their values as well. No such kernel has run on a GPU yet."""
     return options.cluster_middle and options.measure and options.effort != "model"
 
 

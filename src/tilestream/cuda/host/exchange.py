@@ -40,7 +40,7 @@ def exchange_on_host(
     columns, rows, row_bytes, box_rows, box_columns = map_sizes(e, ctas)
     made = tensor_map("bf16", OF_FILE + between, columns, rows, row_bytes, box_rows, box_columns)
     at = [OF_FILE + a for a in (source, out, between, flags, dump)]
-    packed = params(e, made, *at, int(options.flag_limit_s * 1e9), times)
+    packed = params(e, made, at[0], at[1], at[2], at[3], at[4], int(options.flag_limit_s * 1e9), times)
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))

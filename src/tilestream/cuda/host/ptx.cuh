@@ -141,7 +141,6 @@ TS_DEV u64 flag_acquire(const u64* flag) {
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 TS_DEV void flag_release(u64* flag, u64 v) {
-  ts_host::reads_before(flag);  // as of a relaxed store, below
   __atomic_store_n(flag, v, __ATOMIC_RELEASE);
   ts_host::flag_changed();
 }

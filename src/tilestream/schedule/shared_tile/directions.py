@@ -72,8 +72,8 @@ def find_directions(stage: Stage, block: Block) -> Directions:
 
     if level("groups") is level("columns") is Level.CLUSTER:
         raise VerifyError(
-            f"stage {stage.name!r}: a cluster of {size('groups')} x {size('columns')} CTAs that gather the middle and add"
-            " partial results has no kernel so far",
+            f"stage {stage.name!r}: a cluster of {size('groups')} x {size('columns')} CTAs that gather the middle and"
+            " add partial results has no kernel so far",
             "leave one of the two to Level.GRID: through the L2",
         )
     return Directions(size("row tiles"), size("groups"), size("columns"), level("groups"), level("columns"))

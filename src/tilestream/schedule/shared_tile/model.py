@@ -17,9 +17,9 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
-from tilestream.schedule.sharing import Middle
 from tilestream.schedule.shared_tile.block import Block, find_block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
+from tilestream.schedule.sharing import Middle
 
 SHORT_TILE = 32
 """And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
@@ -255,7 +255,8 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
         gathered = f" ({made.gather_bytes} of them the middle of {made.columns} CTAs)" if made.gather_bytes else ""
         raise VerifyError(
             f"stage {stage.name!r}: {LEAST_STAGES} x ({made.left_bytes} + {made.weight_bytes}) + {fixed} ="
-            f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory{gathered}",
+            f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory"
+            + gathered,
             f"loop over {block.k!r} in steps of {DEPTHS[0]}, or divide over more CTAs",
         )
     return replace(made, left_stages=left, weight_stages=weights)
@@ -326,7 +327,9 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
     staging = _stages_for_staging(s)
     left = max(staging, min(MOST_STAGES, s.left_steps, max(least, round(room / 2 / s.left_bytes))))
     least = min(least, s.left_steps)
-    while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(LEAST_STAGES + 1, s.steps):
+    while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(
+        LEAST_STAGES + 1, s.steps
+    ):
         left -= 1
     weights = min(MOST_STAGES, s.steps, (room - left * s.left_bytes) // s.weight_bytes)
     return left, max(0, weights)
