@@ -14,6 +14,7 @@ BLOCK_BYTES = 2048
 """fp32 of 64 rows x 8 columns: tiles of sums are whole blocks."""
 MOST_BLOCKS = 32
 THREADS = 256
+MOST_BOX_ROWS = 256
 
 
 class Kind(StrEnum):
@@ -164,4 +165,4 @@ def map_sizes(e: Exchange, ctas: int) -> tuple[int, int, int, int, int]:
     """Columns, rows, bytes of a row, rows and columns of a box: of the one tensor map, over what is between."""
     if e.kind is Kind.ADD_MEMORY:
         return 8 * e.blocks, 64 * ctas // e.peers, 16 * e.blocks, 64, e.add_width
-    return 64, 2 * ctas * e.tile_bytes // 128, 128, e.tile_bytes // 128, 0
+    return 64, 2 * ctas * e.tile_bytes // 128, 128, min(MOST_BOX_ROWS, e.tile_bytes // 128), 0
