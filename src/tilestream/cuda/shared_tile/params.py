@@ -15,6 +15,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to
 from tilestream.schedule.shared_tile import SharedTile, Tail
 from tilestream.schedule.shared_tile.model import PANEL
+from tilestream.schedule.sharing import Middle
 
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that who waited for whom is known
 
@@ -35,10 +36,10 @@ class MakeMap(Protocol):
 class Space:
     """Device memory of a shared tile besides its tensors. Bytes, each part behind the one before.
 
-    The flags are zero at first. The middle is ``[row tiles x groups x tile rows, columns of a group]`` in the products'
-    dtype; partial results are ``[row tiles, columns, groups, rows x columns of a CTA]`` in fp32, of as many rows as
-    warps have. Where something stands in front of the first layer, what it makes is the operand, ``[row tiles x tile
-    rows, k]``.
+    The flags are zero at first. The middle, where it goes through the L2, is ``[row tiles x groups x tile rows, columns
+    of a group]`` in the products' dtype; partial results are ``[row tiles, columns, groups, rows x columns of a CTA]``
+    in fp32, of as many rows as warps have. Where something stands in front of the first layer, what it makes is the
+    operand, ``[row tiles x tile rows, k]``.
     """
 
     flags: int
@@ -48,7 +49,7 @@ class Space:
 
     @staticmethod
     def of(s: SharedTile) -> Space:
-        middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2
+        middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if s.middle is Middle.L2 else 0
         partial = s.ctas * s.live_threads * s.out_columns * 2 if s.tail is Tail.PARTIALS else 0
         operand = s.row_tiles * s.tile_rows * s.block.sizes[0] * 2 if s.block.before else 0
         return Space(PHASES * s.ctas * LINE_BYTES, ceil_to(middle, LINE_BYTES), ceil_to(partial, LINE_BYTES), operand)
