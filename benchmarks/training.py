@@ -3,11 +3,10 @@
     python benchmarks/training.py nerf_65536 mgn             some of the cases below
     python benchmarks/training.py --max-autotune nerf_65536  that arm too, which takes minutes to compile
     python benchmarks/training.py --kernels nerf_65536       and the kernels of our step
-    python benchmarks/training.py --train 300                train instead, and print where the losses end
 
 bf16, random data, Adam (fused, capturable). A step is one CUDA graph in every arm; rounds interleaved, medians. Each
 arm has a copy of the model and an optimizer of its own. Peak memory is what a step allocates beyond what is there
-before it. Needs an H100 or H200.
+before it. Needs an H100 or H200. Where losses end: ``losses.py``.
 """
 
 from __future__ import annotations
@@ -141,24 +140,6 @@ def told(region: RegionAnalysis) -> dict[str, Any]:
     }
 
 
-def losses(name: str, arms: list[str], steps: int, seeds: int) -> dict[str, list[float]]:
-    """Where the loss ends after so many steps, each seed and arm."""
-    ends: dict[str, list[float]] = {arm: [] for arm in arms}
-    for seed in range(seeds):
-        module, inputs, targets = made(name)
-        torch.manual_seed(seed)
-        for part in module.modules():
-            if isinstance(part, nn.Linear):
-                part.reset_parameters()
-        for arm in arms:
-            torch.compiler.reset()
-            own = trainer(arm, module, inputs, targets)
-            for _ in range(steps):
-                own.step()
-            ends[arm].append(float(own.loss().detach()))
-    return ends
-
-
 def mlp(width: int, hidden: int, rows: int, arms: list[str]) -> dict[str, float]:
     """Microseconds of forward and backward, dX and dW, of an MLP without biases: what tiny-cuda-nn is measured on."""
     torch.compiler.reset()
@@ -188,8 +169,6 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--train", type=int, metavar="STEPS", help="train, and compare losses")
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--arms", nargs="+", help="of eager, inductor, inductor_max_autotune, tilestream")
     parser.add_argument("--mlps", action="store_true", help="narrow MLPs in fp16, forward and backward with dX")
     parser.add_argument("--json", type=Path, help="write the results here too")
@@ -205,11 +184,6 @@ def main() -> None:
             print(f"{hidden} hidden layers of {width}, {rows} rows: {told_us} us", flush=True)
         args.cases = args.cases or [""]
     for name in filter(None, args.cases or CASES):
-        if args.train:
-            ends = losses(name, [a for a in arms if a != "inductor_max_autotune"], args.train, args.seeds)
-            found.append({"case": name, "steps": args.train, "losses": ends})
-            print(f"{name}: losses after {args.train} steps {ends}", flush=True)
-            continue
         found.append(measured(name, arms, args.kernels))
         print(line(found[-1]), flush=True)
         for launch in found[-1]["launches"]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tilestream.apps.models import MODELS
+from tilestream.cuda import segments as device_segments
 from tilestream.cuda.compile import compile_text
-from tilestream.run import messages
+from tilestream.run import segments
+from tilestream.run.backend import tilestream
 
 KERNELS = ("tilestream_sum", "tilestream_starts", "tilestream_keys")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -24,7 +29,7 @@ def test_compiles_without_spills(name: str) -> None:
 
 
 def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor:
-    return messages.segment_sum(base, rows, *messages.segments(index, nodes))
+    return segments.segment_sum(base, rows, *segments.segments(index, nodes))
 
 
 @pytest.mark.gpu
@@ -64,8 +69,8 @@ def test_in_a_cuda_graph() -> None:
 
 OUTSIDE = """
 import torch
-from tilestream.run import messages
-messages.segments(torch.tensor([0, {bad}, 1], device="cuda"), 5)
+from tilestream.run import segments
+segments.segments(torch.tensor([0, {bad}, 1], device="cuda"), 5)
 try:
     torch.cuda.synchronize()
 except RuntimeError:
@@ -79,3 +84,53 @@ def test_an_index_that_is_no_node_ends_the_kernel(bad: int) -> None:
     code = OUTSIDE.format(bad=bad)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "ended" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("edges", "nodes", "features"),
+    [(3000, 400, 128), (2048, 100_000, 128), (4096, 3, 128)],  # rows of a table that nobody looked up; few rows
+)
+def test_rows_that_the_order_names_anyhow(edges: int, nodes: int, features: int, dtype: torch.dtype) -> None:
+    """Every third row of a matrix, and each row twice, as sums of both ends of an edge and of tables take them."""
+    torch.manual_seed(edges)
+    matrix = torch.randn(3 * edges, features, device="cuda").to(dtype)
+    index = torch.randint(nodes, (edges,), device="cuda")
+    order, starts = segments.segments(index, nodes)
+    for rows in (3 * order + 2, order // 2):
+        exact = torch.zeros(nodes, features, device="cuda", dtype=torch.float64)
+        exact.index_add_(0, index[order], matrix[rows].double())
+        got = segments.segment_sum(None, matrix, rows, starts)
+        eps = torch.finfo(dtype).eps * (8 if dtype is torch.float32 else 1)
+        assert (got.double() - exact).norm() <= eps * exact.norm()
+        assert torch.equal(got, segments.segment_sum(None, matrix, rows, starts))
+        assert not got[exact.abs().sum(1) == 0].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("name", "sizes"), [("mgn", {"batch": 8, "steps": 2}), ("dlrm", {"max_rows": 100_000})])
+def test_gradients_of_a_training_step(name: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As near to float64 as eager's, the same bits twice, by sorted sums."""
+    module, inputs = MODELS[name].make(device="cuda", training=True, **sizes)
+    launched: list[str] = []
+    sums_ = device_segments.sums
+    monkeypatch.setattr(device_segments, "sums", lambda *given: launched.append(name) or sums_(*given))
+    fast: Any = torch.compile(module, backend=tilestream, options={"target": "cuda", "measure": False})
+
+    def gradients(function: Any, own: torch.nn.Module, given: tuple[Tensor, ...]) -> list[Tensor]:
+        own.zero_grad(set_to_none=True)
+        function(*given).double().square().mean().backward()
+        return [p.grad.clone() for p in own.parameters() if p.grad is not None]
+
+    got, again = gradients(fast, module, inputs), gradients(fast, module, inputs)
+    assert launched
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    eager = gradients(module, module, inputs)
+    wide = copy.deepcopy(module).double()
+    exact = gradients(wide, wide, tuple(x.double() if x.is_floating_point() else x for x in inputs))
+    error, own = (
+        sum(float((g.double() - e).square().sum()) for g, e in zip(made, exact, strict=True)) for made in (got, eager)
+    )
+    assert error <= 4 * own  # squares

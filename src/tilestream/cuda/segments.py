@@ -11,7 +11,7 @@ from torch import Tensor
 from tilestream.cuda import beside
 from tilestream.ir.dtypes import DTYPES
 
-SUM_THREADS = 512  # segments.cuh
+SUM_THREADS, LANE_BYTES = 512, 16  # segments.cuh
 
 
 def keys(index: Tensor, nodes: int) -> Tensor:
@@ -40,11 +40,12 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Te
 
     Args:
         base: [nodes, features], contiguous, like ``rows``.
-        rows: [edges, features], contiguous, of a dtype of tiles; a row is a multiple of 16 bytes, 8 KB at most.
-        order: int64 [edges].
+        rows: [any, features], contiguous, of a dtype of tiles; a row is a multiple of 16 bytes, 8 KB at most.
+        order: int64 [edges], rows in any order, each any number of times.
         starts: int32 [nodes + 1].
     """
-    nodes, lanes = len(starts) - 1, rows.shape[1] * rows.element_size() // 16
+    rows, base = _aligned(rows), None if base is None else _aligned(base)
+    nodes, lanes = len(starts) - 1, rows.shape[1] * rows.element_size() // LANE_BYTES
     out = torch.empty(nodes, rows.shape[1], dtype=rows.dtype, device=rows.device)
     if nodes:
         addresses = [0 if base is None else base.data_ptr(), *(t.data_ptr() for t in (rows, order, starts, out))]
@@ -52,6 +53,11 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Te
         ctas = -(-nodes // (SUM_THREADS // lanes))
         _launch("tilestream_sum", DTYPES[rows.dtype], ctas, SUM_THREADS, packed, rows.device)
     return out
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    """A copy where rows do not begin at whole lanes, as those of a slice of a vector need not."""
+    return rows if rows.data_ptr() % LANE_BYTES == 0 else rows.clone()
 
 
 def _launch(name: str, dtype: str, ctas: int, threads: int, packed: bytes, device: torch.device) -> None:

@@ -60,6 +60,7 @@ def capture(
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
     training: bool = False,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
 ) -> Captured:
     """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
 
@@ -69,6 +70,8 @@ def capture(
 
     Args:
         training: with gradients, and the backward graphs for all that wants them; otherwise under ``torch.no_grad``.
+        partition: cuts a joint graph into forward and backward, as AOTAutograd's ``partition_fn``; by default all that
+            the backward graph reads is saved.
 
     Raises:
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
@@ -79,12 +82,12 @@ def capture(
 
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        return _record(model, arguments, named, training, fakes)
+        return _record(model, arguments, named, training, fakes, partition=partition)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as failure:
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
-        return _record(model, inputs, keywords or {}, training, None, why)
+        return _record(model, inputs, keywords or {}, training, None, why, partition)
 
 
 @dataclass
@@ -95,6 +98,7 @@ class _Recorder:
     kinds: list[Kind] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     inside: int = 0
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None
 
     def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -107,7 +111,7 @@ class _Recorder:
             fw_compiler=self._keep("forward"),
             bw_compiler=self._keep("backward"),
             inference_compiler=self._keep("inference"),
-            partition_fn=default_partition,
+            partition_fn=self.partition or default_partition,
         )
         return self._counted(compiler(graph, example))
 
@@ -137,10 +141,11 @@ def _record(
     training: bool,
     fakes: contextlib.AbstractContextManager[Any] | None,
     ran: str = "",
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
 ) -> Captured:
     from tilestream.graph.eager import Watch
 
-    recorder = _Recorder()
+    recorder = _Recorder(partition=partition)
     watch = Watch(lambda: recorder.inside > 0)
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.node import map_arg
 
+from tilestream.graph.insert import call
 from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.sizes import hint, same_size, settled
 
@@ -28,8 +27,8 @@ def split_joined(graph: fx.Graph, least_rows: int) -> int:
         with graph.inserting_before(node):
             rows = right.meta["val"].shape[0]
             flat = [_flat(graph, part, rows) for part in parts]
-            products = [_call(graph, aten.mm.default, (left, part), node) for part in flat]
-            joined = _call(graph, aten.cat.default, (products, 1), node)
+            products = [call(graph, aten.mm.default, (left, part), node) for part in flat]
+            joined = call(graph, aten.cat.default, (products, 1), node)
         node.replace_all_uses_with(joined)
         graph.erase_node(node)
         count += 1
@@ -62,7 +61,7 @@ def _flat(graph: fx.Graph, part: fx.Node, rows: int | torch.SymInt) -> fx.Node:
     fake = part.meta["val"]
     if fake.dim() == 2:
         return part
-    return _call(graph, aten.reshape.default, (part, [-1, fake.shape[-1]]), part)
+    return call(graph, aten.reshape.default, (part, [-1, fake.shape[-1]]), part)
 
 
 def narrow_products(graph: fx.Graph) -> int:
@@ -76,8 +75,8 @@ def narrow_products(graph: fx.Graph) -> int:
         if bounds is None or not isinstance(settled(node.meta["val"].shape[1]), int):
             continue
         with graph.inserting_before(part):
-            weight = _call(graph, aten.slice.Tensor, (node.args[1], 1, *bounds), node)
-            narrow = _call(graph, aten.mm.default, (node.args[0], weight), part)
+            weight = call(graph, aten.slice.Tensor, (node.args[1], 1, *bounds), node)
+            narrow = call(graph, aten.mm.default, (node.args[0], weight), part)
         part.replace_all_uses_with(narrow)
         graph.erase_node(part)
         graph.erase_node(node)
@@ -95,15 +94,3 @@ def _columns(node: fx.Node) -> tuple[int, int] | None:
     columns = node.all_input_nodes[0].meta["val"].shape[1]
     first, last = (x + columns if x < 0 else min(x, columns) for x in (first, last))
     return (first, last) if first < last else None
-
-
-def _call(graph: fx.Graph, target: torch._ops.OpOverload, args: tuple, like: fx.Node) -> fx.Node:
-    """A call where the graph inserts, with a value, and where ``like`` came from."""
-    node = graph.call_function(target, args)
-    node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
-    fakes = map_arg(args, lambda n: n.meta["val"])
-    mode = next(m for m in (getattr(n.meta["val"], "fake_mode", None) for n in node.all_input_nodes) if m is not None)
-    assert isinstance(mode, FakeTensorMode)
-    with mode:
-        node.meta["val"] = target(*fakes)
-    return node

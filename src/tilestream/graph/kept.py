@@ -19,17 +19,24 @@ MOST_RESULTS = 3
 807 us with three of them and 390 MiB, 790 us and 422 MiB with four, 819 us and 623 MiB uncut (H200)."""
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
+NARROW = 8
+"""A result of less than this part of the widest one's bytes, the statistics of rows, is no gradient to count."""
 
 
-def pieces(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
+def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
     """A convex group, in graph order, as pieces of about equally many results; each begins at a product.
 
     Pieces are convex, since whatever lies between two nodes of one is in the group, and between them in its order.
+
+    Args:
+        spared: bytes that were not saved although Inductor would have: a region may make these as well.
     """
     members = set(group)
     results = {n for n in group if value(n) is not None and any(u not in members for u in n.users)}
+    total, widest = sum(map(_bytes, results)), max(map(_bytes, results), default=0)
+    results = {n for n in results if NARROW * _bytes(n) >= widest}
     count = ceil(len(results) / MOST_RESULTS)
-    if count < 2 or sum(map(_bytes, results)) <= SMALL_BYTES:
+    if count < 2 or total <= SMALL_BYTES + spared:
         return [list(group)]
     most, have = ceil(len(results) / count), 0
     made: list[list[fx.Node]] = [[]]

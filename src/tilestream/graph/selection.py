@@ -86,6 +86,7 @@ def partition(
     apart: Mapping[str, str] = MappingProxyType({}),
     training: bool = False,
     backward: bool = False,
+    spared: int = 0,
 ) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
@@ -96,6 +97,7 @@ def partition(
         apart: names of nodes that stay out of every region, and why.
         training: whether the graph is half of a training step, whose other half reads what leaves.
         backward: whether it is the second half, where what leaves lives beside all that was saved.
+        spared: bytes that were not saved although Inductor would have: so much more may leave at once.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
@@ -104,7 +106,7 @@ def partition(
         facts = _examine(nodes, refused, wide=wide)
         groups = _group(nodes, facts)
         if backward:
-            groups = [piece for group in groups for piece in pieces(group)]
+            groups = [piece for group in groups for piece in pieces(group, spared)]
         found = [g for g in groups if _worth(g, facts)]
         lowered = []
         for group in found:

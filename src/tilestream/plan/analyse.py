@@ -9,10 +9,12 @@ from typing import Any
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
+from tilestream.graph.cut import Cutter
 from tilestream.options import Options
 from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.examine import of_graphs
+from tilestream.plan.gradient_launches import least_rows
 
 
 def analyse(
@@ -38,7 +40,7 @@ def analyse(
     """
     options = options or Options()
     device = device or _device(options)
-    found = capture(model, inputs, keywords, training)
+    found = capture(model, inputs, keywords, training, Cutter(least_rows(options)) if training else None)
     made = of_graphs(model, found, options, device, training)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 

@@ -15,10 +15,12 @@ from tilestream.errors import TilestreamError
 from tilestream.graph import selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
+from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
+from tilestream.graph.row_sums import own_operands
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
@@ -43,9 +45,15 @@ def of_graphs(
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
-        summed = gradient_sites(graph.graph, device, least_rows(options)) if kind == "backward" else []
+        backward = kind == "backward"
+        kept_out = own_operands(graph.graph) if backward else {}
+        summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
         part = selection.partition(
-            graph, apart=apart(summed), training=kind != "inference", backward=kind == "backward"
+            graph,
+            apart=kept_out | apart(summed),
+            training=kind != "inference",
+            backward=backward,
+            spared=spared_for(graph),
         )
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from tilestream.devices import Device
 from tilestream.errors import IRError, PlanError, VerifyError
@@ -110,14 +110,23 @@ def plan(
     return made
 
 
-def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> list[Candidate]:
+def proposals(program: Pipeline, rows: int, device: Device, options: Options) -> tuple[Candidate, ...]:
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
+    return _proposals(program, rows, device, options, few_rows.in_any_order(options))
+
+
+# A region is asked for twice: when its kernels begin to be compiled, and when it is planned.
+@lru_cache(maxsize=256)
+def _proposals(
+    program: Pipeline, rows: int, device: Device, options: Options, _any_order: bool
+) -> tuple[Candidate, ...]:
+    """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     for recipe in (*recipes(program, options), *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
-    return [*candidates, _fallback(program, rows, device)]
+    return (*candidates, _fallback(program, rows, device))
 
 
 def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared: int = MEASURED) -> list[Candidate]:
@@ -254,8 +263,8 @@ def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
 
 
 def _measured(
-    candidates: list[Candidate], measure: Measure, forced: bool, bound_us: float, most_shared: int
-) -> list[Candidate]:
+    candidates: Sequence[Candidate], measure: Measure, forced: bool, bound_us: float, most_shared: int
+) -> Sequence[Candidate]:
     """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
     if forced:
         return _timed(candidates, shortlist(candidates, forced, most_shared), measure)
@@ -275,7 +284,7 @@ def _measured(
     return [replace(c, rejected=why) if c is fallback else c for c in timed]
 
 
-def _timed(candidates: list[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:
+def _timed(candidates: Sequence[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:
     """``candidates``, those that were chosen with their times, or rejected with the reason why they have none."""
     found = dict(zip((c.name for c in chosen), measure(chosen) if chosen else (), strict=True))
     return [_with(c, found[c.name]) if c.name in found else c for c in candidates]
@@ -288,7 +297,7 @@ def _with(candidate: Candidate, found: float | Exception) -> Candidate:
     return replace(candidate, rejected=f"could not be measured: {found}")
 
 
-def _choose(candidates: list[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:
+def _choose(candidates: Sequence[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:
     """The best of the usable candidates; under ``auto``, the fallback unless one is clearly faster.
 
     Once timing was tried, only a time counts: a pipeline that could not be timed never beats the fallback.

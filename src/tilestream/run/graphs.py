@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -16,8 +17,11 @@ from torch import Tensor, fx
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
+from tilestream.graph.cut import spared_for
+from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
 from tilestream.graph.region import Region
+from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
@@ -76,17 +80,10 @@ class Compilation:
         self.placed, self.gradients = [], []
         backward = bool(kwargs.get("is_backward"))
         try:
-            if backward and narrow_products(graph.graph):
-                graph.recompile()
-            with timed("regions"):
-                normal, training = normalise(graph), not kwargs.get("is_inference", False)
-                summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
-                found = partition(normal, apart=apart(summed), training=training, backward=backward)
+            found, summed = self._found(graph, backward, training=not kwargs.get("is_inference", False))
             self._announce(found, backward)
             with timed("planning"):
-                if summed:
-                    gradients.prepare(summed, found, self.options, self.target)
-                prepare.prepare(found.regions, self.options, self.target)
+                self._prepare(found, summed)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
                 announce(
@@ -101,6 +98,23 @@ class Compilation:
             announce_failure("the graph goes to Inductor", failure)
             return False
         return bool(self.placed or self.gradients)
+
+    def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        """Begin to compile what both graphs of a training step will want, before the first of them waits for it.
+
+        The graphs stay as they are. What goes wrong here costs nothing: streaming them will say it.
+        """
+        if not prepare.measures(self.options, self.target):
+            return
+        for graph, is_backward in ((forward, False), (backward, True)):
+            try:
+                own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+                own.meta = dict(graph.meta)
+                found, summed = self._found(own, is_backward, training=True)
+                with timed("planning"):
+                    self._prepare(found, summed)
+            except Exception as failure:
+                log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
 
     def choose(
         self,
@@ -121,6 +135,23 @@ class Compilation:
         plans = [prepare.plan(p.region, self.options, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
         return Whole(self.options, self.target, self.patches, [*plans, *self.gradients], originals)
+
+    def _found(self, graph: fx.GraphModule, backward: bool, training: bool) -> tuple[Partition, list[GradientSite]]:
+        """The regions of a graph, which is brought into its normal form, and its weight gradients."""
+        if backward and narrow_products(graph.graph):
+            graph.recompile()
+        with timed("regions"):
+            kept_out = own_operands(graph.graph) if backward else {}
+            normal = normalise(graph)
+            summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
+            out, spared = kept_out | apart(summed), spared_for(graph)
+            return partition(normal, apart=out, training=training, backward=backward, spared=spared), summed
+
+    def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> None:
+        """Begin to compile the kernels that will be timed."""
+        if summed:
+            gradients.prepare(summed, found, self.options, self.target)
+        prepare.prepare(found.regions, self.options, self.target)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

@@ -1,4 +1,4 @@
-"""Between forward and backward: Inductor's partitioner, on a joint graph that has less to save."""
+"""Between forward and backward: a partitioner of ours (``graph.cut``), by Inductor's own hook for one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from tilestream.graph.joint import split_joined
+from tilestream.graph.cut import Cutter
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.run.graphs import Compilation
+from tilestream.run.messages import sort_messages
 
 
 def partitioner(compilation: Compilation) -> dict[str, Any]:
@@ -23,19 +24,28 @@ def partitioner(compilation: Compilation) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Rewrites the joint graph (``graph.joint``), then cuts it where Inductor does."""
+    """``Cutter`` under the name that torch's caches know a compilation by, after messages were sorted (``messages``).
+    Kernels of both parts begin to be compiled when a graph is cut: the forward graph alone would keep few cores busy.
+    """
+
+    _compilation: Compilation | None = None
+    """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation) -> None:
-        self._least_rows, self._identity = least_rows(compilation.options), compilation.identity
+        self._cut, self._identity = Cutter(least_rows(compilation.options)), compilation.identity
+        self._compilation = compilation
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_compilation"}
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-        if split_joined(gm.graph, self._least_rows):
-            gm.recompile()
-        return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        sort_messages(gm)
+        forward, backward = self._cut(gm, joint_inputs, **kwargs)
+        if self._compilation is not None:
+            self._compilation.prepare(forward, backward)
+        return forward, backward
 
     def uuid(self) -> str:
         """What torch's caches know it by."""

@@ -12,10 +12,20 @@ from torch import fx
 from tilestream.graph.lowering import Emitter, Value, dtype_of
 from tilestream.graph.nodes import GATHERS, MATMULS, Unsupported, is_slice, packet, value
 from tilestream.graph.operators.backward import (
+    elu_backward,
     gelu_backward,
+    glu_backward,
+    hardsigmoid_backward,
+    hardswish_backward,
     hardtanh_backward,
+    leaky_relu_backward,
+    log_sigmoid_backward,
+    log_softmax_backward,
+    mish_backward,
     sigmoid_backward,
     silu_backward,
+    softmax_backward,
+    softplus_backward,
     tanh_backward,
     threshold_backward,
 )
@@ -36,6 +46,7 @@ from tilestream.graph.operators.elementwise import (
     mish,
     permute,
     power,
+    sign,
     softplus,
     unary,
 )
@@ -148,6 +159,8 @@ ELEMENTWISE: dict[object, Elementwise] = {
     aten.hardswish: hard,
     aten.mish: mish,
     aten.addcmul: addcmul,
+    aten.sgn: sign,
+    aten.sign: sign,
     aten.elu: elu,
     aten.celu: elu,
     aten.threshold_backward: threshold_backward,
@@ -156,6 +169,13 @@ ELEMENTWISE: dict[object, Elementwise] = {
     aten.tanh_backward: tanh_backward,
     aten.silu_backward: silu_backward,
     aten.gelu_backward: gelu_backward,
+    aten.elu_backward: elu_backward,
+    aten.leaky_relu_backward: leaky_relu_backward,
+    aten.softplus_backward: softplus_backward,
+    aten.hardsigmoid_backward: hardsigmoid_backward,
+    aten.hardswish_backward: hardswish_backward,
+    aten.mish_backward: mish_backward,
+    aten.log_sigmoid_backward: log_sigmoid_backward,
 }
 """Operators that know nothing of dimensions: row programs and those over axes (``graph.sentences``) share them."""
 
@@ -191,6 +211,9 @@ RULES: dict[object, Rule] = {
     aten.var: variance,
     aten._softmax: softmax,
     aten._log_softmax: softmax,
+    aten._softmax_backward_data: softmax_backward,
+    aten._log_softmax_backward_data: log_softmax_backward,
+    aten.glu_backward: glu_backward,
     aten.cat: cat,
     aten.slice: slice_,
     aten.select: select,

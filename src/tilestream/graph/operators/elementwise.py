@@ -227,3 +227,10 @@ def addcmul(e: Writes, node: fx.Node) -> Tile:
     a, b, c = (e.operand(x, frame) for x in (left, right, base))
     both = e.binary("mul", a, b, "f32")
     return e.binary("add", _scaled(e, both, scale), c, dtype_of(node))
+
+
+def sign(e: Writes, node: fx.Node) -> Tile:
+    """1 where x > 0, -1 where x < 0, 0 elsewhere."""
+    x = e.tile(node.args[0])
+    above = e.binary("relu_backward", 1.0, x, "f32")
+    return e.binary("sub", above, e.binary("relu_backward", 1.0, e.unary("neg", x, "f32"), "f32"), dtype_of(node))

@@ -1,0 +1,209 @@
+"""Train NeRF, MeshGraphNets and DLRM to a loss, eager beside ours: mean and spread over seeds.
+
+    python benchmarks/losses.py                                      1,000 steps, three seeds, on a GPU
+    python benchmarks/losses.py nerf --steps 300 --seeds 5 --json losses.json
+    python benchmarks/losses.py --device cpu --tiny --steps 4        a dry run on the reference machine
+
+bf16, Adam (fused on a GPU). Every step has new features, on one graph or one set of indices; targets are what another
+initialisation of the same model makes of them, scaled to a variance of one, so that there is something to learn. All
+arms see the same. A loss is the mean over the last twentieth of the steps. A run that takes more than its part of
+``--seconds`` ends early and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from training import RATE, results
+
+from tilestream.apps.models import find
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "nerf": ("nerf", {"rows": 65536}, {"rows": 64, "depth": 3, "width": 16, "skip": 1}),
+    "mgn": ("mgn", {"batch": 8}, {"batch": 1, "nodes": 12, "edges": 40, "width": 16, "hidden": 1, "steps": 1}),
+    "dlrm": (
+        "dlrm",
+        {"batch": 2048, "max_rows": 100_000},
+        {"batch": 32, "bottom": (16, 8), "top": (16, 1), "table_rows": (5, 5, 5)},
+    ),
+}
+"""Each case's model, its sizes, and those of a dry run."""
+LAST = 20
+"""A loss is the mean over one of so many parts of the steps, the last."""
+TOLD = 50
+"""Steps between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm trained from one seed: ``steps`` that it got to, its loss at the start and at the end, seconds."""
+
+    case: str
+    arm: str
+    seed: int
+    steps: int
+    start: float
+    end: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A case and an arm: the mean of where its seeds end, and their standard deviation."""
+
+    case: str
+    arm: str
+    mean: float
+    spread: float
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model that every seed starts anew, and what runs it: compiled once."""
+
+    name: str
+    module: nn.Module
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned: ``teacher`` makes the targets, divided by ``scales``."""
+
+    case: str
+    module: nn.Module
+    teacher: nn.Module
+    inputs: tuple[Tensor, ...]
+    scales: tuple[float, ...]
+
+    def batch(self, generator: torch.Generator) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Inputs with new features, and their targets in fp32."""
+        new = tuple(self._drawn(x, generator) if x.is_floating_point() else x for x in self.inputs)
+        with torch.no_grad():
+            made = results(self.teacher(*new))
+        return new, [(y.float() - y.float().mean()) / s for y, s in zip(made, self.scales, strict=True)]
+
+    @staticmethod
+    def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)
+
+
+def task(case: str, tiny: bool, device: str) -> Task:
+    """A case's model and its teacher, which differ by their seeds."""
+    model, sizes, small = CASES[case]
+    own = small if tiny else sizes
+    module, inputs = find(model).make(device=device, training=True, **own)
+    teacher, _ = find(model).make(device=device, training=True, seed=1234, **own)
+    with torch.no_grad():
+        scales = tuple(float(y.float().std()) + 1e-6 for y in results(teacher(*inputs)))
+    return Task(case, module, teacher, inputs, scales)
+
+
+def arms(found: Task, names: Sequence[str]) -> list[Arm]:
+    """A copy of the model for each arm. Ours is the reference machine where there is no GPU."""
+    made = []
+    on_cpu = found.inputs[0].device.type == "cpu"
+    how: dict[str, dict[str, Any]] = {
+        "inductor": {},
+        "tilestream": {"backend": "tilestream", "options": {"target": "reference"} if on_cpu else None},
+    }
+    for name in names:
+        own = copy.deepcopy(found.module)
+        function = own if name == "eager" else torch.compile(own, dynamic=False, **how[name])
+        made.append(Arm(name, own, function))
+    return made
+
+
+def started(module: nn.Module, seed: int) -> None:
+    """The parameters of this seed."""
+    torch.manual_seed(seed)
+    for part in module.modules():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+def train(arm: Arm, found: Task, seed: int, steps: int, seconds: float, told: Callable[[str], object] = print) -> Run:
+    """Train from this seed, for so many steps or seconds, whichever is over first."""
+    started(arm.module, seed)
+    device = found.inputs[0].device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    wanted = [p for p in arm.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(wanted, lr=RATE, fused=device.type == "cuda")
+    losses: list[Tensor] = []
+    begin = time.perf_counter()
+    for step in range(steps):
+        inputs, targets = found.batch(generator)
+        optimizer.zero_grad(set_to_none=True)
+        made = results(arm.function(*inputs))
+        loss = torch.stack([(y.float() - t).square().mean() for y, t in zip(made, targets, strict=True)]).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if step % TOLD == TOLD - 1 or step == steps - 1:
+            spent = time.perf_counter() - begin
+            at = f"step {step + 1} of {steps}, loss {loss.item():.5f}, {spent:.0f} s"
+            told(f"{found.case} {arm.name} seed {seed}: {at}")
+            if spent > seconds:
+                break
+    values = torch.stack(losses).tolist()
+    end = statistics.fmean(values[-max(1, len(values) // LAST) :])
+    return Run(found.case, arm.name, seed, len(values), values[0], end, time.perf_counter() - begin)
+
+
+def summary(case: str, arm: str, runs: Sequence[Run]) -> Trained:
+    ends = [run.end for run in runs]
+    return Trained(case, arm, statistics.fmean(ends), statistics.stdev(ends) if len(ends) > 1 else 0.0, tuple(runs))
+
+
+def within_noise(one: Trained, other: Trained) -> bool:
+    """Whether two means differ by at most twice the standard error of their difference."""
+    error = math.sqrt((one.spread**2 + other.spread**2) / len(one.runs))
+    return abs(one.mean - other.mean) <= 2 * error
+
+
+def main(given: Sequence[str] | None = None) -> list[Trained]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--arms", nargs="+", default=["eager", "tilestream"], help="of eager, inductor, tilestream")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=480, help="for one case, compiling aside")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes of a dry run")
+    parser.add_argument("--json", type=Path, help="write the runs here too")
+    args = parser.parse_args(given)
+    found: list[Trained] = []
+    for case in args.cases or CASES:
+        learned = task(case, args.tiny, args.device)
+        share = args.seconds / (len(args.arms) * args.seeds)
+        made = []
+        for arm in arms(learned, args.arms):
+            runs = [train(arm, learned, seed, args.steps, share) for seed in range(args.seeds)]
+            made.append(summary(case, arm.name, runs))
+            least = min(run.steps for run in runs)
+            cut = "" if least == args.steps else f" (stopped after {least} steps)"
+            print(f"{case} {arm.name}: {made[-1].mean:.5f} +- {made[-1].spread:.5f}{cut}", flush=True)
+        found += made
+        if len(made) > 1:
+            same = "within noise" if within_noise(made[0], made[-1]) else "apart"
+            print(f"{case}: {made[0].arm} and {made[-1].arm} are {same}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps([asdict(t) for t in found], indent=1) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()

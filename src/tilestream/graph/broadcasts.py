@@ -1,0 +1,68 @@
+"""Columns that a graph repeats over the features before it computes on them: the operators broadcast them as well.
+
+Autograd writes the derivative of ``mean(x, -1)`` as ``expand(g) / n``: rows made of a column, which a region would have
+to hold as rows, and which are no tile op.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from tilestream.graph.insert import call
+from tilestream.graph.nodes import aten, packet, value
+from tilestream.graph.sizes import same_size
+
+_PAIRS = {aten.add, aten.sub, aten.mul, aten.div}
+
+
+def put_off_expands(graph: fx.Graph) -> int:
+    """Products and sums of a repeated column take the column; how many did. Those of it alone are columns too."""
+    count = 0
+    for node in list(graph.nodes):
+        if packet(node) not in _PAIRS:
+            continue
+        tensors = node.all_input_nodes
+        columns = [_column(n) for n in tensors]
+        made = value(node)
+        if made is None or not any(columns) or any(value(n) is None for n in tensors):
+            continue
+        if len(tensors) == 2 and all(_same(node, n) for n in tensors):
+            old, column = next((n, c) for n, c in zip(tensors, columns, strict=True) if c is not None)
+            if value(column).dtype == value(old).dtype:  # pyright: ignore
+                node.replace_input_with(old, column)
+                count += 1
+        elif len(tensors) == 1 and node.args[0] is tensors[0]:
+            (column,), (repeated,) = columns, tensors
+            assert column is not None
+            with graph.inserting_before(node):
+                narrow = call(graph, node.target, (column, *node.args[1:]), node, node.kwargs)  # pyright: ignore
+                wide = call(graph, aten.expand.default, (narrow, *repeated.args[1:]), node)
+            node.replace_all_uses_with(wide)
+            graph.erase_node(node)
+            count += 1
+    if count:
+        graph.eliminate_dead_code()
+    return count
+
+
+def _same(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes are known to have one shape."""
+    one, other = value(a), value(b)
+    return (
+        one is not None
+        and other is not None
+        and one.dim() == other.dim()
+        and all(map(same_size, one.shape, other.shape))
+    )
+
+
+def _column(node: fx.Node) -> fx.Node | None:
+    """The column that a node repeats over its last dimension."""
+    if packet(node) is not aten.expand or not isinstance(node.args[0], fx.Node):
+        return None
+    before, after = value(node.args[0]), value(node)
+    if before is None or after is None or before.dim() != after.dim() or before.dim() < 2:
+        return None
+    if not same_size(before.shape[-1], 1) or same_size(after.shape[-1], 1):
+        return None
+    return node.args[0] if all(map(same_size, before.shape[:-1], after.shape[:-1])) else None

@@ -1,0 +1,159 @@
+"""Derivatives of norms in a joint graph, written out: row by row they are products, sums and broadcasts.
+
+    x^ = (x - mean(x)) rstd        dx = rstd (g w - mean(g w) - x^ mean(g w x^))        dw = sum of g x^, db = sum of g
+
+Torch has one operator for all of it, which sums over rows too, and reads the statistics that the norm leaves beside its
+result. Written out, ``dx`` is part of the row chain that it stands in; the statistics are made again from ``x``, which
+is saved anyway, so that the norm has one result and is part of its own chain (Ba et al. 2016; Zhang and Sennrich 2019,
+without the means).
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tilestream.graph.insert import call
+from tilestream.graph.lowering import MAX_FEATURES
+from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.sizes import settled
+from tilestream.ir.dtypes import DTYPES
+
+Found = tuple[fx.Node | None, ...]
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes nodes in front of ``like``, with its origin; arithmetic is in ``dtype``; ``eps`` is the norm's."""
+
+    graph: fx.Graph
+    like: fx.Node
+    dtype: torch.dtype
+    eps: float
+
+    def make(self, overload: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+        return call(self.graph, overload, args, self.like, kwargs)
+
+    def mul(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.make(aten.mul.Tensor, a, b)
+
+    def sub(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.make(aten.sub.Tensor, a, b)
+
+    def mean(self, x: fx.Node) -> fx.Node:
+        """Of each row, a column."""
+        return self.make(aten.mean.dim, x, [-1], True, dtype=self.dtype)
+
+    def inverse(self, x: fx.Node) -> fx.Node:
+        """One over the root of each row's mean square."""
+        return self.make(aten.rsqrt.default, self.make(aten.add.Scalar, self.mean(self.mul(x, x)), self.eps))
+
+    def total(self, x: fx.Node) -> fx.Node:
+        """Over all rows, a vector."""
+        return self.make(aten.sum.dim_IntList, x, list(range(value_of(x).dim() - 1)), False)
+
+    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if value_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
+
+
+def open_norms(graph: fx.Graph) -> int:
+    """Write out the derivatives of norms over at most ``MAX_FEATURES`` features; how many there were.
+
+    Wider ones stay whole: no row of theirs is in a region.
+    """
+    count = 0
+    for node in list(graph.nodes):
+        rule = _RULES.get(packet(node))
+        eps = _eps(node) if rule is not None and _rows(node) else None
+        if rule is None or eps is None or any(u.target is not operator.getitem for u in node.users):
+            continue
+        with graph.inserting_before(node):
+            parts = rule(_Writer(graph, node, torch.float32, eps), node)
+        for user in list(node.users):
+            part = parts[user.args[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            if part is not None:
+                user.replace_all_uses_with(part)
+                graph.erase_node(user)
+        graph.eliminate_dead_code()
+        count += 1
+    return count
+
+
+def value_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node that has one."""
+    fake = value(node)
+    assert fake is not None
+    return fake
+
+
+def _rows(node: fx.Node) -> bool:
+    """Whether a norm's derivative is of rows that a region could hold."""
+    gradient, x, shape = node.args[:3]
+    fakes = [value(n) if isinstance(n, fx.Node) else None for n in (gradient, x)]
+    if any(f is None or f.dtype not in DTYPES or f.dim() < 2 for f in fakes) or not isinstance(shape, list | tuple):
+        return False
+    features = settled(fakes[1].shape[-1])  # pyright: ignore[reportOptionalMemberAccess]
+    return isinstance(features, int) and list(shape) == [features] and features <= MAX_FEATURES
+
+
+def _layer_norm(w: _Writer, node: fx.Node) -> Found:
+    gradient, x, _, _, _, weight, bias, mask = node.args
+    assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
+    centred = w.sub(x, w.mean(x))
+    scale = w.inverse(centred)
+    normal = w.mul(centred, scale)
+    return (
+        _row_gradient(w, gradient, weight, normal, scale, centre=True) if mask[0] else None,
+        _weight_gradient(w, gradient, weight, normal) if mask[1] else None,
+        w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None,
+    )
+
+
+def _rms_norm(w: _Writer, node: fx.Node) -> Found:
+    gradient, x, _, _, weight, mask = node.args
+    assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
+    wide = w.cast(x, w.dtype)
+    scale = w.inverse(wide)
+    normal = w.mul(wide, scale)
+    return (
+        _row_gradient(w, gradient, weight, normal, scale, centre=False) if mask[0] else None,
+        _weight_gradient(w, gradient, weight, normal) if mask[1] else None,
+    )
+
+
+def _row_gradient(
+    w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node, scale: fx.Node, centre: bool
+) -> fx.Node:
+    """``dx``, in the dtype of what came in."""
+    scaled = w.cast(gradient, w.dtype)
+    if isinstance(weight, fx.Node):
+        scaled = w.mul(scaled, weight)
+    along = w.mul(normal, w.mean(w.mul(scaled, normal)))
+    rest = w.sub(w.sub(scaled, w.mean(scaled)) if centre else scaled, along)
+    return w.cast(w.mul(rest, scale), value_of(gradient).dtype)
+
+
+def _weight_gradient(w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node) -> fx.Node:
+    return w.cast(w.total(w.mul(normal, gradient)), _dtype(weight, gradient))
+
+
+def _dtype(parameter: object, gradient: fx.Node) -> torch.dtype:
+    return value_of(parameter if isinstance(parameter, fx.Node) else gradient).dtype
+
+
+def _eps(node: fx.Node) -> float | None:
+    """What the norm adds to the mean square, from the norm itself: its derivative is not told. None without it."""
+    statistic = node.args[4 if packet(node) is aten.native_layer_norm_backward else 3]
+    while isinstance(statistic, fx.Node) and packet(statistic) not in _EPS:
+        statistic = statistic.args[0] if is_view(statistic) or statistic.target is operator.getitem else None
+    if not isinstance(statistic, fx.Node):
+        return None
+    given = argument(statistic, _EPS[packet(statistic)], "eps")
+    return float(given) if isinstance(given, int | float) else torch.finfo(torch.float32).eps
+
+
+_EPS = {aten.native_layer_norm: 4, aten._fused_rms_norm: 3}
+_RULES = {aten.native_layer_norm_backward: _layer_norm, aten._fused_rms_norm_backward: _rms_norm}

@@ -1,0 +1,74 @@
+"""What sums over rows read: of the gradients of a norm's weight and bias, rows that are in memory anyway.
+
+``sum(g x^)`` reads a product that nobody else wants. Left to a region, it would leave as rows of fp32; so the sum gets
+operators of its own, back to rows of 16 bits, columns and inputs, and Inductor makes one kernel of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tilestream.graph.gradients import aliases
+from tilestream.graph.nodes import MATMULS, aten, is_view, packet, value
+from tilestream.graph.operators import ELEMENTWISE
+from tilestream.graph.sizes import same_size
+
+_MOST = 16
+"""Operators that a sum gets at most: from there on it reads what the region leaves."""
+_CHEAP = {*ELEMENTWISE, aten._to_copy, torch.ops.prims.convert_element_type}
+
+
+def own_operands(graph: fx.Graph) -> dict[str, str]:
+    """Give every sum over rows its own copy of the wide arithmetic before it; names of these nodes, and why they are in
+    no region."""
+    apart: dict[str, str] = {}
+    for node in list(graph.nodes):
+        if not _sums_rows(node) or not isinstance(node.args[0], fx.Node):
+            continue
+        chain = _chain(node.args[0])
+        if not chain or sum(not is_view(n) for n in chain) > _MOST:
+            continue
+        copies: dict[fx.Node, fx.Node] = {}
+        with graph.inserting_before(node):
+            for each in chain:
+                copies[each] = _copied(each, copies)
+        node.replace_input_with(node.args[0], copies[node.args[0]])
+        apart |= {copies[n].name: "only a sum over rows reads it" for n in chain}
+    graph.eliminate_dead_code()
+    return apart
+
+
+def _copied(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    return node.graph.node_copy(node, lambda n: copies.get(n, n))
+
+
+def _sums_rows(node: fx.Node) -> bool:
+    """Whether a node sums over all dimensions but the last."""
+    if packet(node) is not aten.sum or len(node.args) < 2 or not isinstance(node.args[1], list | tuple):
+        return False
+    before = value(node.all_input_nodes[0])
+    dims = [d for d in node.args[1] if isinstance(d, int)]
+    return before is not None and before.dim() > 1 and {d % before.dim() for d in dims} == set(range(before.dim() - 1))
+
+
+def _chain(last: fx.Node) -> list[fx.Node]:
+    """Wide arithmetic that ends in ``last``, in the order of the graph."""
+    found: set[fx.Node] = set()
+    queue = [last]
+    while queue:
+        node = queue.pop()
+        if node not in found and _wide(node):
+            found.add(node)
+            queue += node.all_input_nodes
+    return [n for n in last.graph.nodes if n in found]
+
+
+def _wide(node: fx.Node) -> bool:
+    """Whether a node is arithmetic on rows in fp32, more than a column, that no product wants in memory."""
+    made = value(node)
+    if made is None or made.dtype != torch.float32 or not made.dim() or same_size(made.shape[-1], 1):
+        return False
+    if any(packet(u) in MATMULS for alias in aliases(node) for u in alias.users):
+        return False
+    return packet(node) in _CHEAP or (is_view(node) and packet(node) is not aten.lift_fresh_copy)

@@ -1,0 +1,228 @@
+"""Sums of rows by an index: which nodes of a graph add rows to the rows that an index names, and which are one sum.
+
+``index_add``, ``scatter_add`` and ``index_put`` send messages to nodes. The gradient of rows that were gathered, as of
+``v[senders]``, is such a sum too; rows that were gathered twice have two of them, of columns of one matrix, added up.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.sizes import same_size, settled
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+ALIASES = {
+    *(aten.slice, aten.select, aten.view, aten.unsqueeze, aten.squeeze, aten.alias, aten.detach, aten.narrow),
+    *(aten.split, aten.split_with_sizes, aten.unbind, aten.chunk),
+}
+"""Views that never copy, as ``reshape`` may."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one operator adds: row ``first + every * edge`` of ``matrix`` to the node ``index[edge]``.
+
+    Attributes:
+        node: the operator.
+        base: what it adds to, [nodes, *]; None for zeros.
+        index: integers of any shape, edges in its order; below zero they count from the last node.
+        rows: the messages, [*index's shape, *].
+        matrix: what ``rows`` are part of, read as rows of ``features``; ``rows`` itself where that is none.
+    """
+
+    node: fx.Node
+    base: fx.Node | None
+    index: fx.Node
+    rows: fx.Node
+    features: int
+    matrix: fx.Node
+    every: int = 1
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """``node`` is ``base`` (zeros where None) plus the rows of ``parts``, which are rows of one matrix."""
+
+    node: fx.Node
+    base: fx.Node | None
+    parts: tuple[Part, ...]
+
+    @property
+    def separate(self) -> list[Sum]:
+        """One sum for each operator."""
+        return [Sum(part.node, part.base, (part,)) for part in self.parts]
+
+
+def sums(graph: fx.Graph) -> list[Sum]:
+    """Every sum of rows by an index of a functional graph, with what it is added to where nobody else reads it."""
+    found: dict[fx.Node, Sum] = {}
+    for node in graph.nodes:
+        part = part_of(node)
+        if part is not None:
+            found[node] = Sum(node, part.base, (part,))
+        elif (taken := _taken(node, found)) is not None:
+            found[node] = replace(found.pop(taken), node=node, base=_other(node, taken))
+        else:
+            continue
+        found[node] = _joined(found, found[node])
+    return list(found.values())
+
+
+def _taken(node: fx.Node, found: dict[fx.Node, Sum]) -> fx.Node | None:
+    """Which operand of ``a + b`` is a sum that starts with zeros and is read here alone; the other is its base."""
+    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
+        return None
+    shapes = [value(x) if isinstance(x, fx.Node) else None for x in node.args]
+    made = value(node)
+    if made is None or any(s is None or s.dtype != made.dtype or not same_shape(s, made) for s in shapes):
+        return None
+    alone = [x for x in node.args if isinstance(x, fx.Node) and x in found and len(x.users) == 1]
+    return next((x for x in reversed(alone) if found[x].base is None and _other(node, x) is not x), None)
+
+
+def _other(node: fx.Node, operand: fx.Node) -> Any:
+    return node.args[1] if node.args[0] is operand else node.args[0]
+
+
+def _joined(found: dict[fx.Node, Sum], last: Sum) -> Sum:
+    """``last`` with the parts of its base, where that is a sum of rows of the same matrix that nobody else reads."""
+    base = last.base
+    if base is None or base not in found or len(base.users) > 1:
+        return last
+    before = found[base]
+    if before.parts[0].matrix is not last.parts[0].matrix or before.parts[0].features != last.parts[0].features:
+        return last
+    del found[base]
+    return Sum(last.node, before.base, (*before.parts, *last.parts))
+
+
+def part_of(node: fx.Node) -> Part | None:
+    """What ``node`` adds, if it is rows of floats to rows that an index names."""
+    base, index, rows = _operands(node)
+    made, names, given = (value(x) if isinstance(x, fx.Node) else None for x in (node, index, rows))
+    if made is None or names is None or given is None or names.dtype not in (torch.int64, torch.int32):
+        return None
+    if made.dtype not in DTYPES or given.dtype != made.dtype or made.dim() < 2:
+        return None
+    of_row = [settled(d) for d in made.shape[1:]]
+    if not all(isinstance(d, int) for d in of_row):
+        return None
+    if not same_sizes(given.shape, (*names.shape, *of_row)):
+        return None
+    features = prod(d for d in of_row if isinstance(d, int))
+    zeros = base is None or is_zeros(base)
+    plain = Part(node, None if zeros else base, index, rows, features, rows)
+    return None if features == 0 else _in_matrix(plain, names.dim())
+
+
+def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
+    """Base, index and rows of an operator that adds rows; Nones of another."""
+    none = None, None, None
+    made = value(node)
+    if made is None or node.op != "call_function":
+        return none
+    rows = (0, -made.dim())
+    if node.target is aten.index_add.default and node.args[1] in rows and node.kwargs.get("alpha", 1) == 1:
+        return node.args[0], node.args[2], node.args[3]
+    if node.target is aten.scatter_add.default and node.args[1] in rows:
+        wide, given = (value(x) if isinstance(x, fx.Node) else None for x in node.args[2:4])
+        alike = wide is not None and given is not None and same_shape(wide, given)
+        return (node.args[0], _repeated(node.args[2]), node.args[3]) if alike else none
+    if node.target is aten.index_put.default and argument(node, 3, "accumulate", False) is True:
+        names: Any = node.args[1]
+        return (node.args[0], names[0], node.args[2]) if len(names) == 1 else none
+    if node.target is aten.embedding_dense_backward.default and node.args[3] == -1 and node.args[4] is False:
+        return None, node.args[1], node.args[0]
+    return none
+
+
+def _repeated(wide: Any) -> fx.Node | None:
+    """The index [edges] of which ``wide`` [edges, *] is a copy an element, as graph libraries expand it."""
+    if not isinstance(wide, fx.Node) or wide.target is not aten.expand.default:
+        return None
+    column: Any = wide.args[0]
+    fake = value(column)
+    if fake is None or fake.dim() < 2 or not all(same_size(d, 1) for d in fake.shape[1:]):
+        return None
+    while isinstance(column, fx.Node) and is_view(column) and (fake := value(column)) is not None and fake.dim() > 1:
+        column = column.args[0]
+    found = value(column) if isinstance(column, fx.Node) else None
+    return column if found is not None and found.dim() == 1 else None
+
+
+def _in_matrix(part: Part, dims: int) -> Part:
+    """The part with what its rows are columns of: every few rows of a matrix of narrower ones.
+
+    Args:
+        dims: of the index.
+    """
+    whole = part.rows
+    while packet(whole) in ALIASES or (whole.target is operator.getitem and is_view(whole)):
+        before: Any = whole.args[0]
+        if not isinstance(before, fx.Node):
+            break
+        whole = before
+    rows, matrix = value(part.rows), value(whole)
+    if whole is part.rows or rows is None or matrix is None or not packed(matrix) or matrix.dtype != rows.dtype:
+        return part
+    strides = [settled(s) for s in rows.stride()]
+    start = settled(rows.storage_offset() - matrix.storage_offset())
+    width, features = strides[dims - 1] if dims else 0, part.features
+    if not isinstance(width, int) or not isinstance(start, int) or width < features:
+        return part
+    wanted = [width * n for n in _packed_strides(rows.shape[:dims])] + _packed_strides(rows.shape[dims:])
+    if width % features or start % features or not same_sizes(strides, wanted):
+        return part
+    return replace(part, matrix=whole, every=width // features, first=start // features)
+
+
+def packed(fake: Tensor) -> bool:
+    """Whether elements lie in order, without gaps."""
+    return same_sizes(fake.stride(), _packed_strides(fake.shape))
+
+
+def _packed_strides(shape: Any) -> list[Any]:
+    strides: list[Any] = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * settled(size))
+    return strides[: len(shape)]
+
+
+def is_zeros(node: fx.Node) -> bool:
+    if node.target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
+        return True
+    return node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 0)
+
+
+def same_shape(a: Tensor, b: Tensor) -> bool:
+    return same_sizes(a.shape, b.shape)
+
+
+def same_sizes(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(same_size(m, n) for m, n in zip(a, b, strict=True))
+
+
+def first_alike(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Of each integer tensor that a graph computes, the first one computed alike: models take the same part of an index
+    tensor in every layer."""
+    same: dict[fx.Node, fx.Node] = {}
+    known: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        fake = value(node)
+        if fake is None or fake.is_floating_point() or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
+        same[node] = known.setdefault(repr((node.target, args, kwargs)), node)
+    return same

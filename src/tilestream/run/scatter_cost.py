@@ -1,0 +1,60 @@
+"""Microseconds of sums of rows by an index, on an H200: by atomics, and in sorted order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilestream.graph.nodes import aten
+from tilestream.graph.sizes import hint
+from tilestream.graph.sums import Part, Sum
+from tilestream.run.sorted_sums import padding
+
+ATOMIC_US = 8e-6
+"""An element that ``index_add`` takes (16 bits; 7.7e-6 to 9.1e-6). Inductor's gradient of a table takes twice as long,
+in fp32, for uniform lookups."""
+
+WIDE_BYTES, BYTES_PER_US = 10, 4.3e6
+"""Bytes an element of a table's 16-bit gradient, besides: Inductor clears it in fp32, reads it, and writes it rounded;
+and what the memory moves."""
+
+SUM_US, SUM_BYTES_PER_US = 3.0, 3e6
+SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
+"""Of sums over sorted messages, and of sorting them: a fixed part and a rate."""
+
+CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 4, 1.0
+"""A CTA of the sums reads so many bytes at a time, four rows one after another, and waits for memory about so long."""
+
+
+def atomics_us(s: Sum) -> float:
+    """What torch's and Inductor's kernels take."""
+    table = s.node.target is aten.embedding_dense_backward.default
+    wide = prod(map(hint, s.node.meta["val"].shape)) * WIDE_BYTES / BYTES_PER_US if table else 0.0
+    return wide + sum(ATOMIC_US * edges(p) * p.features for p in s.parts)
+
+
+def sum_us(together: Sequence[Sum]) -> float:
+    """What one launch takes that makes all of these, without the sort."""
+    row = together[0].parts[0].features * together[0].node.meta["val"].element_size()
+    rows = sum(hint(s.node.meta["val"].shape[0]) + sum(map(edges, s.parts)) for s in together)
+    passes = 3 if padding(together[0]) else 1
+    return SUM_US + max(passes * rows * row / SUM_BYTES_PER_US, *(_longest_us(s, row) for s in together))
+
+
+def _longest_us(s: Sum, row: int) -> float:
+    """Of the CTA with the most rows, were all nodes alike: few nodes keep few CTAs busy.
+
+    Args:
+        row: its bytes.
+    """
+    groups = max(1, CTA_BYTES // row)
+    share = min(1.0, groups / max(1, hint(s.node.meta["val"].shape[0])))
+    return sum(map(edges, s.parts)) * share / (groups * ROUND_ROWS) * ROUND_US
+
+
+def sort_us(sorted_edges: int) -> float:
+    return SORT_US + sorted_edges / SORT_EDGES_PER_US
+
+
+def edges(part: Part) -> int:
+    return prod(map(hint, part.index.meta["val"].shape))

@@ -1,0 +1,166 @@
+"""Sums of sorted rows as nodes of a graph, in the place of sums by atomics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream.graph.insert import call
+from tilestream.graph.nodes import aten
+from tilestream.graph.sizes import same_size
+from tilestream.graph.sums import Part, Sum
+from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
+
+ROW_BYTES = 16
+"""Rows are read by lanes of so many bytes."""
+
+RECOMPUTED = ("recompute", "ac_graph_id")
+"""What activation checkpointing writes at a node."""
+
+Layout = tuple[tuple[int, int], ...]
+"""For each part of a sum, which rows of the matrix are its: every few ones, and from which."""
+
+
+def padding(s: Sum) -> int:
+    """Features that a row lacks to be read by whole lanes."""
+    size = s.node.meta["val"].element_size()
+    return -s.parts[0].features * size % ROW_BYTES // size
+
+
+class Sorted:
+    """Sums along the same indices to as many nodes, which share one sort.
+
+    Args:
+        graph: changed in place.
+        together: in the graph's order.
+        replaced: what became of other sums, which may be bases and messages of these; added to.
+    """
+
+    def __init__(self, graph: fx.Graph, together: Sequence[Sum], replaced: dict[fx.Node, fx.Node]) -> None:
+        self._graph, self._sums, self._replaced, self._like = graph, together, replaced, together[0].node
+
+    def replace(self) -> None:
+        """Put the sort before the first sum, and each sum where it was."""
+        orders, starts = self._sort()
+        for s in self._sums:
+            self._like = s.node
+            with self._graph.inserting_before(s.node):
+                total = self._sum(s, orders[_layout(s.parts)], starts)
+                made = self._flat(total, [-1, *s.node.meta["val"].shape[1:]])
+            self._becomes(s.node, made)
+
+    def _becomes(self, node: fx.Node, made: fx.Node) -> None:
+        node.replace_all_uses_with(made)
+        made.meta = dict(node.meta)
+        self._replaced[node] = made
+
+    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node]:
+        """For each layout the rows of its matrices in sorted order; and where those of each node start."""
+        before = self._like.prev
+        with self._graph.inserting_before(self._like):
+            indices = self._indices()
+            index = indices[0] if len(indices) == 1 else self._call(aten.cat.default, indices)
+            both = self._call(SEGMENTS, index, self._nodes())
+            order, starts = (self._call(getitem, both, k) for k in range(2))
+            layouts = [_layout(s.parts) for s in self._sums]
+            orders = {layout: self._order(layout, order, indices) for layout in layouts}
+        while (before := before.next) is not self._like:
+            for tag in RECOMPUTED:  # a checkpoint around one sum says nothing of a sort that others use
+                before.meta.pop(tag, None)
+        return orders, starts
+
+    def _indices(self) -> list[fx.Node]:
+        return [self._flat(p.index, [-1]) for p in self._sums[0].parts]
+
+    def _nodes(self) -> Any:
+        """How many there are: a number, or a node of the graph."""
+        to, count = self._sums[0].parts[0].node, self._like.meta["val"].shape[0]
+        if isinstance(count, int):
+            return count
+        if to.target is aten.embedding_dense_backward.default:
+            return to.args[2]
+        return self._call(aten.sym_size.int, to.args[0], 0)
+
+    def _order(self, layout: Layout, order: fx.Node, indices: Sequence[fx.Node]) -> fx.Node:
+        """Rows of the matrix in sorted order, where ``order`` has places among all edges."""
+        if len(layout) == 1:
+            return self._spread(order, *layout[0])
+        named: dict[str, Any] = {"dtype": torch.int64, "device": order.meta["val"].device}
+        numbers = []
+        for index, (every, first) in zip(indices, layout, strict=True):
+            edges: Any = index.meta["val"].shape[0]
+            edges = edges if isinstance(edges, int) else self._call(aten.sym_size.int, index, 0)
+            numbers.append(self._spread(self._call(aten.arange.default, edges, **named), every, first))
+        return self._call(aten.index_select.default, self._call(aten.cat.default, numbers), 0, order)
+
+    def _spread(self, numbers: fx.Node, every: int, first: int) -> fx.Node:
+        scaled = numbers if every == 1 else self._call(aten.mul.Tensor, numbers, every)
+        return scaled if first == 0 else self._call(aten.add.Tensor, scaled, first)
+
+    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node) -> fx.Node:
+        """[nodes, features]."""
+        features, lacking = s.parts[0].features, padding(s)
+        given = [None if x is None else self._replaced.get(x, x) for x in (s.base, s.parts[0].matrix)]
+        operands = [None if x is None else self._flat(x, [-1, features]) for x in given]
+        if lacking:
+            pad = aten.constant_pad_nd.default
+            operands = [None if x is None else self._call(pad, x, [0, lacking]) for x in operands]
+        total = self._call(SEGMENT_SUM, *operands, order, starts)
+        if not lacking:
+            return total
+        narrow = self._call(aten.slice.Tensor, total, 1, 0, features)
+        return self._call(aten.clone.default, narrow, memory_format=torch.contiguous_format)
+
+    def _flat(self, x: fx.Node, shape: list[Any]) -> fx.Node:
+        """``x`` in a shape whose first size is whatever is left."""
+        had = x.meta["val"].shape
+        whole = len(had) == len(shape) and all(same_size(a, b) for a, b in zip(had[1:], shape[1:], strict=True))
+        return x if whole else self._call(aten.reshape.default, x, shape)
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(self._graph, target, args, self._like, kwargs)
+
+
+class Tables(Sorted):
+    """Gradients of several tables, whose rows lie in one matrix: one sort, and one sum to the rows of all tables.
+
+    Sums that start with zeros, one part each, to known numbers of rows. They become slices of one tensor. Small tables
+    come first: many lookups add to each of their rows, which takes a CTA long, while the others' CTAs stream.
+    """
+
+    def __init__(self, graph: fx.Graph, tables: Sequence[Sum], replaced: dict[fx.Node, fx.Node]) -> None:
+        tables = sorted(tables, key=lambda t: t.node.meta["val"].shape[0])
+        super().__init__(graph, [Sum(tables[0].node, None, tuple(p for t in tables for p in t.parts))], replaced)
+        self._heights = [t.node.meta["val"].shape[0] for t in tables]
+
+    def replace(self) -> None:
+        """Put sort and sum before the last of the tables' nodes, which all readers must follow."""
+        parts = self._sums[0].parts
+        nodes = {p.node for p in parts}
+        self._like = next(n for n in reversed(self._graph.nodes) if n in nodes)
+        orders, starts = self._sort()
+        with self._graph.inserting_before(self._like):
+            total = self._sum(self._sums[0], orders[_layout(parts)], starts)
+            first = 0
+            for part, height in zip(parts, self._heights, strict=True):
+                rows = self._call(aten.slice.Tensor, total, 0, first, first + height)
+                self._becomes(part.node, self._flat(rows, [-1, *part.node.meta["val"].shape[1:]]))
+                first += height
+
+    def _indices(self) -> list[fx.Node]:
+        found, first = [], 0
+        for index, height in zip(super()._indices(), self._heights, strict=True):
+            found.append(index if first == 0 else self._call(aten.add.Tensor, index, first))
+            first += height
+        return found
+
+    def _nodes(self) -> int:
+        return sum(self._heights)
+
+
+def _layout(parts: Sequence[Part]) -> Layout:
+    return tuple((p.every, p.first) for p in parts)
