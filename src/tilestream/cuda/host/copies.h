@@ -96,7 +96,6 @@ void step_to_peer(Cta& cta, Role& role, Job& job) {
   const u32 to = job.to.load(relaxed), bar = job.bar.load(relaxed) & PEER_ADDRESS, bytes = job.bytes.load(relaxed);
   Cta& peer = *cta.cluster[(to >> PEER_SHIFT) - 1];
   if (!role.half) {
-    for (int k = 0; k < 64; ++k) sched_yield();  // slowly: a CTA that does not wait for it has left by then
     if (cta.running.load(relaxed) == 0) trap("a CTA left its cluster while its copies to others were under way");
     char* const from = cta.memory + job.smem.load(relaxed);
     role.store_shared.acquire(&job.fenced_shared);

@@ -89,7 +89,10 @@ void named(int id, int threads) {
   meet(*self->cta, id, (threads + 127) / 128 * 128);  // some warps of a warpgroup are all of it
 }
 void sync_cta() { meet(*self->cta, 0, self->cta->threads * 128); }
-void sync_cluster() { meet(*self->cta->cluster[0], 16, self->cta->cluster_size * self->cta->threads * 128); }
+void sync_cluster() {
+  self->sent = false;
+  meet(*self->cta->cluster[0], 16, self->cta->cluster_size * self->cta->threads * 128);
+}
 
 // ---- proxies
 void fence_async_shared() {
@@ -120,6 +123,7 @@ void bulk_reduce_add(const TensorMap& map, int x, int y, u32 src) {
 void bulk_to_peer(u32 dst, u32 src, u32 bytes, u32 bar) {
   if (dst >> PEER_SHIFT == 0 || bar >> PEER_SHIFT != dst >> PEER_SHIFT) trap("a copy to a peer and its barrier are in two CTAs");
   if (bytes > BOX_BYTES || bytes % 16 != 0 || dst % 16 != 0 || src % 16 != 0) trap("a copy to a peer is of whole 16 bytes");
+  self->sent = true;
   issue(Kind::PEER, {}, 0, 0, src, bar, 0, dst, bytes);
 }
 char* peer_memory(u32 addr, u32 bytes) {
@@ -225,6 +229,7 @@ void run(const Launch& launch) {
         shared = r.cta->memory;
         shared_bytes = r.cta->bytes;
         launch.body(launch.params);
+        if (r.sent) trap("a CTA leaves its cluster with no barrier behind its copies to others");
         r.cta->running.fetch_sub(1, relaxed);
         r.cta->event.notify();
       });

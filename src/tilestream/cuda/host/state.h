@@ -62,6 +62,7 @@ struct Role {
   Job jobs[JOBS];
   std::atomic<u32> issued{0}, finished{0};           // jobs
   std::atomic<u32> groups_read{0}, groups_done{0};   // store groups
+  bool sent = false;  // copies to other CTAs of the cluster, and no barrier of it since
   bool adds = false;  // the open group is of additions, which are groups of their own here
   u32 group = 0, in_group = 0, groups_seen = 0, groups_complete = 0, groups_fenced = 0;
   char read_clock[JOBS], done_clock[JOBS], fence_clock = 0, products_clock = 0;
