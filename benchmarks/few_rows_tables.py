@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from make_tables import table
 
+from tilestream.bench import collectives as timed_collectives
 from tilestream.plan.passes.share_tile import Split
 from tilestream.schedule.shared_tile import Tail
 from tilestream.studies.flashfuser import generated, paper
@@ -24,7 +26,36 @@ Row = dict[str, Any]
 
 def tables() -> dict[str, str]:
     """Marker to what stands under it."""
-    return {"shapes": shapes(), "rows": other_rows(), "errors": errors(), "blocks": blocks(), "models": models()}
+    made = {"shapes": shapes(), "rows": other_rows(), "errors": errors(), "blocks": blocks(), "models": models()}
+    return {**made, "collectives": collectives()}
+
+
+def ablation() -> str:
+    """Microseconds by arm of ``few_rows_ablation.json``, weights from DRAM: the best of each arm, of random kernels the
+    median."""
+    path = RESULTS / "few_rows_ablation.json"
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    heads = list(dict.fromkeys(r["arm"] for r in rows))
+    lines = []
+    for name, count in dict.fromkeys((r["workload"], r["rows"]) for r in rows):
+        cells = [name, str(count)]
+        for arm in heads:
+            us = [r["cold_us"] for r in rows if (r["workload"], r["rows"], r["arm"]) == (name, count, arm)]
+            best = median(us) if us and arm == "random" else min(us, default=0.0)
+            cells.append(f"{best:.2f}" if us else "-")
+        lines.append(cells)
+    return table(["", "rows", *heads], lines) if rows else "Not measured."
+
+
+def collectives() -> str:
+    """Microseconds and GB/s an SM of ``collectives.json``: a line a collective and tile, by size of the cluster."""
+    rows = timed_collectives.load(RESULTS / "collectives.json")
+    lines = []
+    for kind, size in dict.fromkeys((r.kind, r.tile_bytes) for r in sorted(rows, key=lambda r: (r.kind, r.tile_bytes))):
+        by = {r.peers: f"{r.us:.2f} ({r.gb_per_s:.0f})" for r in rows if (r.kind, r.tile_bytes) == (kind, size)}
+        lines.append([kind, f"{size:,}", *(by.get(peers, "-") for peers in timed_collectives.PEERS)])
+    heads = ["collective", "bytes of a tile", *(f"{peers} CTAs" for peers in timed_collectives.PEERS)]
+    return table(heads, lines) if rows else "Not measured."
 
 
 def shapes() -> str:

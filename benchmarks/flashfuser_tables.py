@@ -37,6 +37,7 @@ def filled(text: str) -> str:
     made["inconsistent"] = "\n".join(
         textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"]
     )
+    made["timed ablation"] = few_rows_tables.ablation()
     return with_parts(text, made, PAGE.name)
 
 

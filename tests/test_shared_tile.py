@@ -15,6 +15,7 @@ from torch import nn
 
 from tilestream import cuda, devices, reference
 from tilestream.apps import llama
+from tilestream.cuda import sass
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.graph.capture import capture
@@ -33,6 +34,7 @@ from tilestream.run.backend import tilestream
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import KernelShape, kernel_shape
 from tilestream.schedule.shared_tile import Tail, build, find_block
+from tilestream.schedule.sharing import Middle
 
 H200 = devices.get("h200")
 G4, G8 = Ffn(3072, 768, 768), Ffn(8192, 2048, 2048)
@@ -76,6 +78,19 @@ def test_columns_and_rings_follow_from_the_mesh(block: Ffn, split: Split, column
     verify_on(p, H200)
 
 
+def test_a_middle_over_a_cluster_is_an_all_gather_of_the_mesh() -> None:
+    p = shared(G4, Split(12, 8, middle=Middle.DSM))
+    s = build(p.stages[0], p)
+    assert (s.middle, s.cluster, s.gather_bytes) == (Middle.DSM, 8, 256 * 128 * 2)
+    assert (Level.CLUSTER, "all-gather") in {(e.level, e.how) for e in exchanges(p.stages[0])}
+    assert s.left_stages <= s.left_steps == 12 and s.shared_bytes <= H200.shared_bytes_per_cta
+    verify_on(p, H200)
+    with pytest.raises(VerifyError, match="128 / 8 = 16 clusters of 8 > 15 that h200 holds at once"):
+        verify_on(shared(G4, Split(16, 8, middle=Middle.DSM)), H200)
+    with pytest.raises(VerifyError, match="32 = 32 > 16 workers at level 'cluster'"):
+        verify_on(shared(G4, Split(1, 32, Tail.NONE, middle=Middle.DSM)), H200)
+
+
 @pytest.mark.parametrize("tail", [Tail.PARTIALS, Tail.REDUCE_ADD, Tail.CLUSTER])
 def test_the_tail_follows_from_the_mesh(tail: Tail) -> None:
     p = shared(G4, Split(4, 16, tail))
@@ -98,7 +113,15 @@ def refusals() -> list[tuple[Pipeline, str]]:
         (changed(good, loops=(Loop("rows", 96),)), "96 rows a tile, a shared tile 8, 16, 32, 64 or 128"),
         (changed(good, loops=(rows, Loop(out, 48))), f"loops over '{out}', which its mesh divides"),
         (changed(good, loops=(rows, Loop("a.c", 32))), "in steps of 32, a ring stage holds 64, 128 or 256"),
-        (mesh(Spread(Level.CLUSTER, 8, columns.axes)), "columns over a cluster have no kernel so far"),
+        (
+            mesh(Spread(Level.CLUSTER, 8, columns.axes), Spread(Level.CLUSTER, 2, (hid, out))),
+            "a cluster of 2 x 8 CTAs that",
+        ),
+        (mesh(columns, Spread(Level.CLUSTER, 2, ("rows",))), "row tiles over a cluster have no kernel"),
+        (
+            shared(Ffn(4096, 768, 768), Split(4, 8, middle=Middle.DSM)),
+            r"3 x \(16384 \+ 16384\) \+ 263168 = 361472 > 232448 .* \(262144 of them the middle of 8 CTAs\)",
+        ),
         (mesh(columns, Spread(Level.GRID, 8, (hid,))), "one group would store the sum of 8 partial results"),
         (mesh(columns, columns), "two directions of columns"),
         (mesh(columns, Spread(Level.GRID, 2, ("a.c", hid))), "a direction over a.c, .* is none of a shared tile's"),
@@ -147,7 +170,15 @@ def test_the_example_of_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "split", [Split(3, 2), Split(3, 2, Tail.REDUCE_ADD), Split(3, 2, Tail.CLUSTER), Split(1, 4)], ids=str
+    "split",
+    [
+        Split(3, 2),
+        Split(3, 2, Tail.REDUCE_ADD),
+        Split(3, 2, Tail.CLUSTER),
+        Split(1, 4),
+        Split(3, 2, middle=Middle.DSM),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_reference_machine_computes_the_block(split: Split, gated: bool) -> None:
@@ -159,6 +190,8 @@ def test_the_reference_machine_computes_the_block(split: Split, gated: bool) -> 
     torch.testing.assert_close(got, block.eager(tensors), rtol=1e-12, atol=1e-12)
     if split.tail is Tail.CLUSTER:
         assert moved.bytes["dsm"] == (split.groups - 1) * 20 * 40 * 4
+    if split.middle is Middle.DSM:
+        assert moved.bytes["dsm"] == (split.columns - 1) * 20 * 48 * 2
     near = reference.run(p, block.tensors(20))["y"].double()
     assert (near - block.eager(tensors)).norm() < 0.02 * near.norm()
 
@@ -218,6 +251,16 @@ def test_sums_in_any_order_are_left_out_where_nobody_asks_for_them_or_torch_for_
         assert not any("any order" in name for name in names(128))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_middle_over_a_cluster_is_a_candidate_where_asked_for_and_timed() -> None:
+    asked = Options(cluster_middle=True)
+    found = [n for n in names(128, options=asked) if "middle over a cluster" in n]
+    assert found and all("partial sums" in n for n in found)
+    for options in (Options(), asked.with_(effort="model"), asked.with_(measure=False)):
+        assert not any("middle over" in n for n in names(128, options=options))
+    plain, other = (key(G4.program(), 128, H200, o, measured=False) for o in (Options(), asked))
+    assert plain != other
 
 
 def test_something_done_to_the_sum_needs_it_whole() -> None:
@@ -387,6 +430,12 @@ KERNELS = [
     (Ffn(640, 200, 136, bias=True), Split(4, 6, Tail.CLUSTER, tile_rows=8)),
     (replace(G4, norm="layer", act="gelu", bias=True, residual=True), Split(8, 16)),
     (replace(S2, norm="rms", sum_first=True, residual=True), Split(2, 64, tile_rows=8)),
+    (G4, Split(8, 8, Tail.REDUCE_ADD, middle=Middle.DSM)),
+    (Ffn(1536, 384, 384, gated=True, act="silu"), Split(7, 16, middle=Middle.DSM)),
+    (
+        Ffn(640, 200, 136, act="gelu", bias=True, residual=True, dtype="f16"),
+        Split(1, 6, Tail.NONE, 8, middle=Middle.DSM),
+    ),
 ]
 
 
@@ -394,6 +443,17 @@ KERNELS = [
 @pytest.mark.parametrize(("block", "split"), KERNELS, ids=str)
 def test_kernels_compile_without_spills(block: Ffn, split: Split) -> None:
     assert [r.spills for r in cuda.compile_only(shared(block, split))] == [0]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.skipif(sass.disassembler() is None, reason="cuobjdump is not installed")
+def test_products_of_a_gathered_middle_wait_for_no_memory() -> None:
+    """No fence of the whole GPU between the first and the last product."""
+    (report,) = cuda.compile_only(shared(G4, Split(8, 8, middle=Middle.DSM)))
+    code = sass.disassemble(report.cubin)
+    products = [i.address for i in code.having("HGMMA")]
+    assert len(products) == 4 * 2
+    assert not [i for i in code.having("MEMBAR") if products[0] < i.address < products[-1] and "GPU" in i.opcode]
 
 
 def golden_text() -> str:

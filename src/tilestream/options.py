@@ -34,6 +34,8 @@ class Options:
             it: faster on few rows, and the last bits of a result vary from call to call.
         constant_weights: the user's word that weights of inference graphs do not change, so that those that lie as no
             kernel reads them, as Hugging Face's GPT-2's, are copied once and not at every call.
+        cluster_middle: kernels for few rows that hand the middle over through the shared memory of a cluster are
+            candidates too, where candidates are timed and their values checked: none has run on a GPU yet.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
@@ -56,6 +58,7 @@ class Options:
     queue_depth: int | None = None
     any_order: bool = False
     constant_weights: bool = False
+    cluster_middle: bool = False
     effort: Effort = "measured"
     interactions: bool = False
     convolutions: Convolutions = "off"
@@ -66,7 +69,8 @@ class Options:
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
         _one_of("convolutions", self.convolutions, get_args(Convolutions))
-        for name in ("measure", "cache", "any_order", "constant_weights", "interactions", "fallback"):
+        flags = ("measure", "cache", "any_order", "constant_weights", "cluster_middle", "interactions", "fallback")
+        for name in flags:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")
         if self.device is not None and not isinstance(self.device, str):

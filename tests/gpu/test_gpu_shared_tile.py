@@ -18,6 +18,7 @@ from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
@@ -33,6 +34,12 @@ TAILS = [
     Split(2, 8, Tail.PARTIALS, row_tiles=4),
     Split(2, 8, Tail.REDUCE_ADD, row_tiles=4),
     Split(2, 8, Tail.CLUSTER, row_tiles=2),
+    Split(4, 8, middle=Middle.DSM),
+    Split(4, 8, Tail.REDUCE_ADD, middle=Middle.DSM),
+    Split(2, 16, middle=Middle.DSM, tile_rows=64),
+    Split(8, 4, middle=Middle.DSM, tile_rows=8),
+    Split(8, 2, middle=Middle.DSM, tile_rows=32),
+    Split(2, 8, middle=Middle.DSM, row_tiles=2),
 ]
 
 
@@ -137,11 +144,26 @@ def test_the_reference_machine_agrees():
     assert error(got, want.double()) < 2e-3
 
 
+@pytest.mark.parametrize("split", [Split(4, 8), Split(8, 4, tile_rows=16), Split(2, 16)], ids=str)
+def test_a_middle_over_a_cluster_gives_the_same_bits(split: Split):
+    """Where parts come together changes no sum; and products without a swizzle read what they should."""
+    block = Ffn(768, 192, 192, gated=True, act="silu", bias=True, residual=True)
+    rows = min(100, split.tile_rows)
+    tensors = block.tensors(rows, "cuda")
+    one, other = (
+        run(cuda.build(share_tile(block.program(), replace(split, middle=m))), block, tensors, rows)
+        for m in (Middle.L2, Middle.DSM)
+    )
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("dependent", [False, True])
-@pytest.mark.parametrize("tail", [Tail.PARTIALS, Tail.REDUCE_ADD])
-def test_many_launches_in_a_graph(tail: Tail, dependent: bool):
+@pytest.mark.parametrize(
+    "split", [Split(8, 16), Split(8, 16, Tail.REDUCE_ADD), Split(8, 8, middle=Middle.DSM)], ids=str
+)
+def test_many_launches_in_a_graph(split: Split, dependent: bool):
     block = Ffn(1536, 384, 384)
-    kernel = cuda.build(share_tile(block.program(), Split(8, 16, tail)), dependent=dependent)
+    kernel = cuda.build(share_tile(block.program(), split), dependent=dependent)
     sets = [block.tensors(128, "cuda", seed) for seed in range(3)]
     outs = [torch.empty(128, 384, device="cuda", dtype=torch.bfloat16) for _ in sets]
     bound = [kernel.bind(t, 128, ("y",)) for t in sets]

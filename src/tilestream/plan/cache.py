@@ -77,6 +77,7 @@ def key(program: Pipeline, rows: int, device: Device, options: Options, measured
         "measured": measured,
         "in_any_order": few_rows.in_any_order(options),
         "turned": turned.weights if few_rows.bin_of(program, rows) else (),
+        "by_cluster": few_rows.by_cluster(options),
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

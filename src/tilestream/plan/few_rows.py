@@ -13,15 +13,16 @@ from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
-from tilestream.plan.passes.share_tile import Split, share_tile, splits, tiles_for
+from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, Tail, build, find_block, is_block, written_out
+from tilestream.schedule.shared_tile import MOST_ROWS, build, find_block, is_block, written_out
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 TOP = 11
 """Splits that are timed where the best few are: as many as FlashFuser compiles."""
 EACH = 2
-"""Splits of one tail among them, if there are so many: where the model errs, it errs between tails."""
+"""Splits of one tail, and of one way to hand the middle over, among them, if there are so many: where the model errs,
+it errs between these."""
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
@@ -56,6 +57,12 @@ def in_any_order(options: Options) -> bool:
     return options.any_order and not torch.are_deterministic_algorithms_enabled()
 
 
+def by_cluster(options: Options) -> bool:
+    """Whether a middle that goes over a cluster is a candidate: where that is asked for, and candidates are timed,
+    which checks their values as well. No such kernel has run on a GPU yet."""
+    return options.cluster_middle and options.measure and options.effort != "model"
+
+
 def most_timed(options: Options) -> int:
     """Shared tiles of a region that are timed at most."""
     return {"model": 1, "measured": TOP, "exhaustive": 1000}[options.effort]
@@ -83,30 +90,30 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
 def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
-    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every tail among them.
+    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind among them.
     ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage.
     """
     if rows > MOST_ROWS or not is_block(program):
         return []
     thorough = options.effort == "exhaustive"
-    found = _predicted(program, rows, device, in_any_order(options), thorough)
+    allowed = Allowed(in_any_order(options), by_cluster(options), thorough)
+    found = _predicted(program, rows, device, allowed)
     ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough:
-        best = [s for tail in Tail for s in [x for x in ranked if x.tail is tail][:EACH]]
+        kinds = dict.fromkeys((s.middle, s.tail) for s in ranked)
+        best = [s for kind in kinds for s in [x for x in ranked if (x.middle, x.tail) == kind][:EACH]]
         rest = [s for s in ranked if s not in best]
         kept = {*best, *rest[: max(0, TOP - len(best))]}
         ranked = [s for s in ranked if s in kept]
     return [SharedRecipe(split) for split in ranked]
 
 
-def _predicted(
-    program: Pipeline, rows: int, device: Device, any_order: bool, thorough: bool
-) -> Iterator[tuple[float, Split]]:
+def _predicted(program: Pipeline, rows: int, device: Device, allowed: Allowed) -> Iterator[tuple[float, Split]]:
     """Seconds of every split that fits."""
     written = written_out(program)
-    for split in splits(find_block(written.stages[0], written), rows, device, any_order, thorough):
+    for split in splits(find_block(written.stages[0], written), rows, device, allowed):
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)

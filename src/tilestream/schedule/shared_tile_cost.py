@@ -8,7 +8,7 @@ from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
-from tilestream.schedule.sharing import ELEMENT, Middle, Phases, Sharing, phases
+from tilestream.schedule.sharing import ELEMENT, Phases, Sharing, phases
 
 TAILS = {
     Tail.NONE: sharing.Tail.STORE,
@@ -77,8 +77,9 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         second_steps=-(-s.group_columns // s.depth),
         left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
         weight_ring=s.weight_stages * s.weight_bytes,
-        middle=Middle.L2,
+        middle=s.middle,
         tail=TAILS[s.tail],
         cluster=s.cluster,
+        slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
     )

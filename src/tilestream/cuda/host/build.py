@@ -1,7 +1,7 @@
 """Compile a pipeline's kernels with g++ against the host twin of ``ptx.cuh``, and run them with threads.
 
 This is for tests: it executes the very source that NVRTC compiles, with the same rings, barriers, flags
-and swizzled copies, and ThreadSanitizer can watch it. A CTA is seven threads. See docs/testing.md.
+and swizzled copies, and ThreadSanitizer can watch it. A CTA is six or seven threads. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilestream.ir.taps import rows_given
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 LINE = 128
-MAP_WORDS = 14  # of machine.h
+MAP_WORDS = 16  # of machine.h
 
 
 class HostTrap(TilestreamError):
@@ -229,14 +229,17 @@ def _ctas(source: KernelSource, rows: int) -> int:
     return max(stage.group, -(-wanted // stage.group) * stage.group)
 
 
-def execute(program: Path, path: Path, source: Source, ctas: tuple[int, int], options: HostRun):
-    """Run a program of ``compile_for_host`` on an arena's file: ``ctas`` of a launch and of a cluster.
+def execute(
+    program: Path, path: Path, source: Source, ctas: tuple[int, int], options: HostRun, warpgroups: int = 2
+):  # fmt: skip
+    """Run a program of ``compile_for_host`` on an arena's file: ``ctas`` of a launch and of a cluster, consumer
+    ``warpgroups`` of a CTA.
 
     Raises:
         HostTrap: it did not end.
         HostRace: ThreadSanitizer saw a race.
     """
-    numbers = (*ctas, source.shared_bytes, options.launches, options.limit_s, options.seed)
+    numbers = (*ctas, source.shared_bytes, options.launches, options.limit_s, options.seed, warpgroups)
     return run_program([str(program), str(path), *map(str, numbers)], source.name, options)
 
 

@@ -1,6 +1,7 @@
 // The copy engine: bulk tensor copies, each in two halves.
 #pragma once
 #include <cstring>
+#include <mutex>
 
 #include "state.h"
 
@@ -35,13 +36,14 @@ struct Pictures {
 // Rows of 128 bytes between a matrix in memory and a tile in shared memory, 16 bytes at a time.
 struct Box {
   char* base;
-  long columns, rows, row_bytes, box_rows, element, x, y;
+  long columns, rows, row_bytes, box_rows, element, x, y, width, f16;
   bool of_pixels;
   Pictures pictures;
   explicit Box(const Job& j)
       : base((char*)j.map[0].load(relaxed)), columns(j.map[1].load(relaxed)), rows(j.map[2].load(relaxed)),
         row_bytes(j.map[3].load(relaxed)), box_rows(j.map[4].load(relaxed)), element(j.map[5].load(relaxed)),
-        x(j.x.load(relaxed)), y(j.y.load(relaxed)), of_pixels(j.map[6].load(relaxed) != 0), pictures(j) {
+        x(j.x.load(relaxed)), y(j.y.load(relaxed)), width((long)j.map[14].load(relaxed)), f16((long)j.map[15].load(relaxed)),
+        of_pixels(j.map[6].load(relaxed) != 0), pictures(j) {
     if (!of_pixels) return;
     x = j.column.load(relaxed);
     row_bytes = columns * element;
@@ -57,7 +59,18 @@ struct Box {
   }
 };
 
+// Rows of `width` bytes; only those of 128 are swizzled.
+char* in_box(const Box& b, char* tile, long row, long k) {
+  return b.width == 128 ? tile + row * 128 + ((k ^ (row & 7)) << 4) : tile + row * b.width + 16 * k;
+}
 char* swizzled(char* tile, long row, long k) { return tile + row * 128 + ((k ^ (row & 7)) << 4); }
+
+float from_bf16(u16 v) { return __builtin_bit_cast(float, (u32)v << 16); }
+u16 bf16_of(float x) {
+  const u32 v = __builtin_bit_cast(u32, x);
+  return x != x ? 0x7fff : (u16)((v + 0x7fff + ((v >> 16) & 1)) >> 16);
+}
+u16 half_of(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
 
 // A copy goes through a buffer between its two ends, which may lie far apart in time.
 void read_global(const Box& b, char* buffer) {
@@ -91,16 +104,65 @@ void write_shared(const Box& b, char* tile, const char* buffer) {
     for (long k = 0; k < 8; ++k) std::memcpy(swizzled(tile, r, k), buffer + r * 128 + 16 * k, 16);
 }
 
+// Additions of several CTAs to one place take turns, in whatever order they come.
+std::mutex adding;
+void add_global(const Box& b, const char* buffer) {
+  const std::lock_guard<std::mutex> turn(adding);
+  for (long r = 0; r < b.box_rows; ++r)
+    for (long k = 0; k < b.width / 16; ++k) {
+      const long n = b.valid(r, k);
+      if (n == 0) continue;
+      reads(b.at(r, k), (size_t)n);  // who cleared it, or reads the sum, must be ordered with this; other additions need not
+      u16* const to = (u16*)b.at(r, k);
+      const u16* const what = (const u16*)(buffer + r * 128 + 16 * k);
+      for (long e = 0; e < n / 2; ++e) to[e] = b.f16 ? half_of((float)__builtin_bit_cast(_Float16, to[e]) + (float)__builtin_bit_cast(_Float16, what[e])) : bf16_of(from_bf16(to[e]) + from_bf16(what[e]));
+    }
+}
+
+void next_half(Role& role) {
+  role.half = !role.half;
+  if (!role.half) role.finished.store(role.finished.load(relaxed) + 1, relaxed);
+}
+
+// One end of a copy to the same cluster: both CTAs must be there.
+void step_to_peer(Cta& cta, Role& role, Job& job) {
+  const u32 to = job.to.load(relaxed), bar = job.bar.load(relaxed) & PEER_ADDRESS, bytes = job.bytes.load(relaxed);
+  Cta& peer = *cta.cluster[(to >> PEER_SHIFT) - 1];
+  if (!role.half) {
+    if (cta.running.load(relaxed) == 0) trap("a CTA left its cluster while its copies to others were under way");
+    char* const from = cta.memory + job.smem.load(relaxed);
+    role.store_shared.acquire(&job.fenced_shared);
+    role.store_shared.run([&] {
+      reads(from, bytes);
+      for (u32 k = 0; k < bytes; k += 16) std::memcpy(role.buffer.data() + k, from + k, 16);  // inlined: no call that is watched
+    });
+  } else {
+    if (peer.running.load(relaxed) == 0) trap("a bulk copy came to a CTA that had left its cluster");
+    role.load_shared.acquire(&job.issued);
+    role.load_shared.run([&] {
+      char* const at = peer.memory + (to & PEER_ADDRESS);
+      reads(&word(peer, bar), BARRIER_BYTES);
+      writes(at, bytes);
+      for (u32 k = 0; k < bytes; k += 16) std::memcpy(at + k, role.buffer.data() + k, 16);
+      release_edge(&peer.visible_clock[bar / BARRIER_BYTES]);
+      release_edge(&word(peer, bar));
+      update(peer, bar, 0, -(long)bytes);
+    });
+  }
+  next_half(role);
+}
+
 // One end of the head job of a role: loads read global memory, then write shared; stores the other way.
 void step(Cta& cta, Role& role) {
-  const u32 n = role.finished.load(relaxed);
-  Job& job = role.jobs[n % JOBS];
+  Job& job = role.jobs[role.finished.load(relaxed) % JOBS];
   std::atomic_thread_fence(std::memory_order_acquire);
+  const Kind kind = job.kind.load(relaxed);
+  if (kind == Kind::PEER) return step_to_peer(cta, role, job);
   const Box box(job);
   const u32 bar = job.bar.load(relaxed), group = job.group.load(relaxed);
   char* const tile = cta.memory + job.smem.load(relaxed);
-  if ((job.smem.load(relaxed) & 1023) != 0) trap("a swizzled tile must start on 1024 bytes");
-  const bool load = job.load.load(relaxed) != 0;
+  if (kind != Kind::ADD && (job.smem.load(relaxed) & 1023) != 0) trap("a swizzled tile must start on 1024 bytes");
+  const bool load = kind == Kind::LOAD;
   char* const buffer = role.buffer.data();
   if (load && !role.half) {
     role.load_global.acquire(&job.fenced_global);
@@ -121,20 +183,24 @@ void step(Cta& cta, Role& role) {
     });
   } else if (!role.half) {
     role.store_shared.acquire(&job.fenced_shared);
-    role.store_shared.run([&] { read_shared(box, tile, buffer); });
+    role.store_shared.run([&] {
+      if (kind == Kind::STORE) return read_shared(box, tile, buffer);
+      reads(tile, (size_t)(box.box_rows * box.width));
+      for (long r = 0; r < box.box_rows; ++r)
+        for (long k = 0; k < box.width / 16; ++k) std::memcpy(buffer + r * 128 + 16 * k, in_box(box, tile, r, k), 16);
+    });
     role.store_shared.release(&role.read_clock[group % JOBS]);
     role.groups_read.store(group, relaxed);
     cta.event.notify();
   } else {
     role.store_global.acquire(&job.issued);
-    role.store_global.run([&] { write_global(box, buffer); });
+    role.store_global.run([&] { kind == Kind::ADD ? add_global(box, buffer) : write_global(box, buffer); });
     role.store_global.release(&role.done_clock[group % JOBS]);
     std::atomic_thread_fence(std::memory_order_release);
     role.groups_done.store(group, relaxed);
     cta.event.notify();
   }
-  role.half = !role.half;
-  if (!role.half) role.finished.store(n + 1, relaxed);
+  next_half(role);
 }
 
 // The engine takes jobs of different threads in any order: a seeded one.
@@ -144,10 +210,10 @@ void engine(Cta& cta, u64 seed) {
     const u32 seen = cta.event.count.load(relaxed);
     const bool last = cta.running.load(relaxed) == 0;
     state = state * 6364136223846793005ull + 1442695040888963407ull;
-    const int first = (int)((state >> 33) % ROLES);
+    const int first = (int)((state >> 33) % (u64)cta.threads);
     bool worked = false;
-    for (int k = 0; k < ROLES && !worked; ++k) {
-      Role& role = cta.roles[(size_t)(first + k) % ROLES];
+    for (int k = 0; k < cta.threads && !worked; ++k) {
+      Role& role = cta.roles[(size_t)((first + k) % cta.threads)];
       if (role.finished.load(relaxed) != role.issued.load(relaxed)) {
         step(cta, role);
         worked = true;
@@ -159,7 +225,7 @@ void engine(Cta& cta, u64 seed) {
   }
 }
 
-void issue(const TensorMap& map, const Corner& at, u32 smem, u32 bar, u32 mask) {
+void issue(Kind kind, const TensorMap& map, const Corner& at, u32 smem, u32 bar, u32 mask, u32 to = 0, u32 bytes = 0) {
   Role& r = *self;
   const u32 n = r.issued.load(relaxed);
   wait_until(r.cta->event, "a free entry of the copy engine", [&] { return n - r.finished.load(relaxed) < JOBS; });
@@ -173,7 +239,9 @@ void issue(const TensorMap& map, const Corner& at, u32 smem, u32 bar, u32 mask) 
   job.offset_y.store(at.offset_y, relaxed);
   job.smem.store(smem, relaxed);
   job.bar.store(bar, relaxed);
-  job.load.store(mask != 0, relaxed);
+  job.kind.store(kind, relaxed);
+  job.to.store(to, relaxed);
+  job.bytes.store(bytes, relaxed);
   job.mask.store(mask, relaxed);
   job.group.store(r.group + 1, relaxed);
   release_edge(&job.issued);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -33,6 +34,7 @@ int cluster_rank() { return self->cta->index % self->cta->cluster_size; }
 
 void bar_init(u32 bar, u32 count) {
   if (bar % BARRIER_BYTES != 0 || bar + BARRIER_BYTES > self->cta->bytes) trap("an mbarrier lies outside shared memory");
+  writes(&word(*self->cta, bar), BARRIER_BYTES);  // who counts on it, in another CTA perhaps, comes after
   word(*self->cta, bar).store((u64)count << 16 | (u64)count << 1, relaxed);
 }
 void bar_arrive(u32 bar, u32 arrivals, u32 bytes) {
@@ -58,6 +60,10 @@ bool bar_try(u32 bar, u32 parity) {
   r.reads.acquire(&r.cta->reads_clock[bar / BARRIER_BYTES]);
   return true;
 }
+bool rest() {
+  self->cta->event.sleep(self->cta->event.count.load(relaxed));
+  return false;
+}
 void bar_wait(u32 bar, u32 parity) {
   wait_until(self->cta->event, "an mbarrier was waited for too long", [&] { return bar_try(bar, parity); });
 }
@@ -80,10 +86,13 @@ static void meet(Cta& c, int id, int threads) {
 }
 void named(int id, int threads) {
   if (id < 1 || id > 15) trap("named barriers are 1 to 15");
-  meet(*self->cta, id, threads);
+  meet(*self->cta, id, (threads + 127) / 128 * 128);  // some warps of a warpgroup are all of it
 }
-void sync_cta() { meet(*self->cta, 0, ROLES * 128); }
-void sync_cluster() { meet(*self->cta->cluster[0], 16, self->cta->cluster_size * ROLES * 128); }
+void sync_cta() { meet(*self->cta, 0, self->cta->threads * 128); }
+void sync_cluster() {
+  self->sent = false;
+  meet(*self->cta->cluster[0], 16, self->cta->cluster_size * self->cta->threads * 128);
+}
 
 // ---- proxies
 void fence_async_shared() {
@@ -100,13 +109,31 @@ void fence_async_global() {
 }
 
 void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask) {
-  issue(map, at, dst, bar, mask != 0 ? mask : 1u << cluster_rank());
+  issue(Kind::LOAD, map, at, dst, bar, mask != 0 ? mask : 1u << cluster_rank());
 }
 void bulk_store(const TensorMap& map, int x, int y, u32 src) {
   ++self->in_group;
-  issue(map, {x, y}, src, 0, 0);
+  issue(Kind::STORE, map, {x, y}, src, 0, 0);
+}
+void bulk_reduce_add(const TensorMap& map, int x, int y, u32 src) {
+  self->adds = true;
+  issue(Kind::ADD, map, {x, y}, src, 0, 0);
+  ++self->group;
+}
+void bulk_to_peer(u32 dst, u32 src, u32 bytes, u32 bar) {
+  if (dst >> PEER_SHIFT == 0 || bar >> PEER_SHIFT != dst >> PEER_SHIFT) trap("a copy to a peer and its barrier are in two CTAs");
+  if (bytes > BOX_BYTES || bytes % 16 != 0 || dst % 16 != 0 || src % 16 != 0) trap("a copy to a peer is of whole 16 bytes");
+  self->sent = true;
+  issue(Kind::PEER, {}, {0, 0}, src, bar, 0, dst, bytes);
+}
+char* peer_memory(u32 addr, u32 bytes) {
+  Cta& peer = *self->cta->cluster[(addr >> PEER_SHIFT) - 1];
+  if ((addr & PEER_ADDRESS) + bytes > peer.bytes) trap("a store to a peer lies outside shared memory");
+  if (peer.running.load(relaxed) == 0) trap("a store came to a CTA that had left its cluster");
+  return peer.memory + (addr & PEER_ADDRESS);
 }
 void bulk_commit() {
+  if (self->adds) return void(self->adds = false);
   if (self->in_group != 1) trap("the model of bulk groups holds one store a group");
   self->in_group = 0;
   ++self->group;
@@ -123,6 +150,16 @@ void bulk_wait(int groups, bool read_only) {
 }
 
 void reads_before(u64* flag) { self->reads.release(flag); }
+void peeked(const u64* flag) {
+  pause(flag);
+  auto& seen = self->peeked;
+  if (std::find(seen.begin(), seen.end(), flag) == seen.end()) seen.push_back(flag);
+}
+void acquire_peeked() {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (const u64* flag : self->peeked) acquire_edge(flag);
+  self->peeked.clear();
+}
 void flag_changed() { flags_event.notify(); }
 // Called at each poll of a flag: a poll that finds nothing new lets others run.
 void pause(const u64* flag) {
@@ -170,9 +207,11 @@ void run(const Launch& launch) {
     c.visible_clock.resize(bytes / BARRIER_BYTES);
     c.reads_clock.resize(bytes / BARRIER_BYTES);
     for (auto& w : c.named) w.store(0, relaxed);
-    for (int r = 0; r < ROLES; ++r) {
+    c.threads = launch.warpgroups + 4;
+    c.running.store(c.threads, relaxed);
+    for (int r = 0; r < c.threads; ++r) {
       c.roles[(size_t)r].cta = &c;
-      c.roles[(size_t)r].warp = ROLE_OF_WARP[r];
+      c.roles[(size_t)r].warp = r < launch.warpgroups ? 4 * r : 3 * launch.warpgroups + r;  // then the loader's four
       c.roles[(size_t)r].buffer.resize(BOX_BYTES);
     }
   }
@@ -184,12 +223,13 @@ void run(const Launch& launch) {
   }
   std::vector<std::thread> threads;
   for (auto& c : ctas) {
-    for (Role& r : c->roles)
-      threads.emplace_back([&r, &launch] {
+    for (int k = 0; k < c->threads; ++k)
+      threads.emplace_back([&r = c->roles[(size_t)k], &launch] {
         self = &r;
         shared = r.cta->memory;
         shared_bytes = r.cta->bytes;
         launch.body(launch.params);
+        if (r.sent) trap("a CTA leaves its cluster with no barrier behind its copies to others");
         r.cta->running.fetch_sub(1, relaxed);
         r.cta->event.notify();
       });

@@ -23,12 +23,14 @@ float element_of(const unsigned char* bytes, int k, int element) {
   std::memcpy(&v, bytes + 2 * k, 2);
   return element == 0 ? __builtin_bit_cast(float, (u32)v << 16) : from_half(v);
 }
-// 32 bytes of one row of a swizzled operand
+// 32 bytes of one row of an operand: swizzled, or in blocks of 8 rows x 16 bytes
 void operand_row(u64 desc, int row, unsigned char* to) {
   const u32 start = (u32)(desc & 0x3fff) << 4, group = (u32)((desc >> 32) & 0x3fff) << 4;
+  const u32 along = (u32)((desc >> 16) & 0x3fff) << 4;  // the depth; a swizzled row has it side by side
+  const bool is_swizzled = desc >> 62 == 1;
   for (u32 k = 0; k < 2; ++k) {
-    const u32 at = start + (u32)(row / 8) * group + (u32)(row % 8) * 128 + 16 * k;
-    const char* const from = shared + (at ^ ((at >> 3) & 0x70));
+    const u32 line = start + (u32)(row / 8) * group, at = is_swizzled ? line + (u32)(row % 8) * 128 + 16 * k : line + (u32)(row % 8) * 16 + along * k;
+    const char* const from = shared + (is_swizzled ? at ^ ((at >> 3) & 0x70) : at);
     reads(from, 16);
     std::memcpy(to + 16 * k, from, 16);
   }

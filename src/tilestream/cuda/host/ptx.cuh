@@ -10,10 +10,13 @@
 #define TS_LANE ts_lane
 #define TS_PASS
 #define TS_PASS_LANE ts_lane
+#define TS_EACH(t, count) \
+  for (u32 ts_first = (t), ts_lane = 0, t = ts_first; ts_lane < 128 && t < (u32)(count); t = ts_first + ++ts_lane)
 #define TS_REG(r, k) (r).v[ts_lane][k]
 #define TS_CONSTANT static const
 #define TS_KERNEL(threads) static void
 #define TS_PAIR_KERNEL(threads) static void
+#define TS_CLUSTER_KERNEL(threads, ctas) static void
 #define TS_PARAM
 #define TS_SHARED(base) const u32 base = 0
 // threads have as many registers as they like
@@ -34,6 +37,7 @@ struct Registers {
 
 constexpr int WARP = 1;
 TS_DEV u32 lane_in_warp() { return 0; }
+TS_DEV u32 lane_in_group() { return 0; }
 TS_DEV int warp_index() { return ts_host::warp(); }
 TS_DEV u32 sm_id() { return (u32)ts_host::cta(); }
 TS_DEV u64 now_ns() { return ts_host::now_ns(); }
@@ -45,9 +49,11 @@ TS_DEV int cta_count() { return ts_host::ctas(); }
 TS_DEV bool cta_leader() { return ts_host::warp() == 0; }
 TS_DEV u32 cluster_rank() { return (u32)ts_host::cluster_rank(); }
 TS_DEV void cluster_sync() { ts_host::sync_cluster(); }
+TS_DEV void cluster_meet() { ts_host::sync_cluster(); }
 TS_DEV bool group_leader() { return true; }
 TS_DEV void sync_warp() {}
 TS_DEV int warp_value(int v, int) { return v; }
+TS_DEV float lane_across(float, int) { ts_host::trap("lanes exchange values, and here a warp is one thread"); }
 
 // ---- shared memory
 template <class V>
@@ -64,6 +70,9 @@ TS_DEV void sts64(u32 addr, float a, float b) {
 }
 TS_DEV u32 lds32(u32 addr) { return shared_at<u32>(addr); }
 TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
+TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
+  for (u32 k = 0; k < 4; ++k) v[k] = lds32(addr + 4 * k);
+}
 TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
 
 // ---- copies past the registers come as late as they may: when they are waited for
@@ -91,10 +100,18 @@ TS_DEV void bar_arrive(u32 bar) { ts_host::bar_arrive(bar, 1, 0); }
 TS_DEV void bar_expect(u32 bar, u32 bytes) { ts_host::bar_arrive(bar, 1, bytes); }
 TS_DEV void group_arrive(u32 bar) { ts_host::bar_arrive(bar, 4, 0); }
 TS_DEV void group_arrive_pair(u32 bar) { ts_host::bar_arrive_cluster(bar, 4); }
-TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
+TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity) || ts_host::rest(); }
 TS_DEV bool bar_ready(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
 TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads); }
+
+// ---- the shared memory of the other CTAs of a cluster: an address says in its upper bits whose it is
+TS_DEV u32 at_peer(u32 addr, u32 rank) { return addr | (rank + 1) << 24; }
+TS_DEV void store_at_peer(u32 addr, float a, float b, float c, float d) {
+  float* const to = reinterpret_cast<float*>(ts_host::peer_memory(addr, 16));
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+}
+TS_DEV void copy_to_peer(u32 dst, u32 src, u32 bytes, u32 peer_bar) { ts_host::bulk_to_peer(dst, src, bytes, peer_bar); }
 
 // ---- proxies
 TS_DEV void fence_async_shared() { ts_host::fence_async_shared(); }
@@ -110,6 +127,7 @@ TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, 
   ts_host::bulk_load(dst, *map, {x, y}, bar, mask);
 }
 TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64) { ts_host::bulk_store(*map, x, y, src); }
+TS_DEV void tma_reduce_add(const TensorMap* map, int x, int y, u32 src) { ts_host::bulk_reduce_add(*map, x, y, src); }
 TS_DEV void store_commit() { ts_host::bulk_commit(); }
 template <int N>
 TS_DEV void store_wait_read() {
@@ -135,7 +153,14 @@ TS_DEV void flag_relaxed(u64* flag, u64 v) {
   __atomic_store_n(flag, v, __ATOMIC_RELAXED);
   ts_host::flag_changed();
 }
+TS_DEV u64 flag_peek(const u64* flag) {
+  ts_host::peeked(flag);
+  return __atomic_load_n(flag, __ATOMIC_RELAXED);
+}
+TS_DEV void fence_gpu() { ts_host::acquire_peeked(); }
 TS_DEV u32 count_up(u32* counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
+TS_DEV void let_next_kernel_start() {}
+TS_DEV void await_kernel_before() {}
 TS_DEV void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 TS_DEV bool claim(u32* word) {
   u32 none = 0;
@@ -152,6 +177,16 @@ TS_DEV void store_global(T* p, T v) {
   *p = v;
 }
 
+TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
+  for (int k = 0; k < 4; ++k) ((u32*)p)[k] = v[k];
+}
+TS_DEV void load_shared_words(const void* p, u32 (&v)[4]) {
+  for (int k = 0; k < 4; ++k) v[k] = ((const u32*)p)[k];
+}
+TS_DEV void store_shared_floats(float* p, float a, float b, float c, float d) { p[0] = a, p[1] = b, p[2] = c, p[3] = d; }
+TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
+  for (int k = 0; k < 4; ++k) v[k] = p[k];
+}
 TS_DEV void load_floats(u64 address, float (&v)[4]) {
   const float* const from = reinterpret_cast<const float*>(address);
   for (int k = 0; k < 4; ++k) v[k] = from[k];
@@ -167,6 +202,8 @@ struct Fragment;
 template <int BLOCKS>
 struct Packed;
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
+TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
+TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (u64)pitch << 16 | low; }
 TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
   return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }

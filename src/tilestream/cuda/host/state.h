@@ -20,8 +20,9 @@ namespace ts_host {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr int ROLES = 6, JOBS = 64, BARRIER_BYTES = 8, BOX_BYTES = 256 * 128;
-constexpr int ROLE_OF_WARP[] = {0, 4, 8, 9, 10, 11};  // first warps of both consumer groups, then the loader's four
+constexpr int MOST_ROLES = 6, JOBS = 64, BARRIER_BYTES = 8, BOX_BYTES = 256 * 128;
+// Whose address at_peer made: a CTA of the cluster and one, above the bits of an address.
+constexpr u32 PEER_SHIFT = 24, PEER_ADDRESS = (1u << PEER_SHIFT) - 1;
 
 // Threads sleep on events, outside what ThreadSanitizer sees: an event orders nothing.
 struct Event {
@@ -39,11 +40,16 @@ struct Event {
 };
 Event flags_event;
 
+// From memory, to memory, added to memory, to the shared memory of another CTA of the cluster.
+enum class Kind : int { LOAD, STORE, ADD, PEER };
+
 // A bulk copy on its way to the engine. Every field is relaxed: the hand-over itself orders nothing.
 struct Job {
   std::atomic<u64> map[MAP_WORDS];
-  std::atomic<int> x, y, column, image, offset_x, offset_y, load;
+  std::atomic<int> x, y, column, image, offset_x, offset_y;
+  std::atomic<Kind> kind;
   std::atomic<u32> smem, bar, group, mask;  // mask: CTAs of the cluster that a load writes to
+  std::atomic<u32> to, bytes;               // of a copy to a peer
   char issued = 0, fenced_shared = 0, fenced_global = 0;  // clocks at the time of issue
 };
 
@@ -56,6 +62,8 @@ struct Role {
   Job jobs[JOBS];
   std::atomic<u32> issued{0}, finished{0};           // jobs
   std::atomic<u32> groups_read{0}, groups_done{0};   // store groups
+  bool sent = false;  // copies to other CTAs of the cluster, and no barrier of it since
+  bool adds = false;  // the open group is of additions, which are groups of their own here
   u32 group = 0, in_group = 0, groups_seen = 0, groups_complete = 0, groups_fenced = 0;
   char read_clock[JOBS], done_clock[JOBS], fence_clock = 0, products_clock = 0;
   bool half = false;               // the engine has read the head job's source
@@ -70,6 +78,7 @@ struct Role {
   std::vector<Product> open;
   const void* polled = nullptr;
   u32 polls = 0, polled_at = 0;
+  std::vector<const u64*> peeked;  // flags that relaxed loads read since the last fence
 };
 
 struct Cta {
@@ -82,8 +91,9 @@ struct Cta {
   std::atomic<u64> named[17];  // 0: the whole CTA; 16, of a cluster's first CTA: the whole cluster
   char named_clock[17];
   std::vector<u64> visible_clock, reads_clock;  // by barrier
-  std::atomic<int> running{ROLES};
-  std::array<Role, ROLES> roles;
+  int threads = 0;  // that run the kernel; `roles` has room for more
+  std::atomic<int> running{0};
+  std::array<Role, MOST_ROLES> roles;
 };
 
 thread_local Role* self = nullptr;

@@ -82,33 +82,90 @@ TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int
   sync_warp();
 }
 
-// ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. Thread t of THREADS holds of
-// block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...: finish(i, float[4], ahead(i)) of
-// each, where ahead(i) is loaded before the others are waited for, if there are few blocks. Always added in the same order,
-// so the same input gives the same bits.
+// ---- parts that each of PEERS CTAs of a cluster makes and all want, through their shared memory. In everybody's `room` part q,
+// of PART bytes, is what CTA q made; mbarrier q of `bars`, 8 bytes apart, completes a phase when it is there.
+
+// By one thread, in front of the cluster's barrier: part `me` will be announced by `warps` of this CTA, the others will come.
+template <int PEERS>
+TS_DEV void init_parts(u32 bars, int me, u32 warps) {
+  for (int q = 0; q < PEERS; ++q) bar_init(bars + 8 * q, q == me ? warps : 1);
+}
+template <int PEERS, u32 PART>
+TS_DEV void expect_parts(u32 bars, int me) {
+  for (int q = 0; q < PEERS; ++q)
+    if (q != me) bar_expect(bars + 8 * q, PART);
+}
+
+// A warp sends this CTA's part, once that is there, to all others: the next one first, so that not all send to one at once.
+template <int PEERS, u32 PART>
+TS_DEV void send_part(u32 room, u32 bars, int me, u32 parity) {
+  const u32 part = room + me * PART, bar = bars + 8 * me;
+  bar_wait(bar, parity);
+#pragma unroll 1
+  for (int far = 1 + (int)lane_in_warp(); far < PEERS; far += WARP) {
+    const u32 peer = (u32)(me + far) % PEERS;
+    copy_to_peer(at_peer(part, peer), part, PART, at_peer(bar, peer));
+  }
+  sync_warp();
+}
+
+// A ring: one thread sends each part, as it comes, on to the next CTA, until all have gone round.
+template <int PEERS, u32 PART>
+TS_DEV void shift_parts(u32 room, u32 bars, int me, u32 parity) {
+  const u32 next = (u32)(me + 1) % PEERS;
+#pragma unroll 1
+  for (int step = 0; step < PEERS - 1; ++step) {
+    const u32 q = (u32)(me + PEERS - step) % PEERS, part = room + q * PART, bar = bars + 8 * q;
+    bar_wait(bar, parity);
+    copy_to_peer(at_peer(part, next), part, PART, at_peer(bar, next));
+  }
+}
+
+// A warp waits for all parts, a lane a part, and can say whose is late: part q is that of CTA first + q.
+template <int PEERS>
+TS_DEV void await_parts(const Team& team, u32 bars, int first, u32 parity) {
+  const u64 start = now_ns();
+#pragma unroll 1
+  for (int q = (int)lane_in_warp(); q < PEERS; q += WARP)
+#pragma unroll 1
+    for (u32 spin = 1; !bar_try(bars + 8 * q, parity); ++spin)
+      if ((spin & 15) == 0 && now_ns() - start > team.limit_ns) expire(team, MIDDLE, first + q, 1, 0);
+  sync_warp();
+}
+
+// ---- sums of a tile of which each of PEERS CTAs has a partial result, a warpgroup 64 rows. THREADS threads take part, thread
+// t of warpgroup g holds of block i of 8 columns what Fragment says. CTA `me` finishes blocks me, me + PEERS, ...:
+// finish(t, i, float[4], ahead(t, i)) of each, where ahead(t, i) is loaded before the others are waited for, if there are few
+// blocks. Always added in the same order, so the same input gives the same bits.
 template <int BLOCKS, int PEERS>
 constexpr int OWN_BLOCKS = (BLOCKS + PEERS - 1) / PEERS;
 template <int OWN>
 constexpr bool LOADED_AHEAD = OWN <= 4;
 
-// wait(), then one(b, i, ahead(i)) of each own block.
-template <int BLOCKS, int PEERS, class A, class W, class O>
-TS_DEV void own_blocks(int me, const A& ahead, const W& wait, const O& one) {
+// wait(), then one(t, b, i, ahead(t, i)) of each own block.
+template <int BLOCKS, int PEERS, int THREADS, class A, class W, class O>
+TS_DEV void own_blocks(int me, u32 t, const A& ahead, const W& wait, const O& one) {
   constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
   if constexpr (LOADED_AHEAD<OWN>) {
-    decltype(ahead(0)) kept[OWN];
+    Registers<decltype(ahead(0u, 0)), OWN> kept;
+    TS_EACH(t, THREADS) {
 #pragma unroll
-    for (int b = 0; b < OWN; ++b)
-      if (b * PEERS + me < BLOCKS) kept[b] = ahead(b * PEERS + me);
+      for (int b = 0; b < OWN; ++b)
+        if (b * PEERS + me < BLOCKS) TS_REG(kept, b) = ahead(TS_LANE, b * PEERS + me);
+    }
     wait();
+    TS_EACH(t, THREADS) {
 #pragma unroll
-    for (int b = 0; b < OWN; ++b)
-      if (b * PEERS + me < BLOCKS) one(b, b * PEERS + me, kept[b]);
+      for (int b = 0; b < OWN; ++b)
+        if (b * PEERS + me < BLOCKS) one(TS_LANE, t, b, b * PEERS + me, TS_REG(kept, b));
+    }
   } else {
     wait();
+    TS_EACH(t, THREADS) {
 #pragma unroll 1
-    for (int b = 0; b < OWN; ++b)
-      if (b * PEERS + me < BLOCKS) one(b, b * PEERS + me, ahead(b * PEERS + me));
+      for (int b = 0; b < OWN; ++b)
+        if (b * PEERS + me < BLOCKS) one(TS_LANE, t, b, b * PEERS + me, ahead(TS_LANE, b * PEERS + me));
+    }
   }
 }
 
@@ -117,16 +174,19 @@ template <int BLOCKS, int PEERS, int THREADS, class A, class F>
 TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, u64 epoch, int first, int stride,
                               const A& ahead, const F& finish) {
   constexpr u64 PART = (u64)BLOCKS * THREADS * 4;
+  TS_EACH(t, THREADS) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-    store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]);
+    for (int i = 0; i < BLOCKS; ++i)
+      store_shared_floats(tile + me * PART + (u64)(i * THREADS + t) * 4, TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2),
+                          TS_REG(acc, 4 * i + 3));
+  }
   named_sync(BOTH_GROUPS, THREADS);
   if (t == 0) team.announce(PARTIAL, epoch);
   const auto wait = [&] {
     if (t < WARP) await_peers(team, PARTIAL, epoch, first, stride, PEERS);
     named_sync(BOTH_GROUPS, THREADS);
   };
-  own_blocks<BLOCKS, PEERS>(me, ahead, wait, [&](int, int i, const auto& loaded) {
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, wait, [&](u32 lane, u32 t, int, int i, const auto& loaded) {
     float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
@@ -134,7 +194,7 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
     for (int q = 0; q < PEERS; ++q)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
-    finish(i, sum, loaded);
+    finish(lane, i, sum, loaded);
   });
 }
 
@@ -143,11 +203,13 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
 template <int BLOCKS, int PEERS, int THREADS, class A, class F>
 TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const A& ahead, const F& finish) {
   constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
+  TS_EACH(t, THREADS) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-    store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), acc.v[4 * i], acc.v[4 * i + 1],
-                  acc.v[4 * i + 2], acc.v[4 * i + 3]);
-  own_blocks<BLOCKS, PEERS>(me, ahead, cluster_sync, [&](int b, int i, const auto& loaded) {
+    for (int i = 0; i < BLOCKS; ++i)
+      store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1),
+                    TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3));
+  }
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, cluster_sync, [&](u32 lane, u32 t, int b, int i, const auto& loaded) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int q = 0; q < PEERS; ++q) {
@@ -156,8 +218,34 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += float_of(part[e]);
     }
-    finish(i, sum, loaded);
+    finish(lane, i, sum, loaded);
   });
+}
+
+// What all PEERS of a cluster have of a tile, combined, in everybody's registers; always in the same order. `room` holds
+// PEERS x BLOCKS x THREADS x 16 bytes that nothing else uses.
+template <int BLOCKS, int PEERS, int THREADS, class O>
+TS_DEV void all_exchange_dsm(Fragment<BLOCKS>& acc, u32 room, int me, u32 t, const O& combine) {
+  TS_EACH(t, THREADS) {
+#pragma unroll
+    for (int far = 0; far < PEERS; ++far)  // the next one first, so that not all send to one at once
+#pragma unroll
+      for (int i = 0; i < BLOCKS; ++i)
+        store_at_peer(at_peer(room + (u32)((me * BLOCKS + i) * THREADS + (int)t) * 16, (u32)(me + far) % PEERS), TS_REG(acc, 4 * i),
+                      TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3));
+  }
+  cluster_sync();
+  TS_EACH(t, THREADS) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i)
+#pragma unroll
+      for (int q = 0; q < PEERS; ++q) {
+        u32 part[4];
+        lds_words(room + (u32)((q * BLOCKS + i) * THREADS + (int)t) * 16, part);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) TS_REG(acc, 4 * i + e) = q == 0 ? float_of(part[e]) : combine(TS_REG(acc, 4 * i + e), float_of(part[e]));
+      }
+  }
 }
 
 // Into memory, in any order: a warpgroup stages its ROWS rows, rounded to T, and adds them in boxes of ROWS x WIDTH. Boxes
@@ -166,15 +254,17 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
 template <class T, int BLOCKS, int WIDTH, int ROWS>
 TS_DEV void reduce_add(const Fragment<BLOCKS>& acc, const TensorMap* map, int x, int y, u32 stage, u32 cleared, int g, u32 t) {
   constexpr u32 BOX = ROWS * WIDTH * 2;
+  TS_EACH(t, (ROWS + 15) / 16 * 32) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
+    for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
-      if (ROWS < 16 && row >= ROWS) continue;
-      const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
-      sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(acc.v[4 * i + 2 * j], acc.v[4 * i + 2 * j + 1]));
-    }
+      for (int j = 0; j < 2; ++j) {
+        const u32 row = (u32)row_of(t, j), box = i * 8 / WIDTH, block = i % (WIDTH / 8);
+        if (ROWS < 16 && row >= ROWS) continue;
+        const u32 at = WIDTH == 64 ? block ^ (row & 7) : block;
+        sts32(stage + box * BOX + row * (WIDTH * 2) + (at << 4) + (t & 3) * 4, T::pack(TS_REG(acc, 4 * i + 2 * j), TS_REG(acc, 4 * i + 2 * j + 1)));
+      }
+  }
   fence_async_shared();
   named_sync(GROUP_BARRIER + g, (ROWS + 15) / 16 * 32);
   if (t == 0) {

@@ -11,9 +11,7 @@ using u64 = unsigned long long;
 #define TS_DEV __device__ __forceinline__
 #define TS_LANES              // on the host: a loop over the 128 lanes t of a warpgroup
 #define TS_LANE lane_in_group()  // t
-// The same, computed anew for each pass: else every pass's addresses are kept from tile to tile, and spill.
-#define TS_PASS const u32 pass_lane = fresh_lane();
-#define TS_PASS_LANE pass_lane
+#define TS_EACH(t, count)     // on the host: over the lanes from thread t on, as far as there are `count`; here t is this thread
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 #define TS_CONSTANT __constant__ const
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
@@ -68,6 +66,7 @@ TS_DEV int cta_count() { return (int)gridDim.x; }
 TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
 TS_DEV int warp_value(int v, int lane) { return __shfl_sync(~0u, v, lane); }  // that of one lane of the warp
+TS_DEV float lane_across(float v, int far) { return __shfl_xor_sync(~0u, v, far); }  // that of lane ^ far
 
 TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
 TS_DEV u32 bits_of(float x) { return __float_as_uint(x); }
@@ -130,6 +129,8 @@ TS_DEV u32 cluster_rank() {
 TS_DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// Nobody goes on before all have come, and it orders nothing else.
+TS_DEV void cluster_meet() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 // The address, in the shared memory of another CTA of the cluster, of what is at `addr` here.
 TS_DEV u32 at_peer(u32 addr, u32 rank) {
   u32 r;
@@ -285,6 +286,8 @@ TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
 TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
 // The same from a shared address over 16: steps along K and to other stages are plain additions to it.
 TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
+// Of an operand in blocks of 8 rows x 16 bytes, one behind the other along its rows; along the depth `pitch` apart. Both over 16.
+TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (u64)pitch << 16 | low; }
 // Of an operand that lies [depth, columns], in chunks of 64 columns that are `chunk` bytes apart: eight rows of the depth
 // are 1024 bytes.
 TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {

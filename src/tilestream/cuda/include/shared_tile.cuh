@@ -18,6 +18,19 @@ namespace ts {
 
 enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
 
+// Whether the middle is gathered through the shared memory of a cluster: the CTAs of a group are one, and all of the
+// group's middle is in each, at K::GATHER. Columns of 8 lie behind each other, of each all rows, 16 bytes a row: so a CTA's
+// part is one piece of memory, of any multiple of 8 columns, and products read it as blocks of 8 rows without a swizzle.
+template <class K, class = void>
+constexpr bool BY_CLUSTER = false;
+template <class K>
+constexpr bool BY_CLUSTER<K, decltype((void)K::GATHER)> = true;
+template <class K>
+constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
+// The group's columns up to whole stages of the second product; beyond the last are zeros.
+template <class K>
+constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
+
 struct Position {
   int row_tile, group, column, cta;
   int rows;   // of this tile, that exist
@@ -55,12 +68,14 @@ TS_DEV u32 epoch_word(u32 smem) { return middle_done<K>(smem) + 24; }
 
 template <class K>
 TS_DEV u32 operand_done(u32 smem) { return middle_done<K>(smem) + 32; }
+template <class K>
+TS_DEV u32 gathered_bars(u32 smem) { return middle_done<K>(smem) + 128; }
 // Two times a word a warp: sums over a row of the operand.
 template <class K>
 TS_DEV u32 row_scratch(u32 smem) { return middle_done<K>(smem) + 64; }
 
 template <class K>
-TS_DEV void init_shared_tile(u32 smem) {
+TS_DEV void init_shared_tile(const Position& me, u32 smem) {
   constexpr u32 WARPS = 4 * K::WARPGROUPS;
   for (int i = 0; i < K::LEFT_STAGES + K::WEIGHT_STAGES; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
@@ -70,6 +85,10 @@ TS_DEV void init_shared_tile(u32 smem) {
   bar_init(middle_done<K>(smem), WARPS);
   bar_init(middle_ready<K>(smem), 1);
   bar_init(cleared<K>(smem), 1);
+  if constexpr (BY_CLUSTER<K>) {
+    init_parts<K::COLUMNS>(gathered_bars<K>(smem), me.column, WARPS);
+    expect_parts<K::COLUMNS, PART_BYTES<K>>(gathered_bars<K>(smem), me.column);
+  }
   bar_init_done();
 }
 
@@ -91,6 +110,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
     bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
     load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
   }
+  if constexpr (BY_CLUSTER<K>) return;
   bar_wait(middle_ready<K>(smem), 0);
   fence_async_global();
 #pragma unroll 1
@@ -136,17 +156,23 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
 }
 
 // The all-gather of the middle: when this CTA's columns are in the L2 it says so, and waits for the others of its group.
+// Through the cluster it sends them. What epoch it is, partial sums ask as well.
 template <class K>
 TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
-  const u64 epoch = team.next_epoch(MIDDLE);
+  const u64 epoch = team.next_epoch(BY_CLUSTER<K> ? PARTIAL : MIDDLE);
   if (lane_in_warp() == 0) {
     sts32(epoch_word<K>(smem), (u32)epoch);
     sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
   }
-  bar_wait(middle_done<K>(smem), 0);
-  if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
-  await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
+  if constexpr (BY_CLUSTER<K>) {
+    send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, gathered_bars<K>(smem), me.column, 0);
+    await_parts<K::COLUMNS>(team, gathered_bars<K>(smem), cta_of<K>(me.row_tile, me.group, 0), 0);
+  } else {
+    bar_wait(middle_done<K>(smem), 0);
+    if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
+    await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
+  }
   if (lane_in_warp() == 0) bar_arrive(middle_ready<K>(smem));
 }
 
@@ -181,6 +207,15 @@ TS_DEV void multiply(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
                                           mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
 }
 
+// The same of the gathered middle, `left` where a stage begins.
+template <class K, int BLOCKS>
+TS_DEV void multiply_gathered(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
+#pragma unroll
+  for (int k = 0; k < K::DEPTH / 16; ++k)
+    Mma<typename K::T, BLOCKS, 0>::shared(acc, mma_desc_blocks_over_16(left + k * 2 * K::ROWS, K::ROWS),
+                                          mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
+}
+
 // COUNT elements of a vector of SIZE to shared memory, as fp32, by THREADS threads; zeros beyond its end.
 template <class V, int COUNT, int SIZE, int THREADS>
 TS_DEV void copy_vector(const void* from, u32 to, int first, int offset, int t) {
@@ -188,36 +223,56 @@ TS_DEV void copy_vector(const void* from, u32 to, int first, int offset, int t) 
   for (int k = t; k < COUNT; k += THREADS) stsf(to + 4 * k, first + k < SIZE ? Io<V>::param(from, offset + first + k) : 0.0f);
 }
 
-// The middle of this CTA's columns, rounded, through shared memory that the left ring does not use now, to the L2.
+// The middle of this CTA's columns, rounded, through shared memory that the left ring does not use now, to the L2; or to this
+// CTA's part of the gathered middle.
 template <class K, class P, int BLOCKS>
 TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], const Position& me, u32 smem, int g, u32 t) {
   constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
   const u32 stage = smem + K::LEFT + g * 64 * PITCH;
+  const int first = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
   if (t + 128 * g >= K::LIVE_THREADS) return;
+  TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
+    for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float v[2];
+      for (int j = 0; j < 2; ++j) {
+        float v[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float x[K::FIRSTS];
+        for (int e = 0; e < 2; ++e) {
+          float x[K::FIRSTS];
 #pragma unroll
-        for (int f = 0; f < K::FIRSTS; ++f) x[f] = acc[f].v[4 * i + 2 * j + e];
-        v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
+          for (int f = 0; f < K::FIRSTS; ++f) x[f] = TS_REG(acc[f], 4 * i + 2 * j + e);
+          v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
+        }
+        if constexpr (BY_CLUSTER<K>) {
+          if (K::ROWS < 16 && row_of(t, j) >= K::ROWS) continue;
+          const u32 at = smem + K::GATHER + ((me.column * K::MIDDLE / 8 + i) * K::ROWS + g * 64 + row_of(t, j)) * 16 + (t & 3) * 4;
+          sts32(at, first + 8 * i < K::HID ? K::T::pack(v[0], v[1]) : 0);  // padding, whatever act(0) is
+        } else {
+          sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
+        }
       }
-      sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
+  }
+  if constexpr (BY_CLUSTER<K>) {
+    TS_EACH(t, K::LIVE_THREADS) {
+#pragma unroll 1
+      for (int q = (int)t + 128 * g; q < (GATHERED<K> - K::GROUP_COLUMNS) / 8 * K::ROWS * 2; q += K::LIVE_THREADS)
+        sts64(smem + K::GATHER + K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, 0.0f, 0.0f);
     }
+    return;
+  }
   sync_warp();  // each warp copies the 16 rows that it wrote
   constexpr int PIECES = K::MIDDLE / 8;
-  const int warp = (int)(t >> 5), base = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
+  TS_EACH(t, K::LIVE_THREADS) {
+    const int warp = (int)(t >> 5), base = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
 #pragma unroll 4
-  for (int q = (int)(t & 31); q < 16 * PIECES; q += WARP) {
-    const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + q % PIECES * 8;
-    u32 words[4];
-    lds_words(stage + row * PITCH + q % PIECES * 16, words);
-    if (me.group * K::GROUP_COLUMNS + column >= K::HID) words[0] = words[1] = words[2] = words[3] = 0;  // padding, whatever act(0) is
-    if (g * 64 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + g * 64 + row) * K::GROUP_COLUMNS + column, words);
+    for (int q = (int)(t & 31); q < 16 * PIECES; q += 32) {
+      const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + q % PIECES * 8;
+      u32 words[4];
+      lds_words(stage + row * PITCH + q % PIECES * 16, words);
+      if (me.group * K::GROUP_COLUMNS + column >= K::HID) words[0] = words[1] = words[2] = words[3] = 0;  // padding, whatever act(0) is
+      if (g * 64 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + g * 64 + row) * K::GROUP_COLUMNS + column, words);
+    }
   }
 }
 
@@ -281,8 +336,10 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
-  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, t + 128 * g);
-  K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  TS_EACH(t, 128) {
+    K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+  }
   const u32 mine = g * 8192;  // 64 rows of a panel
   {
     Fragment<K::MIDDLE / 8> acc[K::FIRSTS];
@@ -317,21 +374,28 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     named_sync(BOTH_GROUPS, THREADS);
     store_middle<K>(p, acc, me, smem, g, t);
     fence_async_shared();
-    group_arrive(middle_done<K>(smem));
+    group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
   }
   Fragment<K::OUT_COLUMNS / 8> acc;
   start_from_zero(acc);
   pin(acc);
 #pragma unroll 1
-  for (int i = 0; i < me.steps; ++i) {
+  for (int i = 0, come = 0; i < me.steps; ++i) {
     weights.wait_full();
-    left.wait_full();
-    mma_fence();
-    multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+    if constexpr (BY_CLUSTER<K>) {
+#pragma unroll 1
+      for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
+      mma_fence();
+      multiply_gathered<K>(acc, (smem + K::GATHER + g * 1024 + i * (K::DEPTH * K::ROWS * 2)) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+    } else {
+      left.wait_full();
+      mma_fence();
+      multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+    }
     mma_commit();
     if (i > 0) {
       mma_wait<1>();
-      left.release();
+      if constexpr (!BY_CLUSTER<K>) left.release();
       weights.release();
     }
     left.advance();
@@ -344,20 +408,22 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     if (K::TAIL == CLUSTER) cluster_sync();
     return;
   }
-  const auto ahead = [&](int i) { return load_beside<K>(p, me, g, t, i); };
-  const auto finish = [&](int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, t, i, v, beside); };
+  const auto ahead = [&](u32 lane, int i) { return load_beside<K>(p, me, g, lane, i); };
+  const auto finish = [&](u32 lane, int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, lane, i, v, beside); };
   if constexpr (K::TAIL == NO_TAIL) {
+    TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll
-    for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
-      const float v[4] = {acc.v[4 * i], acc.v[4 * i + 1], acc.v[4 * i + 2], acc.v[4 * i + 3]};
-      finish(i, v, ahead(i));
+      for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
+        const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
+        finish(t, i, v, ahead(t, i));
+      }
     }
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch,
-                                                              cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), ahead, finish);
+    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, cta_of<K>(me.row_tile, 0, me.column),
+                                                              cta_of<K>(0, 1, 0), ahead, finish);
   } else if constexpr (K::TAIL == CLUSTER) {
     reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
   } else {
@@ -373,9 +439,9 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
   const Position me = position<K>(cta_index(), p.rows);
   if (me.rows <= 0) return;  // a row tile of none: nobody waits for its CTAs
   const Team team = {p.flags, p.dump, p.limit_ns, me.cta, K::ROW_TILES * K::GROUPS * K::COLUMNS};
-  if (cta_leader()) init_shared_tile<K>(smem);
+  if (cta_leader()) init_shared_tile<K>(me, smem);
   let_next_kernel_start();
-  if (K::TAIL == CLUSTER)
+  if (K::TAIL == CLUSTER || BY_CLUSTER<K>)
     cluster_sync();
   else
     sync_cta();
@@ -397,10 +463,12 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
       sync_warp();
       cluster_sync();
     }
+    if constexpr (BY_CLUSTER<K>) sync_warp();
   } else {
     if constexpr (K::WARPGROUPS == 2) registers_inc<CONSUMER_REGISTERS>();
     consume<K>(p, team, me, smem, group);
   }
+  if constexpr (BY_CLUSTER<K>) cluster_meet();  // what this CTA sent was read from it, and nothing comes to it any more
 }
 
 }  // namespace ts

@@ -81,7 +81,7 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         before=row_code(s, written, len(vectors)) if s.block.before else "",
         add_width=add_width,
         scatter=scatter,
-        bars=scatter + s.scatter_bytes + s.vector_bytes,
+        bars=scatter + s.scatter_bytes + s.gather_bytes + s.vector_bytes,
         mma=[specialisation(s.block.dtype, n) for n in blocks],
         middle=_function(
             s.block.middle, {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}, s.block.hidden, vectors

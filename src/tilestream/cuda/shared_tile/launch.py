@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Mapping
 from math import ceil
 
@@ -15,14 +14,10 @@ from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource
+from tilestream.cuda.shared_tile.params import params
 from tilestream.cuda.shared_tile.workspace import SharedWorkspace
 from tilestream.cuda.workspace import Workspaces
 from tilestream.errors import DeviceError
-from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.shared_tile.model import PANEL
-
-TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that who waited for whom is known
 
 
 class SharedTileLaunch:
@@ -80,45 +75,5 @@ class SharedTileLaunch:
         ]  # fmt: skip
 
     def _params(self, where: Mapping[str, Where], space: SharedWorkspace, first: int, rows: int) -> ctypes.Array:
-        """The kernel's argument for ``rows`` rows from row ``first`` on, as the template declares it."""
-        s, b, types = self.schedule, self.schedule.block, self._dtypes()
-        k, hid, out = b.sizes
-
-        def from_row(name: str) -> tuple[int, int, int]:
-            """Address, elements and bytes from row to row."""
-            address, stride, _ = where[name]
-            return address + first * stride * DTYPE_BYTES[types[name]], stride, stride * DTYPE_BYTES[types[name]]
-
-        def weight(name: str, columns: int, height: int, box: int) -> bytes:
-            address, stride, _ = where[name]
-            return driver.tensor_map(b.dtype, address, columns, height, stride * 2, box)
-
-        x, _, x_bytes = (space.operand, k, 2 * k) if b.before else from_row(b.input)
-        y, y_stride, y_bytes = from_row(b.output)
-        middle_rows = s.row_tiles * s.groups * s.tile_rows
-        box_rows = min(rows, s.tile_rows)
-        maps = [
-            driver.tensor_map(b.dtype, x, k, rows, x_bytes, box_rows),
-            *(weight(f.weight, k, self._height(f.weight), s.middle_columns) for f in b.firsts),
-            weight(b.second, hid, out, s.out_columns),
-            driver.tensor_map(
-                b.dtype, space.middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows
-            ),
-            driver.tensor_map(b.output_dtype, y, out, rows, y_bytes, min(PANEL, s.tile_rows), self.source.add_width)
-            if s.tail is Tail.REDUCE_ADD
-            else bytes(driver.MAP_BYTES),
-        ]  # fmt: skip
-        views = [*(v.view for v in self.source.vectors), *self.source.row_vectors]
-        vectors = [where[v.of][0] for v in views] or [0]
-        residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
-        words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals)]
-        words += [space.middle, space.operand, y, space.partial, y_stride, space.flags, self.dump.address, TIMEOUT_NS]
-        packed = b"".join(maps) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
-        packed += bytes(-len(packed) % 64)
+        packed = params(self.source, where, space.address, self.dump.address, driver.tensor_map, first, rows)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)
-
-    def _dtypes(self) -> dict[str, str]:
-        return {t.name: t.dtype for t in self.source.pipeline.tensors}
-
-    def _height(self, name: str) -> int:
-        return self.source.pipeline.tensor(name).shape[0]

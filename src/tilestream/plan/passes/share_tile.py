@@ -12,6 +12,7 @@ from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import Block, Tail, find_block, written_out
 from tilestream.schedule.shared_tile.model import DEPTHS, TILES
+from tilestream.schedule.sharing import Middle
 
 MOST_ROW_TILES = 4
 MOST_ADDED = 8
@@ -25,6 +26,7 @@ class Split:
 
     Attributes:
         tail: how the groups' partial results become the result.
+        middle: what a group hands its middle over through; with DSM its CTAs are a cluster.
         depth: columns of the summed axis in a ring stage; None lets the schedule choose.
     """
 
@@ -34,6 +36,7 @@ class Split:
     tile_rows: int = TILES[-1]
     row_tiles: int = 1
     depth: int | None = None
+    middle: Middle = Middle.L2
 
     @property
     def ctas(self) -> int:
@@ -49,7 +52,8 @@ class Split:
         }[self.tail]
         group = "1 group" if self.groups == 1 else f"{self.groups} groups"
         depth = f", stages of {self.depth}" if self.depth is not None else ""
-        return f"{rows}{group} of {self.columns}, {how}{depth}"
+        middle = ", middle over a cluster" if self.middle is Middle.DSM else ""
+        return f"{rows}{group} of {self.columns}{middle}, {how}{depth}"
 
 
 def share_tile(program: Pipeline, split: Split, device: Device | None = None) -> Pipeline:
@@ -70,7 +74,8 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
     stage = written.stages[0]
     block = find_block(stage, written)
     mesh = [Spread(Level.GRID, split.row_tiles, (block.rows,))] if split.row_tiles > 1 else []
-    mesh.append(Spread(Level.GRID, split.columns, (block.out, block.hid)))
+    level = Level.CLUSTER if split.middle is Middle.DSM else Level.GRID
+    mesh.append(Spread(level, split.columns, (block.out, block.hid)))
     if split.groups > 1:
         level = Level.CLUSTER if split.tail is Tail.CLUSTER else Level.GRID
         scattered = (block.hid,) if split.tail is Tail.REDUCE_ADD else (block.hid, block.out)
@@ -95,16 +100,29 @@ def tiles_for(rows: int) -> tuple[int, int]:
     return TILES[-1], tiles
 
 
-def splits(block: Block, rows: int, device: Device, in_any_order: bool, thorough: bool = False) -> Iterator[Split]:
-    """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to all.
+@dataclass(frozen=True)
+class Allowed:
+    """Which splits are wanted.
 
-    Args:
-        in_any_order: whether partial results may be added in any order.
+    Attributes:
+        in_any_order: those whose partial results are added in any order.
+        by_cluster: those whose middle goes over a cluster.
         thorough: also fewer groups, down to half of the SMs, and ring stages of every depth.
     """
-    for split in _full(block, rows, device, in_any_order):
+
+    in_any_order: bool = False
+    by_cluster: bool = False
+    thorough: bool = False
+
+
+def splits(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterator[Split]:
+    """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to all."""
+    made = [*_full(block, rows, device, allowed.in_any_order)]
+    if allowed.by_cluster:
+        made += _gathered(block, rows, device, allowed.in_any_order)
+    for split in made:
         yield split
-        if thorough:
+        if allowed.thorough:
             least = split.groups if split.tail is Tail.CLUSTER else max(2, split.groups // 2)
             for groups in range(split.groups, min(least, split.groups) - 1, -1):
                 for depth in (None, *DEPTHS):
@@ -133,6 +151,22 @@ def _full(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterat
             if count >= 1 and (columns, count, tail) not in seen:
                 seen.add((columns, count, tail))
                 yield Split(count, columns, tail, tile_rows, row_tiles)
+
+
+def _gathered(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
+    """Splits whose groups are clusters, as many as the device holds at once."""
+    tile_rows, row_tiles = tiles_for(rows)
+    _, hid, out = block.sizes
+    for columns in (2, 4, 8, 16):
+        if columns > min(ceil(out / 8), device.largest_cluster):
+            continue
+        groups = min(device.resident_clusters(columns) // row_tiles, max(1, ceil(hid / 8) // columns))
+        if groups == 1:
+            yield Split(1, columns, Tail.NONE, tile_rows, row_tiles, middle=Middle.DSM)
+        elif groups > 1:
+            yield Split(groups, columns, Tail.PARTIALS, tile_rows, row_tiles, middle=Middle.DSM)
+            if in_any_order and not block.after:
+                yield Split(min(groups, MOST_ADDED), columns, Tail.REDUCE_ADD, tile_rows, row_tiles, middle=Middle.DSM)
 
 
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:

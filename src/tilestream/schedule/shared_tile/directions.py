@@ -12,12 +12,16 @@ from tilestream.schedule.shared_tile.block import Block
 
 @dataclass(frozen=True)
 class Directions:
-    """Sizes and levels. ``columns`` exchange the middle (all-gather), ``groups`` add partial results."""
+    """Sizes and levels. ``columns`` exchange the middle (all-gather), ``groups`` add partial results.
+
+    At most one of the two is a cluster: it has no room for the middle of a group and all groups of a column besides.
+    """
 
     row_tiles: int
     groups: int
     columns: int
     groups_at: Level
+    columns_at: Level = Level.GRID
 
 
 def find_directions(stage: Stage, block: Block) -> Directions:
@@ -47,9 +51,9 @@ def find_directions(stage: Stage, block: Block) -> Directions:
             )
         if what in found:
             raise VerifyError(f"stage {stage.name!r} has two directions of {what}", "make them one")
-        if d.level is Level.CLUSTER and what != "groups" and d.size > 1:
+        if d.level is Level.CLUSTER and what == "row tiles" and d.size > 1:
             raise VerifyError(
-                f"stage {stage.name!r}: {what} over a cluster have no kernel so far", "use Level.GRID: through the L2"
+                f"stage {stage.name!r}: {what} over a cluster have no kernel: they exchange nothing", "use Level.GRID"
             )
         found[what] = d
     groups = found.get("groups")
@@ -63,8 +67,16 @@ def find_directions(stage: Stage, block: Block) -> Directions:
     def size(what: str) -> int:
         return found[what].size if what in found else 1
 
-    at = groups.level if groups is not None else Level.GRID
-    return Directions(size("row tiles"), size("groups"), size("columns"), at)
+    def level(what: str) -> Level:
+        return found[what].level if size(what) > 1 else Level.GRID
+
+    if level("groups") is level("columns") is Level.CLUSTER:
+        raise VerifyError(
+            f"stage {stage.name!r}: a cluster of {size('groups')} x {size('columns')} CTAs that gather the middle and"
+            " add partial results has no kernel so far",
+            "leave one of the two to Level.GRID: through the L2",
+        )
+    return Directions(size("row tiles"), size("groups"), size("columns"), level("groups"), level("columns"))
 
 
 def _meaning(d: Spread, block: Block) -> str:

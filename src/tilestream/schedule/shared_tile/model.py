@@ -19,6 +19,7 @@ from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.shared_tile.block import Block, find_block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
+from tilestream.schedule.sharing import Middle
 
 SHORT_TILE = 32
 """And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
@@ -94,7 +95,14 @@ class SharedTile:
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
+        if self.middle is Middle.DSM:
+            return self.columns
         return self.groups if self.tail is Tail.CLUSTER else 1
+
+    @property
+    def middle(self) -> Middle:
+        """What the CTAs of a group hand its middle over through."""
+        return Middle.DSM if self.directions.columns_at is Level.CLUSTER else Middle.L2
 
     @property
     def warpgroups(self) -> int:
@@ -119,7 +127,17 @@ class SharedTile:
     @property
     def steps(self) -> int:
         """Ring stages that a CTA takes: along ``k``, then along the hidden columns of its group."""
-        return ceil(self.block.sizes[0] / self.depth) + ceil(self.group_columns / self.depth)
+        return self.first_steps + ceil(self.group_columns / self.depth)
+
+    @property
+    def first_steps(self) -> int:
+        """Along ``k`` alone."""
+        return ceil(self.block.sizes[0] / self.depth)
+
+    @property
+    def left_steps(self) -> int:
+        """Stages of the ring of left operands: a middle that comes through DSM has a place of its own."""
+        return self.first_steps if self.middle is Middle.DSM else self.steps
 
     @property
     def left_bytes(self) -> int:
@@ -142,6 +160,13 @@ class SharedTile:
         return scatter_bytes(self.tail, self.groups, self.out_columns, self.live_threads)
 
     @property
+    def gather_bytes(self) -> int:
+        """Where the middle of the group comes together, up to whole stages, if it does so through DSM."""
+        if self.middle is not Middle.DSM:
+            return 0
+        return ceil(self.group_columns / self.depth) * self.depth * self.tile_rows * 2
+
+    @property
     def shared_bytes(self) -> int:
         return sum(size for _, size in self.parts)
 
@@ -151,7 +176,7 @@ class SharedTile:
         return (
             ("left ring", self.left_stages * self.left_bytes),
             ("weight ring", self.weight_stages * self.weight_bytes),
-            ("cluster", self.scatter_bytes),
+            ("cluster", self.scatter_bytes + self.gather_bytes),
             ("vectors", self.vector_bytes),
             ("barriers", BARRIER_BYTES + self.overread_bytes),
         )
@@ -222,14 +247,16 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
             )
     made = SharedTile(block, directions, tail, tile_rows, middle, wide, depths[0], 0, 0)
     left, weights = _rings(made, limit)
-    if len(depths) > 1 and min(left, weights) < _least(made):
+    if len(depths) > 1 and not _enough(made, left, weights):
         made = replace(made, depth=depths[1])
         left, weights = _rings(made, limit)
-    if min(left, weights) < _least(made):
-        fixed = made.scatter_bytes + made.vector_bytes + BARRIER_BYTES
+    if not _enough(made, left, weights):
+        fixed = made.scatter_bytes + made.gather_bytes + made.vector_bytes + BARRIER_BYTES
+        gathered = f" ({made.gather_bytes} of them the middle of {made.columns} CTAs)" if made.gather_bytes else ""
         raise VerifyError(
             f"stage {stage.name!r}: {LEAST_STAGES} x ({made.left_bytes} + {made.weight_bytes}) + {fixed} ="
-            f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory",
+            f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory"
+            + gathered,
             f"loop over {block.k!r} in steps of {DEPTHS[0]}, or divide over more CTAs",
         )
     return replace(made, left_stages=left, weight_stages=weights)
@@ -295,11 +322,14 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
     The first sum needs equally many of both; the ring of weights should be the deeper one, since it is filled while
     the middle is exchanged. More stages than there are steps are useless.
     """
-    room = limit - s.scatter_bytes - s.vector_bytes - BARRIER_BYTES
-    least = _least(s)
+    room = limit - s.scatter_bytes - s.gather_bytes - s.vector_bytes - BARRIER_BYTES
+    least = _least(s.steps)
     staging = _stages_for_staging(s)
-    left = max(staging, min(MOST_STAGES, s.steps, max(least, round(room / 2 / s.left_bytes))))
-    while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(least + 1, s.steps):
+    left = max(staging, min(MOST_STAGES, s.left_steps, max(least, round(room / 2 / s.left_bytes))))
+    least = min(least, s.left_steps)
+    while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(
+        LEAST_STAGES + 1, s.steps
+    ):
         left -= 1
     weights = min(MOST_STAGES, s.steps, (room - left * s.left_bytes) // s.weight_bytes)
     return left, max(0, weights)
@@ -307,10 +337,14 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
 
 def _stages_for_staging(s: SharedTile) -> int:
     """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
-    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16)
+    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16) if s.middle is Middle.L2 else 0
     result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
     return ceil(max(middle, result) / s.left_bytes)
 
 
-def _least(s: SharedTile) -> int:
-    return min(LEAST_STAGES, s.steps)
+def _least(steps: int) -> int:
+    return min(LEAST_STAGES, steps)
+
+
+def _enough(s: SharedTile, left: int, weights: int) -> bool:
+    return left >= _least(s.left_steps) and weights >= _least(s.steps)

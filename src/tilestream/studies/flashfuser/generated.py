@@ -17,13 +17,17 @@ from tilestream.plan.dataflow.chain import Chain
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.schedule.shared_tile import SharedTile, Tail, build
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.sharing import Middle
 from tilestream.studies.flashfuser import paper
 from tilestream.studies.flashfuser.measured import RESULTS
 
 FIT = ("G4", "G8", "S2")
 """Shapes that the constants of generated kernels were fitted on, with any number of rows. All others judge them."""
 
-ARM = re.compile(r"shared (?:(\d+) x (\d+) rows, )?(\d+) groups? of (\d+), ([a-z ]+?)(?:, stages of (\d+))?")
+ARM = re.compile(
+    r"shared (?:(\d+) x (\d+) rows, )?(\d+) groups? of (\d+)(, middle over a cluster)?, ([a-z ]+?)"
+    r"(?:, stages of (\d+))?"
+)
 TAILS = {
     "sums in one place": Tail.NONE,
     "partial sums in order": Tail.PARTIALS,
@@ -73,9 +77,12 @@ def split_of(arm: str, rows: int) -> Split | None:
     found = ARM.fullmatch(arm)
     if found is None:
         return None
-    tiles, height, groups, columns, how, depth = found.groups()
+    tiles, height, groups, columns, gathered, how, depth = found.groups()
     tile_rows = int(height) if height else tiles_for(rows)[0]
-    return Split(int(groups), int(columns), TAILS[how], tile_rows, int(tiles or 1), int(depth) if depth else None)
+    middle = Middle.DSM if gathered else Middle.L2
+    return Split(
+        int(groups), int(columns), TAILS[how], tile_rows, int(tiles or 1), int(depth) if depth else None, middle
+    )
 
 
 @cache

@@ -1,0 +1,130 @@
+"""What each part of a kernel for few rows is worth: FlashFuser's ablation, and one of transports, tails and rings.
+
+    python benchmarks/few_rows_ablation.py             G4, G8, S2 and the small ones, 128 rows
+    python benchmarks/few_rows_ablation.py G4 --rows 16
+    python benchmarks/few_rows_ablation.py --dry-run   which kernels would be timed; needs no GPU
+
+Arms: ``planner``, the kernels that the search times, the best of which it takes; ``random``, kernels drawn among all
+that fit, always the same; ``middle by cluster``, the best few by prediction whose middle goes through DSM; ``tail
+...``, the best few of each tail with the middle through the L2; ``stages of N``, the best kernel's grid with other
+depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``, which times them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import few_rows
+import torch
+
+from tilestream import cuda, devices
+from tilestream.bench.environment import environment
+from tilestream.errors import VerifyError
+from tilestream.options import Options
+from tilestream.plan.few_rows import EACH, recipes
+from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.shared_tile import Tail, build, find_block
+from tilestream.schedule.shared_tile.model import DEPTHS
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.sharing import Middle
+
+RESULTS = Path(__file__).parent / "results" / "few_rows_ablation.json"
+NAMES = ("G1", "G3", "G4", "G8", "G10", "S2")
+DRAWN = 9
+TAILS = {Tail.PARTIALS: "in order", Tail.REDUCE_ADD: "any order", Tail.CLUSTER: "by cluster", Tail.NONE: "one group"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A kernel as part of an arm; one kernel may be of several."""
+
+    workload: str
+    rows: int
+    arm: str
+    split: str
+    warm_us: float
+    cold_us: float
+    error: float
+
+
+def ranked(name: str, rows: int) -> list[Split]:
+    """All splits that fit the H200, best first by prediction, those whose middle goes over a cluster among them."""
+    device = devices.get("h200")
+    program = few_rows.program(few_rows.WORKLOADS[name])
+    stage = share_tile(program, Split(1, 1, Tail.NONE))
+    block = find_block(stage.stages[0], stage)
+    found: list[tuple[float, Split]] = []
+    for split in splits(block, rows, device, Allowed(True, True, True)):
+        try:
+            made = share_tile(program, split, device)
+            verify_on(made, device)
+            schedule = build(made.stages[0], made, device.shared_bytes_per_cta)
+        except VerifyError:
+            continue
+        found.append((shared_tile_cost(schedule, rows, device).total_s, split))
+    return [split for _, split in sorted(found, key=lambda each: each[0])]
+
+
+def arms(name: str, rows: int) -> dict[str, list[Split]]:
+    """Arm to the kernels whose times it is made of: the best of them, of ``random`` the median."""
+    program, some = few_rows.program(few_rows.WORKLOADS[name]), ranked(name, rows)
+    full = [s for s in some if s.middle is Middle.L2 and s.depth is None]
+    found = recipes(program, rows, devices.get("h200"), Options(any_order=True))
+    made = {"planner": [r.split for r in found], "random": random.Random(0).sample(some, min(DRAWN, len(some)))}
+    made["middle by cluster"] = [s for s in some if s.middle is Middle.DSM][: 2 * EACH]
+    for tail, said in TAILS.items():
+        made[f"tail {said}"] = [s for s in full if s.tail is tail][:EACH]
+    for depth in DEPTHS:
+        like = replace(made["planner"][0], depth=depth)
+        made[f"stages of {depth}"] = [s for s in some if s == like]
+    return {name: kernels for name, kernels in made.items() if kernels}
+
+
+def timed(name: str, rows: int) -> Iterator[Arm]:
+    """Every kernel of every arm, timed once and side by side."""
+    wanted = arms(name, rows)
+    kernels = list(dict.fromkeys(s for some in wanted.values() for s in some))
+    found = {r.arm: r for r in few_rows.workload(name, rows, False, False, False, kernels)}
+    for arm, some in wanted.items():
+        for split in some:
+            row = found.get(f"shared {split}")
+            if row is not None:
+                yield Arm(name, rows, arm, str(split), row.warm_us, row.cold_us, row.error)
+    for other in ("eager", "addmm_activation"):
+        if other in found:
+            yield Arm(name, rows, "library", other, found[other].warm_us, found[other].cold_us, found[other].error)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(NAMES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[128])
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    made: list[Arm] = []
+    torch.set_grad_enabled(False)
+    for name in given.names:
+        for rows in given.rows:
+            if given.dry_run:
+                for arm, some in arms(name, rows).items():
+                    print(f"{name}, {rows} rows, {arm}: {'; '.join(map(str, some))}")
+                continue
+            if reason := cuda.available():
+                print(reason)
+                return 1
+            made += timed(name, rows)
+            text = json.dumps({"environment": environment(), "rows": [asdict(a) for a in made]}, indent=1)
+            given.out.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

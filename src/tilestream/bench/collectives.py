@@ -1,0 +1,190 @@
+"""Times of collectives by themselves on the GPU that is there, and those that were kept."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from tilestream.cuda import driver
+from tilestream.cuda.cache import compiled
+from tilestream.cuda.exchange import GATHERS, THREADS, Exchange, Kind, map_sizes, params
+from tilestream.cuda.shared_tile.params import PHASES
+from tilestream.cuda.workspace import LINE_BYTES
+from tilestream.devices import Device
+from tilestream.errors import DeviceError, VerifyError
+
+PEERS = (2, 4, 8, 16)
+PARTS = (1024, 4096, 8192, 16_384, 32_768)
+"""Bytes of a part of a gather."""
+TILES = (4096, 16_384, 65_536)
+"""Bytes of an fp32 tile of a sum."""
+TIMES = (100, 1100)
+"""Exchanges of a short and of a long launch: their difference has no launch in it."""
+ROUNDS = 5
+LIMIT_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Timed:
+    """``us`` of one exchange by ``ctas`` CTAs at once, ``peers`` in each group, and what a CTA takes in meanwhile.
+
+    ``error``: of the values after one exchange, relative, where a gather's must be none.
+    """
+
+    kind: str
+    peers: int
+    tile_bytes: int
+    ctas: int
+    us: float
+    gb_per_s: float
+    error: float
+
+
+def exchanges() -> list[Exchange]:
+    """All that fit, the small ones of every kind first: time may run out."""
+    found = []
+    for kind in Kind:
+        for size in (TILES[0],) if kind is Kind.BARRIER else PARTS if kind in GATHERS else TILES:
+            for peers in PEERS:
+                try:
+                    found.append(Exchange(kind, peers, size))
+                except VerifyError:
+                    continue
+    return sorted(found, key=lambda e: e.tile_bytes)
+
+
+def resident(e: Exchange, function: driver.Function) -> int:
+    """CTAs of whole groups that are on the device at once: asked of the device."""
+    if e.cluster > 1:
+        return function.resident_clusters(THREADS, e.cluster) * e.cluster
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    return min(sms, function.blocks_per_sm(THREADS) * sms) // e.peers * e.peers
+
+
+class Runner:
+    """One exchange on all groups that are resident.
+
+    Raises:
+        DeviceError: no group of it is resident.
+    """
+
+    def __init__(self, e: Exchange) -> None:
+        driver.ensure_context(0)
+        self.e, self.function = e, driver.Function(compiled(e).cubin, e.name, e.shared_bytes, e.cluster)
+        self.ctas = resident(e, self.function)
+        if self.ctas == 0:
+            raise DeviceError(f"no cluster of {e.peers} CTAs is resident", "use smaller clusters or tiles")
+        shape = (self.ctas, e.tile_bytes // 4)
+        self.tiles = torch.randn(shape, device="cuda") + 1
+        self.out = torch.empty(e.out_bytes(self.ctas) // 4, device="cuda")
+        self.between = torch.zeros(e.between_bytes(self.ctas), device="cuda", dtype=torch.uint8)
+        self.flags = torch.zeros(PHASES * self.ctas * LINE_BYTES + 64, device="cuda", dtype=torch.uint8)
+
+    def launch(self, times: int) -> None:
+        e, base = self.e, self.between.data_ptr()
+        columns, rows, row_bytes, box_rows, box_columns = map_sizes(e, self.ctas)
+        made = driver.tensor_map("bf16", base, columns, rows, row_bytes, box_rows, box_columns)
+        flags = self.flags.data_ptr()
+        dump = flags + PHASES * self.ctas * LINE_BYTES
+        packed = params(e, made, self.tiles.data_ptr(), self.out.data_ptr(), base, flags, dump, LIMIT_NS, times)
+        stream = torch.cuda.current_stream().cuda_stream
+        self.function.launch(
+            (self.ctas, 1), THREADS, stream, (ctypes.c_char * len(packed)).from_buffer_copy(packed), cooperative=True
+        )
+
+    def us(self) -> float:
+        """Microseconds of one exchange: the median of differences of long and short launches."""
+        found = []
+        for _ in range(ROUNDS + 1):
+            took = []
+            for times in TIMES:
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                self.launch(times)
+                end.record()
+                end.synchronize()
+                took.append(1e3 * start.elapsed_time(end))
+            found.append((took[1] - took[0]) / (TIMES[1] - TIMES[0]))
+        return statistics.median(found[1:])
+
+    def error(self) -> float:
+        """Of one exchange against what it says, relative to the norm."""
+        e = self.e
+        self.out.fill_(float("nan"))
+        self.between.zero_()
+        self.launch(1)
+        torch.cuda.synchronize()
+        each = self.tiles.view(-1, e.peers, self.tiles.shape[1])
+        if e.kind is Kind.BARRIER:
+            return 0.0
+        if e.kind is Kind.ADD_MEMORY:
+            sums = self.between.view(torch.bfloat16).double().sum()
+            return float((sums - each.double().sum()).abs() / each.double().norm())
+        if e.gathers:
+            got = self.out.view(-1, e.peers, e.peers, each.shape[-1])
+            return float((got - each[:, None]).norm() / each.norm())
+        whole = (each.prod(1) if e.kind is Kind.ALL_MUL else each.sum(1))[:, None].expand_as(each)
+        got = self.out.view_as(each)
+        if e.kind in (Kind.SCATTER_DSM, Kind.SCATTER_L2):  # each has its own blocks
+            blocks = torch.arange(e.blocks, device="cuda")[None, :] % e.peers
+            mine = (blocks == torch.arange(e.peers, device="cuda")[:, None])[None, :, :, None]
+            got = got.view(-1, e.peers, e.blocks, 512).where(mine, whole.view(-1, e.peers, e.blocks, 512)).view_as(each)
+        return float((got - whole).norm() / whole.norm())
+
+
+def measure(some: Sequence[Exchange], seconds: float) -> Iterator[Timed]:
+    """Times of ``some`` until ``seconds`` are over; kernels are compiled ahead."""
+    end = time.monotonic() + seconds
+    with ThreadPoolExecutor(8) as pool:
+        for e, ready in [(e, pool.submit(compiled, e)) for e in some]:
+            if time.monotonic() > end:
+                ready.cancel()
+                continue
+            ready.result()
+            try:
+                runner = Runner(e)
+            except DeviceError:
+                continue
+            error, us = runner.error(), runner.us()
+            yield Timed(e.kind, e.peers, e.tile_bytes, runner.ctas, us, e.received_bytes / us / 1e3, error)
+
+
+def load(path: Path) -> tuple[Timed, ...]:
+    """What a file of ``benchmarks/collectives.py`` holds; nothing without the file."""
+    if not path.exists():
+        return ()
+    return tuple(Timed(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
+
+
+def dump(rows: Sequence[Timed], environment: dict[str, object]) -> str:
+    return json.dumps({"environment": environment, "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
+
+
+def compared(rows: Sequence[Timed], device: Device) -> list[tuple[str, float, float]]:
+    """What ``device`` is described by beside what ``rows`` say: a name, the description's figure, the measured one.
+
+    Clusters that are resident, by size; bytes/s that all SMs take in of their peers when all send to all, of the
+    largest parts; the hand-over of a part to the next CTA of a cluster of 2, in seconds.
+    """
+    made: list[tuple[str, float, float]] = []
+    gathered = [r for r in rows if r.kind == Kind.GATHER_DSM]
+    for size, count in device.clusters:
+        mine = [r for r in gathered if r.peers == size]
+        if mine:
+            largest = max(mine, key=lambda r: r.tile_bytes)
+            made.append((f"resident clusters of {size}", count, largest.ctas / size))
+            made.append(
+                (f"DSM bytes/s, clusters of {size}", device.dsm_bytes_per_s, largest.gb_per_s * 1e9 * largest.ctas)
+            )
+    for row in sorted(gathered, key=lambda r: r.tile_bytes):
+        if row.peers == 2:
+            made.append((f"hand-over of {row.tile_bytes} bytes", device.dsm_s(row.tile_bytes), row.us * 1e-6))
+    return made

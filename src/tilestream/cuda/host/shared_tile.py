@@ -1,0 +1,97 @@
+"""Shared tiles on the host build: the generated kernel, compiled by g++ and run with threads."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tilestream.cuda.host.build import MAP_WORDS, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.mma import specialisation
+from tilestream.cuda.pack import Where
+from tilestream.cuda.shared_tile.diagnose import ExchangeDump
+from tilestream.cuda.shared_tile.emit import SharedTileSource, emit
+from tilestream.cuda.shared_tile.params import Space, params
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.schedule.shared_tile.model import PANEL
+
+OF_FILE = 1 << 56
+"""In an address: it is one of the launch's file (``fill`` of run.cuh)."""
+
+
+def run_tile_on_host(
+    pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
+) -> torch.Tensor:
+    """The output ``[rows, out]`` of a shared tile, computed by its generated kernel, in one launch.
+
+    Blocks with nothing in front of their first layer: what is there exchanges values between lanes, which are no
+    threads here.
+
+    Args:
+        tensors: CPU tensors: inputs ``[rows, features]`` and parameters, by name.
+
+    Raises:
+        CompileError, QueueTimeout, HostTrap, HostRace: as ``build.run_on_host``.
+        ValueError: something stands in front of the first layer, there are more rows than a launch has, or races are
+            looked for in a tile of fewer than 64 rows: its products read what lies behind it, whoever writes that.
+    """
+    options = options or HostRun()
+    source = emit(pipeline)
+    s, rows = source.schedule, tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
+    if s.block.before or rows > s.row_tiles * s.tile_rows:
+        raise ValueError("the host build runs one launch of a block with nothing in front of its first layer")
+    if options.sanitize and s.tile_rows < PANEL:
+        raise ValueError(f"products of {PANEL} rows read behind a tile of {s.tile_rows}, in rows that nobody stores")
+    out = pipeline.tensor(s.block.output)
+    # NaNs: an element that nobody writes shows
+    empty = torch.full((rows, s.block.sizes[2]), float("nan"), dtype=TORCH_DTYPES[out.dtype])
+    return _run(source, {**tensors, out.name: empty}, rows, options)
+
+
+def tensor_map(
+    dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int, box_columns: int = 0
+) -> bytes:
+    """As ``driver.tensor_map``, for the host's copy engine (``TensorMap`` of machine.h); 16-bit elements."""
+    matrix = (address, columns, rows, row_bytes, box_rows, 2)
+    added = (2 * (box_columns or 64), int(dtype == "f16"))
+    return struct.pack(f"<{MAP_WORDS}Q", *matrix, *[0] * (MAP_WORDS - len(matrix) - len(added)), *added)
+
+
+def for_host(source: SharedTileSource) -> SharedTileSource:
+    """``source`` without its products for the tensor cores: the host twin of ptx.cuh has them."""
+    s, text = source.schedule, source.text
+    for blocks in {s.middle_columns // 8, s.out_columns // 8}:
+        text = text.replace(specialisation(s.block.dtype, blocks).strip(), "")
+    return replace(source, text=text)
+
+
+def _run(source: SharedTileSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> torch.Tensor:
+    s, space, arena = source.schedule, Space.of(source.schedule), Arena()
+    program = compile_for_host(for_host(source), options)
+    where = {
+        name: Where(OF_FILE + arena.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0])
+        for name, t in tensors.items()
+    }
+    work = arena.add(b"\0" * space.flags + b"\xff" * (space.total - space.flags))
+    dump = ExchangeDump(s, source.pipeline.name)
+    record = arena.add(b"\0" * (dump.words.numel() * 8))
+    packed = params(
+        source, where, OF_FILE + work, OF_FILE + record, tensor_map, 0, rows, int(options.flag_limit_s * 1e9)
+    )
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
+        done = execute(program, path, source, (s.ctas, s.cluster), options, s.warpgroups)
+        raw = bytearray(path.read_bytes())
+    dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
+    dump.check()
+    if done.returncode:
+        raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    y = tensors[s.block.output]
+    at = where[s.block.output].address - OF_FILE
+    return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
