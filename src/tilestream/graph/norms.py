@@ -66,7 +66,7 @@ def open_norms(graph: fx.Graph) -> int:
     """
     count = 0
     for node in list(graph.nodes):
-        rule = _RULES.get(packet(node))
+        rule = RULES.get(packet(node))
         eps = _eps(node) if rule is not None and _rows(node) else None
         if rule is None or eps is None or any(u.target is not operator.getitem for u in node.users):
             continue
@@ -156,4 +156,4 @@ def _eps(node: fx.Node) -> float | None:
 
 
 _EPS = {aten.native_layer_norm: 4, aten._fused_rms_norm: 3}
-_RULES = {aten.native_layer_norm_backward: _layer_norm, aten._fused_rms_norm_backward: _rms_norm}
+RULES = {aten.native_layer_norm_backward: _layer_norm, aten._fused_rms_norm_backward: _rms_norm}
