@@ -31,6 +31,9 @@ from tilestream.studies.kitsune.graphs import graph_of
 from tilestream.studies.kitsune.pytorch import workload
 
 OUT = RESULTS / "whole_truth.json"
+BEFORE_SORTED_SUMS = ("mgn", "graphcast_small")
+"""Timed before messages were summed in sorted order: another program than the one that is predicted. Left out in our
+arm until they are timed again."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ def wholes(prefix: str = "") -> list[Whole]:
             us = run(workload(graph, device), device).time_s * 1e6
             made.append(Whole(name, training, "eager", data["arms"]["eager"]["us"], us))
         arm = "inductor" if path.stem.endswith("_library") else "tilestream"
+        if arm == "tilestream" and name in BEFORE_SORTED_SUMS:
+            continue
         if data["arms"].get(arm, {}).get("us"):
             plan = analysed(data["model"], data["sizes"], training)
             us = plan.on_inductor.predicted_us if arm == "inductor" else plan.whole.predicted_us
@@ -98,6 +103,8 @@ def tables(found: list[Whole]) -> str:
     groups += [(mode, [w for w in found if w.training == (mode == "training")]) for mode in ("inference", "training")]
     scores = []
     for name, part in groups:
+        if not part:
+            continue
         s = summary(part)
         scores.append((name, f"{s['count']:.0f}", f"{s['mape']:.1f} %", f"{s['bias']:+.1f} %", f"{s['worst']:.0f} %"))
     rows = [

@@ -11,6 +11,9 @@ using u64 = unsigned long long;
 #define TS_DEV __device__ __forceinline__
 #define TS_LANES              // on the host: a loop over the 128 lanes t of a warpgroup
 #define TS_LANE lane_in_group()  // t
+// The same, computed anew for each pass: else every pass's addresses are kept from tile to tile, and spill.
+#define TS_PASS const u32 pass_lane = fresh_lane();
+#define TS_PASS_LANE pass_lane
 #define TS_EACH(t, count)     // on the host: over the lanes from thread t on, as far as there are `count`; here t is this thread
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 #define TS_CONSTANT __constant__ const
