@@ -15,10 +15,8 @@ from tilestream.errors import TilestreamError
 from tilestream.graph import selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
-from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.nodes import computes, is_ours
-from tilestream.graph.pixels import to_pixels
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
@@ -27,14 +25,12 @@ from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.gradient_launches import (
     analysis,
-    apart,
     decided,
     gradient_launches,
-    gradient_sites,
-    least_rows,
     proposal,
 )
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.regions import find_regions
 from tilestream.plan.turned import turned
 
 
@@ -49,17 +45,7 @@ def of_graphs(
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
         backward = kind == "backward"
         kept_out = own_operands(graph.graph) if backward else {}
-        if kind == "inference" and options.convolutions != "off":
-            kept_out |= to_pixels(graph.graph, bulk=options.convolutions == "bulk")
-            graph.recompile()
-        summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
-        part = selection.partition(
-            graph,
-            apart=kept_out | apart(summed),
-            training=kind != "inference",
-            backward=backward,
-            spared=spared_for(graph),
-        )
+        part, summed = find_regions(graph, options, device, kept_out, training=kind != "inference", backward=backward)
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
         compute = [n for n in nodes if computes(n) and not is_ours(n)]

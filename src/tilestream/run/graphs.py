@@ -17,17 +17,15 @@ from torch import Tensor, fx
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
-from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
-from tilestream.graph.pixels import to_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
-from tilestream.graph.selection import Partition, partition
+from tilestream.graph.selection import Partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
-from tilestream.plan.gradient_launches import apart
 from tilestream.plan.planner import Plan
+from tilestream.plan.regions import find_regions
 from tilestream.run import gradients, prepare
 from tilestream.run.interaction import Choice, stream_interactions
 from tilestream.run.place import Placed, place
@@ -87,13 +85,13 @@ class Compilation:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
         """
         self.placed, self.gradients = [], []
-        backward = bool(kwargs.get("is_backward"))
-        if not kwargs.get("is_inference", False):
+        backward, training = bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False)
+        if training:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
-            if kwargs.get("is_inference"):
+            if not training:
                 self.interactions = stream_interactions(graph, False, self.options, self.target)
-            found, summed = self._found(graph, backward, training=not kwargs.get("is_inference", False))
+            found, summed = self._found(graph, backward, training)
             self._announce(found, backward)
             with timed("planning"):
                 self._prepare(found, summed)
@@ -166,13 +164,9 @@ class Compilation:
         if backward and narrow_products(graph.graph):
             graph.recompile()
         with timed("regions"):
-            kept_out = own_operands(graph.graph) if backward else {}
+            kept_out, hardware = own_operands(graph.graph) if backward else {}, self.target.hardware
             normal = normalise(graph)
-            if not training and self.options.convolutions != "off":
-                kept_out |= to_pixels(normal.graph, bulk=self.options.convolutions == "bulk")
-            summed = gradients.sites(normal.graph, self.options, self.target) if backward else []
-            out, spared = kept_out | apart(summed), spared_for(graph)
-            return partition(normal, apart=out, training=training, backward=backward, spared=spared), summed
+            return find_regions(normal, self.options, hardware, kept_out, training=training, backward=backward)
 
     def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> None:
         """Begin to compile the kernels that will be timed."""
