@@ -10,7 +10,7 @@ from torch import fx
 
 from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten, packet, value
-from tilestream.graph.sizes import same_size
+from tilestream.graph.sizes import same_shape, same_size, same_sizes
 
 _PAIRS = {aten.add, aten.sub, aten.mul, aten.div}
 
@@ -48,12 +48,7 @@ def put_off_expands(graph: fx.Graph) -> int:
 def _same(a: fx.Node, b: fx.Node) -> bool:
     """Whether two nodes are known to have one shape."""
     one, other = value(a), value(b)
-    return (
-        one is not None
-        and other is not None
-        and one.dim() == other.dim()
-        and all(map(same_size, one.shape, other.shape))
-    )
+    return one is not None and other is not None and same_shape(one, other)
 
 
 def _column(node: fx.Node) -> fx.Node | None:
@@ -65,4 +60,4 @@ def _column(node: fx.Node) -> fx.Node | None:
         return None
     if not same_size(before.shape[-1], 1) or same_size(after.shape[-1], 1):
         return None
-    return node.args[0] if all(map(same_size, before.shape[:-1], after.shape[:-1])) else None
+    return node.args[0] if same_sizes(before.shape[:-1], after.shape[:-1]) else None

@@ -29,6 +29,16 @@ def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     return expression(a) == expression(b)
 
 
+def same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
+    """Whether two shapes, or strides, are known to be equal."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are known to have one shape."""
+    return same_sizes(a.shape, b.shape)
+
+
 def hint(dim: int | torch.SymInt, default: int = 1024) -> int:
     """The size that a symbolic dimension has in the call that is being compiled."""
     if isinstance(dim, int):

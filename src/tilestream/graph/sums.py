@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from tilestream.graph.nodes import argument, aten, is_view, packet, value
-from tilestream.graph.sizes import same_size, settled
+from tilestream.graph.sizes import same_shape, same_size, same_sizes, settled
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -202,14 +202,6 @@ def is_zeros(node: fx.Node) -> bool:
     if node.target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
         return True
     return node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 0)
-
-
-def same_shape(a: Tensor, b: Tensor) -> bool:
-    return same_sizes(a.shape, b.shape)
-
-
-def same_sizes(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(same_size(m, n) for m, n in zip(a, b, strict=True))
 
 
 def first_alike(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

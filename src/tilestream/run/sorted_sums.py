@@ -11,7 +11,7 @@ from torch import fx
 
 from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten
-from tilestream.graph.sizes import same_size
+from tilestream.graph.sizes import same_sizes
 from tilestream.graph.sums import Part, Sum
 from tilestream.plan.scatter_cost import padding
 from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
@@ -110,7 +110,7 @@ class Sorted:
     def _flat(self, x: fx.Node, shape: list[Any]) -> fx.Node:
         """``x`` in a shape whose first size is whatever is left."""
         had = x.meta["val"].shape
-        whole = len(had) == len(shape) and all(same_size(a, b) for a, b in zip(had[1:], shape[1:], strict=True))
+        whole = len(had) == len(shape) and same_sizes(had[1:], shape[1:])
         return x if whole else self._call(aten.reshape.default, x, shape)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.sizes import same_size
+from tilestream.graph.sizes import same_shape, same_size
 
 MOST_VECTORS, MOST_FEATURES, MOST_PAIRS = 64, 256, 4096
 PIECE = 8
@@ -147,9 +147,7 @@ def _same(node: fx.Node) -> fx.Node:
     """The node of which another is a view of the same shape, or a copy."""
     while packet(node) in SAME:
         before, after = value(node.all_input_nodes[0]), value(node)
-        if before is None or after is None or before.dim() != after.dim():
-            return node
-        if not all(same_size(a, b) for a, b in zip(before.shape, after.shape, strict=True)):
+        if before is None or after is None or not same_shape(before, after):
             return node
         node = node.all_input_nodes[0]
     return node

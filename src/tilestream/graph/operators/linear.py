@@ -7,7 +7,7 @@ from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, number, packet, value
-from tilestream.graph.sizes import product, same_size
+from tilestream.graph.sizes import product, same_shape, same_size, same_sizes
 from tilestream.ir.pipeline import Tile
 
 aten = torch.ops.aten
@@ -37,8 +37,8 @@ def one_of_a_batch(node: object) -> object:
         if not isinstance(before, fx.Node) or (whole := value(inner)) is None or (part := value(before)) is None:
             return node
         if packet(inner) is aten.expand and part.dim() == 2 and whole.dim() == 3:
-            return before if all(same_size(a, b) for a, b in zip(whole.shape[1:], part.shape, strict=True)) else node
-        if whole.dim() != part.dim() or not all(map(same_size, whole.shape, part.shape)):
+            return before if same_sizes(whole.shape[1:], part.shape) else node
+        if not same_shape(whole, part):
             return node
         inner = before
     return node
