@@ -248,7 +248,7 @@ def broken(*_: Any, **__: Any) -> Any:
     "where",
     [
         "tilestream.run.graphs.normalise",
-        "tilestream.run.graphs.partition",
+        "tilestream.run.graphs.find_regions",
         "tilestream.run.graphs.place",
         "tilestream.run.graphs.encode",
         "tilestream.run.prepare.cached_plan",
