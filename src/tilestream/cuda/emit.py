@@ -49,6 +49,7 @@ class StageKind:
     mixed: bool  # some odd rows are not of the operands' dtype
     boxed: bool  # some pages are of several boxes
     gathers: bool  # some rows are taken through an index
+    joins: bool  # tiles come from several queues
     taps: str  # how some rows, which are pixels at a tap, come
     declarations: str
     body: str
@@ -112,6 +113,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
             bool(schedule.loops), any(s.index for s in schedule.streams.values()),
+            len({s.queue for s in schedule.streams.values() if s.queue}) > 1,
             _taps(tables, at), emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in plain if _same(k, kind)), None)
@@ -174,6 +176,7 @@ def _same(a: StageKind, b: StageKind) -> bool:
             k.mixed,
             k.boxed,
             k.gathers,
+            k.joins,
             k.taps,
             k.declarations,
             k.body,

@@ -27,6 +27,7 @@ from tilestream.plan.passes import (
     remove_dead_ops,
     set_queue_depth,
     split_bulk,
+    split_columns,
     split_spatial,
 )
 from tilestream.plan.turned import NONE, Turned
@@ -41,6 +42,12 @@ MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
+COLUMNS = (64, 128)
+"""Of a layer that is spread over SMs, those that one of them makes."""
+MOST_ROWS_BY_COLUMNS = 8192
+LEAST_BY_COLUMNS = 256
+"""Layers are spread over SMs by columns where one is wider than this: up to it, a tile by columns in one SM takes no
+longer than a hand-over."""
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -136,7 +143,7 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
-    for recipe in (*recipes(program, options), *shared):
+    for recipe in (*recipes(program, options, rows), *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return (*candidates, _fallback(program, rows, device))
@@ -194,8 +201,9 @@ class Recipe:
         )
 
 
-def recipes(program: Pipeline, options: Options) -> list[Recipe]:
-    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth."""
+def recipes(program: Pipeline, options: Options, rows: int = UNKNOWN_ROWS) -> list[Recipe]:
+    """What is tried under ``options.strategy`` for ``rows`` rows: with ``auto``, everything, but queues of one depth,
+    and layers by columns for few rows alone."""
     linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
     several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
     spatial = [
@@ -218,13 +226,33 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
             *_in_place(program),
         ],
-        "spatial": spatial,
+        "spatial": [*spatial, *_by_columns(program, options, rows)],
         "bulk": [Recipe("bulk", split_bulk)],
         few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
     if options.strategy != "auto":
         return every[options.strategy]
     return [recipe for group in every.values() for recipe in group]
+
+
+def _by_columns(program: Pipeline, options: Options, rows: int) -> list[Recipe]:
+    """Every layer on several SMs, each with its part of the columns."""
+    widest = max((op.out.features for s in program.stages for op in s.ops if op.kind == "linear" and op.out), default=0)
+    if options.strategy == "auto" and (rows > MOST_ROWS_BY_COLUMNS or widest <= LEAST_BY_COLUMNS):
+        return []
+    return [
+        Recipe(
+            "spatial",
+            partial(split_columns, columns=columns),
+            steps,
+            f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}, {steps} steps a queue",
+            dims=dims,
+        )
+        for columns in COLUMNS
+        for dims in ((1,), (0,))
+        for steps in ((2, 8) if options.strategy == "spatial" and options.queue_depth is None else (2,))
+        if widest > columns
+    ]
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:

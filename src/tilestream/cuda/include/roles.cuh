@@ -106,9 +106,12 @@ TS_DEV void flag_wait(const Sync& s, int line, u64 expected, int queue, int tile
   }
 }
 
-// Consumer side: tile `tile` of queue q is in its slot and visible to bulk copies.
-TS_DEV void queue_wait_full(const Sync& s, const QueueInfo& info, int q, int tile) {
+// Consumer side: tile `tile` of queue q is in its slot, and with the fence visible to bulk copies.
+TS_DEV void queue_see_full(const Sync& s, const QueueInfo& info, int q, int tile) {
   flag_wait(s, info.lines + tile % info.depth, ticket(s, tile), q, tile, 0);
+}
+TS_DEV void queue_wait_full(const Sync& s, const QueueInfo& info, int q, int tile) {
+  queue_see_full(s, info, q, tile);
   fence_async_global();
 }
 // Producer side: every consumer has read what the slot held.
@@ -252,6 +255,23 @@ TS_DEV void load_odd_chunk(u32 dst, const P& p, const LoadOp& op, int tile) {
 #include "taps.cuh"
 namespace ts {
 
+// Whether a kind of stage takes tiles from several queues; kernels specialise it where it does.
+template <class S>
+constexpr bool JOINS = false;
+
+// The tiles of all queues of a stage are in their slots: the lanes ask for a flag each, since each answer takes as long
+// as all of them side by side.
+template <class S, class P>
+TS_DEV void wait_for_queues(const P& p, const Sync& sync, const Worker& w, int tile) {
+#pragma unroll 1
+  for (int k = (int)lane_in_warp(); k < S::LOAD_OPS; k += WARP) {
+    LoadOp op = p.load_op(w.load_ops + k);
+    if (op.queue >= 0 && op.map >= 0) queue_see_full(sync, p.queue(op.queue), op.queue, tile);
+  }
+  sync_warp();  // what one lane has seen, lane 0 may now copy
+  fence_async_global();
+}
+
 template <class S, class P>
 TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w, int g) {
   using T = typename S::T;
@@ -264,6 +284,8 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
     sync.stamps.mark(LOAD_ROWS, tile);
+    if constexpr (JOINS<S>) wait_for_queues<S>(p, sync, w, tile);
+    int asked = -1;
 #pragma unroll 1
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
@@ -290,7 +312,8 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
           int y = tile * ROWS;
           if (op.queue >= 0) {
             QueueInfo info = p.queue(op.queue);
-            queue_wait_full(sync, info, op.queue, tile);
+            if (!JOINS<S> && op.queue != asked) queue_wait_full(sync, info, op.queue, tile);
+            asked = op.queue;  // a tile that was there stays until its last use
             y = (tile % info.depth) * ROWS;
           }
           ring.wait_empty();
