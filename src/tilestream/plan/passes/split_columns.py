@@ -84,6 +84,11 @@ class _Layer:
         assert self.ops[0].out is not None
         self.starts = range(0, self.ops[0].out.features, self.columns)
 
+    @property
+    def name(self) -> str:
+        assert self.ops[0].out is not None
+        return self.ops[0].out.name
+
     def parts(self, tiles: dict[str, Tile], whole: dict[str, TileOp]) -> list[list[TileOp]]:
         """The ops of each part; ``whole`` gets a concatenation for each tile that others may want whole."""
         made = [op.out for op in self.ops if op.out is not None]
@@ -107,7 +112,7 @@ class _Layer:
                 if tile.name in beside:
                     names[name] = tile.name
                 elif tiles[name].features != 1:
-                    names[name] = f"{tile.name}.of.{op.kind}"
+                    names[name] = f"{tile.name}.{self.name}"
                     if names[name] not in cut_out:
                         cut_out.add(names[name])
                         ends = (("start", at), ("stop", at + tile.features))
