@@ -38,7 +38,7 @@ from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
 from tilestream.ir.taps import Window
-from tilestream.plan.passes import split_columns
+from tilestream.plan.passes import split_columns, split_spatial
 from tilestream.schedule.fits import verify_on
 
 FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
@@ -121,6 +121,18 @@ def by_columns_over_sms(replicas: int = 1, width: int = 128) -> Pipeline:
     )
 
 
+def beside_odd_rows() -> Pipeline:
+    """A stage with a queue that also loads rows which bulk copies cannot address."""
+    p = Program("beside_odd_rows")
+    x = p.load("x", 63)
+    p.store(p.linear(p.cat(p.linear(x, 64, "relu"), x), 64))
+    made = split_spatial(p.build(), get("h200"))
+    return made.with_stages(
+        tuple(s.with_(placement=Shard(1), replicas=1) for s in made.stages),
+        tuple(replace(q, depth=2) for q in made.queues),
+    )
+
+
 def gathers(placement: int = 0) -> Pipeline:
     """A chunk that comes in order between those that do not, and more of these in a row than the ring has slots."""
     p = Program("gathers")
@@ -150,6 +162,7 @@ PIPELINES = {
     "split norm": lambda: edge_block(128).with_stages((edge_block(128).stages[0].with_(placement=Shard(1)),)),
     "split mean": lambda: split_mean(),
     "odd rows": lambda: chain(2, 63),
+    "queue beside odd rows": lambda: beside_odd_rows(),
     "one in flight": lambda: one_stage(3, 128, in_flight=1),
     "one in flight, split columns": lambda: one_stage(3, 128, placement=1, in_flight=1),
     "pair": lambda: one_stage(3, 128, group=2),
@@ -254,20 +267,20 @@ MUTANTS = (
     ),
     Mutant(
         "no proxy fence behind the acquire",
-        "rings",
+        "queue beside odd rows",
         Mutation(ROLES, "info, q, tile);\n  fence_async_global();", "info, q, tile);"),
         "an acquire orders ordinary loads; bulk loads need the fence",
     ),
     Mutant(
-        "no proxy fence behind the acquires of several queues",
+        "no proxy fence behind the acquires of several lanes",
         "layers by columns",
-        Mutation(ROLES, "lane 0 may now copy\n  fence_async_global();", "lane 0 may now copy"),
+        Mutation(ROLES, "another may now copy\n    fence_async_global();", "another may now copy"),
         "an acquire orders ordinary loads; bulk loads need the fence",
     ),
     Mutant(
         "the first of several queues alone waited for",
         "layers by columns",
-        Mutation(ROLES, "k < S::LOAD_OPS; k += WARP", "k < 1; k += WARP"),
+        Mutation(ROLES, "k = lane; k < S::LOAD_OPS; k += WARP", "k = lane; k < 1; k += WARP"),
         "every queue has a flag of its own",
     ),
     Mutant(
