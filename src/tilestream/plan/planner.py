@@ -244,13 +244,11 @@ def _by_columns(program: Pipeline, options: Options, rows: int) -> list[Recipe]:
         Recipe(
             "spatial",
             partial(split_columns, columns=columns),
-            steps,
-            f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}, {steps} steps a queue",
+            detail=f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}",
             dims=dims,
         )
         for columns in COLUMNS
         for dims in ((1,), (0,))
-        for steps in ((2, 8) if options.strategy == "spatial" and options.queue_depth is None else (2,))
         if widest > columns
     ]
 
