@@ -9,7 +9,7 @@ from math import ceil, log2
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
@@ -23,6 +23,7 @@ from tilestream.schedule.counts import (
     scattered_bytes,
 )
 from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.model import Schedule
 from tilestream.schedule.shape import is_shared_tile
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
@@ -118,7 +119,7 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
     gathers = GATHER_CHUNK_S * gathered_chunks(schedule)
-    compute = overlapped(compute, gathers)
+    compute = overlapped(compute, gathers) + joining_s(schedule, device)
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
@@ -167,6 +168,19 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
         for q in pipeline.queues
         if stage.name in q.consumers and q.transport is Transport.L2
     ]
+
+
+def joining_s(schedule: Schedule, device: Device) -> float:
+    """Seconds until the parts of a product's operand that come from several queues are there, beyond one part's: they
+    come through the same port, one after another."""
+    rows, longest = schedule.stage.tile_rows, 0.0
+    for step in schedule.steps:
+        segments = step.gemm.segments if step.gemm is not None else ()
+        parts = [schedule.streams[s.tile] for s in segments if s.tile in schedule.streams]
+        sizes = [rows * part.features * DTYPE_BYTES[part.dtype] for part in parts if part.queue]
+        if len(sizes) > 1:
+            longest = max(longest, device.queue_s(sum(sizes)) - device.queue_s(max(sizes)))
+    return longest
 
 
 def first_input_s(stage: Stage, pipeline: Pipeline, device: Device) -> float:
