@@ -44,10 +44,6 @@ LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this
 SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
 COLUMNS = (64, 128)
 """Of a layer that is spread over SMs, those that one of them makes."""
-MOST_ROWS_BY_COLUMNS = 8192
-LEAST_BY_COLUMNS = 256
-"""Layers are spread over SMs by columns where one is wider than this: up to it, a tile by columns in one SM takes no
-longer than a hand-over."""
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -143,7 +139,7 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
-    for recipe in (*recipes(program, options, rows), *shared):
+    for recipe in (*recipes(program, options), *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return (*candidates, _fallback(program, rows, device))
@@ -201,9 +197,9 @@ class Recipe:
         )
 
 
-def recipes(program: Pipeline, options: Options, rows: int = UNKNOWN_ROWS) -> list[Recipe]:
-    """What is tried under ``options.strategy`` for ``rows`` rows: with ``auto``, everything, but queues of one depth,
-    and layers by columns for few rows alone."""
+def recipes(program: Pipeline, options: Options) -> list[Recipe]:
+    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth, and no layers by
+    columns, which were faster than vertical for few rows of wide layers, and never than Inductor."""
     linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
     several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
     spatial = [
@@ -226,7 +222,7 @@ def recipes(program: Pipeline, options: Options, rows: int = UNKNOWN_ROWS) -> li
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
             *_in_place(program),
         ],
-        "spatial": [*spatial, *_by_columns(program, options, rows)],
+        "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
         "bulk": [Recipe("bulk", split_bulk)],
         few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
@@ -235,11 +231,9 @@ def recipes(program: Pipeline, options: Options, rows: int = UNKNOWN_ROWS) -> li
     return [recipe for group in every.values() for recipe in group]
 
 
-def _by_columns(program: Pipeline, options: Options, rows: int) -> list[Recipe]:
+def _by_columns(program: Pipeline) -> list[Recipe]:
     """Every layer on several SMs, each with its part of the columns."""
     widest = max((op.out.features for s in program.stages for op in s.ops if op.kind == "linear" and op.out), default=0)
-    if options.strategy == "auto" and (rows > MOST_ROWS_BY_COLUMNS or widest <= LEAST_BY_COLUMNS):
-        return []
     return [
         Recipe(
             "spatial",

@@ -96,13 +96,17 @@ TS_DEV void flag_wait(const Sync& s, int line, u64 expected, int queue, int tile
   u64 start = now_ns();
   const u32 since = s.stamps.now();
 #pragma unroll 1
-  for (u32 spin = 1;; ++spin) {
-    found = flag_acquire(s.flags + line * LINE);
-    if (found >= expected) {
-      s.stamps.waited(waits_for_free ? QUEUE_FULL : QUEUE_EMPTY, since, queue);
-      return;
+  for (;;) {
+    // The timer is slow to read, and apart, or it is read at every look.
+#pragma unroll 1
+    for (u32 spin = 0; spin < 256; ++spin) {
+      found = flag_acquire(s.flags + line * LINE);
+      if (found >= expected) {
+        s.stamps.waited(waits_for_free ? QUEUE_FULL : QUEUE_EMPTY, since, queue);
+        return;
+      }
     }
-    if ((spin & 255) == 0 && now_ns() - start > s.limit_ns) expire(s, queue, tile, waits_for_free, expected, found);
+    if (now_ns() - start > s.limit_ns) expire(s, queue, tile, waits_for_free, expected, found);
   }
 }
 
