@@ -48,26 +48,25 @@ Case = tuple[str, int, str]
 CASES: tuple[Case, ...] = (
     ("chain 8x512 relu", 512, RESIDENT),
     ("chain 8x512 relu", 64, RESIDENT),
+    ("chain 8x256 tanh", 131072, UNLIKE),
     ("chain 8x512 relu", 1024, RESIDENT),
     ("chain 4x512 relu", 512, RESIDENT),
-    ("chain 8x512 relu", 2048, RESIDENT),
-    ("chain 16x512 relu", 512, RESIDENT),
-    ("chain 8x384 relu", 1024, RESIDENT),
     ("chain 8x256 relu", 1024, RESIDENT),
     ("chain 8x256 relu", 262144, BOUND),
-    ("chain 4x512 gelu", 1024, RESIDENT),
-    ("chain 8x256 tanh", 131072, UNLIKE),
+    ("chain 8x512 relu", 2048, RESIDENT),
+    ("chain 8x384 relu", 1024, RESIDENT),
     ("chain 8x512 relu", 65536, BOUND),
-    ("chain 8x512 relu", 4096, RESIDENT),
+    ("chain 4x512 gelu", 1024, RESIDENT),
+    ("chain 16x512 relu", 512, RESIDENT),
     ("chain 16x256 relu", 16384, RESIDENT),
-    ("chain 8x256 gelu", 131072, UNLIKE),
+    ("chain 8x512 relu", 4096, RESIDENT),
     ("chain 16x128 relu", 65536, BOUND),
+    ("chain 8x256 gelu", 131072, UNLIKE),
     ("chain 32x512 relu", 512, RESIDENT),
     ("chain 16x384 relu", 512, RESIDENT),
 )
 """(model, rows, why it might win). Most wanted first."""
 SWEEP = ((128, 256, 384, 512), (4, 8, 16, 32, 64), (512, 2048, 8192, 65536))
-
 
 Prepared = tuple[str, Case, Region, list[Candidate]]
 
