@@ -190,9 +190,10 @@ def spatial_wins() -> str:
         timed = {kind: [r for r in found.get(kind, ()) if r["measured_us"]] for kind in kinds}
         best = {kind: min(rs, key=lambda r: r["measured_us"], default=None) for kind, rs in timed.items()}
         cells = [f"{us(r['measured_us'])} / {us(r['predicted_us'])}" if r else "-" for r in best.values()]
-        spatial, other = ([best[k]["measured_us"] for k in group if best[k]] for group in (kinds[2:], kinds[:2]))
+        spatial, other = ([r["measured_us"] for k in group for r in timed[k]] for group in (kinds[2:], kinds[:2]))
         gain = f"{min(other) / min(spatial):.2f}" if spatial and other else "-"
-        rows.append([case, f"{count:,}", *cells, gain, made["chosen"][f"{case}, {count:,} rows"].split(" ")[0]])
+        chosen = made["chosen"][f"{case}, {count:,} rows"].split(" ")[0]
+        rows.append([case, f"{count:,}", *cells, gain, {"fallback": "Inductor"}.get(chosen, chosen)])
     headings = ["model (bf16)", "rows", "Inductor", "vertical", "by layers", "by columns", "gain of spatial", "chosen"]
     return table(headings, rows)
 
