@@ -230,7 +230,8 @@ class _Sm:
     def input_wait_s(self, step: StepCounts, slots: int) -> float:
         """The first ``slots`` chunks have come in time; those behind them come ``slots`` in each ``load_s``.
 
-        A loader warp asks for the flag of a queue's tile before each of its chunks, and waits for the answer.
+        A flag of a queue's tile counts for each of its chunks: loader warps asked so often when this was fitted. (Now
+        they ask once a tile, and it matters only where a tile has more chunks than the ring has slots.)
         """
         flag_s = self.device.queue_s(0)
         product = self.product_s(step) / (1 if self.split else 2)
