@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilestream.errors import InputError
+
 _library = torch.library.Library("tilestream", "FRAGMENT")
 for _schema in (
     "segments(Tensor index, SymInt nodes) -> (Tensor, Tensor)",
@@ -26,16 +28,18 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     each node start, int32 [nodes + 1].
 
     Raises:
-        RuntimeError: an index is no node; on a GPU the kernel ends instead, as torch's own assertion does.
+        InputError: an index is no node. On a GPU the kernel ends, as torch's own assertion does, and the CUDA context
+            is lost: this call says so where torch notices in time, else the next one.
     """
     if index.is_cuda:
-        from tilestream.cuda.segments import keys, starts
+        from tilestream.cuda.segments import explained, keys, starts
 
-        ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
-        return order, starts(ordered, nodes)
+        with explained(index.device):
+            ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
+            return order, starts(ordered, nodes)
     ordered, order = torch.sort(torch.where(index < 0, index + nodes, index), stable=True)
     if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
-        raise RuntimeError(f"an index is outside of {nodes} nodes")
+        raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
     return order, torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True)
 
 
@@ -47,9 +51,10 @@ def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor
         order, starts: of ``segments``, or rows in the places of the edges in ``order``.
     """
     if rows.is_cuda:
-        from tilestream.cuda.segments import sums
+        from tilestream.cuda.segments import explained, sums
 
-        return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts)
+        with explained(rows.device):
+            return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts)
     nodes = torch.arange(len(starts) - 1).repeat_interleave(starts.diff())
     total = torch.zeros(len(starts) - 1, rows.shape[1]).index_add(0, nodes, rows[order].float())
     return (total if base is None else total + base).to(rows.dtype)

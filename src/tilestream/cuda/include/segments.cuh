@@ -4,7 +4,7 @@
 // bytes of a row a thread, fp32 sums, rounded once. A node of more than LONG edges is summed by the whole CTA, so that one
 // busy node (a pole of a globe) does not keep everybody waiting.
 #pragma once
-#include "ptx.cuh"
+#include "lanes.cuh"
 
 constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 4;
 
@@ -13,6 +13,7 @@ struct KeyParams {
   int* keys;
   long long nodes;
   int edges, wide;  // int64, not int32
+  u64* record;  // of lanes::give_up
 };
 struct StartParams {
   const int* keys;  // ascending
@@ -28,13 +29,14 @@ struct SumParams {
   int nodes, lanes;
 };
 
-// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch.
+// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch,
+// and is named in the record.
 extern "C" __global__ void __launch_bounds__(256) tilestream_keys(const __grid_constant__ KeyParams p) {
   const int at = (int)(blockIdx.x * 256 + threadIdx.x);
   if (at >= p.edges) return;
   const long long found = p.wide ? ((const long long*)p.index)[at] : ((const int*)p.index)[at];
   const long long node = found < 0 ? found + p.nodes : found;
-  if (node < 0 || node >= p.nodes) ts::trap();
+  if (node < 0 || node >= p.nodes) lanes::give_up(p.record, 0, at, p.nodes, found);
   p.keys[at] = (int)node;
 }
 
