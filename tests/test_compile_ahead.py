@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from programs import chain
 
 from tilestream import cuda
-from tilestream.cuda import cache, compile
+from tilestream.cuda import building, cache, compile, workers
+from tilestream.cuda.building import Building
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.cuda.emit import KernelSource, emit
+from tilestream.cuda.workers import NOW, Task, Workers
 from tilestream.errors import CompileError
 
 WAIT_S = 240.0  # for threads that a busy machine may start late
@@ -23,6 +26,7 @@ SOURCE = replace(emit(chain(1, 16)), register_splits=((208, 88), (224, 56), (232
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setattr(cache, "_building", {})
     monkeypatch.setenv("TILESTREAM_CACHE", "0")
 
 
@@ -61,33 +65,66 @@ SERIAL = CompileError("would run slowly", "choose another strategy")
         ((100, SERIAL, 0, 0), 208, 2),
     ],
 )
-@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("at_once", [0, 1, 2, 4])
 def test_the_split_that_spills_least(monkeypatch: pytest.MonkeyPatch, spills, taken: int, most: int, at_once: int):
+    """One after another (0), and in the background, where one more may be begun for nothing once the first spills."""
     asked = compiler(monkeypatch, *spills)
-    assert compile_source(SOURCE, at_once).registers == taken
-    assert len(asked) <= most + at_once - 1
+    if at_once == 0:
+        assert compile_source(SOURCE).registers == taken
+        assert len(asked) == most
+    else:
+        assert Building(SOURCE, lambda report: report, 0, at_once).made.result(WAIT_S).registers == taken
+        assert len(asked) <= most + max(1, at_once - 1)
 
 
 def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch):
     compiler(monkeypatch, SERIAL, 0, 0, 0)
     with pytest.raises(CompileError, match="would run slowly"):
-        compile_source(SOURCE, 2)
+        compile_source(SOURCE)
+    with pytest.raises(CompileError, match="would run slowly"):
+        Building(SOURCE, lambda report: report).made.result(WAIT_S)
+
+
+def test_what_is_wanted_most_is_compiled_first() -> None:
+    """One thread, which is busy when the others are asked for."""
+    alone, busy, done = Workers(1), threading.Event(), []
+    alone.submit(Task(lambda: busy.wait(WAIT_S) and None), 0)
+    tasks = {name: Task(partial(done.append, name)) for name in ("last", "second", "first", "hurried")}
+    for name, rank in (("last", 2), ("second", 1), ("first", 0), ("hurried", 3)):
+        alone.submit(tasks[name], rank)
+    alone.submit(tasks["hurried"], NOW)  # it runs once for all that
+    busy.set()
+    everything = threading.Event()
+    alone.submit(Task(everything.set), 9)
+    assert everything.wait(WAIT_S) and done == ["hurried", "first", "second", "last"]
+    alone.end()
+
+
+def test_a_process_that_ends_drops_what_has_not_begun() -> None:
+    alone, begun, go, done = Workers(1), threading.Event(), threading.Event(), []
+    alone.submit(Task(lambda: (begun.set(), go.wait(WAIT_S), done.append("begun"))[0]), 0)
+    assert begun.wait(WAIT_S)
+    alone.submit(Task(lambda: done.append("not begun")), 0)
+    threading.Timer(0.05, go.set).start()
+    alone.end()
+    assert done == ["begun"]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, make: Callable[[], None]) -> list[KernelSource]:
     calls: list[KernelSource] = []
 
-    def compile_source(source: KernelSource, at_once: int) -> KernelReport:
+    def compile_split(source: KernelSource, index: int) -> KernelReport:
         calls.append(source)
         make()
         return report()
 
-    monkeypatch.setattr(cache, "compile_source", compile_source)
+    monkeypatch.setattr(building, "compile_split", compile_split)
     return calls
 
 
 def test_kernels_are_compiled_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch):
     """Each waits until the other has begun."""
+    monkeypatch.setattr(workers, "_all", [Workers(2)])
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     both = threading.Barrier(2, timeout=WAIT_S)
     calls = counted(monkeypatch, lambda: both.wait() and None)

@@ -9,18 +9,22 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 
-from tilestream.cuda.compile import KernelReport, Source, compile_source, compiler_package
+from tilestream.cuda.building import Building
+from tilestream.cuda.compile import KernelReport, Source, compiler_package
 from tilestream.cuda.emit import headers_digest
+from tilestream.cuda.workers import NOW
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
 _memory: dict[str, Future[KernelReport]] = {}
-os.register_at_fork(after_in_child=lambda: _memory.clear())  # the threads that compile stay in the parent
+_building: dict[str, Building] = {}
+os.register_at_fork(after_in_child=lambda: (_memory.clear(), _building.clear()))  # those that compile stay behind
 _announced: set[str] = set()
 
 
@@ -47,25 +51,26 @@ def folder() -> Path | None:
     return default_cache_folder() / "kernels"
 
 
-def compile_ahead(sources: Sequence[Source]) -> None:
+def compile_ahead(sources: Sequence[Source], rank: int = 0) -> None:
     """Begin to compile those that are neither known nor on disk, side by side; ``compiled`` waits for them.
 
     Where a core or more is left for each, the register splits of one kernel are compiled side by side too.
+
+    Args:
+        rank: how soon they are wanted: those of a lower one are compiled first, whoever asked first.
     """
     wanted = {key: s for s in sources if (key := _key(s)) not in _memory}
     for key in list(wanted):
         if (found := _read(key)) is not None:
             _memory[key] = _known(found)
             del wanted[key]
-    if not wanted:
-        return
-    cores = os.cpu_count() or 1
-    pool = ThreadPoolExecutor(min(cores, len(wanted)), "tilestream")
-    at_once = max(1, cores // (2 * len(wanted)))
+    at_once = max(1, (os.cpu_count() or 1) // (2 * len(wanted) or 1))
     for key, source in wanted.items():
         # Threads do not inherit a context, and the cache's folder is in it.
-        _memory[key] = pool.submit(contextvars.copy_context().run, _make, key, source, at_once)
-    pool.shutdown(wait=False)
+        keep = partial(contextvars.copy_context().run, _write, key)
+        building = Building(source, keep, rank, at_once)
+        _memory[key] = building.made
+        _building[key] = building
 
 
 def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
@@ -75,9 +80,13 @@ def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
         CompileError: as ``compile_source``.
         TimeoutError: NVRTC has not finished after ``timeout_s`` seconds; it goes on in the background.
     """
-    compile_ahead([source])
+    compile_ahead([source], NOW)
     key = _key(source)
     made = _memory[key]
+    if made.done():
+        _building.pop(key, None)
+    elif key in _building and timeout_s != 0:
+        _building[key].hurry()
     try:
         return made.result(timeout_s)
     finally:
@@ -94,10 +103,6 @@ def _known(report: KernelReport) -> Future[KernelReport]:
     made: Future[KernelReport] = Future()
     made.set_result(report)
     return made
-
-
-def _make(key: str, source: Source, at_once: int) -> KernelReport:
-    return _write(key, compile_source(source, at_once))
 
 
 def _read(key: str) -> KernelReport | None:
