@@ -131,7 +131,7 @@ def test_kernels_are_compiled_side_by_side_and_once(monkeypatch: pytest.MonkeyPa
     pipelines = [chain(1, 16), chain(2, 16)]
     cuda.start([*pipelines, pipelines[0]])
     for pipeline in pipelines:
-        assert cuda.ready(pipeline, WAIT_S)
+        assert cuda.first_ready([[pipeline]], WAIT_S) == 0
         assert cuda.compile_only(pipeline) == [report()]
     assert len(calls) == 2
 
@@ -140,9 +140,9 @@ def test_who_does_not_want_to_wait_finds_the_kernel_later(monkeypatch: pytest.Mo
     go = threading.Event()
     calls = counted(monkeypatch, lambda: go.wait(WAIT_S) and None)
     start = time.monotonic()
-    assert not cuda.ready(chain(1, 16), 0.05) and time.monotonic() - start < WAIT_S / 2
+    assert cuda.first_ready([[chain(1, 16)]], 0.05) is None and time.monotonic() - start < WAIT_S / 2
     go.set()
-    assert cuda.ready(chain(1, 16), None) and len(calls) == 1
+    assert cuda.first_ready([[chain(1, 16)]]) == 0 and len(calls) == 1
 
 
 def test_a_failure_is_told_to_who_asks_and_tried_again(monkeypatch: pytest.MonkeyPatch):
@@ -154,8 +154,9 @@ def test_a_failure_is_told_to_who_asks_and_tried_again(monkeypatch: pytest.Monke
 
     calls = counted(monkeypatch, make)
     cuda.start([chain(1, 16)])
+    assert cuda.first_ready([[chain(1, 16)]]) == 0
     with pytest.raises(CompileError, match="no NVRTC"):
-        cuda.ready(chain(1, 16), None)
+        cuda.compile_only(chain(1, 16))
     assert cuda.compile_only(chain(1, 16)) == [report()] and len(calls) == 2
 
 
@@ -163,6 +164,25 @@ def test_what_cannot_be_emitted_does_not_keep_others_from_starting(monkeypatch: 
     calls = counted(monkeypatch, lambda: None)
     too_wide = chain(2, 1024)
     cuda.start([too_wide, chain(1, 16)])
-    assert cuda.ready(chain(1, 16), None) and len(calls) == 1
+    assert cuda.first_ready([[chain(1, 16)]]) == 0 and len(calls) == 1
+    assert cuda.first_ready([[too_wide]]) == 0
     with pytest.raises(Exception, match="1024"):
-        cuda.ready(too_wide, None)
+        cuda.compile_only(too_wide)
+
+
+def test_the_first_of_several_that_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    """A group is ready with its last kernel, whichever group was named first."""
+    go = threading.Event()
+    slow = emit(chain(3, 16)).text
+
+    def compile_split(source: KernelSource, index: int) -> KernelReport:
+        assert source.text != slow or go.wait(WAIT_S)
+        return report()
+
+    monkeypatch.setattr(building, "compile_split", compile_split)
+    monkeypatch.setattr(workers, "_all", [Workers(2)])
+    groups = [[chain(1, 16), chain(3, 16)], [chain(2, 16)]]
+    assert cuda.first_ready(groups, WAIT_S) == 1
+    assert cuda.first_ready(groups[:1], 0.0) is None
+    go.set()
+    assert cuda.first_ready(groups[:1], WAIT_S) == 0

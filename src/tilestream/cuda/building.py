@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from tilestream.cuda.compile import KernelReport, Source, best, compile_split, is_settled
-from tilestream.cuda.workers import NOW, Task, workers
+from tilestream.cuda.workers import Task, workers
 from tilestream.errors import CompileError
 
 AFTERWARDS = 100
@@ -35,12 +35,14 @@ class Building:
         self._over = False
         self._ask(at_once, rank)
 
-    def hurry(self) -> None:
-        """Somebody waits for it."""
+    def hurry(self, rank: int) -> None:
+        """It is wanted as soon as what has this rank."""
         with self._lock:
-            self._rank = NOW
+            if rank >= self._rank:
+                return
+            self._rank = rank
             for index, task in enumerate(self._tasks):
-                workers().submit(task, NOW + AFTERWARDS * (index > len(self._found)))
+                workers().submit(task, rank + AFTERWARDS * (index > len(self._found)))
 
     def _ask(self, count: int, rank: int) -> None:
         """Have ``count`` further splits tried, all but the first of them perhaps for nothing."""

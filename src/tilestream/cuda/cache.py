@@ -73,6 +73,17 @@ def compile_ahead(sources: Sequence[Source], rank: int = 0) -> None:
         _building[key] = building
 
 
+def begun(sources: Sequence[Source], rank: int = 0) -> list[Future[KernelReport]]:
+    """What will hold their kernels, as ``compile_ahead`` makes them; those that wait behind ``rank``
+    are hurried."""
+    compile_ahead(sources, rank)
+    keys = [_key(source) for source in sources]
+    for key in keys:
+        if not _memory[key].done() and key in _building:
+            _building[key].hurry(rank)
+    return [_memory[key] for key in keys]
+
+
 def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
     """The kernel from memory, from disk, or from NVRTC; a damaged file is announced and made again.
 
@@ -80,18 +91,15 @@ def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
         CompileError: as ``compile_source``.
         TimeoutError: NVRTC has not finished after ``timeout_s`` seconds; it goes on in the background.
     """
-    compile_ahead([source], NOW)
     key = _key(source)
-    made = _memory[key]
-    if made.done():
-        _building.pop(key, None)
-    elif key in _building and timeout_s != 0:
-        _building[key].hurry()
+    (made,) = begun([source], NOW)
     try:
         return made.result(timeout_s)
     finally:
-        if made.done() and made.exception() is not None:
-            _memory.pop(key, None)  # whoever asks again may have mended the installation
+        if made.done():
+            _building.pop(key, None)
+            if made.exception() is not None:
+                _memory.pop(key, None)  # whoever asks again may have mended the installation
 
 
 def _key(source: Source) -> str:

@@ -95,6 +95,7 @@ class Compilation:
             self._announce(found, backward)
             with timed("planning"):
                 self._prepare(found, summed)
+                prepare.plan_as_built(found.regions, self._planned, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
                 announce(

@@ -21,8 +21,8 @@ from tilestream.plan.cache import cached_plan, is_cached
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
 from tilestream.plan.turned import turned
-from tilestream.run.executable import build_ahead, executable
-from tilestream.run.measure import Measurer
+from tilestream.run.executable import build_ahead, executable, first_built
+from tilestream.run.measure import PATIENCE_S, Measurer
 from tilestream.run.target import Target
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
@@ -77,9 +77,36 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
 
 def prepare(regions: Sequence[Region], options: Options, target: Target) -> None:
     """Begin to compile, side by side, the kernels that planning these regions will want to time."""
+    # The best of every region first: of the others, those that are not ready in time are not timed.
+    ranks = zip_longest(*_to_be_timed(regions, options, target).values())
+    with kernels_kept(options, target):
+        for rank, pipelines in enumerate(ranks):
+            build_ahead([p for p in pipelines if p is not None], target.kind, rank)
+
+
+def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -> None:
+    """Plan regions whose kernels are to be timed, those first that are built: others are compiled meanwhile.
+
+    What cannot be planned is left to ``pipeline_of``, which says why.
+    """
+    wanted = _to_be_timed(regions, options, target)
+    by_program = {r.program: r for r in regions}
+    while wanted:
+        with kernels_kept(options, target):
+            index = first_built(list(wanted.values()), target.kind, PATIENCE_S, in_turn=True)
+            program = list(wanted)[index or 0]
+            del wanted[program]
+            try:
+                plan(by_program[program], options, target)
+            except Exception as failure:
+                log.debug("%s: it is planned again, which will say why", program.name, exc_info=failure)
+
+
+def _to_be_timed(regions: Sequence[Region], options: Options, target: Target) -> dict[Pipeline, list[Pipeline]]:
+    """The candidates that will be timed, best predicted first, of every program that has no plan yet."""
     if not measures(options, target):
-        return
-    lists: list[list[Pipeline]] = []
+        return {}
+    found: dict[Pipeline, list[Pipeline]] = {}
     for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
         made = (region.program, region.rows, target.hardware, options, turned(region, options))
         if _near(region, options, target) is not None or is_cached(*made):
@@ -89,11 +116,8 @@ def prepare(regions: Sequence[Region], options: Options, target: Target) -> None
         except Exception as failure:
             log.debug("%s: nothing to prepare; planning it will say why", region.name, exc_info=failure)
             continue
-        lists.append([c.pipeline for c in wanted if c.pipeline is not None])
-    # The best of every region first: of the others, those that are not ready in time are not timed.
-    ranks = zip_longest(*lists)
-    with kernels_kept(options, target):
-        build_ahead([p for rank in ranks for p in rank if p is not None], target.kind)
+        found[region.program] = [c.pipeline for c in wanted if c.pipeline is not None]
+    return found
 
 
 def measures(options: Options, target: Target) -> bool:
