@@ -8,11 +8,10 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 
 from tilestream.cuda.building import Building
@@ -66,11 +65,15 @@ def compile_ahead(sources: Sequence[Source], rank: int = 0) -> None:
             del wanted[key]
     at_once = max(1, (os.cpu_count() or 1) // (2 * len(wanted) or 1))
     for key, source in wanted.items():
-        # Threads do not inherit a context, and the cache's folder is in it.
-        keep = partial(contextvars.copy_context().run, _write, key)
-        building = Building(source, keep, rank, at_once)
+        building = Building(source, _keep_as(key), rank, at_once)
         _memory[key] = building.made
         _building[key] = building
+
+
+def _keep_as(key: str) -> Callable[[KernelReport], KernelReport]:
+    """What writes a report to the folder of now: threads do not inherit a context, and the folder is in it."""
+    context = contextvars.copy_context()
+    return lambda report: context.run(_write, key, report)
 
 
 def begun(sources: Sequence[Source], rank: int = 0) -> list[Future[KernelReport]]:
