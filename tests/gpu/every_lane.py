@@ -1,6 +1,4 @@
-"""A pytest plugin: kernels in which every lane arrives at barriers, where otherwise one arrives for its warp.
-
-    compute-sanitizer --tool racecheck python -m pytest -p every_lane tests/gpu/...     (docs/testing.md)
+"""Kernels in which every lane arrives at barriers, where otherwise one arrives for its warp (docs/testing.md).
 
 racecheck follows who arrives at an mbarrier, and does not see that ``__syncwarp`` orders the other lanes of a warp in
 front of the lane that arrives for them. With every lane arriving it has nothing to miss: a hazard that is left is one.
@@ -9,9 +7,9 @@ Counts of barriers are 32 times as large; a lane that is by itself (a copy's, a 
 
 from __future__ import annotations
 
-import os
+import hashlib
 
-from tilestream.cuda import compile
+from tilestream.cuda import cache, compile
 from tilestream.cuda.emit import headers
 
 ONE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");'
@@ -52,7 +50,9 @@ def every_lane(texts: dict[str, str]) -> dict[str, str]:
     return made
 
 
-def pytest_configure() -> None:
-    os.environ["TILESTREAM_CACHE"] = "0"  # kernels are kept by the headers that are
+def use() -> None:
+    """Compile kernels so from now on; they are kept under keys of their own."""
     texts = every_lane(headers())
+    digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()
     setattr(compile, "headers", lambda: texts)  # noqa: B010
+    setattr(cache, "headers_digest", lambda: digest)  # noqa: B010
