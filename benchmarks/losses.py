@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from training import RATE, results
 
 from tilestream.apps.models import find
+from tilestream.run.backend import tilestream
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "nerf": ("nerf", {"rows": 65536}, {"rows": 64, "depth": 3, "width": 16, "skip": 1}),
@@ -117,7 +118,7 @@ def arms(found: Task, names: Sequence[str]) -> list[Arm]:
     on_cpu = found.inputs[0].device.type == "cpu"
     how: dict[str, dict[str, Any]] = {
         "inductor": {},
-        "tilestream": {"backend": "tilestream", "options": {"target": "reference"} if on_cpu else None},
+        "tilestream": {"backend": tilestream, "options": {"target": "reference"} if on_cpu else None},
     }
     for name in names:
         own = copy.deepcopy(found.module)

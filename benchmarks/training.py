@@ -63,10 +63,15 @@ class Trainer:
 
     def step(self) -> Tensor:
         """One step; the loss before it."""
+        loss = self.gradients()
+        self.optimizer.step()
+        return loss
+
+    def gradients(self) -> Tensor:
+        """Forward, loss, backward; the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss()
         loss.backward()
-        self.optimizer.step()
         return loss.detach()
 
     def loss(self) -> Tensor:
@@ -110,6 +115,7 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
     module, inputs, targets = made(name)
     found: dict[str, Any] = {"case": name, "arms": {}}
     steps: dict[str, Callable[[], object]] = {}
+    gradients: dict[str, Callable[[], object]] = {}
     regions, graphs = len(prepare.analyses()), len(wholes())
     for arm in arms:
         torch.compiler.reset()
@@ -122,10 +128,11 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
             found["parts_s"] = {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()}
         own.step()
         found["arms"][arm]["peak_bytes"] = peak(own.step)
-        steps[arm] = own.step
-    times = timing.timed_side_by_side(list(steps.values()))
-    for arm, us in zip(steps, times, strict=True):
-        found["arms"][arm]["us"] = us
+        steps[arm], gradients[arm] = own.step, own.gradients
+    for key, calls in (("us", steps), ("gradients_us", gradients)):
+        times = timing.timed_side_by_side(list(calls.values()))
+        for arm, us in zip(calls, times, strict=True):
+            found["arms"][arm][key] = us
     others = [v["us"] for arm, v in found["arms"].items() if arm != "tilestream"]
     if others and "tilestream" in steps:
         found["speedup"] = min(others) / found["arms"]["tilestream"]["us"]
@@ -176,7 +183,7 @@ def mlp(width: int, hidden: int, rows: int, arms: list[str]) -> dict[str, float]
 
 def line(found: dict[str, Any]) -> str:
     arms = ", ".join(
-        f"{arm} {a['us']:.0f} us, {a['peak_bytes'] / 2**20:.0f} MiB ({a['first_call_s']:.1f} s)"
+        f"{arm} {a['us']:.0f} us ({a['gradients_us']:.0f} without optimizer), {a['peak_bytes'] / 2**20:.0f} MiB ({a['first_call_s']:.1f} s)"
         for arm, a in found["arms"].items()
     )
     gain = f"; {found['speedup']:.2f} times the best of the others" if "speedup" in found else ""

@@ -201,14 +201,14 @@ def test_a_sum_of_both_ends_may_pay_for_one_of_them_alone(sums: int, replaced: i
 
 
 def test_segments() -> None:
-    order, starts = segments.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
+    order, starts, _ = segments.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
     assert order.tolist() == [1, 4, 0, 2, 5, 3] and starts.tolist() == [0, 2, 2, 5, 5, 6]
-    order, starts = segments.segments(torch.tensor([], dtype=torch.int64), 3)
+    order, starts, _ = segments.segments(torch.tensor([], dtype=torch.int64), 3)
     assert starts.tolist() == [0, 0, 0, 0]
-    order, starts = segments.segments(torch.tensor([-1, 0, -5, 4]), 5)
+    order, starts, _ = segments.segments(torch.tensor([-1, 0, -5, 4]), 5)
     assert order.tolist() == [1, 2, 0, 3] and starts.tolist() == [0, 2, 2, 2, 2, 4]
     rows = torch.arange(24.0).view(6, 4).bfloat16()  # any rows of a matrix, each as often as the order names it
-    got = segments.segment_sum(None, rows, torch.tensor([5, 5, 0]), torch.tensor([0, 2, 2, 3], dtype=torch.int32))
+    got = segments.segment_sum(None, rows, torch.tensor([5, 5, 0]), torch.tensor([0, 2, 2, 3], dtype=torch.int32), torch.zeros(1))
     assert torch.equal(got, torch.stack([2 * rows[5], 0 * rows[0], rows[0]]))
     for bad in (5, -6, 2**32):
         with pytest.raises(RuntimeError, match="outside of 5 nodes"):
