@@ -51,6 +51,7 @@ CASES = {
     "graphcast_mesh": Case(81_900, 10_242, 512),
     "graphcast_mesh_ends": Case(81_900, 10_242, 512, parts=2, every=3),
     "graphcast_grid": Case(195_480, 65_160, 512),
+    "pooling": Case(200_000, 300, 128, based=False),
     "tables_2048": Case(26 * 2048, TABLES, 128, based=False),
     "tables_32768": Case(26 * 32_768, TABLES, 128, based=False),
 }

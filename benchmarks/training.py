@@ -37,8 +37,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_65536": ("nerf", {"rows": 65536}),
     "nerf_262144": ("nerf", {"rows": 262144}),
     "mgn": ("mgn", {"batch": 8}),
+    "mgn_200000": ("mgn", {"batch": 18}),
     "graphcast_small_4": ("graphcast_small", {"steps": 4}),
     "graphcast_small_16": ("graphcast_small", {}),
+    "llama_layer": ("llama_prefill+sdpa", {"layers": 1, "layers_only": True}),
     "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
     "dlrm_32768": ("dlrm", {"batch": 32768, "max_rows": 100_000}),
 }
