@@ -4,8 +4,8 @@
     python benchmarks/losses.py nerf --steps 300 --seeds 5 --json losses.json
     python benchmarks/losses.py --device cpu --tiny --steps 4        a dry run on the reference machine
 
-bf16, Adam (fused on a GPU, where a step is a CUDA graph). A run goes through 100 batches of features again and again, on
-one graph or one set of indices; targets are what another initialisation of the same model makes of them, scaled to a
+bf16, Adam (fused on a GPU, where a step is a CUDA graph). A run goes through 100 batches of features again and again,
+on one graph or one set of indices; targets are what another initialisation of the same model makes of them, scaled to a
 variance of one, so that there is something to learn. All arms see the same. A loss is the mean over the last twentieth
 of the steps. A run that takes more than its part of ``--seconds`` ends early and says so.
 """

@@ -19,7 +19,17 @@ from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    ROOT / "README.md": ("main", "whole", "training", "applications", "host", "others", "dram", "first-call", "machine"),
+    ROOT / "README.md": (
+        "main",
+        "whole",
+        "training",
+        "applications",
+        "host",
+        "others",
+        "dram",
+        "first-call",
+        "machine",
+    ),
     ROOT / "docs" / "queues.md": ("queues",),
 }
 """Each page and the marked parts that it must have, once."""

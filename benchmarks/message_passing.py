@@ -31,8 +31,8 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 @dataclass(frozen=True)
 class Case:
-    """``parts`` sums of ``edges`` rows each, every ``every``-th row of a matrix, to ``nodes`` rows of ``features``, which
-    start with what is there where ``based``."""
+    """``parts`` sums of ``edges`` rows each, every ``every``-th row of a matrix, to ``nodes`` rows of ``features``;
+    ``based``: to what is there."""
 
     edges: int
     nodes: int
@@ -87,8 +87,8 @@ def measure(name: str, dtype: torch.dtype) -> dict[str, Any]:
         return base
 
     def ordered() -> tuple[Tensor, Tensor, Tensor]:
-        order, *starts = segments(index, case.nodes)
-        return numbers[order], *starts
+        order, starts, busy = segments(index, case.nodes)
+        return numbers[order], starts, busy
 
     rows, *starts = ordered()
     inductor = torch.compile(atomics)

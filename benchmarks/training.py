@@ -185,7 +185,8 @@ def mlp(width: int, hidden: int, rows: int, arms: list[str]) -> dict[str, float]
 
 def line(found: dict[str, Any]) -> str:
     arms = ", ".join(
-        f"{arm} {a['us']:.0f} us ({a['gradients_us']:.0f} without optimizer), {a['peak_bytes'] / 2**20:.0f} MiB ({a['first_call_s']:.1f} s)"
+        f"{arm} {a['us']:.0f} us, {a['gradients_us']:.0f} without its optimizer, {a['peak_bytes'] / 2**20:.0f} MiB"
+        f" ({a['first_call_s']:.1f} s)"
         for arm, a in found["arms"].items()
     )
     gain = f"; {found['speedup']:.2f} times the best of the others" if "speedup" in found else ""

@@ -192,7 +192,8 @@ def test_a_sort_of_the_forward_graph_is_saved() -> None:
     assert step.sorted_sums == [(1, 2), (0, 2)]
     saved = [n.meta["val"] for n in step.graphs[1].graph.find_nodes(op="placeholder")]
     integers = {(x.dtype, len(x)) for x in saved if isinstance(x, Tensor) and not x.is_floating_point()}
-    assert integers == {(torch.int32, 41), (torch.int32, 5), (torch.int64, 150)}  # starts and busy nodes; the index, and its order
+    # Where nodes start and which are busy; the index, and its order.
+    assert integers == {(torch.int32, 41), (torch.int32, 5), (torch.int64, 150)}
 
 
 def test_sizes_may_be_symbolic() -> None:

@@ -50,7 +50,9 @@ def error(got: Tensor, wanted: Tensor) -> float:
 
 # 700 edges of node 0 are more than LONG: a CTA sums them, several for 2,500; 16 lanes, 9 lanes, and one.
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("edges", "nodes", "features", "busy"), [(900, 70, 128, 700), (300, 40, 72, 65), (2600, 4, 40, 2500), (0, 5, 8, 0)])
+@pytest.mark.parametrize(
+    ("edges", "nodes", "features", "busy"), [(900, 70, 128, 700), (300, 40, 72, 65), (2600, 4, 40, 2500), (0, 5, 8, 0)]
+)
 def test_sums(
     edges: int,
     nodes: int,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-
 from typing import Any
 
 import torch
@@ -53,7 +52,8 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy:
 
     Args:
         base: [nodes, features], contiguous, like ``rows``.
-        rows: [any below 2^32, features], contiguous, of a dtype of tiles; a row is a multiple of 16 bytes, 8 KB at most.
+        rows: [any below 2^32, features], contiguous, of a dtype of tiles; a row has a multiple of 16 bytes,
+            8 KB at most.
         order: int64 [edges], rows in any order, each any number of times.
         starts, busy: of ``starts``.
     """

@@ -25,8 +25,8 @@ SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
 """Of sums over sorted messages, and of sorting them: a fixed part and a rate."""
 
 CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
-"""A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for memory,
-about so long."""
+"""A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for
+memory, about so long."""
 LONG, PIECE_EDGES, MOST_PIECES = 64, 1024, 8
 """A node of more edges is summed by whole CTAs, one for so many of its edges, of which each has a piece of the columns
 (``cuda/include/segments.cuh``)."""

@@ -34,7 +34,8 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
         from tilestream.cuda.segments import keys, starts
 
         ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
-        return order, *starts(ordered, nodes)
+        firsts, busy = starts(ordered, nodes)
+        return order, firsts, busy
     ordered, order = torch.sort(torch.where(index < 0, index + nodes, index), stable=True)
     if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
         raise RuntimeError(f"an index is outside of {nodes} nodes")
@@ -59,8 +60,8 @@ def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor
 
 
 def _segments_shape(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = (nodes + 1,), (busy_words(index.shape[0]),)
-    return index.new_empty(index.shape, dtype=torch.int64), *(index.new_empty(s, dtype=torch.int32) for s in shapes)
+    starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (nodes + 1, busy_words(index.shape[0])))
+    return index.new_empty(index.shape, dtype=torch.int64), starts, busy
 
 
 def _sum_shape(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:

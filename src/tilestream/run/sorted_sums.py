@@ -120,12 +120,10 @@ class Sorted:
 class Tables(Sorted):
     """Gradients of several tables, whose rows lie in one matrix: one sort, and one sum to the rows of all tables.
 
-    Sums that start with zeros, one part each, to known numbers of rows. They become slices of one tensor. Small tables
-    come first: many lookups add to each of their rows, which takes a CTA long, while the others' CTAs stream.
+    Sums that start with zeros, one part each, to known numbers of rows. They become slices of one tensor.
     """
 
     def __init__(self, graph: fx.Graph, tables: Sequence[Sum], replaced: dict[fx.Node, fx.Node]) -> None:
-        tables = sorted(tables, key=lambda t: t.node.meta["val"].shape[0])
         super().__init__(graph, [Sum(tables[0].node, None, tuple(p for t in tables for p in t.parts))], replaced)
         self._heights = [t.node.meta["val"].shape[0] for t in tables]
 
