@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tilestream.plan.scatter_cost import BYTES_PER_US
 from tilestream.run import timing
 from tilestream.run.segments import segment_sum, segments
 
+ARMS = ("eager", "inductor", "sorted", "sort")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
@@ -69,7 +70,7 @@ def index_of(case: Case, name: str) -> Tensor:
     return torch.cat(found)
 
 
-def measure(name: str, dtype: torch.dtype) -> dict[str, Any]:
+def measure(name: str, dtype: torch.dtype, wanted: Sequence[str]) -> dict[str, Any]:
     """Microseconds of each arm, errors, and the floor."""
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -99,6 +100,7 @@ def measure(name: str, dtype: torch.dtype) -> dict[str, Any]:
         "sorted": lambda: segment_sum(added, matrix, rows, *starts),
         "sort": ordered,
     }
+    arms = {arm: arms[arm] for arm in wanted}
     exact = base.double() if case.based else torch.zeros_like(base, dtype=torch.float64)
     for to, given in ends:
         exact = exact.index_add(0, to, given.double())
@@ -118,11 +120,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
     found = []
     for name in args.cases or CASES:
-        found.append(measure(name, DTYPES[args.dtype]))
+        found.append(measure(name, DTYPES[args.dtype], args.arms))
         times = ", ".join(f"{arm} {us:.1f}" for arm, us in found[-1]["us"].items())
         print(
             f"{name} {args.dtype}: {times} us; floor {found[-1]['floor_us']:.1f} us; {found[-1]['errors']}", flush=True

@@ -12,9 +12,9 @@ from torch import Tensor
 from tilestream.cuda import beside
 from tilestream.ir.dtypes import DTYPES
 
-SUM_THREADS, LANE_BYTES, LONG = 512, 16, 64  # segments.cuh
+SUM_THREADS, LANE_BYTES, LONG, MOST_EACH = 512, 16, 64, 8  # segments.cuh
 CTAS = 264
-"""Two an SM: as many sum nodes of more than ``LONG`` edges where there are few nodes."""
+"""Two an SM, which is what is resident: as many sum nodes of more than ``LONG`` edges where there are few nodes."""
 
 
 def keys(index: Tensor, nodes: int) -> Tensor:
@@ -62,8 +62,11 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy:
     out = torch.empty(nodes, rows.shape[1], dtype=rows.dtype, device=rows.device)
     if nodes:
         given = (t.data_ptr() for t in (rows, order, starts, busy, out))
-        packed = struct.pack("<QQQQQQii", 0 if base is None else base.data_ptr(), *given, nodes, lanes)
-        ctas = max(-(-nodes // (SUM_THREADS // lanes)), min(CTAS, len(order) // LONG))
+        at_once = SUM_THREADS // lanes
+        # Where most nodes have no edge, a CTA is over before the next one's starts are here: it has many.
+        each = max(1, min(MOST_EACH, nodes // (2 * CTAS * at_once))) if len(order) < nodes else 1
+        packed = struct.pack("<QQQQQQiii4x", 0 if base is None else base.data_ptr(), *given, nodes, lanes, each)
+        ctas = max(-(-nodes // (at_once * each)), min(CTAS, len(order) // LONG))
         _launch("tilestream_sum", DTYPES[rows.dtype], ctas, SUM_THREADS, packed, rows.device)
     return out
 

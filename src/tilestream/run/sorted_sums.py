@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten
@@ -55,7 +56,7 @@ class Sorted:
         before = self._like.prev
         with self._graph.inserting_before(self._like):
             indices = self._indices()
-            index = indices[0] if len(indices) == 1 else self._call(aten.cat.default, indices)
+            index = self._joined(indices)
             made = self._call(SEGMENTS, index, self._nodes())
             order, starts, busy = (self._call(getitem, made, k) for k in range(3))
             layouts = [_layout(s.parts) for s in self._sums]
@@ -64,6 +65,14 @@ class Sorted:
             for tag in RECOMPUTED:  # a checkpoint around one sum says nothing of a sort that others use
                 before.meta.pop(tag, None)
         return orders, starts, busy
+
+    def _joined(self, indices: Sequence[fx.Node]) -> fx.Node:
+        """As one, a few at a time: so many Inductor joins by one kernel, with what made them."""
+        most = inductor_config.max_complex_pointwise_cat_inputs
+        while len(indices) > 1:
+            parts = [indices[k : k + most] for k in range(0, len(indices), most)]
+            indices = [p[0] if len(p) == 1 else self._call(aten.cat.default, p) for p in parts]
+        return indices[0]
 
     def _indices(self) -> list[fx.Node]:
         return [self._flat(p.index, [-1]) for p in self._sums[0].parts]

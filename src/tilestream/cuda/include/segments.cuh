@@ -7,7 +7,7 @@
 #pragma once
 #include "ptx.cuh"
 
-constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, PIECE_EDGES = 1024, MOST_PIECES = 8;
+constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, PIECE_EDGES = 1024, MOST_PIECES = 8, MOST_EACH = 8;
 
 struct KeyParams {
   const void* index;
@@ -28,7 +28,7 @@ struct SumParams {
   const int* starts;
   const int* busy;
   uint4* out;
-  int nodes, lanes;
+  int nodes, lanes, each;  // nodes, one after another, of each `lanes` threads: MOST_EACH where most have no edge
 };
 
 // Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch.
@@ -155,22 +155,28 @@ TS_DEV void sum_busy(Piece<T>* partial, const SumParams& p, int node, int piece,
 template <class T>
 TS_DEV void sum_segments(const SumParams& p) {
   __shared__ Piece<T> partial[SUM_THREADS];
+  __shared__ int starts[SUM_THREADS * MOST_EACH + 1];
   const int groups = SUM_THREADS / p.lanes, group = (int)threadIdx.x / p.lanes, lane = (int)threadIdx.x % p.lanes;
-  const int node = (int)blockIdx.x * groups + group, items = p.busy[0];
+  const int first = (int)blockIdx.x * groups * p.each, left = p.nodes - first, items = p.busy[0];
+  const int count = left < groups * p.each ? left : groups * p.each;
+  for (int k = (int)threadIdx.x; k <= count; k += SUM_THREADS) starts[k] = p.starts[first + k];
   for (int item = (int)blockIdx.x; item < items; item += (int)gridDim.x) {
     const int which = p.busy[2 + 2 * item];
     sum_busy(partial, p, p.busy[1 + 2 * item], which >> 16, which & 0xffff);
   }
-  if (group >= groups || node >= p.nodes) return;
-  const int from = p.starts[node], to = p.starts[node + 1];
-  if (to - from > LONG) return;
-  const long long at = (long long)node * p.lanes + lane;
-  const uint4 base = base_of(p, at);
-  Piece<T> sum;
-  sum.clear();
-  sum_edges(sum, p, lane, from, to, 1);
-  sum.add(base);
-  p.out[at] = sum.rounded();
+  __syncthreads();
+  if (group >= groups) return;
+  for (int k = group; k < count; k += groups) {
+    const int from = starts[k], to = starts[k + 1];
+    if (to - from > LONG) continue;
+    const long long at = (long long)(first + k) * p.lanes + lane;
+    const uint4 base = base_of(p, at);
+    Piece<T> sum;
+    sum.clear();
+    sum_edges(sum, p, lane, from, to, 1);
+    sum.add(base);
+    p.out[at] = sum.rounded();
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS, 2) tilestream_sum(const __grid_constant__ SumParams p) {
