@@ -6,9 +6,9 @@
     python benchmarks/few_rows_ablation.py --dry-run   which kernels would be timed; needs no GPU
 
 Arms: ``planner``, the kernels that the search times, the best of which it takes; ``random``, kernels drawn among all
-that fit, always the same; ``middle by cluster``, the best few by prediction whose middle goes through DSM; ``tail
-...``, the best few of each tail with the middle through the L2; ``stages of N``, the best kernel's grid with other
-depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``, which times them.
+that fit, always the same; ``middle by cluster``, of those whose middle goes through DSM the best by prediction of
+each tail and size of a cluster; ``tail ...``, the best few of each tail with the middle through the L2; ``stages of
+N``, the best kernel's grid with other depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``, which times them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def arms(name: str, rows: int) -> dict[str, list[Split]]:
     full = [s for s in some if s.middle is Middle.L2 and s.depth is None]
     found = recipes(program, rows, devices.get("h200"), Options(any_order=True))
     made = {"planner": [r.split for r in found], "random": random.Random(0).sample(some, min(DRAWN, len(some)))}
-    made["middle by cluster"] = [s for s in some if s.middle is Middle.DSM][: 2 * EACH]
+    gathered = [s for s in some if s.middle is Middle.DSM and s.depth is None]
+    made["middle by cluster"] = list({(s.tail, s.columns): s for s in reversed(gathered)}.values())
     for tail, said in TAILS.items():
         made[f"tail {said}"] = [s for s in full if s.tail is tail][:EACH]
     for depth in DEPTHS:
