@@ -8,7 +8,8 @@
 Arms: ``planner``, the kernels that the search times, the best of which it takes; ``random``, kernels drawn among all
 that fit, always the same; ``middle by cluster``, of those whose middle goes through DSM the best by prediction of
 each tail and size of a cluster; ``tail ...``, the best few of each tail with the middle through the L2; ``stages of
-N``, the best kernel's grid with other depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``, which times them.
+N``, the best kernel's grid with other depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``,
+which times them.
 """
 
 from __future__ import annotations
