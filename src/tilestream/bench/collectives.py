@@ -20,6 +20,7 @@ from tilestream.cuda.shared_tile.params import PHASES
 from tilestream.cuda.workspace import LINE_BYTES
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, VerifyError
+from tilestream.schedule.layout import SHARED_LIMIT
 
 PEERS = (2, 4, 8, 16)
 PARTS = (1024, 4096, 8192, 16_384, 32_768)
@@ -66,15 +67,15 @@ def exchanges() -> list[Exchange]:
 
 
 def resident(e: Exchange, function: driver.Function) -> int:
-    """CTAs of whole groups that are on the device at once: asked of the device."""
+    """CTAs of whole groups that are on the device at once, one an SM: asked of the device."""
     if e.cluster > 1:
         return function.resident_clusters(THREADS, e.cluster) * e.cluster
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    return min(sms, function.blocks_per_sm(THREADS) * sms) // e.peers * e.peers
+    return torch.cuda.get_device_properties(0).multi_processor_count // e.peers * e.peers
 
 
 class Runner:
-    """One exchange on all groups that are resident.
+    """One exchange on all groups that are resident. A CTA is given all of an SM's shared memory, as kernels for few
+    rows take about as much: else several would share an SM, and its port to the others.
 
     Raises:
         DeviceError: no group of it is resident.
@@ -82,7 +83,7 @@ class Runner:
 
     def __init__(self, e: Exchange) -> None:
         driver.ensure_context(0)
-        self.e, self.function = e, driver.Function(compiled(e).cubin, e.name, e.shared_bytes, e.cluster)
+        self.e, self.function = e, driver.Function(compiled(e).cubin, e.name, SHARED_LIMIT, e.cluster)
         self.ctas = resident(e, self.function)
         if self.ctas == 0:
             raise DeviceError(f"no cluster of {e.peers} CTAs is resident", "use smaller clusters or tiles")
