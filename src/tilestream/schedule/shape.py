@@ -9,7 +9,7 @@ from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule import stationary
+from tilestream.schedule import backward, stationary
 from tilestream.schedule.shared_tile import build
 
 
@@ -23,6 +23,8 @@ class KernelShape(StrEnum):
     an inner loop (hidden columns, taps)      chunked contraction         shared tile   shared tile
     the outermost (rows; hidden, few rows)    one CTA                     shared tile   stationary sum
     ========================================  ==========================  ============  ==============
+
+    A stationary sum that has row streams beside it in its stage is a backward chain (``schedule.backward``).
     """
 
     ROW_STREAM = "row stream"
@@ -76,6 +78,8 @@ def why_no_kernel(pipeline: Pipeline) -> str:
         return _why_not_shared(plain(pipeline))
     if stationary.is_stationary(pipeline):
         return stationary.why_not(pipeline)
+    if backward.is_backward(pipeline):
+        return backward.why_not(pipeline)
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is KernelShape.CHUNKED_CONTRACTION:
