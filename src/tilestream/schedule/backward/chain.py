@@ -25,6 +25,7 @@ class Layer:
         bias_gradient: empty where there is none.
         ops: between this layer and the next. product: the tile that they begin with, dY times the weight.
         result: the tile that they end with. streams: tensors that they read, by tile.
+        members: everything that the layer does but to load and to store.
     """
 
     weight_gradient: str
@@ -37,6 +38,7 @@ class Layer:
     product: str
     result: str
     streams: tuple[tuple[str, str], ...]
+    members: tuple[TileOp, ...]
     source: str
 
 
@@ -71,7 +73,7 @@ class _Reader:
                 raise VerifyError(f"{_where(op)}: parts of a tensor have no backward chain", "use whole tensors")
             if op.kind == "store":
                 self.stored[op.ins[0]] = op.params[0]
-        self.read_ops: set[int] = set()
+        self.read_ops: list[int] = []
 
     def read(self) -> Chain:
         products = [op for op in self.stage.ops if op.kind == "product"]
@@ -84,7 +86,6 @@ class _Reader:
         while tile:
             layer, tile = self._layer(tile, over_rows, by_rows)
             layers.append(layer)
-        taken = {op.out.name for op in self.stage.ops if op.kind == "load" and op.out is not None}
         odd = next((op for n, op in enumerate(self.stage.ops) if n not in self.read_ops and not _plumbing(op)), None)
         if odd is not None:
             raise VerifyError(f"{_where(odd)}: a {odd.kind!r} that is no part of the chain", "put it into another stage")
@@ -94,7 +95,6 @@ class _Reader:
             raise VerifyError(f"{layers[-1].source}: dX of the first layer is not stored", "store it, or do not make it")
         if extra := set(self.stored) - {op.out.name for op in over_rows if op.out} - self._totals():
             raise VerifyError(f"tile {min(extra)!r} leaves a backward chain", "leave it in another stage")
-        assert gradient in taken
         return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype())
 
     def _totals(self) -> set[str]:
@@ -119,6 +119,7 @@ class _Reader:
             raise VerifyError(f"{where}: {len(mine)} gradients of weights from one dY", "give each layer one")
         (product,) = mine
         assert product.out is not None
+        first = len(self.read_ops)
         self._note(product)
         x = _operands(product)[1]
         if x not in self.loaded:
@@ -132,7 +133,8 @@ class _Reader:
         if len(steps) > 1 or (steps and len(steps[0].params) != 1):
             raise VerifyError(f"{where}: dY is multiplied by {len(steps)} weights", "a chain has one a layer")
         if not steps:
-            return Layer(self._stored(product), bias, self.loaded[x], "", out, k, (), "", "", (), where), ""
+            members = tuple(self.stage.ops[n] for n in self.read_ops[first:])
+            return Layer(self._stored(product), bias, self.loaded[x], "", out, k, (), "", "", (), members, where), ""
         (step,) = steps
         assert step.out is not None
         self._note(step)
@@ -145,8 +147,9 @@ class _Reader:
             raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
         ops, streams, result = self._between(step.out.name, {_operands(op)[0] for op in over_rows})
         layer = Layer(
-            self._stored(product), bias, self.loaded[x], weight, out, k, ops, step.out.name, result, streams, where
-        )
+            self._stored(product), bias, self.loaded[x], weight, out, k, ops, step.out.name, result, streams,
+            tuple(self.stage.ops[n] for n in sorted(self.read_ops[first:])), where,
+        )  # fmt: skip
         further = any(_operands(op)[0] == result for op in over_rows)
         return layer, result if further else ""
 
@@ -196,7 +199,7 @@ class _Reader:
         return self.stored[op.out.name]
 
     def _note(self, op: TileOp) -> None:
-        self.read_ops.add(next(n for n, each in enumerate(self.stage.ops) if each is op))
+        self.read_ops.append(next(n for n, each in enumerate(self.stage.ops) if each is op))
 
     def _dtype(self) -> str:
         tensors = {self.pipeline.tensor(name).dtype: name for name in self.loaded.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
@@ -188,7 +189,7 @@ def build(pipeline: Pipeline) -> BackwardChain:
         raise VerifyError(f"{where}: a backward chain divides rows over the grid and two warpgroups", "divide it so")
     if by_level[Level.CLUSTER] > 1:
         raise VerifyError(f"{where}: rows divided over a cluster have no kernel so far", "divide them over the grid")
-    held = _held(chain, written)
+    held = _held(chain.layers, written)
     if (registers := _registers(held)) > REGISTER_LIMIT:
         parts = " + ".join(str(4 * h.blocks) for h in held)
         raise VerifyError(
@@ -209,9 +210,14 @@ def build(pipeline: Pipeline) -> BackwardChain:
     return BackwardChain(stage, chain, by_level[Level.GRID], slots, held)
 
 
-def _held(chain: Chain, pipeline: Pipeline) -> tuple[Held, ...]:
+def registers_of(layers: Sequence[Layer], pipeline: Pipeline) -> int:
+    """Registers of a consumer thread of a chain of these layers."""
+    return _registers(_held(layers, pipeline))
+
+
+def _held(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[Held, ...]:
     found: list[Held] = []
-    for n, layer in enumerate(chain.layers):
+    for n, layer in enumerate(layers):
         out, k = (ceil_to(size, 8) // 8 for size in (layer.out, layer.k))
         found.append(_next(found, n, layer.weight_gradient, min(out, k), out < k, False, pipeline))
         if layer.bias_gradient:
