@@ -96,7 +96,7 @@ def eager(p: Pipeline, given: dict[str, torch.Tensor], dtype: torch.dtype | None
         dy = dy @ have[f"W{n}"]
         if f"Z{n}" in have:
             dy = torch.ops.aten.gelu_backward(dy, have[f"Z{n}"])
-        elif n:
+        elif n and any(op.kind == "relu_backward" for op in p.stages[0].ops):
             dy = torch.where(have[f"X{n}"] > 0, dy, torch.zeros_like(dy))
     if "DX" in outputs:
         made["DX"] = dy

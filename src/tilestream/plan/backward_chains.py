@@ -13,17 +13,13 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, At, Level, Loop, Spread, View, along
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule.backward import BackwardChain, Chain, Layer, build, find_chain
+from tilestream.schedule.backward import Chain, Layer, build, find_chain
 from tilestream.schedule.backward.model import GROUPS, registers_of
 from tilestream.schedule.places import REGISTER_LIMIT
 
 STRATEGY = "backward chain"
-LAYER_BYTES = 7 * TILE_ROWS * 128
-"""That a layer moves through shared memory for a tile: its input written; read by the sum, and by the slope; dY written,
-and read by the sum; the weight, and the other operand's half of a product."""
-SHARED_BYTES_PER_CLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -112,21 +108,23 @@ def _together(
             else:
                 ops.append(_over(op, known))
     ops = [op for op in ops if op.kind != "store" or op.params[0] in wanted]
-    tensors = {n: t for n, t in tensors.items() if t.role is not Role.OUTPUT or any(n in op.params for op in [*ops, *ends])}
     ops = _rounded([*ops, *_renamed(ends, ops)])
-    return Pipeline("chain", tuple(tensors.values()), (Stage("chain", tuple(ops), (Loop(ROWS.name, TILE_ROWS),), ()),)), turned
+    used = {name for op in ops for name in op.params}
+    stage = Stage("chain", tuple(ops), (Loop(ROWS.name, TILE_ROWS),), ())
+    return Pipeline("chain", tuple(t for n, t in tensors.items() if n in used), (stage,)), turned
 
 
 def _with_turned(op: TileOp, turned: Collection[str]) -> TileOp:
     """``op`` with the coordinates of matrices turned."""
-    views = tuple(View(v.of, v.at[::-1]) if v.of in turned and v.at is not None else v for v in op.tensors)
-    return replace(op, tensors=views) if views != op.tensors else op
+    own = op.views[len(op.tiles) :]
+    views = tuple(View(v.of, v.at[::-1]) if v.of in turned and v.at is not None else v for v in own)
+    return replace(op, tensors=views) if views != own else op
 
 
 def _over(op: TileOp, known: Mapping[str, Tile]) -> TileOp:
     """A sum over rows of tiles that another stage made, under the axes that they have there."""
     assert op.out is not None
-    tiles = [known[view.of] for view in op.tiles]
+    tiles = [known[name] for name in op.ins]
     axes = [next(a for a in tile.axes if a != ROWS) for tile in tiles]
     out = replace(op.out, axes=tuple(axes))
     views = tuple(along(t.name, (ROWS.name, a.name)) for t, a in zip(tiles, axes, strict=True))
@@ -148,8 +146,8 @@ def _rounded(ops: Sequence[TileOp]) -> list[TileOp]:
     made: list[TileOp] = []
     names: dict[str, str] = {}
     for op in ops:
-        tiles = tuple(View(names.get(v.of, v.of), v.at) for v in op.tiles)
-        op = replace(op, tiles=tiles) if tiles != op.tiles else op
+        if not names.keys().isdisjoint(op.ins):
+            op = replace(op, tiles=tuple(View(names.get(v.of, v.of), v.at) for v in op.views[: len(op.tiles)]))
         made.append(op)
         if op.out is not None and op.out.name in summed and op.kind not in ("load", "cast"):
             cast = replace(op.out, name=f"{op.out.name}.rounded")
@@ -168,7 +166,7 @@ def _parts(chain: Chain, whole: Pipeline) -> list[tuple[Layer, ...]]:
         if all(registers_of(part, whole) <= REGISTER_LIMIT for part in parts):
             return parts
         if size == 1:
-            raise VerifyError(f"{chain.layers[0].source}: one layer's sums are more than the registers hold", "split it")
+            raise VerifyError(f"{chain.layers[0].source}: one layer's sums are more than registers hold", "split it")
         most += 1
 
 
@@ -201,49 +199,3 @@ def _part(
     stage = Stage("chain", every, (Loop(ROWS.name, TILE_ROWS),), mesh)
     kept = tuple(t for t in tensors.values() if t.name in used)
     return Pipeline(f"chain{number}", kept, (stage,), strategy=STRATEGY)
-
-
-@dataclass(frozen=True)
-class ChainCost:
-    """Seconds of one launch: what it must take, and what is predicted.
-
-    Attributes:
-        flops_s, dram_s, shared_s: of the products, of all that is read and written, of an SM's shared memory.
-        exchange_s: partial results through the L2, and one hand-over.
-    """
-
-    flops_s: float
-    dram_s: float
-    shared_s: float
-    exchange_s: float
-    launch_s: float
-
-    @property
-    def floor_s(self) -> float:
-        """No kernel is faster on this device."""
-        return max(self.flops_s, self.dram_s)
-
-    @property
-    def total_s(self) -> float:
-        return max(self.flops_s, self.dram_s, self.shared_s) + self.exchange_s + self.launch_s
-
-
-def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
-    """Predicted time of a backward chain over ``rows`` rows.
-
-    Raises:
-        VerifyError: it is none.
-    """
-    s: BackwardChain = build(pipeline)
-    size = DTYPE_BYTES[s.dtype]
-    moved = {name for names in s.streams for name in names} | ({s.chain.result} if s.chain.result else set())
-    dram = rows * size * sum(pipeline.tensor(name).features for name in moved)
-    flops = sum(2 * rows * layer.out * layer.k * (2 if layer.weight else 1) for layer in s.chain.layers)
-    steps = ceil(ceil(rows / TILE_ROWS) / (GROUPS * s.splits)) * GROUPS
-    return ChainCost(
-        flops / device.tensor_flops[s.dtype],
-        dram / device.dram_bytes_per_s,
-        steps * len(s.chain.layers) * LAYER_BYTES / SHARED_BYTES_PER_CLOCK / device.clock_hz,
-        2 * s.workspace_bytes / device.l2_bytes_per_s + device.queue_s(2048),
-        device.launch_s + device.ramp_s,
-    )

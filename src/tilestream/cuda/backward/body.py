@@ -18,8 +18,8 @@ def body(s: BackwardChain) -> str:
     """The text inside the loop over tiles.
 
     A layer's product with its weight is issued first, then its sums, which so run beside the epilogue. When the next
-    layer's product is over, so are they: what they read is given back then. No warp begins another tile before all are done
-    with this one: it would overwrite what their sums read.
+    layer's product is over, so are they: what they read is given back then. No warp begins another tile before all are
+    done with this one: it would overwrite what their sums read.
     """
     lines = ["u32 dy = in.take();", "in.advance();", "pack_chunk<T>(a, 0, dy);"]
     taken, unreleased = 0, 1  # weights; slots that products under way may still read
@@ -87,7 +87,8 @@ def _sums(s: BackwardChain, n: int, x: str) -> list[str]:
 
 def _epilogue(layer: Layer, n: int, blocks: int, names: dict[str, str], last: bool) -> list[str]:
     """acc, through the layer's ops, to the next dY: packed in registers, and in shared memory at ``dy``."""
-    values: dict[str, tuple[str, str]] = {layer.product: (f"TS_REG(acc{n}, 4 * i + 2 * j)", f"TS_REG(acc{n}, 4 * i + 2 * j + 1)")}
+    first = f"TS_REG(acc{n}, 4 * i + 2 * j"
+    values = {layer.product: (f"{first})", f"{first} + 1)")}
     inner: list[str] = []
     words: dict[str, str] = {}
     for tile, tensor in layer.streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from math import ceil
 
 import jinja2
 
@@ -16,6 +17,9 @@ from tilestream.schedule.backward import BackwardChain, build
 from tilestream.schedule.backward.model import TILES, Held
 from tilestream.schedule.model import ceil_to
 from tilestream.schedule.places import REGISTER_SPLITS
+
+MOST_FOURS = 42
+"""Six threads each: of 132 CTAs' sums, 22 loads under way in each."""
 
 
 def emit(pipeline: Pipeline) -> StationarySource:
@@ -32,8 +36,9 @@ def emit(pipeline: Pipeline) -> StationarySource:
     gives, leaves = _exchange(s)
     text = _template().render(
         name=name, pipeline=pipeline, threads=THREADS, s=s, maps=tensors, pointers=pointers, streams=streams,
-        first_weight=len(set(streams)), has_bias=any(h.is_bias for h in s.held), body=body(s), gives=gives, tiles=TILES,
-        leaves=leaves, writes=[_write(s, h, n) for n, h in enumerate(s.held)], mma=_products(s),
+        first_weight=len(set(streams)), has_bias=any(h.is_bias for h in s.held), tiles=TILES, width=_width(s),
+        body=body(s), gives=gives, leaves=leaves, writes=[_write(s, h, n) for n, h in enumerate(s.held)],
+        mma=_products(s),
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
@@ -78,6 +83,12 @@ def _write(s: BackwardChain, h: Held, n: int) -> str:
             f" four - {h.first}, v)"
         )
     return f"if (four < {end}) return {call};"
+
+
+def _width(s: BackwardChain) -> int:
+    """Fours of sums that a CTA adds at once: all of its part, where few enough threads are left to each."""
+    mine = ceil(s.fours / s.ctas)
+    return ceil(mine / ceil(mine / MOST_FOURS))
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,6 @@ namespace ts {
 
 constexpr u32 ONES_BYTES = 1024;  // eight rows of a K-major operand
 constexpr int STEPS = ROWS / 16;  // products a tile: instructions sum over 16 rows
-constexpr int SLICES = 8, WIDTH = 32;  // threads that add one four of sums, and fours that are added at once
 
 // What follows from a chain S.
 template <class S>
@@ -155,16 +154,16 @@ TS_DEV void write_bias(void* to, int four, const float (&v)[4]) {
     if ((t & 3) == 0 && row_of(t, j) < OUT) Io<W>::global1(to, (u64)row_of(t, j), v[2 * j]);
 }
 // Each CTA adds, and writes, its part. Few fours of many CTAs: the latency of the L2 is what counts, so that a four is added
-// by several threads, whose loads go out together.
+// by several threads, whose loads go out together: WIDTH fours at once, SLICES threads each.
 template <class S, class P>
 TS_DEV void add_partials(const P& p, u32 smem, int cta, int g) {
-  constexpr int LOADS = (S::CTAS + SLICES - 1) / SLICES;
+  constexpr int WIDTH = S::WIDTH, SLICES = 256 / WIDTH, LOADS = (S::CTAS + SLICES - 1) / SLICES;
   const int first = (int)((long long)S::FOURS * cta / S::CTAS), last = (int)((long long)S::FOURS * (cta + 1) / S::CTAS);
   const u32 scratch = smem + S::RING;
 #pragma unroll 1
   for (int at = first; at < last; at += WIDTH) {
     TS_LANES {
-      const int slice = g * 4 + (int)TS_LANE / WIDTH, four = at + (int)TS_LANE % WIDTH < last ? at + (int)TS_LANE % WIDTH : last - 1;
+      const int thread = g * 128 + (int)TS_LANE, slice = thread / WIDTH, own = at + thread % WIDTH, four = own < last ? own : last - 1;
       float v[LOADS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int k = 0; k < LOADS; ++k) {  // the last turn loads again what it does not add
@@ -175,9 +174,8 @@ TS_DEV void add_partials(const P& p, u32 smem, int cta, int g) {
       for (int k = 0; k < LOADS; ++k)
 #pragma unroll
         for (int n = 0; n < 4; ++n) sum[n] = slice + k * SLICES < S::CTAS ? sum[n] + v[k][n] : sum[n];
-      const u32 to = scratch + (u32)(slice * WIDTH + (int)TS_LANE % WIDTH) * 16;
-      sts64(to, sum[0], sum[1]);
-      sts64(to + 8, sum[2], sum[3]);
+      sts64(scratch + (u32)thread * 16, sum[0], sum[1]);
+      sts64(scratch + (u32)thread * 16 + 8, sum[2], sum[3]);
     }
     named_sync(BOTH_GROUPS, 256);
     if (g == 0) {

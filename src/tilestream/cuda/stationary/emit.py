@@ -65,7 +65,7 @@ class StationarySource:
     """Source text of one launch, and what its host side must prepare.
 
     Attributes:
-        maps: what bulk copies read or write: [rows, features], and weights. pointers: what is read or written otherwise.
+        maps: what bulk copies read or write, [rows, features] or weights. pointers: what goes otherwise.
         partial_bytes: of the workspace.
     """
 

@@ -1,7 +1,7 @@
 """Backward chains: dX from layer to layer on chip, and every layer's dW beside it, in one kernel of narrow layers.
 
-``build`` turns a stage in plain form into a ``BackwardChain``: what a warpgroup keeps in registers, and the CTA's shared
-memory. ``why_not`` says why a pipeline is none.
+``build`` turns a stage in plain form into a ``BackwardChain``: what a warpgroup keeps in registers, and a CTA in
+shared memory. ``why_not`` says why a pipeline is none.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ SLOPES = frozenset(
 
 @dataclass(frozen=True)
 class Layer:
-    """``weight_gradient = dY.T X``, ``bias_gradient = sum of dY``, and ``ops(dY weight)``, which is the next layer's dY.
+    """``weight_gradient = dY.T X``, ``bias_gradient = sum of dY``, and ``ops(dY weight)``, the next layer's dY.
 
     Attributes:
         input: X, an input. weight: the parameter [out, k]; empty where no gradient of X is wanted.
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers from the last one to the first: ``gradient`` is the last one's dY, ``result`` the first one's dX or empty."""
+    """Layers from the last one to the first; ``gradient`` is the last one's dY, ``result`` the first one's dX if any."""
 
     gradient: str
     layers: tuple[Layer, ...]
@@ -88,11 +88,11 @@ class _Reader:
             layers.append(layer)
         odd = next((op for n, op in enumerate(self.stage.ops) if n not in self.read_ops and not _plumbing(op)), None)
         if odd is not None:
-            raise VerifyError(f"{_where(odd)}: a {odd.kind!r} that is no part of the chain", "put it into another stage")
+            raise VerifyError(f"{_where(odd)}: a {odd.kind!r} that is no part of the chain", "move it elsewhere")
         last = layers[-1].result
         made = {self.stored.pop(last)} if last in self.stored else set()
         if last and not made:
-            raise VerifyError(f"{layers[-1].source}: dX of the first layer is not stored", "store it, or do not make it")
+            raise VerifyError(f"{layers[-1].source}: dX of the first layer is not stored", "store it, or leave it out")
         if extra := set(self.stored) - {op.out.name for op in over_rows if op.out} - self._totals():
             raise VerifyError(f"tile {min(extra)!r} leaves a backward chain", "leave it in another stage")
         return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype())
@@ -140,10 +140,8 @@ class _Reader:
         self._note(step)
         weight = step.params[0]
         given = next(v for v in step.views if v.of == weight)
-        if given.axes[1:] != tuple(a.name for a in step.out.axes if a != ROWS) or self.pipeline.tensor(weight).shape != (
-            out,
-            k,
-        ):
+        columns = tuple(a.name for a in step.out.axes if a != ROWS)
+        if given.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
             raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
         ops, streams, result = self._between(step.out.name, {_operands(op)[0] for op in over_rows})
         layer = Layer(
@@ -153,10 +151,8 @@ class _Reader:
         further = any(_operands(op)[0] == result for op in over_rows)
         return layer, result if further else ""
 
-    def _between(
-        self, made: str, wanted: set[str]
-    ) -> tuple[tuple[TileOp, ...], tuple[tuple[str, str], ...], str]:
-        """Elementwise ops from the product ``made`` to the next dY, or to what is stored; what they load; the result."""
+    def _between(self, made: str, wanted: set[str]) -> tuple[tuple[TileOp, ...], tuple[tuple[str, str], ...], str]:
+        """Elementwise ops from the product ``made`` to the next dY, or to what is stored; their loads; the result."""
         ops: list[TileOp] = []
         streams: dict[str, str] = {}
         current = made
@@ -164,7 +160,7 @@ class _Reader:
             users = [op for op in self.stage.ops if current in op.ins]
             if len(users) != 1 or users[0].kind not in SLOPES or users[0].out is None:
                 kinds = ", ".join(op.kind for op in users) or "nothing"
-                raise VerifyError(f"tile {current!r} goes to {kinds}", "a chain goes on by one elementwise op at a time")
+                raise VerifyError(f"tile {current!r} goes to {kinds}", "a chain goes on by one elementwise op each")
             (op,) = users
             assert op.out is not None
             for name in op.ins:

@@ -25,8 +25,8 @@ ACCUMULATORS, OPERAND, OVERHEAD = 32, 16, 40
 """Registers a thread: of a product of 64 columns, of the next one's left operand, of addresses and temporaries."""
 MOST_SLOTS, LEAST_SLOTS = 12, 4
 TILES = 4
-"""Of each warpgroup: gradients of three layers in turns, and dX. A warp that runs ahead writes what the sums of two layers
-ago have read, which all warps know to be over: they met since."""
+"""Of each warpgroup: gradients of three layers in turns, and dX. A warp that runs ahead writes what the sums of two
+layers ago have read, which all warps know to be over: they met since."""
 ONES_BYTES = 1024
 BULK_BYTES = 16
 

@@ -109,8 +109,7 @@ def is_stationary(pipeline: Pipeline) -> bool:
     if by_rows(pipeline) or pipeline.queues:
         return False
     return all(
-        len(s.loops) == 1 and s.loops[0].axis == ROWS.name and _products_over_rows(s)
-        for s in plain(pipeline).stages
+        len(s.loops) == 1 and s.loops[0].axis == ROWS.name and _products_over_rows(s) for s in plain(pipeline).stages
     )
 
 
