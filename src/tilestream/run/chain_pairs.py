@@ -63,21 +63,20 @@ def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
     for operand in told.inputs:
         node = arguments[operand.index]
         if maker_of(node) is region:
-            assert isinstance(node.args[1], int)
-            same[operand.tensor] = rows_told.results[node.args[1]].tensor
+            same[operand.tensor] = rows_told.results[result_of(node)].tensor
             continue
         known = inputs.get((origin_of(node), _bare(operand.steps)))
         if known is not None:
             same[operand.tensor] = known
             continue
-        if order[node] > order[region]:
+        if order[origin_of(node)] > order[region]:
             return None  # it may be made of what the region makes
         operands.append(replace(operand, index=len(given)))
         given.append(node)
-    used = [u for u in region.users if any(reader is not sums for reader in u.users)]
+    used = [u for u in region.users if any(reader is not sums for reader in _readers(u))]
     if any(u.target is not operator.getitem for u in region.users):
         return None
-    wanted = tuple(rows_told.results[int(u.args[1])].tensor for u in used)  # pyright: ignore[reportArgumentType]
+    wanted = tuple(rows_told.results[result_of(u)].tensor for u in used)
     rows = hint(value(tensors_of(sums)[0]).shape[0])  # pyright: ignore[reportOptionalMemberAccess]
     joined = join(rows_told.pipeline, told.pipeline, same, wanted, rows, target.hardware)
     operands += [
@@ -92,9 +91,22 @@ def tensors_of(call: fx.Node) -> list[fx.Node]:
 
 
 def maker_of(node: fx.Node) -> fx.Node | None:
-    """The call whose result a node is."""
+    """The call whose result a node is, under any leading dimensions."""
+    node = origin_of(node)
     whole = node.args[0] if node.target is operator.getitem else None
     return whole if isinstance(whole, fx.Node) and whole.target is REGION else None
+
+
+def result_of(node: fx.Node) -> int:
+    """Which result of its maker a node is."""
+    index = origin_of(node).args[1]
+    assert isinstance(index, int)
+    return index
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Who uses a node, under any leading dimensions."""
+    return [r for user in node.users for r in (_readers(user) if origin_of(user) is not user else [user])]
 
 
 _SAME = (aten.detach, aten.alias, aten.view, aten.reshape, aten._unsafe_view)

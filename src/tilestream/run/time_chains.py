@@ -15,7 +15,7 @@ from tilestream.graph.sizes import hint
 from tilestream.reference.whole import run_whole
 from tilestream.run import oracle
 from tilestream.run.call import RegionCall, apply
-from tilestream.run.chain_pairs import Pair, arguments, maker_of, names, origin_of, specs, tensors_of
+from tilestream.run.chain_pairs import Pair, arguments, maker_of, names, origin_of, result_of, specs, tensors_of
 from tilestream.run.spec import RegionSpec, decode
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -38,8 +38,8 @@ def time_pair(pair: Pair, target: Target) -> tuple[float, float]:
         def apart() -> list[torch.Tensor]:
             made = first(values[: len(region)])
             taken = [
-                made[node.args[1]] if maker_of(node) is pair.region else values[at[origin_of(node)]]  # pyright: ignore
-                for node in sums
+                (made[result_of(n)] if maker_of(n) is pair.region else values[at[origin_of(n)]]).reshape(_shape(n))
+                for n in sums
             ]
             return [*second(taken), *(made[k] for k in _left(pair))]
 
@@ -48,6 +48,12 @@ def time_pair(pair: Pair, target: Target) -> tuple[float, float]:
         _check(ours.outputs, ours.graph, pair, values)
         us = [statistics.median(s) for s in interleaved([ours, theirs], ROUNDS)]
     return us[0], us[1]
+
+
+def _shape(node: fx.Node) -> list[int]:
+    fake = value(node)
+    assert fake is not None
+    return [hint(n) for n in fake.shape]
 
 
 def _left(pair: Pair) -> list[int]:

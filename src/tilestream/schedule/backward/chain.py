@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers from the last one to the first; ``gradient`` is the last one's dY, ``result`` the first one's dX if any."""
+    """Layers from the last to the first; ``gradient`` is the last one's dY, ``result`` the first one's dX, or empty."""
 
     gradient: str
     layers: tuple[Layer, ...]
