@@ -66,8 +66,9 @@ def test_two_layers_over_two_ctas(rows: int, folder: Path) -> None:
         chain(64, 64, 64, 64, 8, slope="gelu", dx=False, weight="f32"),
         chain(32, 64, 8, ctas=1, bias=True, slope="", weight="f32"),
         chain(16, 64, dx=True),
+        chain(63, 64, 3, dx=False, bias=True, dtype="bf16", weight="f32"),
     ],
-    ids=["tiny-cuda-nn's, four hidden layers", "GELU, no dX", "no activation, one CTA", "one layer"],
+    ids=["tiny-cuda-nn's, four hidden layers", "GELU, no dX", "no activation, one CTA", "one layer", "odd rows"],
 )
 def test_any_widths_and_slopes(p: Pipeline, folder: Path) -> None:
     check(p, 450, folder)
@@ -169,7 +170,7 @@ def test_row_ops_and_sums_in_one_stage_are_a_backward_chain() -> None:
     ("p", "why"),
     [
         (chain(*[64] * 6), r"sums of 32 \+ 32 \+ 32 \+ 32 \+ 32 \+ 88 registers a thread = 248 > 232"),
-        (chain(64, 128, 64), r"128 columns; a backward chain takes up to 64, in bytes a multiple of 16"),
+        (chain(64, 128, 64), r"128 columns; a backward chain takes up to 64, and weights of rows of a multiple of 16"),
         (chain(63, 64, 64), r"63 columns"),
     ],
     ids=["too deep", "too wide", "odd"],

@@ -47,7 +47,7 @@ def check(module: nn.Module, x: Tensor, **options: Any) -> None:
     """Gradients through ``torch.compile`` are as near to float64 as eager's, or at twice its distance at most."""
     torch.compiler.reset()
     compiled = torch.compile(module, backend="tilestream", options={"target": "reference", **options})
-    dy = torch.randn(*x.shape[:-1], 16, dtype=x.dtype)
+    dy = torch.randn(*x.shape[:-1], [*module.parameters()][-1].shape[0], dtype=x.dtype)
     wide, x64 = copy.deepcopy(module).double(), x.detach().double().requires_grad_(x.requires_grad)
     got, own = gradients(compiled, module, x, dy), gradients(module, module, x, dy)
     want = gradients(wide, wide, x64, dy.double())
@@ -74,6 +74,15 @@ def test_biases_other_widths_no_dx_and_leading_dimensions(joined: list[tuple[Pip
     ((chain,),) = joined
     found = build(chain).chain
     assert not found.result and all(layer.bias_gradient for layer in found.layers)
+
+
+def test_gradients_of_widths_that_bulk_copies_cannot_address(joined: list[tuple[Pipeline, ...]]) -> None:
+    """Three colours: the sums took them with columns of zeros, a chain reads them as they are."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(27, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).half()
+    check(module, inputs(ROWS, 27, wants_gradient=False))
+    ((chain,),) = joined
+    assert build(chain).odd and build(chain).chain.layers[0].out == 3
 
 
 def test_a_long_chain_is_cut_where_the_registers_end(joined: list[tuple[Pipeline, ...]]) -> None:

@@ -21,6 +21,7 @@ CASES = {
     "biases": chain(*widths(3), ctas=132, bias=True, dtype="bf16", weight="f32"),
     "ragged, GELU": chain(24, 40, 64, 8, ctas=66, bias=True, slope="gelu"),
     "no dX": chain(*widths(2), ctas=132, dx=False),
+    "odd rows": chain(63, 64, 64, 3, ctas=132, dx=False, bias=True, dtype="bf16"),
 }
 ROWS = (0, 1, 63, 1000, 40_000)
 

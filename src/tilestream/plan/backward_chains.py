@@ -104,10 +104,12 @@ def _together(
                 known[op.out.name] = tile
             elif op.kind == "store":
                 ends.append(op)
-                tensors[op.params[0]] = sums.tensor(op.params[0])
             else:
                 ops.append(_over(op, known))
     ops = [op for op in ops if op.kind != "store" or op.params[0] in wanted]
+    made = {op.out.name: op.out for op in ops if op.out is not None}
+    for op in ends:  # of columns that were padded there are none here
+        tensors[op.params[0]] = replace(sums.tensor(op.params[0]), axes=made[op.ins[0]].axes)
     ops = _rounded([*ops, *_renamed(ends, ops)])
     used = {name for op in ops for name in op.params}
     stage = Stage("chain", tuple(ops), (Loop(ROWS.name, TILE_ROWS),), ())

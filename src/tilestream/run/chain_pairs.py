@@ -65,11 +65,11 @@ def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
         if maker_of(node) is region:
             same[operand.tensor] = rows_told.results[result_of(node)].tensor
             continue
-        known = inputs.get((origin_of(node), _bare(operand.steps)))
+        known = inputs.get((unpadded(node), _bare(operand.steps)))
         if known is not None:
             same[operand.tensor] = known
             continue
-        if order[origin_of(node)] > order[region]:
+        if order[unpadded(node)] > order[region]:
             return None  # it may be made of what the region makes
         operands.append(replace(operand, index=len(given)))
         given.append(node)
@@ -107,6 +107,12 @@ def result_of(node: fx.Node) -> int:
 def _readers(node: fx.Node) -> list[fx.Node]:
     """Who uses a node, under any leading dimensions."""
     return [r for user in node.users for r in (_readers(user) if origin_of(user) is not user else [user])]
+
+
+def unpadded(node: fx.Node) -> fx.Node:
+    """What a node is without columns of zeros behind it."""
+    is_pad = packet(node) is aten.constant_pad_nd and len(node.args[1]) == 2 and node.args[1][0] == 0  # pyright: ignore
+    return origin_of(node.args[0]) if is_pad and isinstance(node.args[0], fx.Node) else origin_of(node)
 
 
 _SAME = (aten.detach, aten.alias, aten.view, aten.reshape, aten._unsafe_view)
@@ -184,6 +190,8 @@ def _fake(pair: Pair, n: int | str, pipeline: Pipeline) -> tuple[tuple[Any, ...]
 def _result(pair: Pair, name: str, pipeline: Pipeline) -> ResultSpec:
     for call in (pair.sums, pair.region):
         told = next((r for r in decode(str(call.args[2])).results if r.tensor == name), None)
-        if told is not None and (call is pair.sums or name in pair.wanted):
+        if told is not None and call is pair.sums:  # without the columns that a gradient was padded by
+            return replace(told, shape=pipeline.tensor(name).shape)
+        if told is not None and name in pair.wanted:
             return told
     return ResultSpec(name, (pair.rows, pipeline.tensor(name).features))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from tilestream.errors import PlanError
 from tilestream.graph.nodes import value
@@ -15,7 +16,17 @@ from tilestream.graph.sizes import hint
 from tilestream.reference.whole import run_whole
 from tilestream.run import oracle
 from tilestream.run.call import RegionCall, apply
-from tilestream.run.chain_pairs import Pair, arguments, maker_of, names, origin_of, result_of, specs, tensors_of
+from tilestream.run.chain_pairs import (
+    Pair,
+    arguments,
+    maker_of,
+    names,
+    origin_of,
+    result_of,
+    specs,
+    tensors_of,
+    unpadded,
+)
 from tilestream.run.spec import RegionSpec, decode
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -35,12 +46,13 @@ def time_pair(pair: Pair, target: Target) -> tuple[float, float]:
         region, sums = tensors_of(pair.region), tensors_of(pair.sums)
         at = {origin_of(node): k for k, node in enumerate(pair.given)}
 
+        def given(node: fx.Node) -> torch.Tensor:
+            whole = origin_of(node)
+            return values[at[whole if whole in at else unpadded(node)]]
+
         def apart() -> list[torch.Tensor]:
             made = first(values[: len(region)])
-            taken = [
-                (made[result_of(n)] if maker_of(n) is pair.region else values[at[origin_of(n)]]).reshape(_shape(n))
-                for n in sums
-            ]
+            taken = [_like(made[result_of(n)] if maker_of(n) is pair.region else given(n), n) for n in sums]
             return [*second(taken), *(made[k] for k in _left(pair))]
 
         calls = [RegionCall(told, device, rescue=False) for told in specs(pair, target.kind)]
@@ -50,10 +62,13 @@ def time_pair(pair: Pair, target: Target) -> tuple[float, float]:
     return us[0], us[1]
 
 
-def _shape(node: fx.Node) -> list[int]:
+def _like(tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
+    """A tensor in the shape of a node, which may have more columns: zeros."""
     fake = value(node)
     assert fake is not None
-    return [hint(n) for n in fake.shape]
+    shape = [hint(n) for n in fake.shape]
+    more = shape[-1] - tensor.shape[-1]
+    return (functional.pad(tensor, (0, more)) if more else tensor).reshape(shape)
 
 
 def _left(pair: Pair) -> list[int]:

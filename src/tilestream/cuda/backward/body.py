@@ -68,7 +68,7 @@ def _result_map(s: BackwardChain) -> int:
 
 def maps(s: BackwardChain) -> tuple[str, ...]:
     """Tensors that bulk copies address: what streams in, each once, the weights, and dX."""
-    streams = dict.fromkeys(name for names in s.streams for name in names)
+    streams = dict.fromkeys(name for names in s.streams for name in names if name not in s.odd)
     return (*streams, *s.weights, *([s.chain.result] if s.chain.result else []))
 
 

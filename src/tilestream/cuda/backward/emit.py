@@ -30,21 +30,27 @@ def emit(pipeline: Pipeline) -> StationarySource:
     """
     s = build(pipeline)
     tensors = maps(s)
-    pointers = tuple(h.tensor for h in s.held)
-    streams = [tensors.index(name) for names in s.streams for name in names]
+    pointers = (*(h.tensor for h in s.held), *s.odd)
+    streams = [_stream(name, tensors, pointers, pipeline) for names in s.streams for name in names]
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     gives, leaves = _exchange(s)
     text = _template().render(
         name=name, pipeline=pipeline, threads=THREADS, s=s, maps=tensors, pointers=pointers, streams=streams,
-        first_weight=len(set(streams)), has_bias=any(h.is_bias for h in s.held), tiles=TILES, width=_width(s),
-        body=body(s), gives=gives, leaves=leaves, writes=[_write(s, h, n) for n, h in enumerate(s.held)],
-        mma=_products(s),
+        first_weight=tensors.index(s.weights[0]) if s.weights else 0, has_bias=any(h.is_bias for h in s.held),
+        tiles=TILES, width=_width(s), body=body(s), gives=gives, leaves=leaves,
+        writes=[_write(s, h, n) for n, h in enumerate(s.held)], mma=_products(s),
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
     return StationarySource(
         name, text, s.shared_bytes, pipeline, (s,), tensors, pointers, s.workspace_bytes, splits
     )  # fmt: skip
+
+
+def _stream(name: str, maps: tuple[str, ...], pointers: tuple[str, ...], pipeline: Pipeline) -> tuple[int, int, int]:
+    """A line of the table of streams: ``struct Stream`` of backward.cuh."""
+    map_of = maps.index(name) if name in maps else -1
+    return map_of, pointers.index(name) if map_of < 0 else -1, pipeline.tensor(name).features
 
 
 def _products(s: BackwardChain) -> list[str]:

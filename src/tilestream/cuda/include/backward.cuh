@@ -45,12 +45,25 @@ TS_DEV void init_chain(u32 smem, int warp) {
 
 TS_DEV int tiles_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
+// What a slot of the ring is filled with: by a tensor map, or, where that is -1, from rows that bulk copies cannot address.
+struct Stream {
+  int map, pointer, features;
+};
+template <class T, class P>
+TS_DEV void load_odd_tile(u32 dst, const P& p, const Stream& from, int tile) {
+  const int row = tile * ROWS, left = p.rows - row < ROWS ? p.rows - row : ROWS;
+  load_odd_rows<T>(dst, p.pointers[from.pointer], from.features, (int)p.strides[from.pointer], row, p.rows, 0, from.features, 64, false);
+  for (int r = (int)lane_in_warp() + left; r < ROWS; r += WARP)
+    for (int i = 0; i < from.features; ++i) Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)i), 0.0f);
+}
+
 // ---- in: the weights once, then of each tile the last gradient, and each layer's input
 template <class S, class P>
 TS_DEV void load_chain(const P& p, u32 smem, int cta, int g) {
-  if (lane_in_warp() != 0) return;
+  const bool leads = lane_in_warp() == 0;
+  if (!S::ODD && !leads) return;
   const int tiles = tiles_of(p.rows);
-  if (g == 0 && tiles > 0 && S::WEIGHTS > 0) {
+  if (leads && g == 0 && tiles > 0 && S::WEIGHTS > 0) {
     const u32 bar = Chain<S>::weights_bar(smem);
     bar_expect(bar, S::WEIGHTS * CHUNK_BYTES);
 #pragma unroll 1
@@ -61,9 +74,18 @@ TS_DEV void load_chain(const P& p, u32 smem, int cta, int g) {
   for (int tile = 2 * cta + g; tile < tiles; tile += 2 * S::CTAS)
 #pragma unroll 1
     for (int k = 0; k < S::STREAMS; ++k) {
+      const Stream from = S::stream(k);
       ring.wait_empty();
-      bar_expect(ring.full(), CHUNK_BYTES);
-      tma_load(ring.addr(), &p.maps[S::stream(k)], 0, tile * ROWS, ring.full(), EVICT_FIRST);
+      if (!S::ODD || from.map >= 0) {
+        if (leads) bar_expect(ring.full(), CHUNK_BYTES);
+        if (leads) tma_load(ring.addr(), &p.maps[from.map], 0, tile * ROWS, ring.full(), EVICT_FIRST);
+      } else {
+        load_odd_tile<typename S::T>(ring.addr(), p, from, tile);
+        fence_async_shared();
+        sync_warp();
+        if (leads) bar_arrive(ring.full());
+      }
+      if (S::ODD) sync_warp();  // a lane that ran ahead would find the parity of a turn ago
       ring.advance();
     }
 }
@@ -142,7 +164,13 @@ TS_DEV void write_weight(void* to, long long stride, int four, const float (&v)[
       for (int n = 0; n < 2; ++n)
         if (row < K && col + n < OUT) Io<W>::global1(to, (u64)(col + n) * (u64)stride + (u64)row, v[2 * j + n]);
     } else if (row < OUT && col < K) {
-      Io<W>::global2(to, (u64)row * (u64)stride + (u64)col, v[2 * j], v[2 * j + 1]);
+      const u64 where = (u64)row * (u64)stride + (u64)col;
+      if (K % 2 == 0) {
+        Io<W>::global2(to, where, v[2 * j], v[2 * j + 1]);
+      } else {
+        Io<W>::global1(to, where, v[2 * j]);
+        if (col + 1 < K) Io<W>::global1(to, where + 1, v[2 * j + 1]);
+      }
     }
   }
 }

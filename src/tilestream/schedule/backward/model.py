@@ -55,6 +55,7 @@ class BackwardChain:
 
     Attributes:
         slots: of each warpgroup's ring, 64 rows of one tensor each. held: its sums, in the order of the layers.
+        odd: streams whose rows bulk copies cannot address.
     """
 
     stage: Stage
@@ -62,6 +63,7 @@ class BackwardChain:
     splits: int
     slots: int
     held: tuple[Held, ...]
+    odd: tuple[str, ...]
 
     @property
     def dtype(self) -> str:
@@ -176,14 +178,7 @@ def build(pipeline: Pipeline) -> BackwardChain:
     where = chain.layers[0].source
     if stage.loops[0].tile != TILE_ROWS:
         raise VerifyError(f"{where}: takes {stage.loops[0].tile} rows a step, kernels {TILE_ROWS}", "loop by 64 rows")
-    for layer in chain.layers:
-        for size in (layer.out, layer.k):
-            if size > WIDEST or size * DTYPE_BYTES[chain.dtype] % BULK_BYTES:
-                raise VerifyError(
-                    f"{layer.source}: {size} columns; a backward chain takes up to {WIDEST}, in bytes a multiple of"
-                    f" {BULK_BYTES}",
-                    "use a row stream and stationary sums",
-                )
+    _check_widths(chain)
     by_level = {level: prod(d.size for d in stage.mesh if d.level is level) for level in Level}
     if any(d.axes != (ROWS.name,) for d in stage.mesh) or by_level[Level.WARPGROUP] != GROUPS:
         raise VerifyError(f"{where}: a backward chain divides rows over the grid and two warpgroups", "divide it so")
@@ -207,7 +202,22 @@ def build(pipeline: Pipeline) -> BackwardChain:
             " warpgroup",
             "cut the chain",
         )
-    return BackwardChain(stage, chain, by_level[Level.GRID], slots, held)
+    streams = dict.fromkeys((chain.gradient, *(name for layer in chain.layers for name in read(layer))))
+    odd = tuple(n for n in streams if written.tensor(n).features * DTYPE_BYTES[chain.dtype] % BULK_BYTES)
+    return BackwardChain(stage, chain, by_level[Level.GRID], slots, held, odd)
+
+
+def _check_widths(chain: Chain) -> None:
+    """Layers are of one chunk; what bulk copies write, and weights, have rows that they can address."""
+    for layer in chain.layers:
+        bulk = not layer.weight or layer.k * DTYPE_BYTES[chain.dtype] % BULK_BYTES == 0
+        wide = max(layer.out, layer.k)
+        if wide > WIDEST or not bulk:
+            raise VerifyError(
+                f"{layer.source}: {layer.k if not bulk else wide} columns; a backward chain takes up to {WIDEST}, and"
+                f" weights of rows of a multiple of {BULK_BYTES} bytes",
+                "use a row stream and stationary sums",
+            )
 
 
 def registers_of(layers: Sequence[Layer], pipeline: Pipeline) -> int:
