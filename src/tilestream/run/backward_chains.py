@@ -25,6 +25,7 @@ from tilestream.run.chain_pairs import Pair, arguments, find_pair, specs
 from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode
 from tilestream.run.target import Target
+from tilestream.schedule.backward import build
 from tilestream.run.time_chains import time_pair
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
     for sums in [n for n in owner.graph.nodes if n.target is REGION]:
         try:
             pair = find_pair(owner.graph, sums, target)
-            if pair is None:
+            if pair is None or (target.kind == "cuda" and _unchecked(pair)):
                 continue
             with planning.kernels_kept(options, target):
                 found = plan(pair, options, target)
@@ -69,6 +70,11 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
         owner.graph.lint()
         owner.recompile()
     return made
+
+
+def _unchecked(pair: Pair) -> bool:
+    """Whether a chain reads rows that bulk copies cannot address: no GPU has run such a kernel yet."""
+    return any(build(pipeline).odd for pipeline in pair.joined.pipelines)
 
 
 def plan(pair: Pair, options: Options, target: Target) -> Plan:
