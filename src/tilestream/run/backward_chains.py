@@ -25,8 +25,8 @@ from tilestream.run.chain_pairs import Pair, arguments, find_pair, specs
 from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode
 from tilestream.run.target import Target
-from tilestream.schedule.backward import build
 from tilestream.run.time_chains import time_pair
+from tilestream.schedule.backward import build
 
 log = logging.getLogger(__name__)
 
