@@ -57,6 +57,7 @@ def ablation_means() -> str:
     found, lines = _ablated(), []
     arms = {
         "all": KINDS,
+        "sums in one order": (*KINDS[1:4], KINDS[5]),
         "random": ("random",),
         "no DSM": KINDS[:2] + KINDS[3:4],
         "C over DSM": KINDS[4:],
