@@ -38,8 +38,8 @@ class Options:
             candidates too, where candidates are timed and no norm stands in front.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
-        interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
-            Off: these kernels have not been measured on a GPU yet.
+        interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
+            where that is faster.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels lane by lane, or in bulk by the im2col mode of bulk copies. Neither has run on a GPU yet, so
             ``off``. Inference alone.
@@ -60,7 +60,7 @@ class Options:
     constant_weights: bool = False
     cluster_middle: bool = True
     effort: Effort = "measured"
-    interactions: bool = False
+    interactions: bool = True
     convolutions: Convolutions = "off"
     fallback: bool = True
 

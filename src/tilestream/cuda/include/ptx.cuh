@@ -253,7 +253,8 @@ TS_DEV void let_next_kernel_start() { asm volatile("griddepcontrol.launch_depend
 TS_DEV void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 TS_DEV void fence_system() { __threadfence_system(); }
-TS_DEV bool claim(u32* word) { return atomicCAS_system(word, 0u, 1u) == 0u; }
+// Of a word in host memory, among this GPU's threads: few hosts let a GPU write theirs by atomics of system scope.
+TS_DEV bool claim(u32* word) { return atomicCAS(word, 0u, 1u) == 0u; }
 
 // ---- global memory
 template <class T>
