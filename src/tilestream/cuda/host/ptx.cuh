@@ -209,6 +209,8 @@ TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
 }
 template <int K>
 TS_DEV void pin(Registers<float, K>&) {}
+template <int K>
+TS_DEV void pin(Registers<u32, K>&) {}
 TS_DEV void mma_fence() {}
 TS_DEV void mma_commit() { ts_host::products_commit(); }
 template <int N>

@@ -166,13 +166,10 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
       store_wait_read<0>();
       bar_arrive(ring.empty());
     }
-    if (x.second) {
-      flag_relaxed(flags.read + mine * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
-    } else {
-      store_wait<0>();
-      fence_async_global();
-      flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
-    }
+    if (x.second) continue;
+    store_wait<0>();
+    fence_async_global();
+    flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
   }
   if (lane_in_warp() == 0) store_wait<0>();
 }
@@ -208,39 +205,112 @@ TS_DEV void multiply_step(Fragment<TILE_BLOCKS>& acc, u32 left, u32 right) {
     Mma<T, TILE_BLOCKS, 0>::shared(acc, mma_desc_over_16(left + 2 * k), mma_desc_over_16(right + 2 * k));
 }
 
-// 64 columns of a hidden layer at a time, rounded, into slabs.
+// What is left of a hidden tile when the next product begins: the sums of its last slabs, rounded. Their epilogue runs while
+// the tensor cores have that product.
+template <class K>
+struct Kept : Registers<u32, (K::DEFERRED > 0 ? 16 * K::FIRSTS * K::DEFERRED : 1)> {
+  Unit of;
+  bool any = false;
+};
+template <class K>
+constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
+
+// Two columns of one row of a hidden layer, from their sums.
+template <class K>
+TS_DEV void leave_pair(u32 slab, u32 t, int i, int j, const float (&v)[K::HIDDEN_VECTORS][2], const float (&sums)[2][K::FIRSTS]) {
+  sts32(pair_addr<typename K::T>(slab, t, i, j), K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1])));
+}
+TS_DEV void slab_is_there(SlabRing& slabs) {
+  fence_async_shared();
+  group_arrive(slabs.full());
+  slabs.advance();
+}
+// Slab s from the accumulators.
 template <class K, class P>
-TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x) {
-  constexpr int BLOCKS = TILE_BLOCKS / K::FIRSTS;
+TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int s) {
+  slabs.wait_empty();
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
 #pragma unroll
-  for (int s = 0; s < BLOCKS; s += 8) {
-    slabs.wait_empty();
-    TS_PASS
-    TS_LANES {
-      const u32 t = TS_PASS_LANE;
+    for (int i = 0; i < 8; ++i) {
+      float v[K::HIDDEN_VECTORS][2];
+      K::hidden_vectors(p, x.column * 64 * HIDDEN_SLABS<K> + col_of(t, 8 * s + i), v);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float v[K::HIDDEN_VECTORS][2];
-        K::hidden_vectors(p, x.column * 8 * BLOCKS + col_of(t, s + i), v);
+      for (int j = 0; j < 2; ++j) {
+        float sums[2][K::FIRSTS];
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float made[2];
+        for (int e = 0; e < 2; ++e)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float sums[K::FIRSTS];
-#pragma unroll
-            for (int f = 0; f < K::FIRSTS; ++f) sums[f] = TS_REG(acc, 4 * (f * BLOCKS + s + i) + 2 * j + e);
-            made[e] = K::middle(v, e, sums);
-          }
-          sts32(pair_addr<typename K::T>(slabs.addr(), t, i, j), K::T::pack(made[0], made[1]));
-        }
+          for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
+        leave_pair<K>(slabs.addr(), t, i, j, v, sums);
       }
     }
-    fence_async_shared();
-    group_arrive(slabs.full());
-    slabs.advance();
   }
+  slab_is_there(slabs);
 }
+template <class K>
+TS_DEV void keep(Kept<K>& kept, const Fragment<TILE_BLOCKS>& acc, const Unit& x) {
+  kept.of = x;
+  kept.any = true;
+  TS_LANES {
+#pragma unroll
+    for (int s = 0; s < K::DEFERRED; ++s)
+#pragma unroll
+      for (int f = 0; f < K::FIRSTS; ++f)
+#pragma unroll
+        for (int k = 0; k < 16; ++k) {
+          const int at = 2 * (8 * (f * HIDDEN_SLABS<K> + HIDDEN_SLABS<K> - K::DEFERRED + s) * 2 + k);
+          TS_REG(kept, (s * K::FIRSTS + f) * 16 + k) = K::T::pack(TS_REG(acc, at), TS_REG(acc, at + 1));
+        }
+  }
+  pin(kept);
+}
+// Half h of what was kept: four blocks of columns.
+template <class K, class P>
+TS_DEV void leave_kept(const P& p, Kept<K>& kept, SlabRing& slabs, int h) {
+  const int s = h / 2;
+  if (h % 2 == 0) slabs.wait_empty();
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
+#pragma unroll
+    for (int i = 4 * (h % 2); i < 4 * (h % 2) + 4; ++i) {
+      float v[K::HIDDEN_VECTORS][2];
+      K::hidden_vectors(p, kept.of.column * 64 * HIDDEN_SLABS<K> + col_of(t, 8 * (HIDDEN_SLABS<K> - K::DEFERRED + s) + i), v);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float sums[2][K::FIRSTS];
+#pragma unroll
+        for (int f = 0; f < K::FIRSTS; ++f) {
+          const u32 pair = TS_REG(kept, (s * K::FIRSTS + f) * 16 + 2 * i + j);
+          sums[0][f] = K::T::low(pair);
+          sums[1][f] = K::T::high(pair);
+        }
+        leave_pair<K>(slabs.addr(), t, i, j, v, sums);
+      }
+    }
+  }
+  if (h % 2 == 1) slab_is_there(slabs);
+}
+template <class K, class P>
+TS_DEV void leave_all_kept(const P& p, Kept<K>& kept, SlabRing& slabs) {
+#pragma unroll
+  for (int h = 0; h < 2 * K::DEFERRED; ++h) leave_kept<K>(p, kept, slabs, h);
+  kept.any = false;
+}
+// Whether what is kept of a first product has to be there before unit `u` is waited for: it is of the second product, and
+// somebody's operand of the same rows.
+template <class K>
+TS_DEV bool is_wanted_by(const Walk& w, int u, int stride, int kept_first) {
+  for (u += stride; u < w.units; u += stride) {
+    const Unit x = unit_at<K>(w, u, 0);
+    if (!x.live) continue;
+    return x.second && kept_first < w.firsts * ((u - w.head) / (w.firsts + w.seconds) + 1);
+  }
+  return true;
+}
+
 // The result, with what is read beside it: that comes first, so that it is on its way while a slab is waited for.
 template <class K, class P>
 TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int g) {
@@ -284,49 +354,68 @@ TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing&
         }
       }
     }
-    fence_async_shared();
-    group_arrive(slabs.full());
-    slabs.advance();
+    slab_is_there(slabs);
   }
 }
 
+// One page of both operands; the one before it is given back.
+template <class K>
+TS_DEV void consume_step(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, bool first) {
+  const u32 step = ring.take();
+  mma_fence();
+  multiply_step<typename K::T>(acc, (step + mine) >> 4, (step + LEFT_BYTES) >> 4);
+  mma_commit();
+  if (!first) {
+    mma_wait<1>();
+    ring.release();
+  }
+  ring.advance();
+}
+
 template <class K, class P>
-TS_DEV void consume_tiles(const P& p, u32 smem, int cluster, int rank, int g) {
+TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank, int g) {
+  const Walk& w = p.walk;
   auto ring = step_ring<K>(smem);
   auto slabs = slab_ring<K>(smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
+  const int stride = p.ctas / K::CLUSTER;
+  Kept<K> kept;
   if (K::LATE_CYCLES > 0 && g == 1) {
     const u64 start = sm_clock();
     while (sm_clock() - start < (u64)K::LATE_CYCLES) {
     }
   }
 #pragma unroll 1
-  for (int u = cluster; u < p.walk.units; u += p.ctas / K::CLUSTER) {
-    const Unit x = unit_at<K>(p.walk, u, rank);
+  for (int u = cluster; u < w.units; u += stride) {
+    const Unit x = unit_at<K>(w, u, rank);
     if (!x.live) continue;
     Fragment<TILE_BLOCKS> acc;
     start_from_zero(acc);
     pin(acc);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
-#pragma unroll 1
-    for (int i = 0; i < steps; ++i) {
-      const u32 step = ring.take();
-      mma_fence();
-      multiply_step<typename K::T>(acc, (step + mine) >> 4, (step + LEFT_BYTES) >> 4);
-      mma_commit();
-      if (i > 0) {
-        mma_wait<1>();
-        ring.release();
-      }
-      ring.advance();
+#pragma unroll
+    for (int h = 0; h < 2 * K::DEFERRED; ++h) {
+      consume_step<K>(acc, ring, mine, h == 0);
+      if (kept.any) leave_kept<K>(p, kept, slabs, h);
     }
+    kept.any = false;
+#pragma unroll 1
+    for (int i = 2 * K::DEFERRED; i < steps; ++i) consume_step<K>(acc, ring, mine, i == 0);
     mma_wait<0>();
     pin(acc);  // or what reads them moves in front of the wait (C7514)
     ring.release();
-    if (x.second)
+    if (x.second) {
+      // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
+      if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
       leave_result<K>(p, acc, slabs, x, g);
-    else
-      leave_hidden<K>(p, acc, slabs, x);
+    } else {
+#pragma unroll
+      for (int s = 0; s < HIDDEN_SLABS<K> - K::DEFERRED; ++s) leave_hidden<K>(p, acc, slabs, x, s);
+      if constexpr (K::DEFERRED > 0) {
+        keep(kept, acc, x);
+        if (is_wanted_by<K>(w, u, stride, x.rows / K::CLUSTER * K::HID_BLOCKS + x.column)) leave_all_kept<K>(p, kept, slabs);
+      }
+    }
   }
 }
 
@@ -353,7 +442,7 @@ TS_DEV void run_tiled_block(const P& p, u32 smem) {
   } else {
     registers_inc<CONSUMER_REGISTERS>();
     if constexpr (K::BEFORE) make_operand<K>(p, team, epoch, cta * 8 + warp, p.walk.early, p.ctas * 8);
-    consume_tiles<K>(p, smem, cluster, rank, group);
+    consume_tiles<K>(p, epoch, smem, cluster, rank, group);
   }
   sync_warp();
   if (K::CLUSTER == 2)
