@@ -28,8 +28,6 @@ BARRIER_BYTES = 16 * (STEPS + 2 * SLABS)
 THREADS = 384
 WIDEST_ROW = 1024
 """Columns of an operand that a warp makes by itself: 32 values a lane and array."""
-RING_BYTES = 40 << 20
-"""Of the hidden layer's ring: it shares the L2 (50 MB) with weights, and with rows on their way."""
 CLUSTER = 2
 
 
@@ -40,7 +38,7 @@ class Walk:
     ``head`` of the first product, then again and again ``seconds`` of the second and ``firsts`` more of the first.
 
     Attributes:
-        all_firsts, all_seconds: units there are; beyond them the order has gaps.
+        all_firsts, all_seconds: units there are.
         slots: tiles of rows in the rings of the hidden layer and of the operand.
         early: tiles of rows whose operand is made by the warps that multiply, before they do.
     """
@@ -50,7 +48,6 @@ class Walk:
     head: int
     firsts: int
     seconds: int
-    units: int
     slots: int
     early: int
 
@@ -95,26 +92,17 @@ class TiledBlock:
 
     @property
     def turn(self) -> int:
-        """Pairs of row tiles between a switch of products: as many as keep all clusters busy with the second, or a
-        part of them where the ring would outgrow the L2."""
-        whole = max(1, self.clusters // self.out_blocks)
-        part = next((d for d in (1, 2, 3, 4) if self._ring(ceil(whole / d)) <= RING_BYTES), 4)
-        return ceil(whole / part)
-
-    def _slots(self, turn: int) -> int:
-        """The turn, what is made ahead of it, and what clusters that run ahead of others make."""
-        return CLUSTER * (turn + 3 * ceil(self.clusters / self.hid_blocks))
-
-    def _ring(self, turn: int) -> int:
-        return self._slots(turn) * ROWS * self.block.sizes[1] * 2
+        """Pairs of row tiles between a switch of products: as many as give each cluster a unit of the second."""
+        return max(1, self.clusters // self.out_blocks)
 
     @property
     def slots(self) -> int:
-        return self._slots(self.turn)
+        """Tiles of rows in the hidden layer's ring: of a turn, and of two units for each cluster ahead of it."""
+        return CLUSTER * (self.turn + 2 * ceil(self.clusters / self.hid_blocks))
 
     @property
     def hidden_bytes(self) -> int:
-        return self._ring(self.turn)
+        return self.slots * ROWS * self.block.sizes[1] * 2
 
     @property
     def operand_bytes(self) -> int:
@@ -125,11 +113,8 @@ class TiledBlock:
         pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
         head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made, or keeps it
-        units = head + ceil(pairs / self.turn) * (firsts + seconds)
         early = CLUSTER * min(pairs, ceil(self.clusters / self.hid_blocks)) if self.block.before else 0
-        return Walk(
-            pairs * self.hid_blocks, pairs * self.out_blocks, head, firsts, seconds, units, self.slots, early
-        )
+        return Walk(pairs * self.hid_blocks, pairs * self.out_blocks, head, firsts, seconds, self.slots, early)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:

@@ -24,28 +24,34 @@ constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
 // again, `seconds` of the second and `firsts` more of the first. So many of the first are ahead that nobody waits.
 struct Walk {
   int all_firsts, all_seconds;  // units there are
-  int head, firsts, seconds, units;
+  int head, firsts, seconds;
   int slots;  // tiles of 128 rows in the ring of the hidden layer, and of the operand
   int early;  // tiles whose operand is made by the warps that multiply, before they do
 };
 struct Unit {
-  bool second, live;
-  int rows, column;  // tile of rows, of this CTA; block of columns
+  bool second;
+  int index, rows, column;  // among the units of its product; tile of rows, of this CTA; block of columns
 };
 
+// The units of one cluster in that order. Of either product it has every `clusters`-th.
 template <class K>
-TS_DEV Unit unit_at(const Walk& w, int u, int rank) {
-  int first = u, second = -1;
-  if (u >= w.head) {
-    const int period = w.firsts + w.seconds, turn = (u - w.head) / period, at = (u - w.head) % period;
-    if (at < w.seconds)
-      second = turn * w.seconds + at;
-    else
-      first = w.head + turn * w.firsts + at - w.seconds;
+struct Deal {
+  const Walk& w;
+  int clusters, rank, first, second;
+  TS_DEV Deal(const Walk& w, int cluster, int clusters, int rank) : w(w), clusters(clusters), rank(rank), first(cluster), second(cluster) {}
+  TS_DEV bool more() const { return first < w.all_firsts || second < w.all_seconds; }
+  // Units of the first product in front of the next one of the second; those that it is made from end a `head` before.
+  TS_DEV int in_front() const { return w.head + second / w.seconds * w.firsts; }
+  TS_DEV bool at_second() const { return second < w.all_seconds && (first >= w.all_firsts || first >= in_front()); }
+  TS_DEV Unit take() {
+    const bool is_second = at_second();
+    const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
+    (is_second ? second : first) += clusters;
+    return {is_second, index, index / blocks * K::CLUSTER + rank, index % blocks};
   }
-  if (second >= 0) return {true, second < w.all_seconds, second / K::OUT_BLOCKS * K::CLUSTER + rank, second % K::OUT_BLOCKS};
-  return {false, first < w.all_firsts, first / K::HID_BLOCKS * K::CLUSTER + rank, first % K::HID_BLOCKS};
-}
+  // Whether somebody's next unit may be made from unit `index` of the first product, which this cluster took last.
+  TS_DEV bool wants(int index) const { return !more() || (at_second() && index < in_front() - w.head + w.firsts); }
+};
 
 // Where the flags are: those of the operand by fours of rows, of the hidden layer and of its readers by tiles of 64 rows.
 struct Flags {
@@ -108,9 +114,8 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
   const Flags flags = flags_of<K>(p);
   auto ring = step_ring<K>(smem);
 #pragma unroll 1
-  for (int u = cluster; u < w.units; u += p.ctas / K::CLUSTER) {
-    const Unit x = unit_at<K>(w, u, rank);
-    if (!x.live) continue;
+  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+    const Unit x = deal.take();
     const int slot = x.rows % w.slots;
     if (x.second)
       await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w, epoch, x.rows), x.rows);
@@ -148,9 +153,8 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
   const Flags flags = flags_of<K>(p);
   auto ring = slab_ring<K>(smem, g);
 #pragma unroll 1
-  for (int u = cluster; u < w.units; u += p.ctas / K::CLUSTER) {
-    const Unit x = unit_at<K>(w, u, rank);
-    if (!x.live) continue;
+  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+    const Unit x = deal.take();
     const int slot = x.rows % w.slots, mine = 2 * slot + g;
     if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
       await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
@@ -299,18 +303,6 @@ TS_DEV void leave_all_kept(const P& p, Kept<K>& kept, SlabRing& slabs) {
   for (int h = 0; h < 2 * K::DEFERRED; ++h) leave_kept<K>(p, kept, slabs, h);
   kept.any = false;
 }
-// Whether what is kept of a first product has to be there before unit `u` is waited for: it is of the second product, and
-// somebody's operand of the same rows.
-template <class K>
-TS_DEV bool is_wanted_by(const Walk& w, int u, int stride, int kept_first) {
-  for (u += stride; u < w.units; u += stride) {
-    const Unit x = unit_at<K>(w, u, 0);
-    if (!x.live) continue;
-    return x.second && kept_first < w.firsts * ((u - w.head) / (w.firsts + w.seconds) + 1);
-  }
-  return true;
-}
-
 // The result, with what is read beside it: that comes first, so that it is on its way while a slab is waited for.
 template <class K, class P>
 TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int g) {
@@ -378,7 +370,6 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
   auto ring = step_ring<K>(smem);
   auto slabs = slab_ring<K>(smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
-  const int stride = p.ctas / K::CLUSTER;
   Kept<K> kept;
   if (K::LATE_CYCLES > 0 && g == 1) {
     const u64 start = sm_clock();
@@ -386,9 +377,8 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     }
   }
 #pragma unroll 1
-  for (int u = cluster; u < w.units; u += stride) {
-    const Unit x = unit_at<K>(w, u, rank);
-    if (!x.live) continue;
+  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+    const Unit x = deal.take();
     Fragment<TILE_BLOCKS> acc;
     start_from_zero(acc);
     pin(acc);
@@ -413,7 +403,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
       for (int s = 0; s < HIDDEN_SLABS<K> - K::DEFERRED; ++s) leave_hidden<K>(p, acc, slabs, x, s);
       if constexpr (K::DEFERRED > 0) {
         keep(kept, acc, x);
-        if (is_wanted_by<K>(w, u, stride, x.rows / K::CLUSTER * K::HID_BLOCKS + x.column)) leave_all_kept<K>(p, kept, slabs);
+        if (deal.wants(x.index)) leave_all_kept<K>(p, kept, slabs);
       }
     }
   }
