@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from tilestream.errors import VerifyError
+from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import Block, find_block
+from tilestream.schedule.shared_tile import Block, find_block, written_out
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -150,41 +150,51 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> TiledB
             does not fit, with the arithmetic.
     """
     block = find_block(stage, pipeline)
-    deferred = 1 if len(block.firsts) > 1 else 2
     _loops(stage, block)
-    made = TiledBlock(block, _clusters(stage, block), deferred)
-    for axis, size in zip((block.k, block.hid, block.out), block.sizes, strict=True):
-        if size * 2 % 16:
-            raise VerifyError(
-                f"stage {stage.name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which"
-                " bulk copies start",
-                "pad it to a multiple of 8",
-            )
-    least = 2 * deferred
-    if min(made.first_steps, made.second_steps) < least:
-        raise VerifyError(
-            f"stage {stage.name!r}: sums over {block.sizes[0]} and {block.sizes[1]} columns, of which an epilogue wants"
-            f" {least} x {DEPTH} = {least * DEPTH} to run beside",
-            "such layers fit a row stream",
-        )
-    if block.adds or DTYPE_BYTES[block.output_dtype] != 2:
-        raise VerifyError(
-            f"stage {stage.name!r}: results are {block.output_dtype}"
-            + (", added in memory" if block.adds else "")
-            + "; tiles leave as 16-bit elements",
-            "store bf16 or f16",
-        )
-    if block.before and block.sizes[0] > WIDEST_ROW:
-        raise VerifyError(
-            f"stage {stage.name!r}: rows of {block.sizes[0]} > {WIDEST_ROW} columns stand in front of the first layer,"
-            " and a warp makes them",
-            "leave what is in front of the first layer outside",
-        )
+    made = _checked(stage.name, block, _clusters(stage, block))
     if made.shared_bytes > limit:
         parts = " + ".join(f"{name} {size}" for name, size in made.parts)
         raise VerifyError(
             f"stage {stage.name!r} needs {parts} = {made.shared_bytes} > {limit} bytes of shared memory",
             "plan for a device with more",
+        )
+    return made
+
+
+def is_tileable(program: Pipeline) -> bool:
+    """Whether ``program``, one stage of row ops, is a block that such a kernel can be made of, as far as sizes go."""
+    try:
+        written = written_out(program)
+        _checked("", find_block(written.stages[0], written), 1)
+    except (VerifyError, IRError):
+        return False
+    return True
+
+
+def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
+    made = TiledBlock(block, clusters, deferred=2 if len(block.firsts) == 1 else 1)
+    for axis, size in zip((block.k, block.hid, block.out), block.sizes, strict=True):
+        if size * 2 % 16:
+            raise VerifyError(
+                f"stage {name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
+                " copies start",
+                "pad it to a multiple of 8",
+            )
+    least = 2 * made.deferred
+    if min(made.first_steps, made.second_steps) < least:
+        raise VerifyError(
+            f"stage {name!r}: sums over {block.sizes[0]} and {block.sizes[1]} columns, of which an epilogue wants"
+            f" {least} x {DEPTH} = {least * DEPTH} to run beside",
+            "such layers fit a row stream",
+        )
+    if block.adds or DTYPE_BYTES[block.output_dtype] != 2:
+        what = "are added in memory" if block.adds else f"are {block.output_dtype}"
+        raise VerifyError(f"stage {name!r}: results {what}, tiles leave as 16-bit elements", "store bf16 or f16")
+    if block.before and block.sizes[0] > WIDEST_ROW:
+        raise VerifyError(
+            f"stage {name!r}: rows of {block.sizes[0]} > {WIDEST_ROW} columns stand in front of the first layer, and a"
+            " warp makes them",
+            "leave what is in front of the first layer outside",
         )
     return made
 

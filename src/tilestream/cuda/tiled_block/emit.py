@@ -59,9 +59,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         vectors=vectors,
         mma=specialisation(b.dtype, COLUMNS // 8),
         hidden_vectors=[_vector(written, v, k, k, b.sizes[1], s.hidden_columns) for k, v in enumerate(middle)],
-        result_vectors=[
-            _vector(written, v, k, len(middle) + k, b.sizes[2], COLUMNS) for k, v in enumerate(after)
-        ],
+        result_vectors=[_vector(written, v, k, len(middle) + k, b.sizes[2], COLUMNS) for k, v in enumerate(after)],
         beside=[_pair_beside(written, op, k, b.sizes[2]) for k, op in enumerate(beside)],
         middle=_function(b.middle, {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}, b.hidden, middle),
         after=_function(b.after, {b.total: "y"}, b.result, after),
