@@ -67,7 +67,7 @@ def wide_blocks(
 
 
 def _feeds_a_stream(result: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
-    """Whether a product that a row stream may begin with reads ``result``: it takes the layer in front of it as well."""
+    """Whether a product reads ``result`` with which a row stream may begin: it has the layer in front of it too."""
     if known[result].tile.features > MAX_FEATURES:
         return False
     todo, seen = [result], {result}

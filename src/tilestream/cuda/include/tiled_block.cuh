@@ -16,6 +16,7 @@ namespace ts {
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
+constexpr int PAIR = 2;                // CTAs of a cluster
 constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
@@ -47,7 +48,7 @@ struct Deal {
     const bool is_second = at_second();
     const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
     (is_second ? second : first) += clusters;
-    return {is_second, index, index / blocks * K::CLUSTER + rank, index % blocks};
+    return {is_second, index, index / blocks * PAIR + rank, index % blocks};
   }
   // Whether somebody's next unit may be made from unit `index` of the first product, which this cluster took last.
   TS_DEV bool wants(int index) const { return !more() || (at_second() && index < in_front() - w.head + w.firsts); }
@@ -68,7 +69,7 @@ TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(
 
 // Tiles of rows, of whole clusters.
 template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * K::CLUSTER; }
+TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * PAIR; }
 
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
@@ -86,7 +87,7 @@ TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int cou
 }
 
 template <class K>
-using StepRing = Ring<K::STEPS, STEP_BYTES, K::CLUSTER == 2>;
+using StepRing = Ring<K::STEPS, STEP_BYTES, true>;
 using SlabRing = Ring<SLABS, CHUNK_BYTES>;
 template <class K>
 TS_DEV StepRing<K> step_ring(u32 smem) { return StepRing<K>(smem + K::BARS, smem); }
@@ -98,7 +99,7 @@ template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
-    bar_init(smem + K::BARS + 16 * i + 8, 8 * K::CLUSTER);  // one a warp, of both CTAs
+    bar_init(smem + K::BARS + 16 * i + 8, 8 * PAIR);  // one a warp, of both CTAs
   }
   for (int i = K::STEPS; i < K::STEPS + 2 * SLABS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 4);
@@ -114,7 +115,7 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
   const Flags flags = flags_of<K>(p);
   auto ring = step_ring<K>(smem);
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots;
     if (x.second)
@@ -131,17 +132,10 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (K::CLUSTER == 2 && h != rank) continue;
-        const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
-        const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
-        const u32 to = ring.addr() + LEFT_BYTES + h * HALF_BYTES;
-        if (K::CLUSTER == 2)
-          tma_multicast(to, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
-        else
-          tma_load(to, right, i * TILE_DEPTH, row, ring.full(), EVICT_LAST);
-      }
+const int h = rank;  // its half of the page of weights, for both CTAs
+      const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
+      const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
+      tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
     }
   }
 }
@@ -153,7 +147,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
   const Flags flags = flags_of<K>(p);
   auto ring = slab_ring<K>(smem, g);
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots, mine = 2 * slot + g;
     if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
@@ -371,13 +365,8 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
   auto slabs = slab_ring<K>(smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
   Kept<K> kept;
-  if (K::LATE_CYCLES > 0 && g == 1) {
-    const u64 start = sm_clock();
-    while (sm_clock() - start < (u64)K::LATE_CYCLES) {
-    }
-  }
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     Fragment<TILE_BLOCKS> acc;
     start_from_zero(acc);
@@ -412,14 +401,11 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
 template <class K, class P>
 TS_DEV void run_tiled_block(const P& p, u32 smem) {
   const int warp = warp_index(), group = warp >> 2;
-  const int cta = cta_index(), rank = K::CLUSTER == 2 ? (int)cluster_rank() : 0, cluster = cta / K::CLUSTER;
+  const int cta = cta_index(), rank = (int)cluster_rank(), cluster = cta / PAIR;
   const Team team = {p.flags, p.dump, p.limit_ns, cta, p.ctas};
   const u64 epoch = flag_acquire(p.flags + cta);
   if (cta_leader()) init_tiled<K>(smem);
-  if (K::CLUSTER == 2)
-    cluster_sync();
-  else
-    sync_cta();
+  cluster_sync();
   if (group == 2) {
     registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;
@@ -435,10 +421,7 @@ TS_DEV void run_tiled_block(const P& p, u32 smem) {
     consume_tiles<K>(p, epoch, smem, cluster, rank, group);
   }
   sync_warp();
-  if (K::CLUSTER == 2)
-    cluster_sync();  // nothing comes to this CTA any more
-  else
-    sync_cta();
+  cluster_sync();  // nothing comes to this CTA any more
   if (cta_leader()) flag_relaxed(p.flags + cta, ticket_of(p.walk, epoch, tiles_of<K>(p.walk) - 1));
 }
 

@@ -19,7 +19,7 @@ from tilestream.ir.plain import plain
 from tilestream.schedule.tiled_block import COLUMNS, STEPS, THREADS, TiledBlock, build
 
 REGISTER_SPLITS = ((208, 88), (216, 72), (224, 56), (232, 40))
-"""Of a consumer and of a loader thread, as ``schedule.places`` has them: a fine step more, where norms want the rest."""
+"""Of a consumer and of a loader thread, as ``schedule.places`` has them: in finer steps, where norms want the rest."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,21 @@ def _vector(pipeline: Pipeline, view: View, k: int, index: int, size: int, block
     start = f"(const char*)p.vectors[{index}] + {DTYPE_BYTES[dtype] * offset}"
     if not any(at.axes for at in view.at or ()):
         return f"v[{k}][0] = v[{k}][1] = Io<{dtype}>::param({start}, 0);"
-    whole = "true" if size % block == 0 and offset % 2 == 0 else f"{str(offset % 2 == 0).lower()} && c + 2 <= {size}"
-    return f"vector_pair<{dtype}, {size}>({start}, c, {whole}, v[{k}][0], v[{k}][1]);"
+    if offset % 2:
+        return f"vector_pair<{dtype}, {size}>({start}, c, false, v[{k}][0], v[{k}][1]);"
+    return f"Io<{dtype}>::param2({start}, {_inside(size, block)}, v[{k}][0], v[{k}][1]);"
+
+
+def _inside(size: int, block: int) -> str:
+    """Column ``c``, or the first where tiles go beyond the last one: nobody stores what becomes of those."""
+    return "c" if size % block == 0 else f"c < {size} ? c : 0"
 
 
 def _pair_beside(pipeline: Pipeline, op: TileOp, k: int, size: int) -> str:
     """Statement that loads columns ``c`` and ``c + 1`` of row ``row`` of what ``op`` loads into ``r``."""
     dtype = pipeline.tensor(op.params[0]).dtype
     start = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
-    guard = "" if size % COLUMNS == 0 else f"if (c < {size}) "
-    return f"{guard}Io<{dtype}>::param2({start}, c, r[{2 * k}], r[{2 * k + 1}]);"
+    return f"Io<{dtype}>::param2({start}, {_inside(size, COLUMNS)}, r[{2 * k}], r[{2 * k + 1}]);"
 
 
 def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, vectors: Sequence[View]) -> str:
