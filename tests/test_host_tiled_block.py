@@ -59,17 +59,19 @@ def test_no_races(folder: Path) -> None:
 
 
 OWN = "tiled_block.cuh"
+FENCED, ANNOUNCED = "    fence_async_global();\n", "  group_arrive(slabs.full());"
+LOADS = "    if (lane_in_warp() != 0) continue;\n    const TensorMap"
 MUTANTS = {
-    "a tile is announced before it is stored": Mutation(OWN, "    store_wait<0>();\n    fence_async_global();\n", ""),
-    "what other CTAs stored is loaded without a fence": Mutation(
-        OWN, "    fence_async_global();\n    if (lane_in_warp() != 0) continue;\n    const TensorMap", "    if (lane_in_warp() != 0) continue;\n    const TensorMap",
-    ),
+    "a tile is announced before it is stored": Mutation(OWN, f"    store_wait<0>();\n{FENCED}", ""),
+    "what other CTAs stored is loaded without a fence": Mutation(OWN, FENCED + LOADS, LOADS),
     "a slot is filled before its readers have it": Mutation(OWN, "if (!x.second && x.rows >= w.slots)", "if (false)"),
     "pages are freed in one CTA alone": Mutation(OWN, "K::STEPS, STEP_BYTES, true>", "K::STEPS, STEP_BYTES, false>"),
     "a slab is written while it is stored": Mutation(OWN, "  if (h % 2 == 0) slabs.wait_empty();\n", ""),
-    "a slab is stored without a fence": Mutation(OWN, "  fence_async_shared();\n  group_arrive(slabs.full());", "  group_arrive(slabs.full());"),
-    "what is kept is kept over a product that wants it": Mutation(OWN, "if (deal.wants(x.index)) leave", "if (!deal.more()) leave"),
-}  # fmt: skip
+    "a slab is stored without a fence": Mutation(OWN, f"  fence_async_shared();\n{ANNOUNCED}", ANNOUNCED),
+    "what is kept is kept over a product that wants it": Mutation(
+        OWN, "if (deal.wants(x.index)) leave", "if (!deal.more()) leave"
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
