@@ -40,7 +40,7 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr int FIRSTS = 2, STEPS = 4, DEFERRED = 1;
+  static constexpr int FIRSTS = 2, STEPS = 4;
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
   static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
@@ -58,36 +58,51 @@ struct Kernel {
     Io<bf16>::param2((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], c < 264 ? c : 0, r[0], r[1]);
   }
   // Row ``row`` of what the first layer reads, to row ``to`` of the operand, by lane t of a warp.
-  static TS_DEV void before(const Params& p, u32 scratch, int row, int to, u32 t) {
-    using R = Row<264, 32>;
-    float x0[R::COUNT];
-    R::load<bf16>(x0, (const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
-    const float v0 = R::sum(x0, scratch + 0, t);
+  static TS_DEV void before(const Params& p, int row, int to, u32 t) {
+    using R = WarpRow<bf16, 264>;
+    WarpRow<bf16, 264> x0;
+    x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
+    WarpRow<bf16, 264> w0;
+    w0.load((const char*)p.vectors[2] + 0, t);
+    WarpRow<bf16, 264> w1;
+    w1.load((const char*)p.vectors[3] + 0, t);
+    float s0 = 0.0f;
+    x0.again();
+#pragma unroll
+    for (int c = 0; c < R::PIECES; ++c) {
+      if (R::column(c, t) >= 264) continue;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) s0 += x0.at(c, e);
+    }
+    const float v0 = warp_sum(s0);
     const float v1 = mul(v0, 0.003787878787878788f);
-    float v2[R::COUNT];
+    const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
+    const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
+    float s4 = 0.0f;
+    x0.again();
 #pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v2[e] = sub(x0[e], v1);
-    float v3[R::COUNT];
+    for (int c = 0; c < R::PIECES; ++c) {
+      if (R::column(c, t) >= 264) continue;
 #pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v3[e] = square(v2[e]);
-    const float v4 = R::sum(v3, scratch + 4, t);
+      for (int e = 0; e < 8; ++e) s4 += v3(c, e);
+    }
+    const float v4 = warp_sum(s4);
     const float v5 = mul(v4, 0.003787878787878788f);
     const float v6 = add(v5, 1e-05f);
     const float v7 = rsqrt_(v6);
-    float v8[R::COUNT];
+    const auto v8 = [&](int c, int e) { return mul(v2(c, e), v7); };
+    const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
+    const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
+    u16* const made = (u16*)p.operand_data + (u64)to * 264;
+    x0.again();
 #pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v8[e] = mul(v2[e], v7);
-    float w0[R::COUNT];
-    R::load<bf16>(w0, (const char*)p.vectors[2] + 0, t);
-    float v9[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v9[e] = mul(v8[e], w0[e]);
-    float w1[R::COUNT];
-    R::load<bf16>(w1, (const char*)p.vectors[3] + 0, t);
-    float v10[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v10[e] = add(v9[e], w1[e]);
-    R::store<bf16>(v10, (u16*)p.operand_data + (u64)to * 264, t);
+    for (int c = 0; c < R::PIECES; ++c) {
+      if (R::column(c, t) >= 264) continue;
+      store_eight<bf16>(made, R::column(c, t), [&](int e) { return v10(c, e); });
+    }
+  }
+  static TS_DEV void prefetch(const Params& p, int row, u32 t) {
+    prefetch_row<528>((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
   }
   // From the sums x of the first layer to the hidden one, column e of a pair.
   static TS_DEV float middle(const float (&v)[HIDDEN_VECTORS][2], int e, const float (&x)[FIRSTS]) {

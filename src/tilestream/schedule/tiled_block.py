@@ -58,12 +58,10 @@ class TiledBlock:
 
     Attributes:
         clusters: of ``CLUSTER`` CTAs, which take as many tiles of rows and the same columns.
-        deferred: slabs of 64 hidden columns whose epilogue runs beside the next product.
     """
 
     block: Block
     clusters: int
-    deferred: int
 
     @property
     def hidden_columns(self) -> int:
@@ -112,7 +110,7 @@ class TiledBlock:
         """The order of units for ``rows`` rows."""
         pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
-        head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made, or keeps it
+        head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made
         early = CLUSTER * min(pairs, ceil(self.clusters / self.hid_blocks)) if self.block.before else 0
         return Walk(pairs * self.hid_blocks, pairs * self.out_blocks, head, firsts, seconds, self.slots, early)
 
@@ -131,8 +129,8 @@ class TiledBlock:
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread of a consumer warpgroup: sums, what is kept of a tile, the rest."""
-        return COLUMNS // 2 + 16 * len(self.block.firsts) * self.deferred + 48
+        """An estimate for one thread of a consumer warpgroup: sums, and the rest."""
+        return COLUMNS // 2 + 64
 
 
 def is_tiled(stage: Stage) -> bool:
@@ -172,7 +170,6 @@ def is_tileable(program: Pipeline) -> bool:
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
-    made = TiledBlock(block, clusters, deferred=2 if len(block.firsts) == 1 else 1)
     for axis, size in zip((block.k, block.hid, block.out), block.sizes, strict=True):
         if size * 2 % 16:
             raise VerifyError(
@@ -180,13 +177,6 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
                 " copies start",
                 "pad it to a multiple of 8",
             )
-    least = 2 * made.deferred
-    if min(made.first_steps, made.second_steps) < least:
-        raise VerifyError(
-            f"stage {name!r}: sums over {block.sizes[0]} and {block.sizes[1]} columns, of which an epilogue wants"
-            f" {least} x {DEPTH} = {least * DEPTH} to run beside",
-            "such layers fit a row stream",
-        )
     if block.adds or DTYPE_BYTES[block.output_dtype] != 2:
         what = "are added in memory" if block.adds else f"are {block.output_dtype}"
         raise VerifyError(f"stage {name!r}: results {what}, tiles leave as 16-bit elements", "store bf16 or f16")
@@ -196,7 +186,7 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
             " warp makes them",
             "leave what is in front of the first layer outside",
         )
-    return made
+    return TiledBlock(block, clusters)
 
 
 def _loops(stage: Stage, block: Block) -> None:

@@ -56,7 +56,6 @@ struct Row {
       for (int e = 0; e < 8; ++e) s += column(c, t) < COLUMNS ? v[8 * c + e] : 0.0f;
 #pragma unroll
     for (int far = 16; far > 0; far >>= 1) s += lane_across(s, far);
-    if constexpr (WARPS == 1) return s;
     if ((t & 31) == 0) stsf(scratch + (t >> 5) * 4, s);
     named_sync(BOTH_GROUPS, THREADS);
     s = 0.0f;
@@ -72,7 +71,6 @@ struct Row {
       for (int e = 0; e < 8; ++e) s = column(c, t) < COLUMNS ? max_nan(s, v[8 * c + e]) : s;
 #pragma unroll
     for (int far = 16; far > 0; far >>= 1) s = max_nan(s, lane_across(s, far));
-    if constexpr (WARPS == 1) return s;
     if ((t & 31) == 0) stsf(scratch + (t >> 5) * 4, s);
     named_sync(BOTH_GROUPS, THREADS);
     s = ldsf(scratch);

@@ -9,7 +9,7 @@
 // where something, a norm, stands in front of the first layer. The first of them all warps make.
 #pragma once
 #include "collectives.cuh"
-#include "row.cuh"
+#include "warp_row.cuh"
 
 namespace ts {
 
@@ -31,7 +31,7 @@ struct Walk {
 };
 struct Unit {
   bool second;
-  int index, rows, column;  // among the units of its product; tile of rows, of this CTA; block of columns
+  int rows, column;  // tile of rows, of this CTA; block of columns
 };
 
 // The units of one cluster in that order. Of either product it has every `clusters`-th.
@@ -48,10 +48,8 @@ struct Deal {
     const bool is_second = at_second();
     const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
     (is_second ? second : first) += clusters;
-    return {is_second, index, index / blocks * PAIR + rank, index % blocks};
+    return {is_second, index / blocks * PAIR + rank, index % blocks};
   }
-  // Whether somebody's next unit may be made from unit `index` of the first product, which this cluster took last.
-  TS_DEV bool wants(int index) const { return !more() || (at_second() && index < in_front() - w.head + w.firsts); }
 };
 
 // Where the flags are: those of the operand by fours of rows, of the hidden layer and of its readers by tiles of 64 rows.
@@ -182,10 +180,15 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
     const int tile = job / OPERAND_FLAGS, slot = tile % w.slots, part = job % OPERAND_FLAGS;
     const u64 ticket = ticket_of(w, epoch, tile);
     if (tile >= w.slots) await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket - 1, tile);
+#pragma unroll
+    for (int r = 0; r < OPERAND_ROWS; ++r) {  // of the next time
+      const int row = (job + stride) * OPERAND_ROWS + r;
+      if (row < p.rows) K::prefetch(p, row, lane_in_warp());
+    }
 #pragma unroll 1
     for (int r = 0; r < OPERAND_ROWS; ++r) {
       const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
-      if (row < p.rows) K::before(p, 0, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
+      if (row < p.rows) K::before(p, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
     }
     sync_warp();
     if (lane_in_warp() == 0) {
@@ -203,13 +206,6 @@ TS_DEV void multiply_step(Fragment<TILE_BLOCKS>& acc, u32 left, u32 right) {
     Mma<T, TILE_BLOCKS, 0>::shared(acc, mma_desc_over_16(left + 2 * k), mma_desc_over_16(right + 2 * k));
 }
 
-// What is left of a hidden tile when the next product begins: the sums of its last slabs, rounded. Their epilogue runs while
-// the tensor cores have that product.
-template <class K>
-struct Kept : Registers<u32, (K::DEFERRED > 0 ? 16 * K::FIRSTS * K::DEFERRED : 1)> {
-  Unit of;
-  bool any = false;
-};
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
 
@@ -223,7 +219,7 @@ TS_DEV void slab_is_there(SlabRing& slabs) {
   group_arrive(slabs.full());
   slabs.advance();
 }
-// Slab s from the accumulators.
+// Slab s of a hidden tile: 64 columns, rounded.
 template <class K, class P>
 TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int s) {
   slabs.wait_empty();
@@ -246,56 +242,6 @@ TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing&
     }
   }
   slab_is_there(slabs);
-}
-template <class K>
-TS_DEV void keep(Kept<K>& kept, const Fragment<TILE_BLOCKS>& acc, const Unit& x) {
-  kept.of = x;
-  kept.any = true;
-  TS_LANES {
-#pragma unroll
-    for (int s = 0; s < K::DEFERRED; ++s)
-#pragma unroll
-      for (int f = 0; f < K::FIRSTS; ++f)
-#pragma unroll
-        for (int k = 0; k < 16; ++k) {
-          const int at = 2 * (8 * (f * HIDDEN_SLABS<K> + HIDDEN_SLABS<K> - K::DEFERRED + s) * 2 + k);
-          TS_REG(kept, (s * K::FIRSTS + f) * 16 + k) = K::T::pack(TS_REG(acc, at), TS_REG(acc, at + 1));
-        }
-  }
-  pin(kept);
-}
-// Half h of what was kept: four blocks of columns.
-template <class K, class P>
-TS_DEV void leave_kept(const P& p, Kept<K>& kept, SlabRing& slabs, int h) {
-  const int s = h / 2;
-  if (h % 2 == 0) slabs.wait_empty();
-  TS_PASS
-  TS_LANES {
-    const u32 t = TS_PASS_LANE;
-#pragma unroll
-    for (int i = 4 * (h % 2); i < 4 * (h % 2) + 4; ++i) {
-      float v[K::HIDDEN_VECTORS][2];
-      K::hidden_vectors(p, kept.of.column * 64 * HIDDEN_SLABS<K> + col_of(t, 8 * (HIDDEN_SLABS<K> - K::DEFERRED + s) + i), v);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float sums[2][K::FIRSTS];
-#pragma unroll
-        for (int f = 0; f < K::FIRSTS; ++f) {
-          const u32 pair = TS_REG(kept, (s * K::FIRSTS + f) * 16 + 2 * i + j);
-          sums[0][f] = K::T::low(pair);
-          sums[1][f] = K::T::high(pair);
-        }
-        leave_pair<K>(slabs.addr(), t, i, j, v, sums);
-      }
-    }
-  }
-  if (h % 2 == 1) slab_is_there(slabs);
-}
-template <class K, class P>
-TS_DEV void leave_all_kept(const P& p, Kept<K>& kept, SlabRing& slabs) {
-#pragma unroll
-  for (int h = 0; h < 2 * K::DEFERRED; ++h) leave_kept<K>(p, kept, slabs, h);
-  kept.any = false;
 }
 // The result, with what is read beside it: that comes first, so that it is on its way while a slab is waited for.
 template <class K, class P>
@@ -364,7 +310,6 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
   auto ring = step_ring<K>(smem);
   auto slabs = slab_ring<K>(smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
-  Kept<K> kept;
 #pragma unroll 1
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
@@ -372,14 +317,8 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     start_from_zero(acc);
     pin(acc);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
-#pragma unroll
-    for (int h = 0; h < 2 * K::DEFERRED; ++h) {
-      consume_step<K>(acc, ring, mine, h == 0);
-      if (kept.any) leave_kept<K>(p, kept, slabs, h);
-    }
-    kept.any = false;
 #pragma unroll 1
-    for (int i = 2 * K::DEFERRED; i < steps; ++i) consume_step<K>(acc, ring, mine, i == 0);
+    for (int i = 0; i < steps; ++i) consume_step<K>(acc, ring, mine, i == 0);
     mma_wait<0>();
     pin(acc);  // or what reads them moves in front of the wait (C7514)
     ring.release();
@@ -389,11 +328,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
       leave_result<K>(p, acc, slabs, x, g);
     } else {
 #pragma unroll
-      for (int s = 0; s < HIDDEN_SLABS<K> - K::DEFERRED; ++s) leave_hidden<K>(p, acc, slabs, x, s);
-      if constexpr (K::DEFERRED > 0) {
-        keep(kept, acc, x);
-        if (deal.wants(x.index)) leave_all_kept<K>(p, kept, slabs);
-      }
+      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(p, acc, slabs, x, s);
     }
   }
 }

@@ -1,4 +1,4 @@
-"""What stands in front of a block's first layer: a row of it as C++, in registers of threads that make it together."""
+"""What stands in front of a shared tile's first layer: a row of it as C++, in registers of all consumer threads."""
 
 from __future__ import annotations
 
@@ -7,31 +7,26 @@ from tilestream.ir.axes import View
 from tilestream.ir.derive import result_axes
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.ir.tileops import OPS
-from tilestream.schedule.shared_tile import Block
+from tilestream.schedule.shared_tile import SharedTile
 
-WARP = 32
 SCRATCHES = 2
 """Reductions take turns with as many places in shared memory."""
 
 
-def row_vectors(b: Block) -> tuple[View, ...]:
+def row_vectors(s: SharedTile) -> tuple[View, ...]:
     """Tensors without rows that it reads: the weights of norms."""
-    return b.vectors(b.before)
+    return s.block.vectors(s.block.before)
 
 
-def row_code(b: Block, pipeline: Pipeline, threads: int, vectors_before: int, to: str = "row") -> str:
+def row_code(s: SharedTile, pipeline: Pipeline, vectors_before: int) -> str:
     """The body of ``Kernel::before``: loads first, so that all are on their way, then ``block.before`` in order.
 
-    A warp that makes a row by itself loads vectors where they are wanted: it has few registers, and they are in the L1.
-
     Args:
-        threads: that make a row together.
         vectors_before: pointers in ``Params::vectors`` in front of those of ``row_vectors``.
-        to: C++ of the row of the operand.
     """
+    b = s.block
     k = b.sizes[0]
-    lines = [f"using R = Row<{k}, {threads}>;"]
-    late: dict[str, list[str]] = {}
+    lines = [f"using R = Row<{k}, {128 * s.warpgroups}>;"]
     values: dict[str, str] = {}
     vectors: dict[View, str] = {}
     for n, op in enumerate(op for op in b.before if op.kind == "load"):
@@ -41,16 +36,12 @@ def row_code(b: Block, pipeline: Pipeline, threads: int, vectors_before: int, to
         at = f"(const char*)p.rows_of[{slot}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{slot}]"
         lines += [f"float x{n}[R::COUNT];", f"R::load<{dtype}>(x{n}, {at}, t);"]
         values[op.out.name] = f"x{n}[e]"
-    for n, view in enumerate(row_vectors(b)):
+    for n, view in enumerate(row_vectors(s)):
         dtype = pipeline.tensor(view.of).dtype
         offset = sum(at.offset for at in view.at or ())
         start = f"(const char*)p.vectors[{vectors_before + n}] + {DTYPE_BYTES[dtype] * offset}"
         if any(at.axes for at in view.at or ()):
-            load = [f"float w{n}[R::COUNT];", f"R::load<{dtype}>(w{n}, {start}, t);"]
-            if threads == WARP:
-                late[f"w{n}[e]"] = load
-            else:
-                lines += load
+            lines += [f"float w{n}[R::COUNT];", f"R::load<{dtype}>(w{n}, {start}, t);"]
             vectors[view] = f"w{n}[e]"
         else:
             lines.append(f"const float w{n} = Io<{dtype}>::param({start}, 0);")
@@ -59,10 +50,8 @@ def row_code(b: Block, pipeline: Pipeline, threads: int, vectors_before: int, to
     for n, op in enumerate(op for op in b.before if op.kind != "load"):
         assert op.out is not None
         operands = [values[name] for name in op.ins] + [vectors[v] for v in op.views[len(op.tiles) :]]
-        for name in operands:
-            lines += late.pop(name, [])
         if OPS[op.kind].family == "reduce":
-            scratch = f"scratch + {reductions % SCRATCHES * 4 * (threads // WARP)}"
+            scratch = f"scratch + {reductions % SCRATCHES * 4 * 4 * s.warpgroups}"
             lines.append(f"const float v{n} = R::{op.kind}({operands[0].removesuffix('[e]')}, {scratch}, t);")
             reductions += 1
         elif result_axes(op) == (b.rows,):
@@ -72,5 +61,5 @@ def row_code(b: Block, pipeline: Pipeline, threads: int, vectors_before: int, to
             lines.append(f"for (int e = 0; e < R::COUNT; ++e) v{n}[e] = {expression(op, operands)};")
         values[op.out.name] = f"v{n}" if result_axes(op) == (b.rows,) else f"v{n}[e]"
     made = values[b.operand].removesuffix("[e]")
-    lines.append(f"R::store<{b.dtype}>({made}, (u16*)p.operand_data + (u64){to} * {k}, t);")
+    lines.append(f"R::store<{b.dtype}>({made}, (u16*)p.operand_data + (u64)row * {k}, t);")
     return "\n".join(line if line.startswith("#") else f"    {line}" for line in lines)

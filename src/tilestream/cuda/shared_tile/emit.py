@@ -77,8 +77,8 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         s=s,
         tail=TAILS[s.tail],
         vectors=vectors,
-        row_vectors=row_vectors(s.block),
-        before=row_code(s.block, written, 128 * s.warpgroups, len(vectors)) if s.block.before else "",
+        row_vectors=row_vectors(s),
+        before=row_code(s, written, len(vectors)) if s.block.before else "",
         add_width=add_width,
         scatter=scatter,
         bars=scatter + s.scatter_bytes + s.gather_bytes + s.vector_bytes,
@@ -91,7 +91,7 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
-    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, row_vectors(s.block), add_width, splits)
+    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, row_vectors(s), add_width, splits)
 
 
 def box_width(columns: int) -> int:

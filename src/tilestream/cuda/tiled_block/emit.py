@@ -10,16 +10,16 @@ from functools import lru_cache
 import jinja2
 
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.shared_tile.before import WARP, row_code, row_vectors
 from tilestream.cuda.snippets import expression
 from tilestream.cuda.templating import template
+from tilestream.cuda.tiled_block.before import prefetch_code, row_code, row_vectors
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.ir.plain import plain
 from tilestream.schedule.tiled_block import COLUMNS, STEPS, THREADS, TiledBlock, build
 
-REGISTER_SPLITS = ((208, 88), (216, 72), (224, 56), (232, 40))
-"""Of a consumer and of a loader thread, as ``schedule.places`` has them: in finer steps, where norms want the rest."""
+REGISTER_SPLITS = ((208, 88), (200, 104))
+"""Of a consumer and of a loader thread: sums take half of the former, rows of a norm want the latter."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         beside=[_pair_beside(written, op, k, b.sizes[2]) for k, op in enumerate(beside)],
         middle=_function(b.middle, {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}, b.hidden, middle),
         after=_function(b.after, {b.total: "y"}, b.result, after),
-        before=row_code(b, written, WARP, len(middle) + len(after), "to") if b.before else "",
+        before=row_code(b, written, len(middle) + len(after)) if b.before else "",
+        prefetch=prefetch_code(b, written),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
