@@ -57,6 +57,49 @@ def test_a_block_of_a_vision_transformer() -> None:
     assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
 
 
+def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
+    """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_block.cuh)."""
+    w, made = s.walk(rows), []
+    for cluster in range(s.clusters):
+        first = second = cluster
+        units: list[tuple[int, int]] = []
+        while first < w.all_firsts or second < w.all_seconds:
+            ahead = w.head + second // w.seconds * w.firsts
+            if second < w.all_seconds and (first >= w.all_firsts or first >= ahead):
+                units.append((1, second))
+                second += s.clusters
+            else:
+                units.append((0, first))
+                first += s.clusters
+        made.append(units)
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 5000, 40_000])
+@pytest.mark.parametrize(
+    ("hid", "out"), [(3072, 768), (512, 512), (1000, 4096), (11_008, 4096), (256, 272), (4096, 520)]
+)
+def test_no_order_of_units_waits_for_itself(hid: int, out: int, rows: int) -> None:
+    """Clusters that take their units in order, each as soon as what it is made from, or overwrites, is through."""
+    s = schedule(tile_block(Ffn(max(hid, out), 512, out).program(), H200))
+    waiting = [list(reversed(units)) for units in dealt(s, rows)]
+    done: set[tuple[int, int]] = set()
+    ring = s.slots // 2
+
+    def ready(product: int, index: int) -> bool:
+        pair = index // (s.out_blocks if product else s.hid_blocks)
+        if product:
+            return all((0, pair * s.hid_blocks + k) in done for k in range(s.hid_blocks))
+        return pair < ring or all((1, (pair - ring) * s.out_blocks + k) in done for k in range(s.out_blocks))
+
+    while any(waiting):
+        through = [units.pop() for units in waiting if units and ready(*units[-1])]
+        assert through, "all wait"
+        done.update(through)
+    walk = s.walk(rows)
+    assert len(done) == walk.all_firsts + walk.all_seconds
+
+
 @pytest.mark.parametrize("rows", [1, 700, 1025])
 @pytest.mark.parametrize("block", [replace(GATED, out=264, norm="layer"), Ffn(1000, 256, 200, act="relu")])
 def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:

@@ -130,7 +130,7 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-const int h = rank;  // its half of the page of weights, for both CTAs
+      const int h = rank;  // its half of the page of weights, for both CTAs
       const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
       const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
       tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
@@ -209,11 +209,6 @@ TS_DEV void multiply_step(Fragment<TILE_BLOCKS>& acc, u32 left, u32 right) {
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
 
-// Two columns of one row of a hidden layer, from their sums.
-template <class K>
-TS_DEV void leave_pair(u32 slab, u32 t, int i, int j, const float (&v)[K::HIDDEN_VECTORS][2], const float (&sums)[2][K::FIRSTS]) {
-  sts32(pair_addr<typename K::T>(slab, t, i, j), K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1])));
-}
 TS_DEV void slab_is_there(SlabRing& slabs) {
   fence_async_shared();
   group_arrive(slabs.full());
@@ -237,7 +232,7 @@ TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing&
         for (int e = 0; e < 2; ++e)
 #pragma unroll
           for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
-        leave_pair<K>(slabs.addr(), t, i, j, v, sums);
+        sts32(pair_addr<typename K::T>(slabs.addr(), t, i, j), K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1])));
       }
     }
   }
