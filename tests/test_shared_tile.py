@@ -345,7 +345,8 @@ def test_a_model_with_few_rows_has_a_region_for_its_wide_block(gated: bool) -> N
     assert region.rows == 18 and len(region.inputs) == 1
     kinds = [op.kind for op in region.program.stages[0].ops]
     assert kinds.count("linear") == 2 + gated and "layer_norm" in kinds and kinds[-2:] == ["add", "store"]
-    assert partition(many).regions == ()
+    (tiled,) = partition(many).regions
+    assert tiled.rows == 1800 and [op.kind for op in tiled.program.stages[0].ops] == kinds
 
 
 def test_blocks_one_behind_the_other_are_a_region_each() -> None:

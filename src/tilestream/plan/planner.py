@@ -12,7 +12,7 @@ from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import few_rows, many_rows
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.passes import (
     balance,
@@ -138,7 +138,8 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
-    for recipe in (*recipes(program, options), *shared):
+    tiled = many_rows.recipes(program, rows, options)
+    for recipe in (*recipes(program, options), *tiled, *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return (*candidates, _fallback(program, rows, device))
@@ -247,7 +248,7 @@ def _in_place(program: Pipeline) -> list[Recipe]:
 
 
 def _candidate(
-    recipe: Recipe | few_rows.SharedRecipe,
+    recipe: Recipe | many_rows.TiledRecipe | few_rows.SharedRecipe,
     program: Pipeline,
     passes: Sequence[Pass],
     rows: int,

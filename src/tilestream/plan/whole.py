@@ -30,7 +30,7 @@ from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
 from tilestream.schedule.backward import is_backward
-from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.stationary import is_stationary
 from tilestream.simulator import run, simulate
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
@@ -134,10 +134,10 @@ def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholeP
 def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
     """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device.
 
-    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was. So is that of
-    a stationary sum.
+    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was. So are those
+    of a tiled block and of a stationary sum.
     """
-    if is_shared_tile(pipeline):
+    if is_shared_tile(pipeline) or is_tiled_block(pipeline):
         return predict(pipeline, rows, device).us
     if is_stationary(pipeline):
         return cost(pipeline, rows, device).total_s * 1e6

@@ -206,6 +206,9 @@ template <int BLOCKS>
 struct Packed;
 template <int K>
 TS_DEV void pin(Registers<float, K>&) {}
+template <int K>
+TS_DEV void pin(Registers<u32, K>&) {}
+TS_DEV void prefetch_l2(const void*) {}
 TS_DEV void mma_fence() {}
 TS_DEV void mma_commit() { ts_host::products_commit(); }
 template <int N>

@@ -14,6 +14,7 @@ from tilestream.plan.passes.set_queue_depth import set_queue_depth
 from tilestream.plan.passes.share_tile import share_tile
 from tilestream.plan.passes.split_bulk import split_bulk
 from tilestream.plan.passes.split_spatial import split_spatial
+from tilestream.plan.passes.tile_block import tile_block
 
 __all__ = [
     "balance",
@@ -30,4 +31,5 @@ __all__ = [
     "share_tile",
     "split_bulk",
     "split_spatial",
+    "tile_block",
 ]
