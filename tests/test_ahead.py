@@ -1,4 +1,4 @@
-"""The order in which regions are planned: as their kernels are built, while Inductor compiles what it is timed with."""
+"""The order in which regions are planned: as their kernels are built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.run import ahead, prepare
-from tilestream.run.measure import PATIENCE_S, Measurer
+from tilestream.run.measure import PATIENCE_S
 from tilestream.run.target import Target
 
 TARGET = Target("cuda", torch.device("cpu"), get("h200"))
@@ -33,12 +33,9 @@ def region(width: int, rows: int) -> Region:
 
 @pytest.fixture
 def regions(monkeypatch: pytest.MonkeyPatch) -> list[Region]:
-    """Three, of which the first two are in doubt."""
     monkeypatch.setattr(prepare, "_plans", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    made = [region(64, 512), region(96, 512), region(128, 65_536)]
-    monkeypatch.setattr(ahead, "_is_doubtful", lambda r, *_: r is not made[2])
-    return made
+    return [region(64, 512), region(96, 512), region(128, 65_536)]
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, built: Sequence[int | None]) -> list[str]:
@@ -56,24 +53,18 @@ def watched(monkeypatch: pytest.MonkeyPatch, built: Sequence[int | None]) -> lis
 
     monkeypatch.setattr(ahead, "first_built", first_built)
     monkeypatch.setattr(ahead, "plan", lambda r, *_: done.append(f"plans {width(r)}"))
-    monkeypatch.setattr(Measurer, "compile_fallback", lambda self: done.append(f"Inductor {width(self._region)}"))
     return done
 
 
 def test_as_they_are_built(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
-    done = watched(monkeypatch, [None, 2, None, 0, 0])
+    done = watched(monkeypatch, [2, 0, 0])
     ahead.plan_as_built([*regions, regions[0]], OPTIONS, TARGET)
-    assert done == [
-        "waits 0 s for 3", "Inductor 64",
-        "waits 0 s for 3", "plans 128",
-        "waits 0 s for 2", "Inductor 96",
-        f"waits {PATIENCE_S:.0f} s for 2", "plans 64",
-        f"waits {PATIENCE_S:.0f} s for 1", "plans 96",
-    ]  # fmt: skip
+    waits = [f"waits {PATIENCE_S:.0f} s for {left}" for left in (3, 2, 1)]
+    assert done == [waits[0], "plans 128", waits[1], "plans 64", waits[2], "plans 96"]
 
 
 def test_the_first_one_where_none_is_built_in_time(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
-    done = watched(monkeypatch, [None] * 5)
+    done = watched(monkeypatch, [None] * 3)
     ahead.plan_as_built(regions, OPTIONS, TARGET)
     assert [what for what in done if "plans" in what] == ["plans 64", "plans 96", "plans 128"]
 
