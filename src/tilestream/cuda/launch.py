@@ -20,6 +20,7 @@ from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
 from tilestream.cuda.tables import INDEX, TABLE, MapSpec
+from tilestream.cuda.tiled_block.launch import TiledBlockLaunch
 from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
@@ -195,7 +196,7 @@ _thread = _Thread()
 _address = torch.Tensor.data_ptr
 
 
-AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch
+AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch | TiledBlockLaunch
 
 
 class CompiledPipeline:

@@ -12,7 +12,7 @@ from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import few_rows, many_rows
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.passes import (
     balance,
@@ -141,7 +141,8 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
-    for recipe in (*recipes(program, options), *shared):
+    tiled = many_rows.recipes(program, rows, options)
+    for recipe in (*recipes(program, options), *tiled, *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return (*candidates, _fallback(program, rows, device))
@@ -267,7 +268,7 @@ def _in_place(program: Pipeline) -> list[Recipe]:
 
 
 def _candidate(
-    recipe: Recipe | few_rows.SharedRecipe,
+    recipe: Recipe | many_rows.TiledRecipe | few_rows.SharedRecipe,
     program: Pipeline,
     passes: Sequence[Pass],
     rows: int,
@@ -314,22 +315,14 @@ def _measured(
     timed = _timed(candidates, wanted, measure)
     fallback = next(c for c in timed if c.strategy == FALLBACK)
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
-    if in_doubt(best_us, fallback, bound_us):
+    predicted_us = fallback.predicted_us or 0.0
+    if best_us > max(BEYOND * bound_us, SURE * predicted_us):
         return _timed(timed, [fallback], measure)
     if best_us <= BEYOND * bound_us:
         why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
     else:
         why = f"not timed: a pipeline takes {best_us:.0f} us, far less than it is predicted to take"
     return [replace(c, rejected=why) if c is fallback else c for c in timed]
-
-
-def in_doubt(best_us: float, fallback: Candidate, bound_us: float) -> bool:
-    """Whether a pipeline that takes ``best_us`` must be timed beside the fallback to be chosen.
-
-    Args:
-        bound_us: what the fallback cannot beat.
-    """
-    return best_us > max(BEYOND * bound_us, SURE * (fallback.predicted_us or 0.0))
 
 
 def _timed(candidates: Sequence[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:

@@ -24,9 +24,12 @@ from tilestream.schedule.counts import (
 )
 from tilestream.schedule.layout import Layout, lay_out
 from tilestream.schedule.model import Schedule
-from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.tiled_block import CLUSTER, ROWS
+from tilestream.schedule.tiled_block import build as tiled_block
+from tilestream.schedule.tiled_block_cost import START_S, tiled_block_cost
 
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
@@ -88,6 +91,8 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     """
     if is_shared_tile(pipeline):
         return _shared_tile(stage, pipeline, device)
+    if is_tiled_block(pipeline):
+        return _tiled_block(stage, pipeline, device)
     queue = device.queue_exposed * max(taken_s(stage, pipeline, device), default=0.0)
     weights = 0.0
     if stage.residency is Residency.STREAMED:
@@ -127,6 +132,27 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         inputs_s=max(inputs, gathers),
         step_s=max(compute, weights) + queue,
         scattered=scattered_bytes(schedule, pipeline),
+    )
+
+
+def _tiled_block(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
+    """A step is a round of all CTAs: as many rows as each has one tile of. A turn has several."""
+    written = plain(pipeline)
+    schedule = tiled_block(written.stages[0], written, device.shared_bytes_per_cta)
+    turn = schedule.turn * CLUSTER * ROWS
+    cost = tiled_block_cost(schedule, turn, device)
+    share = stage.replicas * stage.tiles_per_step * stage.tile_rows / turn
+    return StageCost(
+        stage.name,
+        stage.replicas,
+        stage.tiles_per_step,
+        tensor_s=share * cost.products_s,
+        shared_s=0.0,
+        lane_s=share * cost.epilogues_s,
+        inputs_s=0.0,
+        weights_s=0.0,
+        queue_s=0.0,
+        step_s=share * (cost.total_s - START_S),
     )
 
 

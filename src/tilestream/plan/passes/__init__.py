@@ -15,6 +15,7 @@ from tilestream.plan.passes.share_tile import share_tile
 from tilestream.plan.passes.split_bulk import split_bulk
 from tilestream.plan.passes.split_columns import split_columns
 from tilestream.plan.passes.split_spatial import split_spatial
+from tilestream.plan.passes.tile_block import tile_block
 
 __all__ = [
     "balance",
@@ -32,4 +33,5 @@ __all__ = [
     "split_bulk",
     "split_columns",
     "split_spatial",
+    "tile_block",
 ]
