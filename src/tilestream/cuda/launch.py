@@ -73,7 +73,7 @@ class Launch:
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
         self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48 + 8 * source.stamped) // 64) * 64)
-        leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, _ in self.tables.pointers)
+        leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, *_ in self.tables.pointers)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if leaves_record else None
 
         self._written: stamps.Buffer | None = None
@@ -142,8 +142,10 @@ class Launch:
                 raise InputError(
                     f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images"
                 )
-        for k, (kind, name) in enumerate(self.tables.pointers):
+        for k, (kind, name, first) in enumerate(self.tables.pointers):
             address, stride, _ = where[name]
+            if first:
+                address += first * DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
             if kind == TABLE:
                 stride *= DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
             elif kind.startswith(INDEX):

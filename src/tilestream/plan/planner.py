@@ -27,6 +27,7 @@ from tilestream.plan.passes import (
     remove_dead_ops,
     set_queue_depth,
     split_bulk,
+    split_columns,
     split_spatial,
 )
 from tilestream.plan.turned import NONE, Turned
@@ -43,6 +44,8 @@ MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
+COLUMNS = (64, 128)
+"""Of a layer that is spread over SMs, those that one of them makes."""
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -203,7 +206,8 @@ class Recipe:
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
-    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth."""
+    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth, and no layers by
+    columns, which were faster than vertical for few rows of wide layers, and never than Inductor."""
     linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
     several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
     spatial = [
@@ -226,13 +230,29 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
             *_in_place(program),
         ],
-        "spatial": spatial,
+        "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
         "bulk": [Recipe("bulk", split_bulk)],
         few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
     if options.strategy != "auto":
         return every[options.strategy]
     return [recipe for group in every.values() for recipe in group]
+
+
+def _by_columns(program: Pipeline) -> list[Recipe]:
+    """Every layer on several SMs, each with its part of the columns."""
+    widest = max((op.out.features for s in program.stages for op in s.ops if op.kind == "linear" and op.out), default=0)
+    return [
+        Recipe(
+            "spatial",
+            partial(split_columns, columns=columns),
+            detail=f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}",
+            dims=dims,
+        )
+        for columns in COLUMNS
+        for dims in ((1,), (0,))
+        if widest > columns
+    ]
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from tilestream.ir.axes import ROWS
+from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.ir.plain import by_rows
@@ -37,7 +38,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
                 if tap is not None:
                     value = pixels(value, tap, torch.arange(len(value) * tap.pixels, device=value.device))
             elif op.out is None:
-                outputs[op.params[0]] = WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype)
+                _store(op, WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype), pipeline, outputs)
                 continue
             else:
                 params = [WORKING.widen(tensors[name]) for name in op.params]
@@ -46,6 +47,16 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
             values[op.out.name] = value
         left = [op for op in left if op not in ready]
     return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}
+
+
+def _store(op: TileOp, value: torch.Tensor, pipeline: Pipeline, outputs: dict[str, torch.Tensor]) -> None:
+    """All columns of an output, or a part of them."""
+    name = op.params[0]
+    if not is_part(op):
+        outputs[name] = value
+        return
+    whole = outputs.setdefault(name, value.new_empty(value.shape[0], pipeline.tensor(name).features))
+    whole[:, first_column(op) : first_column(op) + value.shape[1]] = value
 
 
 def _sums(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from math import ceil, log2
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
@@ -23,6 +23,7 @@ from tilestream.schedule.counts import (
     scattered_bytes,
 )
 from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.model import Schedule
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
@@ -123,7 +124,7 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
     gathers = GATHER_CHUNK_S * gathered_chunks(schedule)
-    compute = overlapped(compute, gathers)
+    compute = overlapped(compute, gathers) + joining_s(schedule, device)
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
@@ -195,6 +196,19 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
     ]
 
 
+def joining_s(schedule: Schedule, device: Device) -> float:
+    """Seconds until the parts of a product's operand that come from several queues are there, beyond one part's: they
+    come through the same port, one after another."""
+    rows, longest = schedule.stage.tile_rows, 0.0
+    for step in schedule.steps:
+        segments = step.gemm.segments if step.gemm is not None else ()
+        parts = [schedule.streams[s.tile] for s in segments if s.tile in schedule.streams]
+        sizes = [rows * part.features * DTYPE_BYTES[part.dtype] for part in parts if part.queue]
+        if len(sizes) > 1:
+            longest = max(longest, device.queue_s(sum(sizes)) - device.queue_s(max(sizes)))
+    return longest
+
+
 def first_input_s(stage: Stage, pipeline: Pipeline, device: Device) -> float:
     """Seconds until an input has come whose rows TMA cannot address: the loader warp waits for every few of them."""
     loads = [op for op in stage.ops if op.kind == "load"]
@@ -242,7 +256,8 @@ class _Sm:
     def input_wait_s(self, step: StepCounts, slots: int) -> float:
         """The first ``slots`` chunks have come in time; those behind them come ``slots`` in each ``load_s``.
 
-        A loader warp asks for the flag of a queue's tile before each of its chunks, and waits for the answer.
+        A flag of a queue's tile counts for each of its chunks: loader warps asked so often when this was fitted. (Now
+        they ask once a tile, and it matters only where a tile has more chunks than the ring has slots.)
         """
         flag_s = self.device.queue_s(0)
         product = self.product_s(step) / (1 if self.split else 2)

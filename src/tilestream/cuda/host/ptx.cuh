@@ -14,6 +14,7 @@
   for (u32 ts_first = (t), ts_lane = 0, t = ts_first; ts_lane < 128 && t < (u32)(count); t = ts_first + ++ts_lane)
 #define TS_REG(r, k) (r).v[ts_lane][k]
 #define TS_CONSTANT static const
+#define TS_GLOBAL static const
 #define TS_KERNEL(threads) static void
 #define TS_PAIR_KERNEL(threads) static void
 #define TS_CLUSTER_KERNEL(threads, ctas) static void

@@ -17,6 +17,7 @@ using u64 = unsigned long long;
 #define TS_EACH(t, count)     // on the host: over the lanes from thread t on, as far as there are `count`; here t is this thread
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 #define TS_CONSTANT __constant__ const
+#define TS_GLOBAL __device__ const  // tables that constant memory has no room for
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define TS_PAIR_KERNEL(threads) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1)
 #define TS_CLUSTER_KERNEL(threads, ctas) extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(threads, 1)
