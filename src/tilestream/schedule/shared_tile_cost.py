@@ -61,6 +61,8 @@ def shares(s: SharedTile, rows: int) -> Sharing:
     """What a launch of ``s`` on ``rows`` rows moves. Copies of rows are no higher than there are rows."""
     k, hid, out = s.block.sizes
     height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
+    if s.block.one_layer:
+        return _one_layer(s, rows, height)
     return Sharing(
         rows=s.warpgroups * 64,
         row_tiles=s.row_tiles,
@@ -81,5 +83,31 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         tail=TAILS[s.tail],
         cluster=s.cluster,
         slots=s.columns,  # all parts of a middle have a place
+        before=bool(s.block.before),
+    )
+
+
+def _one_layer(s: SharedTile, rows: int, height: int) -> Sharing:
+    """One layer is a first product, of a group's part of the sum, with nothing behind it but the tail."""
+    k, _, out = s.block.sizes
+    return Sharing(
+        rows=s.warpgroups * 64,
+        row_tiles=s.row_tiles,
+        groups=s.groups,
+        columns=s.columns,
+        input_bytes=ELEMENT * height * s.group_columns,
+        first_bytes=ELEMENT * s.group_columns * s.out_columns,
+        middle_bytes=0.0,
+        second_bytes=0.0,
+        first_chip_bytes=ELEMENT * k * out,
+        second_chip_bytes=0.0,
+        result=rows * out,
+        first_steps=s.steps,
+        second_steps=0,
+        left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
+        weight_ring=s.weight_stages * s.weight_bytes,
+        middle=sharing.Middle.NONE,
+        tail=TAILS[s.tail],
+        cluster=s.cluster,
         before=bool(s.block.before),
     )
