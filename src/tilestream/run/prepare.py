@@ -24,6 +24,7 @@ from tilestream.plan.turned import turned
 from tilestream.run.executable import build_ahead, executable
 from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
+from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 GROWTH = 4
@@ -116,6 +117,8 @@ def _near(region: Region, options: Options, target: Target) -> Plan | None:
 
 
 def _lone(region: Region, options: Options, target: Target) -> bool:
+    if is_projection(region.program) and region.rows <= MOST_ROWS:
+        return False
     return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
 
 
