@@ -18,9 +18,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -36,6 +37,7 @@ from tilestream.plan import few_rows, planner
 from tilestream.plan.few_rows import SharedRecipe
 from tilestream.plan.passes.share_tile import share_tile
 from tilestream.run.timing import capture, interleaved
+from tilestream.schedule.shared_tile import model
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
@@ -115,8 +117,16 @@ def library(data: Data, tuned: bool) -> dict[str, Run]:
     return arms
 
 
-def ours(data: Data, recipe: SharedRecipe, dependent: bool) -> Run:
-    kernel = cuda.build(share_tile(data.layer.program(), recipe.split), dependent=dependent)
+FORMS = ("", ", dependent launch", ", rows exchanged")
+"""Of the best split: as it is; launched while the kernel before still runs; rows made once, where each CTA could."""
+
+
+def ours(data: Data, recipe: SharedRecipe, form: str) -> Run:
+    pipeline = share_tile(data.layer.program(), recipe.split)
+    pipeline = replace(pipeline, name=pipeline.name + form.replace(", ", "_").replace(" ", "_"))
+    most = 0 if form == FORMS[2] else model.MOST_OWN_ROWS
+    with mock.patch.object(model, "MOST_OWN_ROWS", most):
+        kernel = cuda.build(pipeline, dependent=form == FORMS[1])
     names = tuple(f"y{f}" for f in range(len(data.layer.outs)))
     results = tuple(torch.empty(data.rows, out, device="cuda", dtype=torch.bfloat16) for out in data.layer.outs)
     bound = [kernel.bind(s, data.rows, names) for s in data.sets]
@@ -170,10 +180,12 @@ def measured(name: str, rows: int, given: argparse.Namespace) -> list[Row]:
     found = recipes(layer, rows, given.most)
     cuda.start([share_tile(layer.program(), r.split) for r, _ in found])
     for k, (recipe, us) in enumerate(found):
-        for dependent in (False, True) if given.dependent and k == 0 else (False,):
-            title = f"{recipe.split}" + ", dependent launch" * dependent
+        for form in FORMS if given.forms and k == 0 else FORMS[:1]:
+            if form == FORMS[2] and (not layer.norm or recipe.split.tile_rows > model.MOST_OWN_ROWS):
+                continue
+            title = f"{recipe.split}{form}"
             try:
-                arms[title] = ours(data, recipe, dependent)
+                arms[title] = ours(data, recipe, form)
                 predicted[title] = us
             except TilestreamError as error:
                 print(f"  {name} {recipe.split}: {error}", flush=True)
@@ -191,7 +203,8 @@ def measured(name: str, rows: int, given: argparse.Namespace) -> list[Row]:
     print(f"{name}, {rows} rows, {weight_bytes(layer) / 1e6:.1f} MB of weights", flush=True)
     for r in sorted(made, key=lambda r: r.cold_us):
         told = "" if r.predicted_us is None else f"predicted {r.predicted_us:.2f}"
-        print(f"  {r.warm_us:7.2f} {r.cold_us:7.2f}  x{best / r.cold_us:.2f}  {r.error:.1e}  {r.arm}  {told}", flush=True)
+        gain = f"x{best / r.cold_us:.2f}"
+        print(f"  {r.warm_us:7.2f} {r.cold_us:7.2f}  {gain}  {r.error:.1e}  {r.arm}  {told}", flush=True)
     return made
 
 
@@ -201,7 +214,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--most", type=int, default=2, help="kernels of ours for each way to add")
     parser.add_argument("--tuned", action="store_true", help="max-autotune too")
-    parser.add_argument("--dependent", action="store_true", help="programmatic dependent launch too, of the best")
+    parser.add_argument("--forms", action="store_true", help="other forms of the best split too")
     parser.add_argument("--cold", action="store_true", help="weights from DRAM alone")
     parser.add_argument("--prepare", action="store_true", help="compile and check, time nothing")
     parser.add_argument("--dry-run", action="store_true", help="schedules and predictions alone")

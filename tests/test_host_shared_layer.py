@@ -1,4 +1,4 @@
-"""One layer that shares a tile on the host build: values of every tail and of several results, races, broken protocols."""
+"""One layer that shares a tile on the host build: values of every tail and of several results, races, mutants."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_no_races(name: str, folder: Path) -> None:
 
 OWN = "shared_tile.cuh"
 MUTANTS = {
-    "a result's columns lie where another's do": ("alone", Mutation(OWN, "ring.addr() + K::start(f) * 128", "ring.addr()")),
+    "a result's columns lie where another's do": (
+        "alone",
+        Mutation(OWN, "ring.addr() + K::start(f) * 128", "ring.addr()"),
+    ),
     "every group sums over the same part": (
         "partials",
         Mutation(OWN, "const int x = me.group * K::GROUP_COLUMNS + i * K::DEPTH;", "const int x = i * K::DEPTH;"),

@@ -72,7 +72,16 @@ class Options:
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
         _one_of("convolutions", self.convolutions, get_args(Convolutions))
-        flags = ("measure", "cache", "any_order", "constant_weights", "cluster_middle", "projections", "interactions", "fallback")
+        flags = (
+            "measure",
+            "cache",
+            "any_order",
+            "constant_weights",
+            "cluster_middle",
+            "projections",
+            "interactions",
+            "fallback",
+        )
         for name in flags:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")

@@ -61,7 +61,9 @@ def few(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
     return rows is not None and bool(rows.is_Integer) and 0 < int(rows) <= MOST_ROWS
 
 
-def after_product(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]) -> list[fx.Node]:
+def after_product(
+    last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]
+) -> list[fx.Node]:
     """What is done elementwise to the result of ``last`` before anybody else sees it."""
     found: list[fx.Node] = []
     chain: list[fx.Node] = []
@@ -111,9 +113,7 @@ def _made_of(node: fx.Node, kinds: Mapping[fx.Node, Sequence[str]], families: Co
     return all(OPS[kind].family in families or kind == "load" for kind in kinds[node])
 
 
-def start_of(
-    first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]
-) -> fx.Node | None:
+def start_of(first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]) -> fx.Node | None:
     """What a product of the first layer reads, whose views join ``members``: so one input stays one."""
     node = first
     while node is first or (is_view(node) and node in tiles):

@@ -70,7 +70,9 @@ def for_host(source: SharedTileSource) -> SharedTileSource:
     return replace(source, text=text)
 
 
-def _run(source: SharedTileSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> dict[str, torch.Tensor]:
+def _run(
+    source: SharedTileSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun
+) -> dict[str, torch.Tensor]:
     s, space, arena = source.schedule, Space.of(source.schedule), Arena()
     program = compile_for_host(for_host(source), options)
     where = {

@@ -78,6 +78,16 @@ constexpr bool even_results() {
     return K::OUT % 2 == 0;
 }
 
+// Whether each CTA makes for itself what the layer reads, as it has few rows: nothing is exchanged, and the ring of left
+// operands holds all columns that it sums over.
+template <class K>
+constexpr bool own_rows() {
+  if constexpr (K::FIRSTS == 0)
+    return K::OWN_ROWS;
+  else
+    return false;
+}
+
 template <class K>
 using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
 template <class K>
@@ -375,13 +385,28 @@ TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
   group_arrive(operand_done<K>(smem));
 }
 
+// All rows of the operand, a warp a row, where the products read them.
+template <class K, class P>
+TS_DEV void make_own_operand(const P& p, const Position& me, u32 smem, u32 t) {
+  await_kernel_before();
+  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
+#pragma unroll 1
+  for (int row = (int)(t >> 5); row < rows; row += 4 * K::WARPGROUPS)
+    K::before(p, smem + K::LEFT, me.row_tile * K::ROWS + row, row, me.group * K::GROUP_COLUMNS, t & 31);
+  fence_async_shared();
+  named_sync(BOTH_GROUPS, 128 * K::WARPGROUPS);
+}
+
 template <class K, class P>
 TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, int g) {
   constexpr int THREADS = 128 * K::WARPGROUPS;
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
-  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  if constexpr (own_rows<K>())
+    make_own_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  else if constexpr (K::BEFORE)
+    make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
   TS_EACH(t, 128) {
     if constexpr (K::FIRSTS == 0)
       K::load_vectors(p, smem + K::VECTORS, me.column, (int)t + 128 * g);
@@ -438,14 +463,14 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       mma_fence();
       multiply_gathered<K>(acc, (smem + K::GATHER + g * 1024 + i * (K::DEPTH * K::ROWS * 2)) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     } else {
-      left.wait_full();
+      if constexpr (!own_rows<K>()) left.wait_full();
       mma_fence();
       multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     }
     mma_commit();
     if (i > 0) {
       mma_wait<1>();
-      if constexpr (!BY_CLUSTER<K>) left.release();
+      if constexpr (!BY_CLUSTER<K> && !own_rows<K>()) left.release();
       weights.release();
     }
     left.advance();
@@ -499,9 +524,11 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;
     if (role == 0) {
-      await_kernel_before();
-      if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
-      if (lane_in_warp() == 0) load_left<K>(p, me, smem);
+      if constexpr (!own_rows<K>()) {
+        await_kernel_before();
+        if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
+        if (lane_in_warp() == 0) load_left<K>(p, me, smem);
+      }
     } else if (role == 1) {
       if (lane_in_warp() == 0) load_weights<K>(p, me, smem);
     } else if (role == 2) {

@@ -132,9 +132,7 @@ def _after(s: SharedTile, vectors: Sequence[Vector]) -> str:
     return text
 
 
-def _function(
-    ops: Sequence[TileOp], values: dict[str, str], result: str, part: str, vectors: Sequence[Vector]
-) -> str:
+def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, part: str, vectors: Sequence[Vector]) -> str:
     """The body of an epilogue for one element: ``ops`` in order, from ``values`` (C++ of tiles) to ``result``."""
     where = {v.view: v for v in vectors if v.part == part}
     lines: list[str] = []

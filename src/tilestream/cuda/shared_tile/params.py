@@ -100,7 +100,11 @@ def params(
         tensor_map(b.dtype, where[x.weight][0], hid, x.columns, where[x.weight][1] * 2, width)
         for x, width in zip(b.lasts, s.widths, strict=True)
     ]
-    maps = [tensor_map(b.dtype, x, k, rows, x_bytes, box_rows), *(weight(f.weight, k, s.middle_columns) for f in b.firsts), *lasts]
+    maps = [
+        tensor_map(b.dtype, x, k, rows, x_bytes, box_rows),
+        *(weight(f.weight, k, s.middle_columns) for f in b.firsts),
+        *lasts,
+    ]
     if not b.one_layer:
         middle_rows = s.row_tiles * s.groups * s.tile_rows
         maps.append(tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows))

@@ -164,10 +164,11 @@ def _full(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterat
 def _one_layer(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterator[Split]:
     """Splits of one layer: as few groups as let its columns fill the SMs, and as many as fit."""
     tile_rows, row_tiles = tiles_for(rows)
-    widest = max(last.columns for last in block.lasts)
+    counts = [last.columns for last in block.lasts]
     for columns in (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128):
         most = min(device.sms // (row_tiles * columns), ceil(block.sizes[1] / DEPTHS[0]), MOST_GROUPS)
-        if columns > ceil(widest / 8) or most < 1:
+        most = min(most, min(counts) // columns)  # of a narrow result too, each CTA adds or has a column
+        if columns > ceil(max(counts) / 8) or most < 1:
             continue
         for groups in range(1 if allowed.thorough else max(1, most // 2), most + 1):
             if groups == 1:

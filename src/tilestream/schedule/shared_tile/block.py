@@ -17,7 +17,7 @@ MOST_ROWS = 512
 
 @dataclass(frozen=True)
 class First:
-    """A product of the first layer of two: the weight ``[hid, k]``, from row ``offset`` on, and the tile that it makes."""
+    """A product of the first layer of two: the weight ``[hid, k]``, from row ``offset`` on, and what tile it makes."""
 
     weight: str
     offset: int

@@ -48,8 +48,7 @@ def find_directions(stage: Stage, block: Block) -> Directions:
         if not what:
             raise VerifyError(
                 f"stage {stage.name!r}: a direction over {', '.join(d.axes) or 'columns'} is none of a shared tile's",
-                f"use ({block.rows},), ({', '.join(block.shared_by_columns)}) or"
-                f" ({', '.join(block.shared_by_groups)})",
+                f"use ({block.rows},), ({', '.join(block.shared_by_columns)}) or ({', '.join(block.shared_by_groups)})",
             )
         if what in found:
             raise VerifyError(f"stage {stage.name!r} has two directions of {what}", "make them one")

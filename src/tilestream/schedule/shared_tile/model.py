@@ -46,6 +46,10 @@ SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
 
+MOST_OWN_ROWS = 16
+"""Of a tile whose CTAs make all of the operand each: a warp a row, of which a CTA has four."""
+
+
 class Tail(StrEnum):
     """How partial results of the groups become the result."""
 
@@ -159,6 +163,12 @@ class SharedTile:
         return self.first_steps if self.middle is Middle.DSM else self.steps
 
     @property
+    def own_rows(self) -> bool:
+        """Whether each CTA makes all rows of the operand for itself, where its ring of left operands holds them."""
+        few = self.block.one_layer and bool(self.block.before) and self.tile_rows <= MOST_OWN_ROWS
+        return few and self.left_stages >= self.steps
+
+    @property
     def left_bytes(self) -> int:
         """A stage of the ring of left operands, the input and then the middle."""
         return self.depth * self.tile_rows * 2
@@ -243,8 +253,8 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     """The schedule of ``stage``, in plain form, within ``limit`` bytes of shared memory.
 
     Raises:
-        VerifyError: the ops are neither a feed-forward block nor one layer, the mesh is none that it can be split by, or something does not
-            fit, with the arithmetic.
+        VerifyError: the ops are neither a feed-forward block nor one layer, the mesh is none that it can be split by,
+            or something does not fit, with the arithmetic.
     """
     block = find_block(stage, pipeline)
     directions = find_directions(stage, block)

@@ -74,7 +74,8 @@ def own_sum(written: Pipeline) -> Pipeline:
     (old,) = sums(products[0])
     own = written.tensor(products[0].params[0]).axes[-1].name
 
-    def under(view: View) -> View:
+    def under(view: View | str) -> View:
+        assert isinstance(view, View)  # as everywhere in plain form
         at = tuple(replace(a, axes=tuple(own if x == old else x for x in a.axes)) for a in view.at or ())
         return View(view.of, at)
 
