@@ -23,6 +23,7 @@ from tilestream.plan import few_rows, planner
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
+from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import KernelShape, kernel_shape
@@ -182,12 +183,19 @@ def test_projections_are_regions_where_asked_for() -> None:
 
 
 def test_torch_compile_runs_one_layer(fresh: None) -> None:
-    model = Attention(528, 264).bfloat16().eval()
+    class Three(Attention):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.norm(x)
+            return self.q(y), self.k(y), self.v(y)
+
+    model = Three(528, 264).bfloat16().eval()
     x = torch.randn(2, 5, 528).bfloat16()
     options = {"target": "reference", "strategy": "shared", "projections": True}
     with torch.no_grad():
         got, near = torch.compile(model, backend=tilestream, options=options)(x), model(x)
         want = model.double()(x.double())
+    (ran,) = [a for a in prepare.analyses() if a.plan is not None][-1:]
+    assert ran.plan is not None and ran.plan.chosen.strategy == "shared" and is_projection(ran.program)
     for a, b, c in zip(got, near, want, strict=True):
         assert (a.double() - c).norm() < 2 * (b.double() - c).norm()
 
