@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
+from tilestream.devices.shared_tile import H200_GENERATED, H200_ONE_LAYER, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
 from tilestream.schedule.sharing import ELEMENT, Phases, Sharing, phases
@@ -42,13 +42,15 @@ class SharedTileCost:
 
 
 def shared_tile_cost(
-    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates = H200_GENERATED
+    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates | None = None
 ) -> SharedTileCost:
     """One call at ``rows`` rows: as many launches as the row tiles of one do not hold.
 
     Args:
         cold: weights come from DRAM: in a model other layers have passed since they were used.
+        rates: those of generated kernels of one layer or of two, if none are given.
     """
+    rates = rates or (H200_ONE_LAYER if s.block.one_layer else H200_GENERATED)
     k, _, out = s.block.sizes
     launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
     weights = launch.first_chip_bytes + launch.second_chip_bytes
@@ -110,4 +112,6 @@ def _one_layer(s: SharedTile, rows: int, height: int) -> Sharing:
         tail=TAILS[s.tail],
         cluster=s.cluster,
         before=bool(s.block.before),
+        own_columns=k * -(-height // (4 * s.warpgroups)) if s.own_rows else 0,
+        scatter_bytes=s.out_columns * s.live_threads * 2 * (s.groups - 1) / s.groups,
     )

@@ -46,8 +46,8 @@ SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
 
-MOST_OWN_ROWS = 16
-"""Of a tile whose CTAs make all of the operand each: a warp a row, of which a CTA has four."""
+MOST_OWN_ROWS = 8
+"""Of a tile whose CTAs make all of the operand each, a warp a row: of 16 rows that takes longer than to exchange them."""
 
 
 class Tail(StrEnum):
