@@ -190,7 +190,7 @@ def test_torch_compile_runs_one_layer(fresh: None) -> None:
 
     model = Three(528, 264).bfloat16().eval()
     x = torch.randn(2, 5, 528).bfloat16()
-    options = {"target": "reference", "strategy": "shared", "projections": True}
+    options = {"target": "reference", "strategy": "shared"}
     with torch.no_grad():
         got, near = torch.compile(model, backend=tilestream, options=options)(x), model(x)
         want = model.double()(x.double())

@@ -39,7 +39,7 @@ class Options:
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
         projections: single layers on few rows, as projections of queries, keys and values, are regions too: products of
-            one input as one kernel, with a norm in front and a residual behind. Off: no such kernel has run on a GPU.
+            one input as one kernel, with a norm in front and a residual behind.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
             Off: these kernels have not been measured on a GPU yet.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
@@ -62,7 +62,7 @@ class Options:
     constant_weights: bool = False
     cluster_middle: bool = False
     effort: Effort = "measured"
-    projections: bool = False
+    projections: bool = True
     interactions: bool = False
     convolutions: Convolutions = "off"
     fallback: bool = True

@@ -43,7 +43,7 @@ struct Kernel {
   static constexpr int HID = 768, OUT = 960;
   static constexpr int RESULTS = 2;
   static constexpr bool EVEN = true;  // the columns of every result
-  static constexpr bool OWN_ROWS = true;
+  static constexpr bool OWN_ROWS = false;
   static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 16;
   static constexpr int ROWS = 16, WARPGROUPS = 1, LIVE_THREADS = 32, MIDDLE = 0, OUT_COLUMNS = 64, GROUP_COLUMNS = 256;
   static constexpr int FIRSTS = 0, DEPTH = 128, STEPS = 0;
@@ -63,12 +63,15 @@ struct Kernel {
     copy_vector<bf16, 48, 768, 128>(p.vectors[0], to + 0, member * 48, 0, t);
     copy_vector<bf16, 16, 192, 128>(p.vectors[1], to + 192, member * 16, 0, t);
   }
-  // Row ``row`` of what the layer reads, the tile's row ``local``, by lane t of a warp: columns from ``first`` on.
-  static TS_DEV void before(const Params& p, u32 left, int row, int local, int first, u32 t) {
-    using R = Row<768, 32>;
-    const u32 scratch = 0;  // a warp's own sums need none
+  // Row ``row`` of what the first layer reads, by thread t of all consumers.
+  static TS_DEV void before(const Params& p, u32 scratch, int row, u32 t) {
+    using R = Row<768, 128>;
     float x0[R::COUNT];
     R::load<bf16>(x0, (const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);
+    float w0[R::COUNT];
+    R::load<bf16>(w0, (const char*)p.vectors[2] + 0, t);
+    float w1[R::COUNT];
+    R::load<bf16>(w1, (const char*)p.vectors[3] + 0, t);
     const float v0 = R::sum(x0, scratch + 0, t);
     const float v1 = mul(v0, 0.0013020833333333333f);
     float v2[R::COUNT];
@@ -84,17 +87,13 @@ struct Kernel {
     float v8[R::COUNT];
 #pragma unroll
     for (int e = 0; e < R::COUNT; ++e) v8[e] = mul(v2[e], v7);
-    float w0[R::COUNT];
-    R::load<bf16>(w0, (const char*)p.vectors[2] + 0, t);
     float v9[R::COUNT];
 #pragma unroll
     for (int e = 0; e < R::COUNT; ++e) v9[e] = mul(v8[e], w0[e]);
-    float w1[R::COUNT];
-    R::load<bf16>(w1, (const char*)p.vectors[3] + 0, t);
     float v10[R::COUNT];
 #pragma unroll
     for (int e = 0; e < R::COUNT; ++e) v10[e] = add(v9[e], w1[e]);
-    R::store_panels<bf16, 128, 16>(v10, left, local, first, 256, t);
+    R::store<bf16>(v10, (u16*)p.operand_data + (u64)row * 768, t);
   }
   static constexpr int LOADS = 0;
   static TS_DEV void beside(const Params& p, int row, int column, float* r) {

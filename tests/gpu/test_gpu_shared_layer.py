@@ -68,7 +68,7 @@ def test_a_model_with_projections(fresh: None) -> None:
     torch.manual_seed(0)
     model = Projections().cuda().bfloat16().eval()
     x = torch.randn(1, 16, 1024, device="cuda", dtype=torch.bfloat16)
-    options = {"strategy": "shared", "projections": True, "effort": "model"}
+    options = {"strategy": "shared", "effort": "model"}
     with torch.no_grad():
         compiled = torch.compile(model, backend=tilestream, options=options)
         got, near = compiled(x), model(x)
