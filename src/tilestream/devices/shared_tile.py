@@ -103,8 +103,8 @@ H200_ONE_LAYER = SharedTileRates(
     add_bytes_per_s=49.9e12,
     partials_bytes_per_s=4.82e12,
 )
-"""Of generated kernels of one layer: fitted on five of the eight layers of `benchmarks/results/projections.json` at 1, 16
-and 128 rows, weights from DRAM; 7 % mean error over these and over the others."""
+"""Of generated kernels of one layer: fitted on five of the eight layers of a first round of `benchmarks/projections.py`
+at 1, 16 and 128 rows, weights from DRAM; 7 % mean error over these and over the others."""
 
 
 def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHARED_TILE) -> float:

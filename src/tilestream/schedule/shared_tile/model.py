@@ -47,7 +47,7 @@ SHORT_SUM = 1024
 
 
 MOST_OWN_ROWS = 8
-"""Of a tile whose CTAs make all of the operand each, a warp a row: of 16 rows that takes longer than to exchange them."""
+"""Of a tile whose CTAs make all of the operand each, a warp a row: 16 rows take longer than their exchange does."""
 
 
 class Tail(StrEnum):
