@@ -6,8 +6,8 @@
     python benchmarks/projections.py --dry-run                   schedules and predictions; needs no GPU
 
 bf16, random data; every arm a CUDA graph, all arms of a layer in turn, medians. ``warm`` repeats one set of weights;
-``cold`` goes round sets that are together over twice the L2. Errors are against float64; results are poisoned with NaN
-before each check, and must be the same bits twice.
+``cold`` goes round sets that are together larger than the L2 (with ``--cold`` both do). Errors are against float64;
+results are poisoned with NaN before each check, and must be the same bits twice.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from unittest import mock
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-from shared_layers import Layer
-
 from tilestream import cuda, devices
+from tilestream.apps.layers import LAYERS, Layer
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.options import Options
@@ -41,17 +38,6 @@ from tilestream.schedule.shared_tile import model
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
-LAYERS = {
-    "llama-qkv": Layer(2048, (2048, 512, 512), "rms"),
-    "qwen-qkv": Layer(1024, (2048, 1024, 1024), "rms"),
-    "bert-qkv": Layer(768, (768, 768, 768), bias=True),
-    "vit-qkv": Layer(768, (768, 768, 768), "layer", bias=True),
-    "gpt2-qkv": Layer(768, (2304,), "layer", bias=True),
-    "llama-o": Layer(2048, (2048,)),
-    "qwen-o": Layer(2048, (1024,)),
-    "bert-o": Layer(768, (768,), bias=True, residual=True),
-    "gpt2-o": Layer(768, (768,), bias=True),
-}
 ROWS = (16, 1, 128)
 
 
@@ -90,7 +76,7 @@ def recipes(layer: Layer, rows: int, most: int) -> list[tuple[SharedRecipe, floa
 
 
 class Data:
-    """Inputs and sets of weights of a layer: as many that they are over twice the L2."""
+    """Inputs and sets of weights of a layer: 120 MB together, or 64 sets."""
 
     def __init__(self, layer: Layer, rows: int, device: str = "cuda") -> None:
         count = min(64, max(2, ceil(120e6 / weight_bytes(layer))))

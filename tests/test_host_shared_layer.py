@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from shared_layers import Layer
 
+from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.errors import QueueTimeout

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from shared_layers import Layer
 from torch import nn
 
 from tilestream import cuda, devices
+from tilestream.apps.layers import Layer
 from tilestream.errors import VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import Partition, partition

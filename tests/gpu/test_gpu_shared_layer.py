@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shared_layers import Layer
 
 from tilestream import cuda
+from tilestream.apps.layers import Layer
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream

@@ -1,4 +1,4 @@
-"""One layer, several products of one input, as programs of rows, and their values in torch."""
+"""Single layers of transformers at their published sizes: products of one input, as programs of rows and in torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from shared_tiles import ACTIVATIONS
 
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,17 @@ class Layer:
             y = ACTIVATIONS[self.act](y) if self.act else y
             made[f"y{f}"] = t["r"] + y if self.residual and f == 0 else y
         return made
+
+
+LAYERS = {
+    "llama-qkv": Layer(2048, (2048, 512, 512), "rms"),
+    "qwen-qkv": Layer(1024, (2048, 1024, 1024), "rms"),
+    "bert-qkv": Layer(768, (768, 768, 768), bias=True),
+    "vit-qkv": Layer(768, (768, 768, 768), "layer", bias=True),
+    "gpt2-qkv": Layer(768, (2304,), "layer", bias=True),
+    "llama-o": Layer(2048, (2048,)),
+    "qwen-o": Layer(2048, (1024,)),
+    "bert-o": Layer(768, (768,), bias=True, residual=True),
+    "gpt2-o": Layer(768, (768,), bias=True),
+}
+"""Projections of Llama-3.2-1B, Qwen3-0.6B, BERT-base, ViT-B and GPT-2."""
