@@ -265,6 +265,8 @@ def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> Non
     without = default.with_(cluster_middle=False)
     for options in (without, default.with_(effort="model"), default.with_(measure=False)):
         assert gathered(16, options) == []
+    normed = replace(G4, norm="layer")
+    assert not any("middle over" in n for n in names(16, normed, default))
     assert gathered(128, default) == [] and gathered(128, default.with_(effort="exhaustive"))
     plain, other = (key(G4.program(), 16, H200, o, measured=False) for o in (without, default))
     assert plain != other

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilestream.cuda.backward import emit as emit_backward
 from tilestream.cuda.cache import begun, compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
@@ -25,6 +26,7 @@ from tilestream.cuda.workers import NOW
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.backward import is_backward
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block, why_no_kernel
 from tilestream.schedule.stationary import is_stationary
 
@@ -72,6 +74,8 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
 
 
 def _source(launch: Pipeline, stamped: bool) -> AnySource:
+    if is_backward(launch):
+        return emit_backward(launch)
     if is_stationary(launch):
         return emit_stationary(launch)
     if is_tiled_block(launch):

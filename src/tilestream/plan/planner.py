@@ -295,22 +295,14 @@ def _measured(
     timed = _timed(candidates, wanted, measure)
     fallback = next(c for c in timed if c.strategy == FALLBACK)
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
-    if in_doubt(best_us, fallback, bound_us):
+    predicted_us = fallback.predicted_us or 0.0
+    if best_us > max(BEYOND * bound_us, SURE * predicted_us):
         return _timed(timed, [fallback], measure)
     if best_us <= BEYOND * bound_us:
         why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
     else:
         why = f"not timed: a pipeline takes {best_us:.0f} us, far less than it is predicted to take"
     return [replace(c, rejected=why) if c is fallback else c for c in timed]
-
-
-def in_doubt(best_us: float, fallback: Candidate, bound_us: float) -> bool:
-    """Whether a pipeline that takes ``best_us`` must be timed beside the fallback to be chosen.
-
-    Args:
-        bound_us: what the fallback cannot beat.
-    """
-    return best_us > max(BEYOND * bound_us, SURE * (fallback.predicted_us or 0.0))
 
 
 def _timed(candidates: Sequence[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:

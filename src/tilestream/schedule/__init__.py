@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
-from tilestream.schedule import shared_tile, stationary, tiled_block
+from tilestream.schedule import backward, shared_tile, stationary, tiled_block
 from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.partition import partition
@@ -61,6 +61,9 @@ def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Fo
     if stationary.is_stationary(pipeline):
         held = next(s for s in stationary.builds(pipeline) if s.stage.name == stage.name)
         return Footprint(held.shared_bytes, held.registers, held.footprint)
+    if backward.is_backward(pipeline):
+        chain = backward.build(pipeline)
+        return Footprint(chain.shared_bytes, chain.registers, chain.footprint)
     schedule = build(stage, pipeline)
     layout = lay_out(schedule, limit)
     return Footprint(layout.total, schedule.registers, layout.parts)

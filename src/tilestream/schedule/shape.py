@@ -10,7 +10,7 @@ from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule import stationary, tiled_block
+from tilestream.schedule import backward, stationary, tiled_block
 from tilestream.schedule.shared_tile import build
 
 
@@ -25,8 +25,8 @@ class KernelShape(StrEnum):
     the outermost (rows; hidden, few rows)    one CTA                     shared tile   stationary sum
     ========================================  ==========================  ============  ==============
 
-    Where columns that the grid divides are looped over besides, a worker has several tiles of each product: a tiled
-    block.
+    A stationary sum that has row streams beside it in its stage is a backward chain (``schedule.backward``). Where
+    columns that the grid divides are looped over besides, a worker has several tiles of each product: a tiled block.
     """
 
     ROW_STREAM = "row stream"
@@ -94,6 +94,8 @@ def why_no_kernel(pipeline: Pipeline) -> str:
         return _why_not(tiled_block.build, plain(pipeline))
     if stationary.is_stationary(pipeline):
         return stationary.why_not(pipeline)
+    if backward.is_backward(pipeline):
+        return backward.why_not(pipeline)
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is KernelShape.CHUNKED_CONTRACTION:

@@ -239,6 +239,13 @@ struct MmaColumns {
     ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b, true, B_COLUMNS});
   }
 };
+template <class T, int BLOCKS>
+struct MmaRows {
+  template <int N, int M>
+  static void registers(Fragment<N>& acc, const Packed<M>& a, int k, u64 b) {
+    ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, &a.v[0][k], 2 * M, T::ELEMENT, 0, b, false, true});
+  }
+};
 
 // ---- rounding, to nearest even
 TS_DEV u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }

@@ -323,6 +323,9 @@ struct Mma;
 // acc[64, 8 BLOCKS] += a.T @ b, both [depth, columns]; without B_COLUMNS b is as above.
 template <class T, int BLOCKS, bool B_COLUMNS>
 struct MmaColumns;
+// acc[64, 8 BLOCKS] += a @ b, a in registers, b [depth, columns].
+template <class T, int BLOCKS>
+struct MmaRows;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half
 struct bf16 {
