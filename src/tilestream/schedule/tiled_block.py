@@ -170,7 +170,9 @@ def is_tileable(program: Pipeline) -> bool:
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
-    for axis, size in zip((block.k, block.hid, block.out), block.sizes, strict=True):
+    if block.one_layer:
+        raise VerifyError(f"stage {name!r} is one layer, a tiled block two", "leave it to row streams")
+    for axis, size in zip((block.k, block.hid, block.last.out), block.sizes, strict=True):
         if size * 2 % 16:
             raise VerifyError(
                 f"stage {name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
@@ -201,10 +203,10 @@ def _clusters(stage: Stage, block: Block) -> int:
     sizes = {(d.level, d.axes): d.size for d in stage.mesh if d.size > 1}
     pair = sizes.pop((Level.CLUSTER, (block.rows,)), 1)
     rows = sizes.pop((Level.GRID, (block.rows,)), 1)
-    columns = sizes.pop((Level.GRID, (block.out, block.hid)), 1)
+    columns = sizes.pop((Level.GRID, (block.last.out, block.hid)), 1)
     if sizes or pair != CLUSTER:
         raise VerifyError(
-            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({block.out}, {block.hid}), and clusters of"
+            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({block.last.out}, {block.hid}), and clusters of"
             f" {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )

@@ -39,7 +39,7 @@ def run_tiled_on_host(
     b, rows = source.schedule.block, tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
     if b.before:
         raise ValueError("the host build runs a block with nothing in front of its first layer")
-    out = pipeline.tensor(b.output)
+    out = pipeline.tensor(b.last.output)
     # NaNs: an element that nobody writes shows
     empty = torch.full((rows, b.sizes[2]), float("nan"), dtype=TORCH_DTYPES[out.dtype])
     return _run(source, {**tensors, out.name: empty}, rows, options)
@@ -67,6 +67,6 @@ def _run(source: TiledBlockSource, tensors: dict[str, torch.Tensor], rows: int, 
     dump.check()
     if done.returncode:
         raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    y = tensors[s.block.output]
-    at = where[s.block.output].address - OF_FILE
+    y = tensors[s.block.last.output]
+    at = where[s.block.last.output].address - OF_FILE
     return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()

@@ -62,7 +62,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         result_vectors=[_vector(written, v, k, len(middle) + k, b.sizes[2], COLUMNS) for k, v in enumerate(after)],
         beside=[_pair_beside(written, op, k, b.sizes[2]) for k, op in enumerate(beside)],
         middle=_function(b.middle, {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}, b.hidden, middle),
-        after=_function(b.after, {b.total: "y"}, b.result, after),
+        after=_function(b.after, {b.last.total: "y"}, b.last.result, after),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),
     )

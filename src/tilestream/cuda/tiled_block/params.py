@@ -50,8 +50,8 @@ def params(
         *(weight(f.weight, k) for f in b.firsts),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, ROWS),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, GROUP_ROWS),
-        weight(b.second, hid),
-        make_map(b.output_dtype, where[b.output].address, out, rows, row_bytes(b.output), GROUP_ROWS),
+        weight(b.last.weight, hid),
+        make_map(b.output_dtype, where[b.last.output].address, out, rows, row_bytes(b.last.output), GROUP_ROWS),
     ]
     vectors = [where[v.of].address for v in source.vectors] or [0]
     loads = [where[op.params[0]] for op in b.loads]

@@ -36,7 +36,7 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
         )
     mesh = (
         Spread(Level.GRID, room // columns, (block.rows,)),
-        Spread(Level.GRID, columns, (block.out, block.hid)),
+        Spread(Level.GRID, columns, (block.last.out, block.hid)),
         Spread(Level.CLUSTER, CLUSTER, (block.rows,)),
     )
     loops = (Loop(block.rows, ROWS), Loop(block.hid, COLUMNS // len(block.firsts)))
