@@ -40,13 +40,11 @@ def wide_blocks(
             the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for.
     """
     for last in nodes:
-        if last not in known or not is_product(last):
+        rows = known[last].rows if last in known else None
+        if rows is None or not is_product(last) or not rows.is_Integer or int(rows) <= 0:
             continue
-        rows = known[last].rows
-        if not rows.is_Integer or int(rows) <= 0:
-            continue
-        many = int(rows) > MOST_ROWS
-        if many and known[last].tile.features <= WIDEST_SUM[0]:
+        shared = few(last, known)
+        if not shared and known[last].tile.features <= WIDEST_SUM[0]:
             continue
         members, firsts = _before(last, tiles)
         inputs = {start_of(n, members, tiles) for n in firsts}
@@ -54,7 +52,7 @@ def wide_blocks(
         wide = any(known[n].tile.features > MAX_FEATURES for n in members if n in known)
         if firsts and len(inputs) == 1 and None not in inputs and closed and wide:
             behind = after_product(last, known, kinds)
-            if many and _feeds_a_stream([last, *behind][-1], known):
+            if not shared and _feeds_a_stream([last, *behind][-1], known):
                 continue
             (start,) = inputs
             groups = []

@@ -48,7 +48,7 @@ round trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024
 
 ADDED_GATHER = "gathers rows for a sum that is in memory anyway"
 WIDE_GATHER = "gathers rows so wide that a kernel of its own is faster"
-BLOCK = "part of a feed-forward block"
+BLOCK = "part of a feed-forward block or of layers on few rows"
 POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
 
 
@@ -161,7 +161,7 @@ def _blocks(
     owner: fx.GraphModule, nodes: list[fx.Node], refused: Mapping[fx.Node, str], projections: bool
 ) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
     """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
-    where they are asked for, layers on few rows that are left.
+    where they are asked for, layers that are left on few rows.
 
     They come before row streams, which would take one of their layers and leave the wide one outside.
     """
