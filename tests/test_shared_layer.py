@@ -53,6 +53,7 @@ def shared(layer: Layer, split: Split) -> Pipeline:
         (LLAMA, Split(4, 32), (64, 16, 16), (128, 4, 4)),
         (LLAMA, Split(1, 128, Tail.NONE, tile_rows=8), (16, 8, 8), (128, 16, 16)),
         (BERT, Split(6, 16, Tail.CLUSTER, tile_rows=16), (48,), (128, 1, 1)),
+        (replace(BERT, residual=False), Split(2, 48, tile_rows=16, depth=64), (16,), (64, 6, 6)),
     ],
 )
 def test_columns_and_rings_follow_from_the_mesh(layer: Layer, split: Split, widths, rings) -> None:

@@ -12,7 +12,7 @@ from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, is_block
+from tilestream.schedule.shared_tile import MOST_ROWS, is_block, is_projection
 
 STRATEGY = "vertical"
 
@@ -42,7 +42,9 @@ def recipes(program: Pipeline, rows: int, options: Options) -> list[TiledRecipe]
 
     Narrower results are sums that stay in registers (``plan.passes.chunk_hidden``).
     """
-    if options.strategy not in ("auto", STRATEGY) or rows <= MOST_ROWS or not is_block(program):
+    if options.strategy not in ("auto", STRATEGY) or rows <= MOST_ROWS:
+        return []
+    if not is_block(program) or is_projection(program):
         return []
     stored = [op.ins[0] for op in program.stages[0].ops if op.kind == "store"]
     return [TiledRecipe()] if any(program.tiles()[t].features > WIDEST[0] for t in stored) else []

@@ -16,7 +16,7 @@ from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import Block, find_block, written_out
+from tilestream.schedule.shared_tile import Block, find_two_layers, written_out
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -134,9 +134,10 @@ class TiledBlock:
 
 
 def is_tiled(stage: Stage) -> bool:
-    """Whether a stage in plain form loops over columns that directions of the grid divide as well."""
+    """Whether a stage in plain form loops over columns of a product that directions of the grid divide as well."""
     divided = {a for d in stage.mesh if d.level is Level.GRID for a in d.axes}
-    return any(loop.axis in divided for loop in stage.loops[1:])
+    made = {a for op in stage.ops if op.kind == "product" for a in op.result_axes}
+    return any(loop.axis in divided & made for loop in stage.loops[1:])
 
 
 @lru_cache(maxsize=1024)
@@ -147,7 +148,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> TiledB
         VerifyError: the ops are no feed-forward block, the mesh or a loop is none that it can be dealt by, or something
             does not fit, with the arithmetic.
     """
-    block = find_block(stage, pipeline)
+    block = find_two_layers(stage, pipeline)
     _loops(stage, block)
     made = _checked(stage.name, block, _clusters(stage, block))
     if made.shared_bytes > limit:
@@ -163,7 +164,7 @@ def is_tileable(program: Pipeline) -> bool:
     """Whether ``program``, one stage of row ops, is a block that such a kernel can be made of, as far as sizes go."""
     try:
         written = written_out(program)
-        _checked("", find_block(written.stages[0], written), 1)
+        _checked("", find_two_layers(written.stages[0], written), 1)
     except (VerifyError, IRError):
         return False
     return True

@@ -9,7 +9,7 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.schedule.shared_tile import find_block, written_out
+from tilestream.schedule.shared_tile import find_two_layers, written_out
 from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, ROWS
 
 
@@ -26,7 +26,7 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
     if len(written.stages) != 1:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "tile a block in one")
     stage = written.stages[0]
-    block = find_block(stage, written)
+    block = find_two_layers(stage, written)
     columns = ceil(block.sizes[2] / COLUMNS)
     room = device.resident_clusters(CLUSTER) if device.largest_cluster >= CLUSTER else 0
     if room < columns:
