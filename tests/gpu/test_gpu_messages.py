@@ -36,7 +36,8 @@ def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("edges", "nodes", "features", "busy"),
-    [(0, 7, 64, 0), (1, 1, 8, 0), (5000, 300, 128, 0), (4000, 90, 512, 3500), (3000, 5000, 72, 700), (999, 50, 8, 65)],
+    [(0, 7, 64, 0), (1, 1, 8, 0), (5000, 300, 128, 0), (4000, 90, 512, 3500), (3000, 5000, 72, 700), (999, 50, 8, 65)]
+    + [(9000, 20, 64, 8000), (20_000, 300_000, 128, 3000)],  # pieces of a node; several nodes a group
 )
 def test_sums(edges: int, nodes: int, features: int, busy: int, dtype: torch.dtype) -> None:
     """``busy``: edges of the first node, which a whole CTA sums."""
