@@ -11,6 +11,7 @@ import torch
 from eager_regions import trace
 from torch import Tensor, fx, nn
 
+from tilestream.errors import InputError
 from tilestream.graph.sums import sums
 from tilestream.plan import scatter_cost
 from tilestream.run import messages, prepare, segments
@@ -220,7 +221,7 @@ def test_segments() -> None:
     )
     assert torch.equal(got, torch.stack([2 * rows[5], 0 * rows[0], rows[0]]))
     for bad in (5, -6, 2**32):
-        with pytest.raises(RuntimeError, match="outside of 5 nodes"):
+        with pytest.raises(InputError, match="outside of its 5 rows"):
             segments.segments(torch.tensor([0, bad]), 5)
 
 

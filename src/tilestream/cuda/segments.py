@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
+from tilestream.cuda.diagnose import IndexRecord
 from tilestream.ir.dtypes import DTYPES
 
 SUM_THREADS, LANE_BYTES, LONG, MOST_EACH = 512, 16, 64, 8  # segments.cuh
@@ -17,15 +20,33 @@ CTAS = 264
 """Two an SM, which is what is resident: as many sum nodes of more than ``LONG`` edges where there are few nodes."""
 
 
+class NodeRecord(IndexRecord):
+    """An index of a sum by segments that names no node."""
+
+    def describe(self) -> str:
+        _, edge, nodes, found = self.found
+        return f"the index of row {edge} of a sum of rows by their indices is {found}, and the sum has {nodes} rows"
+
+
+@cache  # captured graphs keep its address
+def _record(device: torch.device) -> NodeRecord:
+    return NodeRecord()
+
+
+def explained(device: torch.device) -> AbstractContextManager[None]:
+    """What is called inside fails with an ``InputError`` where an index of this or an earlier call is no node."""
+    return _record(device).explained()
+
+
 def keys(index: Tensor, nodes: int) -> Tensor:
     """``index`` (contiguous integers [edges]) as int32, those below zero counted from the end.
 
-    One that is no node ends the kernel, as torch's device-side assertion does.
+    One that is no node ends the kernel, as torch's device-side assertion does; ``explained`` says which it was.
     """
     found = torch.empty(len(index), dtype=torch.int32, device=index.device)
     if len(index):
-        wide = int(index.dtype == torch.int64)
-        packed = struct.pack("<QQqii", index.data_ptr(), found.data_ptr(), nodes, len(index), wide)
+        wide, record = int(index.dtype == torch.int64), _record(index.device).address
+        packed = struct.pack("<QQqiiQ", index.data_ptr(), found.data_ptr(), nodes, len(index), wide, record)
         _launch("tilestream_keys", "bf16", -(-len(index) // 256), 256, packed, index.device)
     return found
 

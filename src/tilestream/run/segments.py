@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda.segments import busy_words
+from tilestream.errors import InputError
 
 _library = torch.library.Library("tilestream", "FRAGMENT")
 for _schema in (
@@ -28,17 +29,19 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
 
     Raises:
-        RuntimeError: an index is no node; on a GPU the kernel ends instead, as torch's own assertion does.
+        InputError: an index is no node. On a GPU the kernel ends, as torch's own assertion does, and the CUDA context
+            is lost: this call says so where torch notices in time, else the next one.
     """
     if index.is_cuda:
-        from tilestream.cuda.segments import keys, starts
+        from tilestream.cuda.segments import explained, keys, starts
 
-        ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
-        firsts, busy = starts(ordered, nodes)
-        return order, firsts, busy
+        with explained(index.device):
+            ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
+            firsts, busy = starts(ordered, nodes)
+            return order, firsts, busy
     ordered, order = torch.sort(torch.where(index < 0, index + nodes, index), stable=True)
     if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
-        raise RuntimeError(f"an index is outside of {nodes} nodes")
+        raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
     busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
     return order, torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
@@ -51,9 +54,10 @@ def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor
         order, starts, busy: of ``segments``, or rows in the places of the edges in ``order``.
     """
     if rows.is_cuda:
-        from tilestream.cuda.segments import sums
+        from tilestream.cuda.segments import explained, sums
 
-        return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts, busy)
+        with explained(rows.device):
+            return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts, busy)
     nodes = torch.arange(len(starts) - 1).repeat_interleave(starts.diff())
     total = torch.zeros(len(starts) - 1, rows.shape[1]).index_add(0, nodes, rows[order].float())
     return (total if base is None else total + base).to(rows.dtype)

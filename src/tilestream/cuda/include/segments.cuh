@@ -5,7 +5,7 @@
 // busy node (a pole of a globe, a row of a table of three) does not keep everybody waiting: by up to MOST_PIECES of them,
 // a piece of its columns each, which nobody has to join. These nodes are listed once, when edges are sorted.
 #pragma once
-#include "ptx.cuh"
+#include "lanes.cuh"
 
 constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, PIECE_EDGES = 1024, MOST_PIECES = 8, MOST_EACH = 8;
 
@@ -14,6 +14,7 @@ struct KeyParams {
   int* keys;
   long long nodes;
   int edges, wide;  // int64, not int32
+  u64* record;  // of lanes::give_up
 };
 struct StartParams {
   const int* keys;  // ascending
@@ -31,13 +32,14 @@ struct SumParams {
   int nodes, lanes, each;  // nodes, one after another, of each `lanes` threads: MOST_EACH where most have no edge
 };
 
-// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch.
+// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch,
+// and is named in the record.
 extern "C" __global__ void __launch_bounds__(256) tilestream_keys(const __grid_constant__ KeyParams p) {
   const int at = (int)(blockIdx.x * 256 + threadIdx.x);
   if (at >= p.edges) return;
   const long long found = p.wide ? ((const long long*)p.index)[at] : ((const int*)p.index)[at];
   const long long node = found < 0 ? found + p.nodes : found;
-  if (node < 0 || node >= p.nodes) ts::trap();
+  if (node < 0 || node >= p.nodes) lanes::give_up(p.record, 0, at, p.nodes, found);
   p.keys[at] = (int)node;
 }
 
