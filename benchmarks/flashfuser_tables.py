@@ -38,6 +38,7 @@ def filled(text: str) -> str:
         textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"]
     )
     made["timed ablation"] = few_rows_tables.ablation()
+    made["timed arms"] = few_rows_tables.ablation_means()
     return with_parts(text, made, PAGE.name)
 
 

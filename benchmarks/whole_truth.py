@@ -82,7 +82,9 @@ def wholes(prefix: str = "") -> list[Whole]:
 def _analysed(model: str, sizes: str, training: bool, interactions: bool) -> Analysis:
     made = load(model, fake=True, sizes=json.loads(sizes), training=training)
     with torch.set_grad_enabled(training):
-        return analyse(made.module, made.inputs, parse({"device": "h200", "interactions": interactions}), training=training)
+        return analyse(
+            made.module, made.inputs, parse({"device": "h200", "interactions": interactions}), training=training
+        )
 
 
 def analysed(model: str, sizes: dict[str, Any], training: bool, interactions: bool = True) -> Analysis:

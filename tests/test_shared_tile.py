@@ -265,6 +265,8 @@ def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> Non
     without = default.with_(cluster_middle=False)
     for options in (without, default.with_(effort="model"), default.with_(measure=False)):
         assert gathered(16, options) == []
+    normed = replace(G4, norm="layer")
+    assert not any("middle over" in n for n in names(16, normed, default))
     assert gathered(128, default) == [] and gathered(128, default.with_(effort="exhaustive"))
     plain, other = (key(G4.program(), 16, H200, o, measured=False) for o in (without, default))
     assert plain != other
@@ -343,7 +345,8 @@ def test_a_model_with_few_rows_has_a_region_for_its_wide_block(gated: bool) -> N
     assert region.rows == 18 and len(region.inputs) == 1
     kinds = [op.kind for op in region.program.stages[0].ops]
     assert kinds.count("linear") == 2 + gated and "layer_norm" in kinds and kinds[-2:] == ["add", "store"]
-    assert partition(many).regions == ()
+    (tiled,) = partition(many).regions
+    assert tiled.rows == 1800 and [op.kind for op in tiled.program.stages[0].ops] == kinds
 
 
 def test_blocks_one_behind_the_other_are_a_region_each() -> None:

@@ -35,7 +35,7 @@ class Options:
         constant_weights: the user's word that weights of inference graphs do not change, so that those that lie as no
             kernel reads them, as Hugging Face's GPT-2's, are copied once and not at every call.
         cluster_middle: kernels for at most 64 rows that hand the middle over through the shared memory of a cluster are
-            candidates too, where candidates are timed.
+            candidates too, where candidates are timed and no norm stands in front.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way

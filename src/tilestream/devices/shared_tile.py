@@ -76,10 +76,13 @@ H200_GENERATED = SharedTileRates(
     before_s=3.59e-6,
     add_bytes_per_s=49.9e12,
     partials_bytes_per_s=23.5e12,
+    dsm_step_s=0.513e-6,
+    dsm_port_bytes_per_s=30.5e9,
 )
-"""Of generated kernels, which exchange through the L2 and have no DSM but for sums: fitted on kernels of G4, G8, S2 and
-two more shapes, of 1 to 512 rows, with and without a norm; 7 % mean error over all shapes, those of no part in it
-included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`)."""
+"""Of generated kernels: fitted on kernels of G4, G8, S2 and two more shapes, of 1 to 512 rows, with and without a norm,
+that exchange through the L2 and have no DSM but for sums; 7 % mean error over all shapes, those of no part in it
+included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`). What a gather through
+DSM takes is that of the collective alone, clusters of 2 to 16 and parts of 1 to 32 KB (`benchmarks/collectives.py`)."""
 
 
 def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHARED_TILE) -> float:

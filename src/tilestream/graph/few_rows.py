@@ -1,4 +1,5 @@
-"""Feed-forward blocks on few rows, whose hidden layer is wider than a stage of a row stream holds."""
+"""Feed-forward blocks whose hidden layer is wider than a stage of a row stream holds: a kernel of their own has them,
+on few rows one tile that the grid shares, on many tiles of both products."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import fx
 from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_product, is_view
 from tilestream.ir.tileops import OPS
+from tilestream.ir.verify import WIDEST as WIDEST_SUM
 from tilestream.schedule.shared_tile import MOST_ROWS
 
 WIDEST = 65_536
@@ -30,13 +32,19 @@ def wide_blocks(
     of one input before that; with what makes that input, a norm, and what is done to the result, a residual. Nobody
     else uses what lies between, so a group is convex. The largest group comes first, then those without either.
 
+    On many rows the result is wider than a fragment: narrower sums stay in registers (``graph.wide``). And no row
+    stream begins with it, which would take the second layer.
+
     Args:
         known: what nodes are, layers of any width included; ``tiles``: their operands that have rows; ``kinds``: of
             the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for.
     """
     for last in nodes:
         rows = known[last].rows if last in known else None
-        if rows is None or not is_product(last) or not rows.is_Integer or not 0 < int(rows) <= MOST_ROWS:
+        if rows is None or not is_product(last) or not rows.is_Integer or int(rows) <= 0:
+            continue
+        few = int(rows) <= MOST_ROWS
+        if not few and known[last].tile.features <= WIDEST_SUM[0]:
             continue
         members, firsts = _before(last, tiles)
         inputs = {_through_views(n, members, tiles) for n in firsts}
@@ -44,6 +52,8 @@ def wide_blocks(
         wide = any(known[n].tile.features > MAX_FEATURES for n in members if n in known)
         if firsts and len(inputs) == 1 and None not in inputs and closed and wide:
             behind = _behind(last, known, kinds)
+            if not few and _feeds_a_stream([last, *behind][-1], known):
+                continue
             (start,) = inputs
             groups = []
             for tail in ([*behind], []):
@@ -54,6 +64,21 @@ def wide_blocks(
                     if found not in groups:
                         groups.append(found)
             yield groups
+
+
+def _feeds_a_stream(result: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    """Whether a product reads ``result`` with which a row stream may begin: it has the layer in front of it too."""
+    if known[result].tile.features > MAX_FEATURES:
+        return False
+    todo, seen = [result], {result}
+    while todo:
+        for user in todo.pop().users:
+            if is_product(user):
+                return True
+            if user not in seen and is_view(user):
+                seen.add(user)
+                todo.append(user)
+    return False
 
 
 def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]) -> list[fx.Node]:

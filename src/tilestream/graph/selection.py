@@ -36,7 +36,8 @@ from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
 from tilestream.graph.wide import Facts, hidden, pooled
-from tilestream.schedule.shared_tile import is_block
+from tilestream.schedule.shared_tile import MOST_ROWS, is_block
+from tilestream.schedule.tiled_block import is_tileable
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ round trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024
 
 ADDED_GATHER = "gathers rows for a sum that is in memory anyway"
 WIDE_GATHER = "gathers rows so wide that a kernel of its own is faster"
-BLOCK = "part of a feed-forward block on few rows"
+BLOCK = "part of a feed-forward block"
 POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
 
 
@@ -117,7 +118,7 @@ def partition(
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
-    blocks = list(_few_rows(owner, nodes, refused))
+    blocks = list(_blocks(owner, nodes, refused))
     refused |= {n: BLOCK for group, _ in blocks for n in group}
     while True:
         facts = _examine(nodes, refused, wide=wide)
@@ -153,10 +154,10 @@ def partition(
     return Partition(cuts, exclusions, len(compute))
 
 
-def _few_rows(
+def _blocks(
     owner: fx.GraphModule, nodes: list[fx.Node], refused: Mapping[fx.Node, str]
 ) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
-    """Feed-forward blocks that are too wide for a row stream and have so few rows that they can share a tile.
+    """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles.
 
     They come before row streams, which would take one of their layers and leave the wide one outside.
     """
@@ -173,7 +174,8 @@ def _few_rows(
             except Unsupported as reason:
                 log.debug("%s is no block: %s", group[-1], reason.reason)
                 continue
-            if is_block(made[0].program):
+            program = made[0].program
+            if is_block(program) and (made[0].rows <= MOST_ROWS or is_tileable(program)):
                 inside |= set(group)
                 yield group, made
                 break

@@ -53,13 +53,10 @@ def kernels_kept(options: Options, target: Target) -> contextlib.AbstractContext
     return cache.keep_in(options.cache_folder if options.cache else None)
 
 
-def plan(region: Region, options: Options, target: Target, measurer: Measurer | None = None) -> Plan:
+def plan(region: Region, options: Options, target: Target) -> Plan:
     """The plan of a region: from this process, from the disk, or made now (and measured, on a GPU).
 
     A plan serves every number of rows up to ``GROWTH`` times its own: a new batch builds no new kernel.
-
-    Args:
-        measurer: the region's, if there is one already.
 
     Raises:
         PlanError: no pipeline is legal under the options.
@@ -68,16 +65,12 @@ def plan(region: Region, options: Options, target: Target, measurer: Measurer | 
         return near
     measure: Measure | None = None
     if measures(options, target):
-        measure = measurer or measurer_of(region, options, target)
+        patience_s = few_rows.patience_s(options)
+        measure = Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
     copied = turned(region, options)
     made = cached_plan(region.program, region.rows, target.hardware, options, measure, copied)
     _plans.setdefault(_kept(region, options, target), []).append(made)
     return made
-
-
-def measurer_of(region: Region, options: Options, target: Target) -> Measurer:
-    patience_s = few_rows.patience_s(options)
-    return Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
 
 
 def measures(options: Options, target: Target) -> bool:
