@@ -43,23 +43,23 @@ def wide_blocks(
         rows = known[last].rows if last in known else None
         if rows is None or not is_product(last) or not rows.is_Integer or int(rows) <= 0:
             continue
-        few = int(rows) <= MOST_ROWS
-        if not few and known[last].tile.features <= WIDEST_SUM[0]:
+        shared = few(last, known)
+        if not shared and known[last].tile.features <= WIDEST_SUM[0]:
             continue
         members, firsts = _before(last, tiles)
-        inputs = {_through_views(n, members, tiles) for n in firsts}
+        inputs = {start_of(n, members, tiles) for n in firsts}
         closed = all(u in members for n in members if n is not last for u in n.users)
         wide = any(known[n].tile.features > MAX_FEATURES for n in members if n in known)
         if firsts and len(inputs) == 1 and None not in inputs and closed and wide:
-            behind = _behind(last, known, kinds)
-            if not few and _feeds_a_stream([last, *behind][-1], known):
+            behind = after_product(last, known, kinds)
+            if not shared and _feeds_a_stream([last, *behind][-1], known):
                 continue
             (start,) = inputs
             groups = []
             for tail in ([*behind], []):
                 group = {*members, *tail}
                 free = [n for n in nodes if n not in taken]
-                for front in (_front(start, group, free, known, tiles, kinds), set()):
+                for front in (in_front(start, group, free, known, tiles, kinds), set()):
                     found = [n for n in nodes if n in group or n in front]
                     if found not in groups:
                         groups.append(found)
@@ -81,7 +81,15 @@ def _feeds_a_stream(result: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
     return False
 
 
-def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]) -> list[fx.Node]:
+def few(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    """Whether a tile has so few rows, known now, that CTAs should share them."""
+    rows = known[node].rows if node in known else None
+    return rows is not None and bool(rows.is_Integer) and 0 < int(rows) <= MOST_ROWS
+
+
+def after_product(
+    last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]
+) -> list[fx.Node]:
     """What is done elementwise to the result of ``last`` before anybody else sees it."""
     found: list[fx.Node] = []
     chain: list[fx.Node] = []
@@ -96,7 +104,7 @@ def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Nod
     return found
 
 
-def _front(
+def in_front(
     start: fx.Node | None,
     group: set[fx.Node],
     nodes: Sequence[fx.Node],
@@ -131,9 +139,7 @@ def _made_of(node: fx.Node, kinds: Mapping[fx.Node, Sequence[str]], families: Co
     return all(OPS[kind].family in families or kind == "load" for kind in kinds[node])
 
 
-def _through_views(
-    first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]
-) -> fx.Node | None:
+def start_of(first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]) -> fx.Node | None:
     """What a product of the first layer reads, whose views join ``members``: so one input stays one."""
     node = first
     while node is first or (is_view(node) and node in tiles):

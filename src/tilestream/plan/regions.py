@@ -38,4 +38,12 @@ def find_regions(
         graph.recompile()
     summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
     out |= apart(summed)
-    return partition(graph, apart=out, training=training, backward=backward, spared=spared_for(graph)), summed
+    found = partition(
+        graph,
+        apart=out,
+        training=training,
+        backward=backward,
+        spared=spared_for(graph),
+        projections=options.projections and not training,
+    )
+    return found, summed

@@ -22,6 +22,7 @@ from tilestream.plan.turned import turned
 from tilestream.run.executable import executable
 from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
+from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 GROWTH = 4
@@ -93,6 +94,8 @@ def near_plan(region: Region, options: Options, target: Target) -> Plan | None:
 
 
 def is_lone(region: Region, options: Options, target: Target) -> bool:
+    if is_projection(region.program) and region.rows <= MOST_ROWS:
+        return False
     return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
 
 

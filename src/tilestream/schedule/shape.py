@@ -15,12 +15,13 @@ from tilestream.schedule.shared_tile import build
 
 
 class KernelShape(StrEnum):
-    """What is summed over a loop, and where workers exchange, make five shapes.
+    """What is summed over a loop, and where workers exchange, make five shapes; and a tile of rows whose columns CTAs
+    divide is shared although they exchange nothing.
 
     ========================================  ==========================  ============  ==============
     summed over a loop                        no exchange, or in the CTA  DSM           L2 or memory
     ========================================  ==========================  ============  ==============
-    nothing                                   row stream                  shared tile   shared tile
+    nothing                                   row stream, shared tile     shared tile   shared tile
     an inner loop (hidden columns, taps)      chunked contraction         shared tile   shared tile
     the outermost (rows; hidden, few rows)    one CTA                     shared tile   stationary sum
     ========================================  ==========================  ============  ==============
@@ -51,9 +52,14 @@ def kernel_shape(stage: Stage) -> KernelShape:
         return KernelShape.TILED_BLOCK
     if summed and looped[0] in summed:
         return KernelShape.STATIONARY_SUM if levels or into_memory else KernelShape.ONE_CTA
-    if levels or into_memory:
+    if levels or into_memory or _columns_apart(stage, looped):
         return KernelShape.SHARED_TILE
     return KernelShape.CHUNKED_CONTRACTION if summed else KernelShape.ROW_STREAM
+
+
+def _columns_apart(stage: Stage, looped: list[str]) -> bool:
+    """Whether CTAs of the grid have columns of one tile of rows each, which exchanges nothing."""
+    return any(d.level is Level.GRID and d.size > 1 and d.axes and d.axes[0] not in looped for d in stage.mesh)
 
 
 def _why_not(build: Callable[[Stage, Pipeline], object], pipeline: Pipeline) -> str:
