@@ -171,8 +171,6 @@ def is_tileable(program: Pipeline) -> bool:
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
-    if block.one_layer:
-        raise VerifyError(f"stage {name!r} is one layer, a tiled block two", "leave it to row streams")
     for axis, size in zip((block.k, block.hid, block.last.out), block.sizes, strict=True):
         if size * 2 % 16:
             raise VerifyError(
