@@ -41,6 +41,8 @@ from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.schedule import build
 from tilestream.schedule.counts import gathered_chunks
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.layout import lay_out
 from tilestream.schedule.stage_cost import stage_cost
 
 SAME = Window(9, 7, (3, 3), padding=(1, 1))
@@ -191,6 +193,42 @@ def test_kernels_on_the_host(dtype: str) -> None:
     exact = by_torch(p, window, given)
     error, own = (float((x.double() - exact).norm() / exact.norm()) for x in (got, working))
     assert error <= 2 * own + (2**-8 if dtype == "f32" else 1e-4)
+
+
+@needs_gcc
+def test_lanes_and_bulk_copies_round_alike() -> None:
+    """To tf32, ties to even: 1 + 2^-11 is as far from 1 as from 1 + 2^-10, and 1 + 3 2^-11 from two as well."""
+    window = Window(5, 5, (2, 2))
+    got = []
+    for bulk in (False, True):
+        p = chain(window, 32, 16, 0, dtype="f32", bulk=bulk)
+        given = tensors(p, window, 4)
+        given["x"] = torch.where(given["x"] > 0, 1 + 2.0**-11, -1 - 3 * 2.0**-11)
+        got.append(run_on_host(p, given)[p.by_role(Role.OUTPUT)[0].name])
+    assert torch.equal(*got)
+    rounded = torch.where(given["x"] > 0, 1.0, -1 - 2.0**-9)
+    torch.testing.assert_close(got[0], run_on_host(p, given | {"x": rounded})[p.by_role(Role.OUTPUT)[0].name])
+
+
+@needs_gcc
+def test_weights_that_stay_lie_in_pages_as_low_as_the_taps_layer_is_narrow() -> None:
+    window = Window(9, 7, (3, 3), padding=(1, 1))
+    p = chain(window, 64, 64, 200, residual=True, bulk=True)
+    p = p.with_stages((p.stages[0].with_(residency=Residency.RESIDENT),))
+    verify_on(p, get("h200"))
+    assert lay_out(build(p.stages[0], p)).page_rows == 64
+    given = tensors(p, window, 3)
+    (got,), (working,) = run_on_host(p, given).values(), reference.run(p, given).values()
+    exact = by_torch(p, window, given)
+    error, own = (float((x.double() - exact).norm() / exact.norm()) for x in (got, working))
+    assert error <= 2 * own + 1e-4
+
+
+def test_a_kernel_that_does_not_fit_is_refused_before_it_is_compiled() -> None:
+    p = chain(Window(9, 7, (3, 3), padding=(1, 1)), 64, 64, 64, dtype="f32", bulk=True)
+    p = p.with_stages((p.stages[0].with_(placement=Shard(1), residency=Residency.RESIDENT),))
+    with pytest.raises(VerifyError, match=r"weights 327680 \+ input ring \d+ .* > 232448 bytes of shared memory"):
+        cuda.sources(p)
 
 
 @needs_gcc

@@ -17,9 +17,11 @@ from tilestream.cuda.shared_tile import SharedTileSource
 from tilestream.cuda.shared_tile import emit as emit_shared_tile
 from tilestream.cuda.stationary import StationarySource
 from tilestream.cuda.stationary import emit as emit_stationary
+from tilestream.devices import get
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.fits import stages_fit_sm
 from tilestream.schedule.shape import is_shared_tile, why_no_kernel
 from tilestream.schedule.stationary import is_stationary
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 AnySource = KernelSource | SharedTileSource | StationarySource
 """Of one launch, by the shape of its kernel."""
+
+SMALLEST = "h100"  # of the devices that kernels are made for; a CTA has as much on all of them
 
 __all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
 
@@ -53,7 +57,10 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
     if reason:
         what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
         raise VerifyError(what, "run it by tilestream.reference")
-    return tuple(_source(launch, stamped) for launch in cut_at_dram(pipeline))
+    launches = cut_at_dram(pipeline)
+    for launch in launches:
+        stages_fit_sm(launch, get(SMALLEST))
+    return tuple(_source(launch, stamped) for launch in launches)
 
 
 def _source(launch: Pipeline, stamped: bool) -> AnySource:
