@@ -47,7 +47,7 @@ class Layout:
 def widest(schedule: Schedule) -> int:
     """Columns of the widest product's share of one warpgroup: the most that a page can hold in rows.
 
-    Where taps feed products, of those alone: they are deep and narrow, and would fill a part of each of their many pages
+    Where taps feed products, of those alone: deep and narrow, they would fill a part of each of their many pages
     (3 x 3 64-64 in front of 64-256: nine pages of which three quarters are empty, and no room for pixels on their way).
     """
     products = [s for s in schedule.steps if s.gemm is not None]
