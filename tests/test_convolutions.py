@@ -40,7 +40,7 @@ from tilestream.report.facts import summary
 from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.schedule import build
-from tilestream.schedule.counts import gathered_chunks
+from tilestream.schedule.counts import gathered_chunks, tapped_chunks
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.layout import lay_out
 from tilestream.schedule.stage_cost import stage_cost
@@ -137,9 +137,9 @@ def test_pictures_are_read_from_dram_once() -> None:
 def test_lanes_have_their_time_and_bulk_copies_none() -> None:
     by_lanes, bulk = (chain(SAME, 128, 64, 64, bulk=b) for b in (False, True))
     told = [op[0] for op in emit(by_lanes).tables.load_ops]
-    assert told.count(TAPPED) == gathered_chunks(build(by_lanes.stages[0], by_lanes)) == 9 * 2
+    assert told.count(TAPPED) == tapped_chunks(build(by_lanes.stages[0], by_lanes)) == 9 * 2
     assert [op[0] for op in emit(bulk).tables.load_ops].count(TAPPED_IN_BULK) == 9 * 2
-    assert gathered_chunks(build(bulk.stages[0], bulk)) == 0
+    assert tapped_chunks(build(bulk.stages[0], bulk)) == gathered_chunks(build(bulk.stages[0], bulk)) == 0
     slow, fast = (stage_cost(p.stages[0], p, get("h200")).step_s for p in (by_lanes, bulk))
     assert slow > fast
 
@@ -335,12 +335,12 @@ class Odd(nn.Module):
         (Odd(3, 16, 3), images(3), r"3 channels: pixels of other than a multiple of 16 bytes"),
         (Odd(16, 16, 3, padding=1), images(16, 1), r"a tap reads nothing but padding"),
         (Odd(16, 16, 9), images(16, 10), r"81 taps, more than 64"),
-        (Odd(16, 16, 3), images(16), r"option convolutions='lanes' or 'bulk' takes this one"),
+        (Odd(16, 16, 3), images(16), r"option convolutions='bulk' takes this one"),
     ],
     ids=["contiguous", "groups", "three channels", "padding", "taps", "off"],
 )
 def test_why_a_convolution_is_left(model: nn.Module, x: torch.Tensor, says: str) -> None:
-    on = Options() if "option" in says else Options(convolutions="lanes")
+    on = Options(convolutions="off") if "option" in says else Options()
     with torch.no_grad():
         found = analyse(model.eval(), (x,), on)
     assert any(re.search(says, e.reason) for e in found.exclusions)

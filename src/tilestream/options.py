@@ -41,8 +41,8 @@ class Options:
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
             Off: these kernels have not been measured on a GPU yet.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
-            copy pixels lane by lane, or in bulk by the im2col mode of bulk copies. Neither has run on a GPU yet, so
-            ``off``. Inference alone.
+            copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
+            which is slower. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -61,7 +61,7 @@ class Options:
     cluster_middle: bool = False
     effort: Effort = "measured"
     interactions: bool = False
-    convolutions: Convolutions = "off"
+    convolutions: Convolutions = "bulk"
     fallback: bool = True
 
     def __post_init__(self) -> None:
