@@ -3,7 +3,6 @@
     python benchmarks/conv_chains.py                        FlashFuser's C1 to C5, tails of bottlenecks, ResNet-50
     python benchmarks/conv_chains.py C5 tail56 --images 1 32
     python benchmarks/conv_chains.py C1 C5 --autotune --seconds 80       max-autotune too; what ends in time
-    python benchmarks/conv_chains.py --warm                 compile what a run needs, each name in a process: no times
     python benchmarks/conv_chains.py --dry-run              predictions and floors alone: needs no GPU
 
 bf16, random data; every arm a CUDA graph, all arms of a workload in turn, medians, warm L2. Errors are against float64;
@@ -16,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -31,12 +29,11 @@ from budget import Budget
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tilestream import cuda, devices
+from tilestream import devices
 from tilestream.bench.environment import environment
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import shortlist
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
@@ -172,20 +169,6 @@ def prediction(name: str, images: int) -> str:
     return f"{best.name} {best.predicted_us:.1f}, Inductor {others:.1f} us"
 
 
-def warm(name: str, images: Sequence[int]) -> None:
-    """Compile the kernels that a run times, and what Inductor makes, for the caches on the disk."""
-    for count in images:
-        found = [c for r in planned(name, count) if r.plan is not None for c in shortlist(r.plan.candidates)]
-        pipelines = [c.pipeline for c in found if c.pipeline is not None]
-        cuda.start(pipelines)
-        model, inputs = module(name, count, "cuda")
-        torch._dynamo.reset()
-        with torch.no_grad():
-            torch.compile(model, dynamic=False)(*inputs)
-        for pipeline in pipelines:
-            cuda.ready(pipeline, None)
-
-
 def checked(run: Callable[[], Tensor], exact: Tensor) -> tuple[float, bool]:
     """Error, and whether two calls give the same bits; memory that was poisoned between them shows what is not
     written."""
@@ -219,6 +202,10 @@ def workload(name: str, images: int, autotune: bool, budget: Budget) -> list[Row
                 compiled(*inputs)
             arms[arm] = lambda compiled=compiled: compiled(*inputs)
             details[arm] = chosen(before) if arm == "tilestream" else ""
+            for region in prepare.analyses()[before:]:
+                timed = [c for c in region.plan.candidates if c.measured_us] if region.plan is not None else []
+                told = ", ".join(f"{c.name} {c.measured_us:.1f}" for c in timed)
+                print(f"  {region.rows} rows: {region.problem or told}", flush=True)
         wide = copy.deepcopy(model).double()
         exact = wide(*[t.double() for t in inputs])
         errors = {arm: checked(run, exact) for arm, run in arms.items()}
@@ -240,20 +227,10 @@ def main() -> int:
     parser.add_argument("--images", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--autotune", action="store_true", help="max-autotune is an arm too")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out what would end later")
-    parser.add_argument("--warm", action="store_true", help="compile alone, for a run that follows")
     parser.add_argument("--dry-run", action="store_true", help="predictions and floors; no GPU")
     parser.add_argument("--out", type=Path, default=RESULTS / "conv_chains.json")
     given = parser.parse_args()
     budget, rows = Budget(given.seconds), []
-    if given.warm:
-        context = multiprocessing.get_context("spawn")
-        started = [context.Process(target=warm, args=(name, given.images)) for name in given.names]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join(max(0.0, min(budget.left_s, 1e6)))
-            process.kill()
-        return 0
     for name in given.names:
         for images in given.images:
             if given.dry_run:
