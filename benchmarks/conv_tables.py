@@ -1,4 +1,4 @@
-"""Write the table of docs/convolutions.md from ``benchmarks/results/conv_chains.json``.
+"""Write the tables of docs/convolutions.md from ``benchmarks/results/conv_chains.json`` and ``conv_kernels.json``.
 
 python benchmarks/conv_chains.py
 python benchmarks/conv_tables.py
@@ -15,7 +15,7 @@ from typing import Any
 from make_tables import table, us
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "conv_chains.json"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "convolutions.md"
 OTHERS = {"eager": "eager", "inductor": "Inductor", "max-autotune": "max-autotune"}
 WHAT = {
@@ -35,7 +35,7 @@ Case = tuple[str, int]
 def cases() -> dict[Case, dict[str, dict[str, Any]]]:
     """Rows of the results by workload and images, then by arm; in the order of ``WHAT``."""
     found: dict[Case, dict[str, dict[str, Any]]] = {}
-    for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
+    for row in json.loads((RESULTS / "conv_chains.json").read_text(encoding="utf-8"))["rows"]:
         found.setdefault((row["workload"], row["images"]), {})[row["arm"]] = row
     return dict(sorted(found.items(), key=lambda c: (list(WHAT).index(c[0][0]), c[0][1])))
 
@@ -61,16 +61,27 @@ def chains() -> str:
     return f"{made}\n\nC1 to C5 together: {mean:.2f} times the best of the others (geometric mean)."
 
 
+def kernels() -> str:
+    """Microseconds by kernel, a column for each workload and number of images."""
+    rows = json.loads((RESULTS / "conv_kernels.json").read_text(encoding="utf-8"))["rows"]
+    found = {(r["kernel"], r["workload"], r["images"]): us(r["us"]) for r in rows}
+    cases = dict.fromkeys((name, images) for _, name, images in found)
+    heads = ["us", *(f"{name}, {images}" for name, images in cases)]
+    names = dict.fromkeys(kernel for kernel, _, _ in found)
+    return table(heads, [[kernel, *(found.get((kernel, *case), "-") for case in cases)] for kernel in names])
+
+
 def filled(text: str) -> str:
-    """``text`` of the page with its marked part rewritten.
+    """``text`` of the page with its marked parts rewritten.
 
     Raises:
-        ValueError: the marker is missing.
+        ValueError: a marker is missing.
     """
-    marked = re.compile(r"(<!-- chains: made by benchmarks/conv_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    text, times = marked.subn(lambda m: m[1] + chains() + m[2], text)
-    if times != 1:
-        raise ValueError(f"{PAGE.name} has {times} parts marked 'chains', not one")
+    for name, made in (("chains", chains()), ("kernels", kernels())):
+        marked = re.compile(rf"(<!-- {name}: made by benchmarks/conv_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        text, times = marked.subn(lambda m, made=made: m[1] + made + m[2], text)
+        if times != 1:
+            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
     return text
 
 
