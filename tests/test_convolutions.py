@@ -27,12 +27,14 @@ from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard, Tensor, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.ir.sizes import weight_bytes
 from tilestream.ir.taps import Tap, Window
 from tilestream.ir.text import show
-from tilestream.ir.traffic import dram_of
+from tilestream.ir.traffic import dram_of, l2_of
 from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
+from tilestream.plan.cost import product_bound_us
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
@@ -132,6 +134,25 @@ def test_pictures_are_read_from_dram_once() -> None:
     p = chain(SAME, 16, 32, 24)
     read, _ = dram_of(p, 5 * 63)
     assert read["x"] == 5 * 9 * 7 * 16 * 2
+
+
+def test_taps_come_again_through_the_ports() -> None:
+    """All but the first time, as weights do that every step takes again."""
+    rows = 5 * 63
+    p, plain_rows = chain(SAME, 16, 32, 24), chain(Window(9, 7, (1, 1)), 16, 32, 24)
+    again, weights = l2_of(p, rows)
+    assert again == l2_of(plain_rows, rows)[0] == 0
+    steps = -(-rows // 64 // p.stages[0].tiles_per_step)
+    once = weight_bytes(p.stages[0], p)
+    assert weights - (steps - 1) * once == rows * 9 * 16 * 2 - 5 * 9 * 7 * 16 * 2
+
+
+def test_what_no_product_can_beat_reads_a_picture_once() -> None:
+    device, rows = get("h200"), 32 * 63
+    p = chain(SAME, 64, 64, 0)
+    moved = 2 * rows * (64 + 64)
+    want = max(2.0 * rows * 64 * 576 / device.tensor_flops["bf16"], moved / device.l2_bytes_per_s) * 1e6
+    assert product_bound_us(p, rows, device) == pytest.approx(want)
 
 
 def test_lanes_have_their_time_and_bulk_copies_none() -> None:
