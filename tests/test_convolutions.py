@@ -39,6 +39,7 @@ from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
 from tilestream.report.facts import summary
+from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.schedule import build
@@ -322,6 +323,30 @@ def test_through_torch_compile() -> None:
         exact = small_resnet().double()(x.double())
     error, eager = (float((y.double() - exact).norm() / exact.norm()) for y in (got, own))
     assert error <= 2 * eager
+
+
+def test_networks_with_norms_are_taken_where_asked() -> None:
+    with torch.no_grad():
+        alone, asked = (analyse(small_resnet(), (images(),), o) for o in (Options(), Options(convolutions="bulk")))
+        without = analyse(Odd(16, 16, 3).eval(), (images(16),), Options())
+    assert any("option convolutions='bulk' takes this one" in e.reason for e in alone.exclusions)
+    assert not any("a convolution mixes rows" in e.reason for e in (*asked.exclusions, *without.exclusions))
+
+
+def test_a_plan_for_many_pictures_is_none_for_few() -> None:
+    """One for few serves those of a batch that has not grown much, as plans of rows do."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        Odd(8, 8, 3, padding=1).eval(),
+        backend=tilestream,
+        dynamic=False,
+        options={"target": "reference", "cache": False},
+    )
+    before = len(prepare.analyses())
+    with torch.no_grad():
+        for count in (12, 4, 1):
+            compiled(images(8, 4, count))
+    assert [a.plan.rows for a in prepare.analyses()[before:] if a.plan] == [12 * 16, 12 * 16, 16]
 
 
 def test_undone_where_no_region_takes_it() -> None:

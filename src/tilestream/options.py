@@ -15,7 +15,7 @@ from tilestream.errors import OptionError
 Target = Literal["auto", "cuda", "reference"]
 Strategy = Literal["auto", "bulk", "vertical", "spatial", "shared"]
 Effort = Literal["model", "measured", "exhaustive"]
-Convolutions = Literal["off", "lanes", "bulk"]
+Convolutions = Literal["auto", "off", "lanes", "bulk"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Options:
             Off: these kernels have not been measured on a GPU yet.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
-            which is slower. Inference alone.
+            which is slower. ``auto``: in bulk, in graphs without batch norms, as no GPU has timed a whole network with
+            them. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -61,7 +62,7 @@ class Options:
     cluster_middle: bool = False
     effort: Effort = "measured"
     interactions: bool = False
-    convolutions: Convolutions = "bulk"
+    convolutions: Convolutions = "auto"
     fallback: bool = True
 
     def __post_init__(self) -> None:
