@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 from dataclasses import replace
@@ -408,6 +409,13 @@ def test_a_symbolic_batch() -> None:
             got, want = compiled(x), model(x)
             torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
             assert got.stride() == want.stride()  # channels last, as eager
+
+
+def test_the_page_has_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    text = (root / "docs" / "convolutions.md").read_text(encoding="utf-8")
+    assert importlib.import_module("conv_tables").filled(text) == text, "run benchmarks/conv_tables.py"
 
 
 def test_the_example_of_the_page_runs() -> None:
