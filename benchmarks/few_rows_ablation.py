@@ -2,12 +2,14 @@
 
     python benchmarks/few_rows_ablation.py             G4, G8, S2 and the small ones, 128 rows
     python benchmarks/few_rows_ablation.py G4 --rows 16
+    python benchmarks/few_rows_ablation.py --seconds 60   what ends in time; shapes of earlier runs are kept
     python benchmarks/few_rows_ablation.py --dry-run   which kernels would be timed; needs no GPU
 
 Arms: ``planner``, the kernels that the search times, the best of which it takes; ``random``, kernels drawn among all
-that fit, always the same; ``middle by cluster``, the best few by prediction whose middle goes through DSM; ``tail
-...``, the best few of each tail with the middle through the L2; ``stages of N``, the best kernel's grid with other
-depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``, which times them.
+that fit, always the same; ``middle by cluster``, of those whose middle goes through DSM the best by prediction of
+each tail and size of a cluster; ``tail ...``, the best few of each tail with the middle through the L2; ``stages of
+N``, the best kernel's grid with other depths of a ring stage. Values of every kernel are checked as in ``few_rows.py``,
+which times them.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import few_rows
 import torch
+from budget import Budget
 
 from tilestream import cuda, devices
 from tilestream.bench.environment import environment
@@ -38,6 +41,8 @@ from tilestream.schedule.sharing import Middle
 RESULTS = Path(__file__).parent / "results" / "few_rows_ablation.json"
 NAMES = ("G1", "G3", "G4", "G8", "G10", "S2")
 DRAWN = 9
+GUESS_S = 25.0
+"""Until one shape was timed."""
 TAILS = {Tail.PARTIALS: "in order", Tail.REDUCE_ADD: "any order", Tail.CLUSTER: "by cluster", Tail.NONE: "one group"}
 
 
@@ -78,7 +83,8 @@ def arms(name: str, rows: int) -> dict[str, list[Split]]:
     full = [s for s in some if s.middle is Middle.L2 and s.depth is None]
     found = recipes(program, rows, devices.get("h200"), Options(any_order=True))
     made = {"planner": [r.split for r in found], "random": random.Random(0).sample(some, min(DRAWN, len(some)))}
-    made["middle by cluster"] = [s for s in some if s.middle is Middle.DSM][: 2 * EACH]
+    gathered = [s for s in some if s.middle is Middle.DSM and s.depth is None]
+    made["middle by cluster"] = list({(s.tail, s.columns): s for s in reversed(gathered)}.values())
     for tail, said in TAILS.items():
         made[f"tail {said}"] = [s for s in full if s.tail is tail][:EACH]
     for depth in DEPTHS:
@@ -106,10 +112,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--rows", type=int, nargs="+", default=[128])
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out what would end later")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     made: list[Arm] = []
+    if given.out.exists():
+        made = [Arm(**row) for row in json.loads(given.out.read_text(encoding="utf-8"))["rows"]]
+    budget = Budget(given.seconds)
     torch.set_grad_enabled(False)
     for name in given.names:
         for rows in given.rows:
@@ -120,7 +130,12 @@ def main() -> int:
             if reason := cuda.available():
                 print(reason)
                 return 1
-            made += timed(name, rows)
+            if not budget.affords("shape", GUESS_S):
+                print(f"{name}, {rows} rows: left out, {budget.left_s:.0f} s are left", flush=True)
+                continue
+            with budget.step("shape"):
+                found = list(timed(name, rows))
+            made = [a for a in made if (a.workload, a.rows) != (name, rows)] + found
             text = json.dumps({"environment": environment(), "rows": [asdict(a) for a in made]}, indent=1)
             given.out.write_text(text + "\n", encoding="utf-8")
     return 0

@@ -2,6 +2,7 @@
 
     python benchmarks/first_calls.py                        NeRF, MeshGraphNets, GraphCast
     python benchmarks/first_calls.py nerf_65536 --again 5   some of ``whole_models``'s, five processes with full caches
+    python benchmarks/first_calls.py nerf_65536 --training  a training step: forward, sum, backward
     python benchmarks/first_calls.py mgn --profile          one process more, which shows where its time goes
 
 A call is timed from ``torch.compile`` to its results; the model is made and both compilers' modules are loaded before
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 from sampling import sampled
-from whole_models import CASES, RESULTS, cache_folders, inference, write
+from whole_models import CASES, RESULTS, cache_folders, inference, training, write
 
 from tilestream.apps.models import find
 from tilestream.bench.environment import environment
@@ -37,10 +38,11 @@ WANTED = ("nerf_65536", "mgn", "graphcast_small")
 LEAST_PERCENT = 1.0
 
 
-def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str, Any]) -> dict[str, Any]:
+def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str, Any], train: bool) -> dict[str, Any]:
     """Seconds of the first call in this process, and of that our parts."""
     model, published = CASES[name]
-    module, inputs = find(model).make(device=device, **{**published, **sizes})
+    module, inputs = find(model).make(device=device, training=train, **{**published, **sizes})
+    step = training if train else inference
     if device == "cuda":
         torch.cuda.synchronize()
     how: dict[str, Any] = {
@@ -50,7 +52,7 @@ def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str,
     }[arm]
 
     def call() -> None:
-        inference(torch.compile(module, dynamic=False, **how), module, inputs)
+        step(torch.compile(module, dynamic=False, **how), module, inputs)
         if device == "cuda":
             torch.cuda.synchronize()
 
@@ -107,6 +109,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--again", type=int, default=3, metavar="N", help="processes with full caches")
     parser.add_argument("--profile", action="store_true", help="one process more, sampled")
+    parser.add_argument("--training", action="store_true", help="a training step, not inference")
     parser.add_argument("--cpu", action="store_true", help="our reference machine, on small sizes: no times to believe")
     parser.add_argument("--sizes", type=json.loads, default={}, metavar="JSON", help="sizes that differ")
     parser.add_argument("--of", choices=ARMS, help=argparse.SUPPRESS)
@@ -120,16 +123,18 @@ def main() -> int:
         print("no GPU: nothing to measure", file=sys.stderr)
         return 1
     if given.of:
-        print(json.dumps(first_call(given.of, given.cases[0], given.profiled, device, given.sizes)))
+        print(json.dumps(first_call(given.of, given.cases[0], given.profiled, device, given.sizes, given.training)))
         return 0
     child = ["--cpu"] * given.cpu + ["--sizes", json.dumps(given.sizes)] + ["--profile"] * given.profile
+    child += ["--training"] * given.training
+    suffix = "_training" if given.training else ""
     with tempfile.TemporaryDirectory() as folder:  # every module gets byte code before anything is timed
         process("tilestream", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
     for name in given.cases or WANTED:
-        made: dict[str, Any] = {"schema": 2, "model": name, "environment": environment(), "arms": {}}
+        made: dict[str, Any] = {"schema": 2, "model": name + suffix, "environment": environment(), "arms": {}}
         for arm in given.arms:
             made["arms"][arm] = timed(name, arm, given.again, child)
-            write(f"first_{name}", made, given.out)
+            write(f"first_{name}{suffix}", made, given.out)
     return 0
 
 

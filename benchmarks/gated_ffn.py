@@ -2,6 +2,7 @@
 
     python benchmarks/gated_ffn.py --predict       the cost model's answer, no GPU; the plot of docs/few-rows.md
     python benchmarks/gated_ffn.py --seconds 540   measured too, the telling numbers of rows first, until time is up
+    python benchmarks/gated_ffn.py --no-predict    measured alone, kept case by case
     python benchmarks/gated_ffn.py --plot          the plot alone, from the last result
 
 ``shared`` is one tile over the grid (docs/few-rows.md), the ``--splits`` best by prediction; beyond 512 rows it is
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ WORKLOADS = {
 }
 ROWS = (128, 1, 512, 1024, 16, 256, 4096, 64, 2048, 8192, 32, 8)
 """Those first that say most of where the curves cross."""
-GUESS_S = {"plain": 30.0, "tuned": 120.0}
+GUESS_S = {"plain": 12.0, "tuned": 90.0}
 """Until one case, without and with max-autotune, was timed."""
 
 
@@ -83,9 +84,10 @@ def predicted(name: str, rows: int, device: Device) -> Predicted | None:
     return Predicted(name, rows, us, str(split), fallback.predicted_us)
 
 
-def measured(names: Sequence[str], rows: Sequence[int], splits: int, tuned: Sequence[int], budget: Budget) -> list[Row]:
+def measured(
+    names: Sequence[str], rows: Sequence[int], splits: int, tuned: Sequence[int], budget: Budget
+) -> Iterator[list[Row]]:
     """Cases in the order of ``rows``, as many as end in time."""
-    made: list[Row] = []
     for count in rows:
         for name in names:
             kind = "tuned" if count in tuned and budget.affords("tuned", GUESS_S["tuned"]) else "plain"
@@ -95,8 +97,8 @@ def measured(names: Sequence[str], rows: Sequence[int], splits: int, tuned: Sequ
             w = WORKLOADS[name]
             best = [split for _, split in best_splits(w, count, devices.get("h200"), splits)]
             with budget.step(kind):
-                made += workload(name, w, count, True, False, False, best, kind == "tuned")
-    return made
+                made = workload(name, w, count, True, False, False, best, kind == "tuned")
+            yield made
 
 
 def gains(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
@@ -145,6 +147,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--predict", action="store_true", help="nothing is measured: no GPU")
+    parser.add_argument("--no-predict", action="store_true", help="predictions of the last result are kept")
     parser.add_argument("--plot", action="store_true", help="from the last result")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--picture", type=Path, default=PICTURE)
@@ -153,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
     data: dict[str, Any] = {"rows": [], "predicted": []}
     if given.out.exists():
         data = json.loads(given.out.read_text(encoding="utf-8"))
-    if not given.plot:
+    if not given.plot and not given.no_predict:
         device = devices.get("h200")
         made = [p for n in names for r in sorted(given.rows) if (p := predicted(n, r, device)) is not None]
         again = {(p.workload, p.rows) for p in made}
@@ -162,11 +165,12 @@ def main(words: Sequence[str] | None = None) -> int:
         for p in made:
             print(f"{p.workload:14} {p.rows:5} rows  {p.shared_us:8.1f}  {p.library_us:8.1f}  x{p.gain:.2f}  {p.split}")
     if not given.plot and not given.predict:
-        timed = measured(names, given.rows, given.splits, given.tuned, Budget(given.seconds))
-        again = {(r.workload, r.rows) for r in timed}
-        data["rows"] = [r for r in data["rows"] if (r["workload"], r["rows"]) not in again]
-        data["rows"] += [asdict(r) for r in timed]
-        data["environment"] = environment()
+        for timed in measured(names, given.rows, given.splits, given.tuned, Budget(given.seconds)):
+            again = {(r.workload, r.rows) for r in timed}
+            data["rows"] = [r for r in data["rows"] if (r["workload"], r["rows"]) not in again]
+            data["rows"] += [asdict(r) for r in timed]
+            data["environment"] = environment()
+            given.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     plot(data, given.picture)
     return 0

@@ -29,6 +29,7 @@ from tilestream.bench.timing import captured, interleaved, poisoned_replay
 from tilestream.cuda import interaction as kernels
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
 from tilestream.plan.interaction import Sizes, ours_s
+from tilestream.run.backend import tilestream
 from tilestream.run.time_interaction import Operands, operands
 from tilestream.run.timing import Captured, timed_side_by_side
 
@@ -111,7 +112,7 @@ def whole(batch: int, training: bool) -> dict[str, Any]:
         torch.compiler.reset()
         module, inputs = find("dlrm").make(device="cuda", batch=batch, max_rows=100_000, training=training)
         options = {"interactions": arm == "on"}
-        ours: dict[str, Any] = {} if arm == "inductor" else {"backend": "tilestream", "options": options}
+        ours: dict[str, Any] = {} if arm == "inductor" else {"backend": tilestream, "options": options}
         fast = torch.compile(module, dynamic=False, **ours)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-4, fused=True, capturable=True) if training else None
 

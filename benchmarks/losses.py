@@ -4,10 +4,10 @@
     python benchmarks/losses.py nerf --steps 300 --seeds 5 --json losses.json
     python benchmarks/losses.py --device cpu --tiny --steps 4        a dry run on the reference machine
 
-bf16, Adam (fused on a GPU). Every step has new features, on one graph or one set of indices; targets are what another
-initialisation of the same model makes of them, scaled to a variance of one, so that there is something to learn. All
-arms see the same. A loss is the mean over the last twentieth of the steps. A run that takes more than its part of
-``--seconds`` ends early and says so.
+bf16, Adam (fused on a GPU, where a step is a CUDA graph). A run goes through 100 batches of features again and again,
+on one graph or one set of indices; targets are what another initialisation of the same model makes of them, scaled to a
+variance of one, so that there is something to learn. All arms see the same. A loss is the mean over the last twentieth
+of the steps. A run that takes more than its part of ``--seconds`` ends early and says so.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from training import RATE, results
 
 from tilestream.apps.models import find
+from tilestream.run import timing
+from tilestream.run.backend import tilestream
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "nerf": ("nerf", {"rows": 65536}, {"rows": 64, "depth": 3, "width": 16, "skip": 1}),
-    "mgn": ("mgn", {"batch": 8}, {"batch": 1, "nodes": 12, "edges": 40, "width": 16, "hidden": 1, "steps": 1}),
+    "mgn": ("mgn", {"batch": 2}, {"batch": 1, "nodes": 12, "edges": 40, "width": 16, "hidden": 1, "steps": 1}),
     "dlrm": (
         "dlrm",
         {"batch": 2048, "max_rows": 100_000},
@@ -39,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """Each case's model, its sizes, and those of a dry run."""
+BATCHES = 100
+"""Of each seed."""
 LAST = 20
 """A loss is the mean over one of so many parts of the steps, the last."""
 TOLD = 50
@@ -117,13 +121,51 @@ def arms(found: Task, names: Sequence[str]) -> list[Arm]:
     on_cpu = found.inputs[0].device.type == "cpu"
     how: dict[str, dict[str, Any]] = {
         "inductor": {},
-        "tilestream": {"backend": "tilestream", "options": {"target": "reference"} if on_cpu else None},
+        "tilestream": {"backend": tilestream, "options": {"target": "reference"} if on_cpu else None},
     }
     for name in names:
         own = copy.deepcopy(found.module)
         function = own if name == "eager" else torch.compile(own, dynamic=False, **how[name])
         made.append(Arm(name, own, function))
     return made
+
+
+class Step:
+    """One training step of an arm. On a GPU a CUDA graph, which reads inputs and targets where they are copied to."""
+
+    def __init__(self, arm: Arm, found: Task) -> None:
+        on_gpu = found.inputs[0].device.type == "cuda"
+        self._arm = arm
+        wanted = [p for p in arm.module.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.Adam(wanted, lr=RATE, fused=on_gpu, capturable=on_gpu)
+        self._inputs, self._targets = found.batch(torch.Generator(found.inputs[0].device))
+        self._captured = timing.capture(self._run, most_calls=1) if on_gpu else None
+
+    def _run(self) -> Tensor:
+        self._optimizer.zero_grad(set_to_none=True)
+        made = results(self._arm.function(*self._inputs))
+        loss = torch.stack([(y.float() - t).square().mean() for y, t in zip(made, self._targets, strict=True)]).sum()
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def start(self, seed: int) -> None:
+        """The parameters of this seed, and an optimizer that has seen nothing."""
+        started(self._arm.module, seed)
+        for state in self._optimizer.state.values():
+            for kept in state.values():
+                kept.zero_()
+
+    def __call__(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        """The loss before the step."""
+        for own, new in zip((*self._inputs, *self._targets), (*inputs, *targets), strict=True):
+            own.copy_(new)
+        if self._captured is None:
+            return self._run()
+        self._captured.graph.replay()
+        loss = self._captured.outputs
+        assert isinstance(loss, Tensor)
+        return loss.clone()
 
 
 def started(module: nn.Module, seed: int) -> None:
@@ -135,26 +177,20 @@ def started(module: nn.Module, seed: int) -> None:
             reset()
 
 
-def train(arm: Arm, found: Task, seed: int, steps: int, seconds: float, told: Callable[[str], object] = print) -> Run:
+def train(
+    arm: Arm, run: Step, found: Task, seed: int, steps: int, seconds: float, told: Callable[[str], object] = print
+) -> Run:
     """Train from this seed, for so many steps or seconds, whichever is over first."""
-    started(arm.module, seed)
-    device = found.inputs[0].device
-    generator = torch.Generator(device=device).manual_seed(seed)
-    wanted = [p for p in arm.module.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(wanted, lr=RATE, fused=device.type == "cuda")
+    run.start(seed)
+    generator = torch.Generator(found.inputs[0].device).manual_seed(seed)
+    batches = [found.batch(generator) for _ in range(min(steps, BATCHES))]
     losses: list[Tensor] = []
     begin = time.perf_counter()
     for step in range(steps):
-        inputs, targets = found.batch(generator)
-        optimizer.zero_grad(set_to_none=True)
-        made = results(arm.function(*inputs))
-        loss = torch.stack([(y.float() - t).square().mean() for y, t in zip(made, targets, strict=True)]).sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+        losses.append(run(*batches[step % len(batches)]))
         if step % TOLD == TOLD - 1 or step == steps - 1:
             spent = time.perf_counter() - begin
-            at = f"step {step + 1} of {steps}, loss {loss.item():.5f}, {spent:.0f} s"
+            at = f"step {step + 1} of {steps}, loss {losses[-1].item():.5f}, {spent:.0f} s"
             told(f"{found.case} {arm.name} seed {seed}: {at}")
             if spent > seconds:
                 break
@@ -191,7 +227,8 @@ def main(given: Sequence[str] | None = None) -> list[Trained]:
         share = args.seconds / (len(args.arms) * args.seeds)
         made = []
         for arm in arms(learned, args.arms):
-            runs = [train(arm, learned, seed, args.steps, share) for seed in range(args.seeds)]
+            run = Step(arm, learned)
+            runs = [train(arm, run, learned, seed, args.steps, share) for seed in range(args.seeds)]
             made.append(summary(case, arm.name, runs))
             least = min(run.steps for run in runs)
             cut = "" if least == args.steps else f" (stopped after {least} steps)"

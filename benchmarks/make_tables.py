@@ -12,13 +12,24 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    ROOT / "README.md": ("main", "whole", "host", "others", "dram", "first-call", "machine"),
+    ROOT / "README.md": (
+        "main",
+        "whole",
+        "training",
+        "applications",
+        "host",
+        "others",
+        "dram",
+        "first-call",
+        "machine",
+    ),
     ROOT / "docs" / "queues.md": ("queues",),
 }
 """Each page and the marked parts that it must have, once."""
@@ -31,8 +42,28 @@ WHOLE = {
     "dlrm_2048": "DLRM, batch 2,048",
     "dlrm_32768": "DLRM, batch 32,768",
     "llama_layer": "Llama 3 8B, one layer, 1,024 tokens",
-    "nerf_65536_training": "NeRF, 65,536 points, training step",
 }
+TRAINING = {
+    "nerf_65536": "NeRF, 65,536 points",
+    "nerf_262144": "NeRF, 262,144 points",
+    "mgn": "MeshGraphNets, 15 steps, 8 meshes",
+    "mgn_200000": "MeshGraphNets, 15 steps, 198,000 edges",
+    "graphcast_small_4": "GraphCast, 1 degree, 4 steps",
+    "graphcast_small_16": "GraphCast, 1 degree, 16 steps",
+    "dlrm_2048": "DLRM, batch 2,048",
+    "dlrm_32768": "DLRM, batch 32,768",
+    "llama_layer": "Llama 3 8B, one layer, 1,024 tokens",
+}
+APPLICATIONS = {
+    "NeRF": ("nerf_65536", "nerf_65536"),
+    "MeshGraphNets": ("mgn", "mgn"),
+    "GraphCast": ("graphcast_small", "graphcast_small_4"),
+    "DLRM": ("dlrm_2048", "dlrm_2048"),
+    "Llama layer": ("llama_layer", "llama_layer"),
+}
+"""Kitsune's five, each at one size: the file of its inference and its case among the training steps."""
+KITSUNE = ("1.5", "1.1 to 2.2, a range")
+"""What its simulator gave, end to end (Kitsune, section 6, figures 11 and 14)."""
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
 
 
@@ -99,6 +130,44 @@ def whole_models() -> str:
         rows.append([title, *times, f"**{us(arm['tilestream']['us'])}**", f"{made['speedup']:.2f}", *first])
     headings = ["whole model (bf16)", "eager", "Inductor", "tilestream", "gain"]
     return table([*headings, "first call, Inductor (s)", "first call, tilestream (s)"], rows) if rows else NONE
+
+
+def training_rows() -> dict[str, dict[str, Any]]:
+    path = RESULTS / "training.json"
+    return {row["case"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+
+
+def training() -> str:
+    """Training steps: microseconds with and without the optimizer, and peak memory beyond what a step finds there."""
+    found, rows = training_rows(), []
+    for name, title in TRAINING.items():
+        if name not in found:
+            continue
+        arm = found[name]["arms"]
+        others = [arm.get(a, {}).get("us") for a in ("eager", "inductor")]
+        alone = [us(arm.get(a, {}).get("gradients_us")) for a in ("inductor", "tilestream")]
+        peaks = [f"{arm[a]['peak_bytes'] / 2**20:,.0f}" for a in ("inductor", "tilestream")]
+        gain = min(t for t in others if t is not None) / arm["tilestream"]["us"]
+        cells = [*map(us, others), f"**{us(arm['tilestream']['us'])}**", f"{gain:.2f}", " / ".join(alone)]
+        rows.append([title, *cells, " / ".join(peaks)])
+    headings = ["training step (bf16)", "eager", "Inductor", "tilestream", "gain"]
+    without = "without the optimizer: Inductor / tilestream"
+    return table([*headings, without, "peak MiB: Inductor / tilestream"], rows) if rows else NONE
+
+
+def applications() -> str:
+    """Gains of the five applications, their geometric means, and Kitsune's."""
+    steps, rows = training_rows(), []
+    gains: tuple[list[float], list[float]] = ([], [])
+    for title, (inference, step) in APPLICATIONS.items():
+        path = RESULTS / "whole" / f"{inference}.json"
+        found = (json.loads(path.read_text())["speedup"] if path.exists() else None, steps.get(step, {}).get("speedup"))
+        for all_, gain in zip(gains, found, strict=True):
+            all_ += [] if gain is None else [gain]
+        rows.append([title, *("-" if gain is None else f"{gain:.2f}" for gain in found)])
+    means = [f"{geometric_mean(g):.2f} (of {len(g)})" if g else "-" for g in gains]
+    rows += [["geometric mean", *means], ["Kitsune, simulated", *KITSUNE]]
+    return table(["application", "inference", "training step"], rows)
 
 
 def first_calls(name: str, arms: dict[str, Any], arm: str) -> str:
@@ -179,6 +248,8 @@ def tables() -> dict[str, str]:
     return {
         "main": times(MAIN),
         "whole": whole_models(),
+        "training": training(),
+        "applications": applications(),
         "host": host(),
         "others": times(OTHERS),
         "dram": dram(COUNTED),

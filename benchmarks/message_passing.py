@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,21 @@ from tilestream.plan.scatter_cost import BYTES_PER_US
 from tilestream.run import timing
 from tilestream.run.segments import segment_sum, segments
 
+ARMS = ("eager", "inductor", "sorted", "sort")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Case:
-    """``parts`` sums of ``edges`` rows each, every ``every``-th row of a matrix, to ``nodes`` rows of ``features``."""
+    """``parts`` sums of ``edges`` rows each, every ``every``-th row of a matrix, to ``nodes`` rows of ``features``;
+    ``based``: to what is there."""
 
     edges: int
     nodes: int
     features: int
     parts: int = 1
     every: int = 1
+    based: bool = True
 
 
 TABLES = sum(min(rows, 100_000) for rows in CRITEO_ROWS)
@@ -49,8 +52,9 @@ CASES = {
     "graphcast_mesh": Case(81_900, 10_242, 512),
     "graphcast_mesh_ends": Case(81_900, 10_242, 512, parts=2, every=3),
     "graphcast_grid": Case(195_480, 65_160, 512),
-    "tables_2048": Case(26 * 2048, TABLES, 128),
-    "tables_32768": Case(26 * 32_768, TABLES, 128),
+    "pooling": Case(200_000, 300, 128, based=False),
+    "tables_2048": Case(26 * 2048, TABLES, 128, based=False),
+    "tables_32768": Case(26 * 32_768, TABLES, 128, based=False),
 }
 
 
@@ -66,7 +70,7 @@ def index_of(case: Case, name: str) -> Tensor:
     return torch.cat(found)
 
 
-def measure(name: str, dtype: torch.dtype) -> dict[str, Any]:
+def measure(name: str, dtype: torch.dtype, wanted: Sequence[str]) -> dict[str, Any]:
     """Microseconds of each arm, errors, and the floor."""
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -78,23 +82,26 @@ def measure(name: str, dtype: torch.dtype) -> dict[str, Any]:
     numbers = torch.cat([torch.arange(case.edges, device="cuda") * case.every + k for k in range(case.parts)])
 
     def atomics(base: Tensor) -> Tensor:
-        for to, rows in ends:
-            base = base + torch.zeros_like(base).index_add(0, to, rows)
+        for at, (to, rows) in enumerate(ends):
+            total = torch.zeros_like(base).index_add(0, to, rows)
+            base = base + total if case.based or at else total
         return base
 
-    def ordered() -> tuple[Tensor, Tensor]:
-        order, starts = segments(index, case.nodes)
-        return numbers[order], starts
+    def ordered() -> tuple[Tensor, Tensor, Tensor]:
+        order, starts, busy = segments(index, case.nodes)
+        return numbers[order], starts, busy
 
-    rows, starts = ordered()
+    rows, *starts = ordered()
     inductor = torch.compile(atomics)
+    added = base if case.based else None
     arms: dict[str, Callable[[], object]] = {
         "eager": lambda: atomics(base),
         "inductor": lambda: inductor(base),
-        "sorted": lambda: segment_sum(base, matrix, rows, starts),
+        "sorted": lambda: segment_sum(added, matrix, rows, *starts),
         "sort": ordered,
     }
-    exact = base.double()
+    arms = {arm: arms[arm] for arm in wanted}
+    exact = base.double() if case.based else torch.zeros_like(base, dtype=torch.float64)
     for to, given in ends:
         exact = exact.index_add(0, to, given.double())
     errors = {
@@ -102,10 +109,10 @@ def measure(name: str, dtype: torch.dtype) -> dict[str, Any]:
         for arm, call in arms.items()
         if arm != "sort"
     }
-    once, again = (segment_sum(base, matrix, rows, starts) for _ in range(2))
+    once, again = (segment_sum(added, matrix, rows, *starts) for _ in range(2))
     assert torch.equal(once, again)
     us = dict(zip(arms, timing.timed_side_by_side(list(arms.values())), strict=True))
-    moved = (case.parts * case.edges + 2 * case.nodes) * case.features * base.element_size()
+    moved = (case.parts * case.edges + (2 if case.based else 1) * case.nodes) * case.features * base.element_size()
     return {"case": name, "dtype": str(dtype), "us": us, "errors": errors, "floor_us": moved / BYTES_PER_US}
 
 
@@ -113,11 +120,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
     found = []
     for name in args.cases or CASES:
-        found.append(measure(name, DTYPES[args.dtype]))
+        found.append(measure(name, DTYPES[args.dtype], args.arms))
         times = ", ".join(f"{arm} {us:.1f}" for arm, us in found[-1]["us"].items())
         print(
             f"{name} {args.dtype}: {times} us; floor {found[-1]['floor_us']:.1f} us; {found[-1]['errors']}", flush=True

@@ -25,10 +25,10 @@ HEAD = """
 #include <vector>
 #define __global__
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __grid_constant__
 struct Index { unsigned x; };
-static thread_local Index threadIdx, blockIdx;
+static thread_local Index threadIdx, blockIdx, gridDim;
 static std::barrier<>* meeting;
 static void __syncthreads() { meeting->arrive_and_wait(); }
 namespace ts_host { void trap(const char*) { std::abort(); } }
@@ -43,7 +43,7 @@ extern "C" void launch_{kernel}(const {params}* p, int ctas, int threads) {{
   for (int lane = 0; lane < threads; ++lane)
     lanes.emplace_back([=, &all] {{
       for (int cta = 0; cta < ctas; ++cta) {{
-        threadIdx.x = lane, blockIdx.x = cta;
+        threadIdx.x = lane, blockIdx.x = cta, gridDim.x = ctas;
         {kernel}(*p);
         all.arrive_and_wait();
       }}

@@ -61,9 +61,10 @@ def test_cases_that_would_end_late_are_left_out(
 
     monkeypatch.setattr(gated, "workload", workload)
     monkeypatch.setattr(gated, "best_splits", lambda *_: [])
-    gated.measured(["S2"], [128, 1, 512, 16], 1, [128, 1], benchmark("budget").Budget(160.0, clock=lambda: now[0]))
+    budget = benchmark("budget").Budget
+    assert list(gated.measured(["S2"], [128, 1, 512, 16], 1, [128, 1], budget(160.0, clock=lambda: now[0]))) == 4 * [[]]
     assert done == [("S2", 128, True), ("S2", 1, False), ("S2", 512, False), ("S2", 16, False)]
-    gated.measured(["S2"], [128], 1, [128], benchmark("budget").Budget(10.0, clock=lambda: 0.0))
+    assert list(gated.measured(["S2"], [128], 1, [128], budget(10.0, clock=lambda: 0.0))) == []
     assert "S2, 128 rows: left out" in capsys.readouterr().out
 
 
@@ -94,7 +95,7 @@ def test_arms_that_would_end_late_are_left_out(
     benchmark, fresh: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decoders, out = benchmark("decoders"), tmp_path / "out.json"
-    rows = run(decoders, out, "blocks", "--rows", "1", "--only", "gpt2", "--seconds", "30")
+    rows = run(decoders, out, "blocks", "--rows", "1", "--only", "gpt2", "--seconds", "12")
     assert [r["arm"] for r in rows] == ["eager"]
     assert "tilestream left out" in capsys.readouterr().out
     assert run(decoders, tmp_path / "none.json", "blocks", "--rows", "1", "--seconds", "5") == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tilestream import devices
-from tilestream.bench.collectives import PEERS, Timed, compared, dump, exchanges, load
+from tilestream.bench.collectives import PEERS, Timed, compared, dump, exchanges, load, rows_of
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
 from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
@@ -28,14 +28,6 @@ def tiles(e: Exchange, groups: int) -> torch.Tensor:
     return torch.randint(0, 1 << 20, shape, dtype=torch.int32) if e.gathers else torch.randn(shape) + 1
 
 
-def rows_of(fragments: torch.Tensor) -> torch.Tensor:
-    """``[..., blocks, 128 lanes, 4]`` of accumulators as ``[..., 64 rows, columns]``."""
-    t = fragments.reshape(
-        -1, fragments.shape[-1] * 4 // BLOCK_BYTES, 4, 8, 4, 2, 2
-    )  # block, warp, row, quad, half, column
-    return t.permute(0, 2, 5, 3, 1, 4, 6).reshape(t.shape[0], 64, -1)
-
-
 def check(e: Exchange, groups: int, folder: Path, times: int = 1, **options) -> None:
     given = tiles(e, groups)
     got = exchange_on_host(e, given, times, HostRun(folder=folder, **options))
@@ -43,8 +35,9 @@ def check(e: Exchange, groups: int, folder: Path, times: int = 1, **options) -> 
     if e.gathers:
         assert torch.equal(got.reshape(groups, e.peers, e.peers, -1), each[:, None].expand(-1, e.peers, -1, -1))
     elif e.kind is Kind.ADD_MEMORY:
-        want = times * rows_of(each.sum(1))
-        assert (got.double() - want.double()).norm() < 0.02 * want.norm()
+        want, scale = times * rows_of(each.double().sum(1)), times * rows_of(each.double().abs().sum(1))
+        bound = (1 + e.error_bound) ** times - 1  # as many more roundings
+        assert ((got.view_as(want) - want).abs() <= bound * scale).all()
     elif e.kind in (Kind.ALL_ADD, Kind.ALL_MUL):
         for _ in range(times):
             each = (each.sum(1) if e.kind is Kind.ALL_ADD else each.prod(1))[:, None].expand_as(each)
@@ -114,6 +107,24 @@ def test_kernels_compile_without_spills(kind: Kind) -> None:
     assert report.spills == 0
     if sass.disassembler() is not None and kind in GATHERS[:2]:
         assert sass.disassemble(report.cubin).having("UBLKCP"), "no bulk copy to a peer"
+
+
+@pytest.mark.parametrize("peers", PEERS)
+def test_the_bound_of_sums_in_memory(peers: int) -> None:
+    """Any order of bf16 additions keeps it, and a sum that lacks a term does not."""
+    torch.manual_seed(0)
+    e = Exchange(Kind.ADD_MEMORY, peers, 2 * BLOCK_BYTES)
+    terms = torch.randn(peers, 4096) + 1
+    scale = terms.double().abs().sum(0)
+    for order in (terms, terms.flip(0), terms.sort(0).values):
+        total = torch.zeros(4096, dtype=torch.bfloat16)
+        worst = []
+        for term in order:
+            total += term.bfloat16()
+            worst.append(float(((total.double() - terms.double().sum(0)).abs() / scale).max()))
+        assert worst[-1] <= e.error_bound < worst[-2]
+    assert Exchange(Kind.SCATTER_L2, peers, 4096).error_bound < peers * 2.0**-23
+    assert Exchange(Kind.GATHER_DSM, peers, 4096).error_bound == 0.0
 
 
 def test_what_does_not_fit_is_told_the_numbers() -> None:

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from programs import chain
 
 from tilestream import cuda
-from tilestream.cuda import cache, compile
+from tilestream.cuda import building, cache, compile, workers
+from tilestream.cuda.building import Building
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.cuda.emit import KernelSource, emit
+from tilestream.cuda.workers import NOW, Task, Workers
 from tilestream.errors import CompileError
 
 WAIT_S = 240.0  # for threads that a busy machine may start late
@@ -23,6 +26,7 @@ SOURCE = replace(emit(chain(1, 16)), register_splits=((208, 88), (224, 56), (232
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setattr(cache, "_building", {})
     monkeypatch.setenv("TILESTREAM_CACHE", "0")
 
 
@@ -61,40 +65,73 @@ SERIAL = CompileError("would run slowly", "choose another strategy")
         ((100, SERIAL, 0, 0), 208, 2),
     ],
 )
-@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("at_once", [0, 1, 2, 4])
 def test_the_split_that_spills_least(monkeypatch: pytest.MonkeyPatch, spills, taken: int, most: int, at_once: int):
+    """One after another (0), and in the background, where one more may be begun for nothing once the first spills."""
     asked = compiler(monkeypatch, *spills)
-    assert compile_source(SOURCE, at_once).registers == taken
-    assert len(asked) <= most + at_once - 1
+    if at_once == 0:
+        assert compile_source(SOURCE).registers == taken
+        assert len(asked) == most
+    else:
+        assert Building(SOURCE, lambda report: report, 0, at_once).made.result(WAIT_S).registers == taken
+        assert len(asked) <= most + max(1, at_once - 1)
 
 
 def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch):
     compiler(monkeypatch, SERIAL, 0, 0, 0)
     with pytest.raises(CompileError, match="would run slowly"):
-        compile_source(SOURCE, 2)
+        compile_source(SOURCE)
+    with pytest.raises(CompileError, match="would run slowly"):
+        Building(SOURCE, lambda report: report).made.result(WAIT_S)
+
+
+def test_what_is_wanted_most_is_compiled_first() -> None:
+    """One thread, which is busy when the others are asked for."""
+    alone, busy, done = Workers(1), threading.Event(), []
+    alone.submit(Task(lambda: busy.wait(WAIT_S) and None), 0)
+    tasks = {name: Task(partial(done.append, name)) for name in ("last", "second", "first", "hurried")}
+    for name, rank in (("last", 2), ("second", 1), ("first", 0), ("hurried", 3)):
+        alone.submit(tasks[name], rank)
+    alone.submit(tasks["hurried"], NOW)  # it runs once for all that
+    busy.set()
+    everything = threading.Event()
+    alone.submit(Task(everything.set), 9)
+    assert everything.wait(WAIT_S) and done == ["hurried", "first", "second", "last"]
+    alone.end()
+
+
+def test_a_process_that_ends_drops_what_has_not_begun() -> None:
+    alone, begun, go, done = Workers(1), threading.Event(), threading.Event(), []
+    alone.submit(Task(lambda: (begun.set(), go.wait(WAIT_S), done.append("begun"))[0]), 0)
+    assert begun.wait(WAIT_S)
+    alone.submit(Task(lambda: done.append("not begun")), 0)
+    threading.Timer(0.05, go.set).start()
+    alone.end()
+    assert done == ["begun"]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, make: Callable[[], None]) -> list[KernelSource]:
     calls: list[KernelSource] = []
 
-    def compile_source(source: KernelSource, at_once: int) -> KernelReport:
+    def compile_split(source: KernelSource, index: int) -> KernelReport:
         calls.append(source)
         make()
         return report()
 
-    monkeypatch.setattr(cache, "compile_source", compile_source)
+    monkeypatch.setattr(building, "compile_split", compile_split)
     return calls
 
 
 def test_kernels_are_compiled_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch):
     """Each waits until the other has begun."""
+    monkeypatch.setattr(workers, "_all", [Workers(2)])
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     both = threading.Barrier(2, timeout=WAIT_S)
     calls = counted(monkeypatch, lambda: both.wait() and None)
     pipelines = [chain(1, 16), chain(2, 16)]
     cuda.start([*pipelines, pipelines[0]])
     for pipeline in pipelines:
-        assert cuda.ready(pipeline, WAIT_S)
+        assert cuda.first_ready([[pipeline]], WAIT_S) == 0
         assert cuda.compile_only(pipeline) == [report()]
     assert len(calls) == 2
 
@@ -103,9 +140,9 @@ def test_who_does_not_want_to_wait_finds_the_kernel_later(monkeypatch: pytest.Mo
     go = threading.Event()
     calls = counted(monkeypatch, lambda: go.wait(WAIT_S) and None)
     start = time.monotonic()
-    assert not cuda.ready(chain(1, 16), 0.05) and time.monotonic() - start < WAIT_S / 2
+    assert cuda.first_ready([[chain(1, 16)]], 0.05) is None and time.monotonic() - start < WAIT_S / 2
     go.set()
-    assert cuda.ready(chain(1, 16), None) and len(calls) == 1
+    assert cuda.first_ready([[chain(1, 16)]]) == 0 and len(calls) == 1
 
 
 def test_a_failure_is_told_to_who_asks_and_tried_again(monkeypatch: pytest.MonkeyPatch):
@@ -117,8 +154,9 @@ def test_a_failure_is_told_to_who_asks_and_tried_again(monkeypatch: pytest.Monke
 
     calls = counted(monkeypatch, make)
     cuda.start([chain(1, 16)])
+    assert cuda.first_ready([[chain(1, 16)]]) == 0
     with pytest.raises(CompileError, match="no NVRTC"):
-        cuda.ready(chain(1, 16), None)
+        cuda.compile_only(chain(1, 16))
     assert cuda.compile_only(chain(1, 16)) == [report()] and len(calls) == 2
 
 
@@ -126,6 +164,25 @@ def test_what_cannot_be_emitted_does_not_keep_others_from_starting(monkeypatch: 
     calls = counted(monkeypatch, lambda: None)
     too_wide = chain(2, 1024)
     cuda.start([too_wide, chain(1, 16)])
-    assert cuda.ready(chain(1, 16), None) and len(calls) == 1
+    assert cuda.first_ready([[chain(1, 16)]]) == 0 and len(calls) == 1
+    assert cuda.first_ready([[too_wide]]) == 0
     with pytest.raises(Exception, match="1024"):
-        cuda.ready(too_wide, None)
+        cuda.compile_only(too_wide)
+
+
+def test_the_first_of_several_that_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    """A group is ready with its last kernel, whichever group was named first."""
+    go = threading.Event()
+    slow = emit(chain(3, 16)).text
+
+    def compile_split(source: KernelSource, index: int) -> KernelReport:
+        assert source.text != slow or go.wait(WAIT_S)
+        return report()
+
+    monkeypatch.setattr(building, "compile_split", compile_split)
+    monkeypatch.setattr(workers, "_all", [Workers(2)])
+    groups = [[chain(1, 16), chain(3, 16)], [chain(2, 16)]]
+    assert cuda.first_ready(groups, WAIT_S) == 1
+    assert cuda.first_ready(groups[:1], 0.0) is None
+    go.set()
+    assert cuda.first_ready(groups[:1], WAIT_S) == 0

@@ -9,8 +9,9 @@ import torch
 
 from tilestream.cuda import diagnose
 from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.segments import NodeRecord
 from tilestream.cuda.tables import QueueSpec, Tables
-from tilestream.errors import QueueTimeout
+from tilestream.errors import InputError, QueueTimeout
 
 EPOCH = 3 << 32
 
@@ -66,3 +67,18 @@ def test_a_process_that_ends_says_it(caplog: pytest.LogCaptureFixture, monkeypat
     diagnose._tell()
     (said,) = caplog.messages
     assert said.startswith("QueueTimeout: stage 'c' on SM 11 waited too long for tile 9 of queue 'k'")
+
+
+@pytest.mark.parametrize("index", [5, -6, 2**32])
+def test_an_index_that_is_no_node(index: int):
+    """What ``give_up`` of lanes.cuh writes in the kernel that sorts edges by node."""
+    record = NodeRecord()
+    with pytest.raises(RuntimeError, match="launch failure"), record.explained():
+        raise RuntimeError("launch failure")
+    says = f"the index of row 17 of a sum of rows by their indices is {index}, and the sum has 5 rows"
+    with pytest.raises(InputError, match=says) as raised, record.explained():
+        record.words[:] = torch.tensor([1, 17 << 32, 5, index])
+        raise RuntimeError("launch failure")  # of the operator behind it
+    assert "restart the process, with indices that exist" in raised.value.remedy
+    with pytest.raises(InputError, match=says), record.explained():
+        pytest.fail("nothing is enqueued any more")

@@ -20,7 +20,7 @@ from tilestream.cuda.tables import GATHERED
 from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError
 from tilestream.graph.capture import capture
-from tilestream.graph.selection import partition
+from tilestream.graph.selection import ADDED_GATHER, partition
 from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard, Tile, TileOp
 from tilestream.ir.pipeline import Tensor as Declared
 from tilestream.ir.plain import plain
@@ -246,6 +246,30 @@ def test_gathers_join_the_region_that_alone_uses_them() -> None:
     assert loads(cut.region) == 2
     (cut,) = regions_of(Edges("shared").bfloat16(), *given())
     assert loads(cut.region) == 1  # the other's rows are wanted in memory as well
+
+
+class Spread(nn.Module):
+    """A gradient that comes along edges, added to what is there: ``what`` says which results are the graph's."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.net = what, nn.Linear(32, 16)
+
+    def forward(self, v: Tensor, i: Tensor, e: Tensor) -> Any:
+        total = e + v[i].expand(len(i), 32)
+        y = torch.relu(self.net(total))
+        return (y, total) if self.what == "both" else y
+
+
+@pytest.mark.parametrize(("what", "backward", "inside"), [("both", True, 0), ("both", False, 1), ("one", True, 1)])
+def test_a_gather_for_a_sum_that_leaves_anyway(what: str, backward: bool, inside: int) -> None:
+    v, i, _ = given()
+    graph = capture(Spread(what).bfloat16(), (v, i, torch.randn(150, 32).bfloat16())).graphs[0]
+    found = partition(graph, backward=backward)
+    (region,) = found.regions
+    assert loads(region) == inside
+    out = [e.op for e in found.exclusions if e.reason == ADDED_GATHER]
+    assert out == ([] if inside else ["aten.index.Tensor", "aten.add.Tensor"])
 
 
 def test_wide_rows_are_gathered_outside() -> None:

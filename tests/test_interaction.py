@@ -228,9 +228,10 @@ def test_the_example_of_the_page(quick: list[fx.GraphModule]) -> None:
     assert [len(calls(g.graph, INTERACTION)) for g in quick] == [1, 0]
 
 
-def test_off_by_default(quick: list[fx.GraphModule]) -> None:
-    results(compiled(Recommender().bfloat16()), inputs(40), False)
-    assert len(quick) == 1 and not calls(quick[0].graph, INTERACTION)
+@pytest.mark.parametrize("options", [{}, {"interactions": False}])
+def test_on_by_default(options: dict[str, Any], quick: list[fx.GraphModule]) -> None:
+    results(compiled(Recommender().bfloat16(), **options), inputs(40), False)
+    assert len(quick) == 1 and len(calls(quick[0].graph, INTERACTION)) == (not options)
 
 
 def test_a_failure_of_ours_costs_the_interaction(quick: list[fx.GraphModule], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,10 +321,10 @@ def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monke
     monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
     monkeypatch.setattr(kernels, "time_interaction", lambda *_: (ours_us, 10.0))
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
-    options = Options(interactions=True, cache_dir=tmp_path)
+    options = Options(cache_dir=tmp_path)
     for found in (kernels.stream_interactions(_captured(), False, options, target) for _ in range(2)):
         assert [(c.measured, c.gain_us) for c in found] == [(True, 5.0)] * taken
-    assert not kernels.stream_interactions(_captured(), False, Options(cache_dir=tmp_path), target)
+    assert not kernels.stream_interactions(_captured(), False, options.with_(interactions=False), target)
 
 
 def _captured() -> fx.GraphModule:

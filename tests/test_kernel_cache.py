@@ -12,7 +12,7 @@ import torch
 from programs import chain
 
 from tilestream import devices
-from tilestream.cuda import cache, compile_only, emit
+from tilestream.cuda import building, cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
@@ -34,12 +34,13 @@ def nvrtc(monkeypatch: pytest.MonkeyPatch, report: KernelReport) -> list[str]:
     """Names of the kernels that were really compiled; nothing is known in memory."""
     calls: list[str] = []
 
-    def counted(source, at_once):
+    def counted(source, index):
         calls.append(source.name)
         return report
 
-    monkeypatch.setattr(cache, "compile_source", counted)
+    monkeypatch.setattr(building, "compile_split", counted)
     monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setattr(cache, "_building", {})
     monkeypatch.setattr(cache, "_announced", set())
     return calls
 

@@ -35,7 +35,7 @@ def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) 
     found = losses.task(case, tiny=True, device="cpu")
     (arm,) = losses.arms(found, ["eager"])
     told: list[str] = []
-    run = losses.train(arm, found, 0, 60, 0.0, told.append)
+    run = losses.train(arm, losses.Step(arm, found), found, 0, 60, 0.0, told.append)
     assert run.steps == 20 and len(told) == 1 and run.end < run.start
 
 

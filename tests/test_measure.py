@@ -190,22 +190,28 @@ def test_a_wrong_candidate_is_rejected(
 def test_one_candidate_is_waited_for_and_all_where_a_strategy_is_forced(
     on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch, against: bool
 ):
+    """The second is ready first, and timed; the first is waited for no longer than it is worth."""
     region, target = on_the_cpu
-    waited: list[float | None] = []
+    waited: list[tuple[int, float | None]] = []
 
-    def built(pipeline: Any, kind: str, timeout_s: float | None) -> bool:
-        waited.append(timeout_s)
-        return timeout_s is None
+    def first_built(groups: Any, kind: str, timeout_s: float | None, in_turn: bool = False) -> int | None:
+        if timeout_s == 0.0:  # whether what is timed next is there
+            return 0 if not against or len(waited) == 1 else None
+        waited.append((len(groups), timeout_s))
+        return None if timeout_s is not None else len(groups) - 1
 
-    monkeypatch.setattr(measure, "built", built)
+    monkeypatch.setattr(measure, "first_built", first_built)
     timer = measure.Measurer(region, target, against)
     first, second = timer([Candidate("vertical", region.program, 1.0), Candidate("spatial", region.program, 2.0)])
-    assert first == 5.0 and waited[0] is None
+    assert second == 5.0 and waited[0] == (2, None)
     if against:
-        assert isinstance(second, PlanError) and waited[1] is not None and 0 < waited[1] <= measure.PATIENCE_S
-        assert "it takes more than 5 s to build" in str(second) and "strategy='spatial'" in str(second)
+        left_s = waited[1][1]
+        assert isinstance(first, PlanError) and left_s is not None and 0 < left_s <= measure.PATIENCE_S
+        assert "it takes more than 5 s to build" in str(first) and "strategy='vertical'" in str(first)
     else:
-        assert second == 5.0 and waited[1] is None
+        assert first == 5.0 and waited[1] == (1, None)
+    waited.clear()
+    monkeypatch.setattr(measure, "first_built", lambda *_: 0)
     assert timer([Candidate("fallback", None, 3.0)]) == [5.0]
 
 
@@ -234,7 +240,15 @@ def test_candidates_are_timed_beside_the_fallback(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "built", lambda pipeline, target, timeout_s: timeout_s is None)
+    first: list[Any] = []
+
+    def first_built(groups: Any, kind: str, timeout_s: float | None, in_turn: bool = False) -> int | None:
+        if timeout_s is None:
+            first.append(groups[0])
+            return execution.first_built(groups[:1], kind, None)
+        return 0 if timeout_s == 0.0 and groups == first else None
+
+    monkeypatch.setattr(measure, "first_built", first_built)
     monkeypatch.setattr(planner, "SURE", 0.0)
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
     (analysis,) = prepare.analyses()

@@ -11,6 +11,7 @@ import torch
 from eager_regions import trace
 from torch import Tensor, fx, nn
 
+from tilestream.errors import InputError
 from tilestream.graph.sums import sums
 from tilestream.plan import scatter_cost
 from tilestream.run import messages, prepare, segments
@@ -75,7 +76,7 @@ def test_sums_are_replaced_and_share_one_sort(base: bool) -> None:
     ("edges", "nodes", "times", "replaced"),
     [
         (200_000, 30_000, 4, 4),
-        (200_000, 300, 4, 0),  # as pooling over graphs does: five CTAs would sum them
+        (200_000, 300, 4, 4),  # as pooling over graphs does
         (88_000, 15_000, 1, 0),
         (500, 300, 3, 0),
     ],
@@ -201,17 +202,19 @@ def test_a_sum_of_both_ends_may_pay_for_one_of_them_alone(sums: int, replaced: i
 
 
 def test_segments() -> None:
-    order, starts = segments.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
+    order, starts, _ = segments.segments(torch.tensor([2, 0, 2, 4, 0, 2]), 5)
     assert order.tolist() == [1, 4, 0, 2, 5, 3] and starts.tolist() == [0, 2, 2, 5, 5, 6]
-    order, starts = segments.segments(torch.tensor([], dtype=torch.int64), 3)
+    order, starts, _ = segments.segments(torch.tensor([], dtype=torch.int64), 3)
     assert starts.tolist() == [0, 0, 0, 0]
-    order, starts = segments.segments(torch.tensor([-1, 0, -5, 4]), 5)
+    order, starts, _ = segments.segments(torch.tensor([-1, 0, -5, 4]), 5)
     assert order.tolist() == [1, 2, 0, 3] and starts.tolist() == [0, 2, 2, 2, 2, 4]
     rows = torch.arange(24.0).view(6, 4).bfloat16()  # any rows of a matrix, each as often as the order names it
-    got = segments.segment_sum(None, rows, torch.tensor([5, 5, 0]), torch.tensor([0, 2, 2, 3], dtype=torch.int32))
+    got = segments.segment_sum(
+        None, rows, torch.tensor([5, 5, 0]), torch.tensor([0, 2, 2, 3], dtype=torch.int32), torch.zeros(1)
+    )
     assert torch.equal(got, torch.stack([2 * rows[5], 0 * rows[0], rows[0]]))
     for bad in (5, -6, 2**32):
-        with pytest.raises(RuntimeError, match="outside of 5 nodes"):
+        with pytest.raises(InputError, match="outside of its 5 rows"):
             segments.segments(torch.tensor([0, bad]), 5)
 
 

@@ -104,7 +104,23 @@ def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "SURE", 0.0)
 
 
-def test_the_fastest_measured_wins_whatever_was_predicted(unsure: None):
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates far behind are timed."""
+    monkeypatch.setattr(planner, "HOPELESS", 1.5)
+
+
+def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
+    clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    best_us = min(c.predicted_us for c in made.candidates if c.predicted_us is not None)
+    for c in made.candidates:
+        if c.pipeline is not None and (c.predicted_us or 0.0) > planner.HOPELESS * best_us:
+            assert c.name not in clock.asked and c.measured_us is None
+    assert made.chosen.strategy == "vertical"
+
+
+def test_the_fastest_measured_wins_whatever_was_predicted(unsure: None, patient: None):
     clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 550.0)
@@ -147,7 +163,7 @@ def test_a_pipeline_must_beat_the_fallback_by_one_per_cent(us, winner):
     assert made.chosen.strategy == winner
 
 
-def test_a_candidate_that_cannot_be_measured_is_rejected_with_the_reason():
+def test_a_candidate_that_cannot_be_measured_is_rejected_with_the_reason(patient: None):
     clock = Clock(vertical=CompileError("no NVRTC", "install it"), spatial=600.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert made.chosen.strategy == "spatial"

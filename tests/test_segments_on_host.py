@@ -24,9 +24,9 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     return launcher(tmp_path_factory.mktemp("segments"))
 
 
-def order_of(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+def order_of(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     ordered, order = torch.sort(segments.keys(index, nodes), stable=True)
-    return order, segments.starts(ordered, nodes)
+    return order, *segments.starts(ordered, nodes)
 
 
 def exact(base: Tensor | None, rows: Tensor, order: Tensor, index: Tensor, nodes: int) -> Tensor:
@@ -35,13 +35,25 @@ def exact(base: Tensor | None, rows: Tensor, order: Tensor, index: Tensor, nodes
     return start.index_add(0, to, rows[order].double())
 
 
+def listed(busy: Tensor) -> dict[int, int]:
+    """Of each node that is summed in pieces how many; every one of them is there."""
+    count = int(busy[0])
+    items = [(int(node), int(which) >> 16, int(which) & 0xFFFF) for node, which in busy[1 : 1 + 2 * count].view(-1, 2)]
+    pieces = {node: many for node, _, many in items}
+    assert sorted(items) == [(node, k, many) for node, many in sorted(pieces.items()) for k in range(many)]
+    return pieces
+
+
 def error(got: Tensor, wanted: Tensor) -> float:
     return float((got.double() - wanted).norm() / (wanted.norm() + 1e-30))
 
 
-# 700 edges of node 0 are more than LONG: a CTA sums them; 16 lanes, 9 lanes, and one.
+SUMS = [(900, 70, 128, 700), (300, 40, 72, 65), (2600, 4, 40, 2500), (0, 5, 8, 0), (400, 999, 40, 90)]
+"""Edges, nodes, features, edges of node 0: a CTA sums 700, several CTAs 2,500; 16 lanes, 9 lanes, 5 lanes, and one."""
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("edges", "nodes", "features", "busy"), [(900, 70, 128, 700), (300, 40, 72, 65), (0, 5, 8, 0)])
+@pytest.mark.parametrize(("edges", "nodes", "features", "busy"), SUMS)
 def test_sums(
     edges: int,
     nodes: int,
@@ -52,26 +64,30 @@ def test_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(segments, "_launch", on_host)
+    monkeypatch.setattr(segments, "CTAS", 2)  # several nodes a group, where most have no edge
     torch.manual_seed(edges)
     index = torch.randint(1, nodes - 1, (edges,))  # nothing for the last one
     index[torch.randperm(edges)[:busy]] = 0
-    order, starts = order_of(index.int() - nodes if features == 72 else index, nodes)
+    order, starts, busy_nodes = order_of(index.int() - nodes if features == 72 else index, nodes)
     assert starts.tolist() == [0, *torch.bincount(index, minlength=nodes).cumsum(0).tolist()]
+    assert listed(busy_nodes) == {n: -(-c // 1024) for n, c in enumerate(torch.bincount(index).tolist()) if c > 64}
     matrix = torch.randn(3 * edges + 1, features).to(dtype)
     base = torch.randn(nodes, features).to(dtype)
     for added, rows in ((None, order), (base, 3 * order + 1), (base, order // 2)):  # rows as often as the order says
-        got = segments.sums(added, matrix, rows, starts)
+        got = segments.sums(added, matrix, rows, starts, busy_nodes)
         wanted = exact(added, matrix, rows, index, nodes)
         assert error(got, wanted) < 2 * torch.finfo(dtype).eps
-        assert torch.equal(got, segments.sums(added, matrix, rows, starts))
+        assert torch.equal(got, segments.sums(added, matrix, rows, starts, busy_nodes))
     if edges == 0:
         assert torch.equal(got, base)
 
 
 MUTANTS = {
-    "rows of another node": ("const int from = p.starts[node], to", "const int from = p.starts[node] + 1, to"),
-    "half of a busy node": ("from + group, to, groups);", "from + group, to, 2 * groups);"),
-    "the place instead of the row": ("p.rows[p.order[at] * p.lanes", "p.rows[at * p.lanes"),
+    "rows of another node": ("const int from = starts[k], to", "const int from = starts[k] + 1, to"),
+    "half of a busy node": ("p.starts[node + 1], groups);", "p.starts[node + 1], 2 * groups);"),
+    "a part of the threads of a busy node": ("group < left - half", "group < left - half - 1"),
+    "one piece of a busy node": ("piece < pieces; ++piece", "piece < 1; ++piece"),
+    "the place instead of the row": ("(u32)p.order[at + k * step]", "(u32)(at + k * step)"),
 }
 
 
@@ -80,17 +96,17 @@ def test_mutants_show(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     old, new = MUTANTS[what]
     monkeypatch.setattr(segments, "_launch", launcher(tmp_path, Mutation("segments.cuh", old, new)))
     torch.manual_seed(0)
-    nodes, index = 70, torch.randint(70, (600,))
-    index[:200] = 3
-    order, starts = order_of(index - 70, nodes)
-    matrix, base = torch.randn(600, 128).bfloat16(), torch.randn(nodes, 128).bfloat16()
-    assert error(segments.sums(base, matrix, order, starts), exact(base, matrix, order, index, nodes)) > 0.02
+    nodes, index = 70, torch.randint(70, (1900,))
+    index[:1200] = 3
+    order, *starts = order_of(index - 70, nodes)
+    matrix, base = torch.randn(1900, 128).bfloat16(), torch.randn(nodes, 128).bfloat16()
+    assert error(segments.sums(base, matrix, order, *starts), exact(base, matrix, order, index, nodes)) > 0.02
 
 
 def test_rows_that_begin_within_a_lane(on_host: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_launch", on_host)
     index = torch.randint(10, (50,))
-    order, starts = order_of(index, 10)
+    order, *starts = order_of(index, 10)
     rows = torch.randn(50 * 8 + 1).bfloat16()[1:].view(50, 8)
     assert rows.data_ptr() % 16
-    assert error(segments.sums(None, rows, order, starts), exact(None, rows, order, index, 10)) < 0.01
+    assert error(segments.sums(None, rows, order, *starts), exact(None, rows, order, index, 10)) < 0.01

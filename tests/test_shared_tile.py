@@ -253,13 +253,20 @@ def test_sums_in_any_order_are_left_out_where_nobody_asks_for_them_or_torch_for_
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_middle_over_a_cluster_is_a_candidate_where_asked_for_and_timed() -> None:
-    asked = Options(cluster_middle=True)
-    found = [n for n in names(128, options=asked) if "middle over a cluster" in n]
-    assert found and all("partial sums" in n for n in found)
-    for options in (Options(), asked.with_(effort="model"), asked.with_(measure=False)):
-        assert not any("middle over" in n for n in names(128, options=options))
-    plain, other = (key(G4.program(), 128, H200, o, measured=False) for o in (Options(), asked))
+def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> None:
+    default = Options()
+
+    def gathered(rows: int, options: Options) -> list[str]:
+        return [n for n in names(rows, options=options) if "middle over a cluster" in n]
+
+    for rows in (1, 16, 64):
+        assert len(gathered(rows, default)) >= few_rows.EACH
+        assert all("partial sums" in n for n in gathered(rows, default))
+    without = default.with_(cluster_middle=False)
+    for options in (without, default.with_(effort="model"), default.with_(measure=False)):
+        assert gathered(16, options) == []
+    assert gathered(128, default) == [] and gathered(128, default.with_(effort="exhaustive"))
+    plain, other = (key(G4.program(), 16, H200, o, measured=False) for o in (without, default))
     assert plain != other
 
 

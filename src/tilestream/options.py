@@ -34,12 +34,12 @@ class Options:
             it: faster on few rows, and the last bits of a result vary from call to call.
         constant_weights: the user's word that weights of inference graphs do not change, so that those that lie as no
             kernel reads them, as Hugging Face's GPT-2's, are copied once and not at every call.
-        cluster_middle: kernels for few rows that hand the middle over through the shared memory of a cluster are
-            candidates too, where candidates are timed and their values checked: none has run on a GPU yet.
+        cluster_middle: kernels for at most 64 rows that hand the middle over through the shared memory of a cluster are
+            candidates too, where candidates are timed.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
-        interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way.
-            Off: these kernels have not been measured on a GPU yet.
+        interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
+            where that is faster.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk, in graphs without batch norms, as no GPU has timed a whole network with
@@ -59,9 +59,9 @@ class Options:
     queue_depth: int | None = None
     any_order: bool = False
     constant_weights: bool = False
-    cluster_middle: bool = False
+    cluster_middle: bool = True
     effort: Effort = "measured"
-    interactions: bool = False
+    interactions: bool = True
     convolutions: Convolutions = "auto"
     fallback: bool = True
 

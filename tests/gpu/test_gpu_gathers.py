@@ -113,6 +113,7 @@ except InputError as error:
 
 
 @pytest.mark.gpu
+@pytest.mark.traps
 def test_an_index_outside_of_its_table_ends_the_kernel_and_is_named() -> None:
     """In a process of its own: the context is lost, as with torch's own assertion."""
     here = Path(__file__).parent

@@ -87,6 +87,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.traps
 @pytest.mark.parametrize("bad", [9, -1, 2**40])
 def test_an_index_that_names_no_row(bad: int) -> None:
     code = OUTSIDE.format(bad=bad)

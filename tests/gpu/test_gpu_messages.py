@@ -69,21 +69,30 @@ def test_in_a_cuda_graph() -> None:
 
 OUTSIDE = """
 import torch
+from tilestream.errors import InputError
 from tilestream.run import segments
-segments.segments(torch.tensor([0, {bad}, 1], device="cuda"), 5)
-try:
-    torch.cuda.synchronize()
-except RuntimeError:
-    print("ended")
+index = torch.tensor([0, {bad}, 1], device="cuda")
+for call in ("first", "second"):
+    try:
+        segments.segments(index, 5)
+        torch.cuda.synchronize()
+    except InputError as error:  # of the second call, or of the first where torch's sort meets the lost context
+        print(call, error)
+    except RuntimeError as lost:
+        print(call, str(lost).splitlines()[0])
 """
 
 
 @pytest.mark.gpu
+@pytest.mark.traps
 @pytest.mark.parametrize("bad", [5, -6, 2**32])
-def test_an_index_that_is_no_node_ends_the_kernel(bad: int) -> None:
+def test_an_index_that_is_no_node_ends_the_kernel_and_is_named(bad: int) -> None:
     code = OUTSIDE.format(bad=bad)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert "ended" in done.stdout, done.stdout + done.stderr
+    first, second, *_ = [*done.stdout.splitlines(), "", ""]
+    named = f"the index of row 1 of a sum of rows by their indices is {bad}, and the sum has 5 rows"
+    assert named in first or "unspecified launch failure" in first, done.stdout + done.stderr
+    assert named in second and "restart the process, with indices that exist" in second, done.stdout + done.stderr
 
 
 @pytest.mark.gpu

@@ -124,11 +124,13 @@ NORMS = [
         Split(2, 17, row_tiles=3),
         Split(4, 17, tile_rows=8),
         Split(4, 17, tile_rows=64),
+        Split(4, 16, middle=Middle.DSM, tile_rows=8),
+        Split(4, 16, middle=Middle.DSM, tile_rows=32),
     ],
     ids=str,
 )
 def test_a_norm_in_front(block: Ffn, split: Split):
-    if block.out == 4096:
+    if block.out == 4096 and split.middle is Middle.L2:
         split = replace(split, columns=32, groups=min(split.groups, 128 // 32 // split.row_tiles))
         split = split if split.groups > 1 else replace(split, tail=Tail.NONE)
     for rows in (1, 128):

@@ -31,6 +31,7 @@ def stalled(what: str, limit_ns: int | None) -> tuple[subprocess.CompletedProces
 
 
 @pytest.mark.gpu
+@pytest.mark.traps
 @pytest.mark.parametrize("limit_ns", [50_000_000, None], ids=["50 ms", "the default limit"])
 def test_a_tile_that_is_never_published(limit_ns: int | None):
     done, seconds = stalled("full", limit_ns)
@@ -44,6 +45,7 @@ def test_a_tile_that_is_never_published(limit_ns: int | None):
 
 
 @pytest.mark.gpu
+@pytest.mark.traps
 def test_a_slot_that_is_never_given_back():
     done, _ = stalled("free", 50_000_000)
     said = done.stdout + done.stderr

@@ -15,11 +15,12 @@ import torch
 
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.exchange import GATHERS, THREADS, Exchange, Kind, map_sizes, params
+from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, THREADS, Exchange, Kind, map_sizes, params
 from tilestream.cuda.shared_tile.params import PHASES
 from tilestream.cuda.workspace import LINE_BYTES
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, VerifyError
+from tilestream.schedule.layout import SHARED_LIMIT
 
 PEERS = (2, 4, 8, 16)
 PARTS = (1024, 4096, 8192, 16_384, 32_768)
@@ -36,7 +37,7 @@ LIMIT_NS = 1_000_000_000
 class Timed:
     """``us`` of one exchange by ``ctas`` CTAs at once, ``peers`` in each group, and what a CTA takes in meanwhile.
 
-    ``error``: of the values after one exchange, relative, where a gather's must be none.
+    ``error``: the largest of an element after one exchange, as ``Exchange.error_bound`` counts it.
     """
 
     kind: str
@@ -46,6 +47,10 @@ class Timed:
     us: float
     gb_per_s: float
     error: float
+
+    @property
+    def right(self) -> bool:
+        return self.error <= Exchange(Kind(self.kind), self.peers, self.tile_bytes).error_bound
 
 
 def exchanges() -> list[Exchange]:
@@ -62,15 +67,15 @@ def exchanges() -> list[Exchange]:
 
 
 def resident(e: Exchange, function: driver.Function) -> int:
-    """CTAs of whole groups that are on the device at once: asked of the device."""
+    """CTAs of whole groups that are on the device at once, one an SM: asked of the device."""
     if e.cluster > 1:
         return function.resident_clusters(THREADS, e.cluster) * e.cluster
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    return min(sms, function.blocks_per_sm(THREADS) * sms) // e.peers * e.peers
+    return torch.cuda.get_device_properties(0).multi_processor_count // e.peers * e.peers
 
 
 class Runner:
-    """One exchange on all groups that are resident.
+    """One exchange on all groups that are resident. A CTA is given all of an SM's shared memory, as kernels for few
+    rows take about as much: else several would share an SM, and its port to the others.
 
     Raises:
         DeviceError: no group of it is resident.
@@ -78,7 +83,7 @@ class Runner:
 
     def __init__(self, e: Exchange) -> None:
         driver.ensure_context(0)
-        self.e, self.function = e, driver.Function(compiled(e).cubin, e.name, e.shared_bytes, e.cluster)
+        self.e, self.function = e, driver.Function(compiled(e).cubin, e.name, SHARED_LIMIT, e.cluster)
         self.ctas = resident(e, self.function)
         if self.ctas == 0:
             raise DeviceError(f"no cluster of {e.peers} CTAs is resident", "use smaller clusters or tiles")
@@ -116,28 +121,40 @@ class Runner:
         return statistics.median(found[1:])
 
     def error(self) -> float:
-        """Of one exchange against what it says, relative to the norm."""
+        """The largest of an element after one exchange, as ``Exchange.error_bound`` counts it; NaN if one is NaN."""
         e = self.e
         self.out.fill_(float("nan"))
         self.between.zero_()
         self.launch(1)
         torch.cuda.synchronize()
-        each = self.tiles.view(-1, e.peers, self.tiles.shape[1])
+        each = self.tiles.double().view(-1, e.peers, self.tiles.shape[1])
         if e.kind is Kind.BARRIER:
             return 0.0
-        if e.kind is Kind.ADD_MEMORY:
-            sums = self.between.view(torch.bfloat16).double().sum()
-            return float((sums - each.double().sum()).abs() / each.double().norm())
         if e.gathers:
-            got = self.out.view(-1, e.peers, e.peers, each.shape[-1])
-            return float((got - each[:, None]).norm() / each.norm())
-        whole = (each.prod(1) if e.kind is Kind.ALL_MUL else each.sum(1))[:, None].expand_as(each)
-        got = self.out.view_as(each)
+            return _largest(self.out.view(-1, e.peers, e.peers, each.shape[-1]), each[:, None], each[:, None].abs())
+        whole = each.prod(1) if e.kind is Kind.ALL_MUL else each.sum(1)
+        scale = whole.abs() if e.kind is Kind.ALL_MUL else each.abs().sum(1)
+        if e.kind is Kind.ADD_MEMORY:
+            got = self.between.view(torch.bfloat16).view(-1, 64, 8 * e.blocks)
+            return _largest(got, rows_of(whole), rows_of(scale))
+        got = self.out.view_as(each).double()
         if e.kind in (Kind.SCATTER_DSM, Kind.SCATTER_L2):  # each has its own blocks
             blocks = torch.arange(e.blocks, device="cuda")[None, :] % e.peers
             mine = (blocks == torch.arange(e.peers, device="cuda")[:, None])[None, :, :, None]
-            got = got.view(-1, e.peers, e.blocks, 512).where(mine, whole.view(-1, e.peers, e.blocks, 512)).view_as(each)
-        return float((got - whole).norm() / whole.norm())
+            shape = (-1, e.peers, e.blocks, 512)
+            got = got.view(shape).where(mine, whole[:, None].expand_as(each).reshape(shape)).view_as(each)
+        return _largest(got, whole[:, None], scale[:, None])
+
+
+def rows_of(fragments: torch.Tensor) -> torch.Tensor:
+    """Accumulators ``[..., blocks x 128 lanes x 4]`` as they lie in a matrix, ``[n, 64 rows, 8 blocks columns]``."""
+    # block, warp, row, quad, half, column
+    t = fragments.reshape(-1, fragments.shape[-1] * 4 // BLOCK_BYTES, 4, 8, 4, 2, 2)
+    return t.permute(0, 2, 5, 3, 1, 4, 6).reshape(t.shape[0], 64, -1)
+
+
+def _largest(got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor) -> float:
+    return float(((got.double() - want).abs() / scale.clamp_min(1e-30)).max())
 
 
 def measure(some: Sequence[Exchange], seconds: float) -> Iterator[Timed]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from tilestream.cuda.cache import compile_ahead, compiled
+from tilestream.cuda.cache import begun, compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
 from tilestream.cuda.shared_tile import SharedTileSource
 from tilestream.cuda.shared_tile import emit as emit_shared_tile
 from tilestream.cuda.stationary import StationarySource
 from tilestream.cuda.stationary import emit as emit_stationary
+from tilestream.cuda.workers import NOW
 from tilestream.devices import get
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
@@ -33,7 +36,17 @@ AnySource = KernelSource | SharedTileSource | StationarySource
 
 SMALLEST = "h100"  # of the devices that kernels are made for; a CTA has as much on all of them
 
-__all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "emit", "ready", "sources", "start"]
+__all__ = [
+    "KernelReport",
+    "KernelSource",
+    "available",
+    "build",
+    "compile_only",
+    "emit",
+    "first_ready",
+    "sources",
+    "start",
+]
 
 
 def available() -> str:
@@ -79,28 +92,46 @@ def compile_only(pipeline: Pipeline) -> list[KernelReport]:
     return [compiled(source) for source in sources(pipeline)]
 
 
-def start(pipelines: Sequence[Pipeline], stamped: bool = False) -> None:
-    """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for."""
+def start(pipelines: Sequence[Pipeline], stamped: bool = False, rank: int = 0) -> None:
+    """Begin to compile them side by side, in the background; what is wrong with one is said when it is asked for.
+
+    Args:
+        rank: those of a lower one are compiled first.
+    """
     wanted: list[AnySource] = []
     for pipeline in pipelines:
         with contextlib.suppress(TilestreamError):
             wanted += sources(pipeline, stamped)
-    compile_ahead(wanted)
+    compile_ahead(wanted, rank)
 
 
-def ready(pipeline: Pipeline, timeout_s: float | None) -> bool:
-    """Whether every launch is compiled within ``timeout_s`` seconds from now; None waits as long as it takes.
+def first_ready(groups: Sequence[Sequence[Pipeline]], timeout_s: float | None = None, rank: int = NOW) -> int | None:
+    """The first group whose pipelines are all compiled, once there is one; None if there is none after ``timeout_s``.
 
-    Raises:
-        VerifyError, CompileError: as ``compile_only``.
+    A pipeline that cannot be compiled counts as one that is: who builds it is told why.
+
+    Args:
+        rank: how soon they are wanted from now on.
     """
-    end = None if timeout_s is None else time.monotonic() + timeout_s
-    try:
-        for source in sources(pipeline):
-            compiled(source, None if end is None else max(0.0, end - time.monotonic()))
-    except TimeoutError:
-        return False
-    return True
+    end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    waiting = [_waiting(group, rank) for group in groups]
+    while True:
+        waiting = [[made for made in group if not made.done()] for group in waiting]
+        for index, group in enumerate(waiting):
+            if not group:
+                return index
+        left_s = end - time.monotonic()
+        if left_s <= 0 or not waiting:
+            return None
+        wait({made for group in waiting for made in group}, None if math.isinf(left_s) else left_s, FIRST_COMPLETED)
+
+
+def _waiting(pipelines: Sequence[Pipeline], rank: int) -> list[Future[KernelReport]]:
+    found: list[Future[KernelReport]] = []
+    for pipeline in pipelines:
+        with contextlib.suppress(TilestreamError):
+            found += begun(sources(pipeline), rank)
+    return found
 
 
 def build(

@@ -8,19 +8,22 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from tilestream.cuda.compile import KernelReport, Source, compile_source, compiler_package
+from tilestream.cuda.building import Building
+from tilestream.cuda.compile import KernelReport, Source, compiler_package
 from tilestream.cuda.emit import headers_digest
+from tilestream.cuda.workers import NOW
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
 _memory: dict[str, Future[KernelReport]] = {}
-os.register_at_fork(after_in_child=lambda: _memory.clear())  # the threads that compile stay in the parent
+_building: dict[str, Building] = {}
+os.register_at_fork(after_in_child=lambda: (_memory.clear(), _building.clear()))  # those that compile stay behind
 _announced: set[str] = set()
 
 
@@ -47,25 +50,41 @@ def folder() -> Path | None:
     return default_cache_folder() / "kernels"
 
 
-def compile_ahead(sources: Sequence[Source]) -> None:
+def compile_ahead(sources: Sequence[Source], rank: int = 0) -> None:
     """Begin to compile those that are neither known nor on disk, side by side; ``compiled`` waits for them.
 
     Where a core or more is left for each, the register splits of one kernel are compiled side by side too.
+
+    Args:
+        rank: how soon they are wanted: those of a lower one are compiled first, whoever asked first.
     """
     wanted = {key: s for s in sources if (key := _key(s)) not in _memory}
     for key in list(wanted):
         if (found := _read(key)) is not None:
             _memory[key] = _known(found)
             del wanted[key]
-    if not wanted:
-        return
-    cores = os.cpu_count() or 1
-    pool = ThreadPoolExecutor(min(cores, len(wanted)), "tilestream")
-    at_once = max(1, cores // (2 * len(wanted)))
+    at_once = max(1, (os.cpu_count() or 1) // (2 * len(wanted) or 1))
     for key, source in wanted.items():
-        # Threads do not inherit a context, and the cache's folder is in it.
-        _memory[key] = pool.submit(contextvars.copy_context().run, _make, key, source, at_once)
-    pool.shutdown(wait=False)
+        building = Building(source, _keep_as(key), rank, at_once)
+        _memory[key] = building.made
+        _building[key] = building
+
+
+def _keep_as(key: str) -> Callable[[KernelReport], KernelReport]:
+    """What writes a report to the folder of now: threads do not inherit a context, and the folder is in it."""
+    context = contextvars.copy_context()
+    return lambda report: context.run(_write, key, report)
+
+
+def begun(sources: Sequence[Source], rank: int = 0) -> list[Future[KernelReport]]:
+    """What will hold their kernels, as ``compile_ahead`` makes them; those that wait behind ``rank``
+    are hurried."""
+    compile_ahead(sources, rank)
+    keys = [_key(source) for source in sources]
+    for key in keys:
+        if not _memory[key].done() and key in _building:
+            _building[key].hurry(rank)
+    return [_memory[key] for key in keys]
 
 
 def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
@@ -75,14 +94,15 @@ def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
         CompileError: as ``compile_source``.
         TimeoutError: NVRTC has not finished after ``timeout_s`` seconds; it goes on in the background.
     """
-    compile_ahead([source])
     key = _key(source)
-    made = _memory[key]
+    (made,) = begun([source], NOW)
     try:
         return made.result(timeout_s)
     finally:
-        if made.done() and made.exception() is not None:
-            _memory.pop(key, None)  # whoever asks again may have mended the installation
+        if made.done():
+            _building.pop(key, None)
+            if made.exception() is not None:
+                _memory.pop(key, None)  # whoever asks again may have mended the installation
 
 
 def _key(source: Source) -> str:
@@ -94,10 +114,6 @@ def _known(report: KernelReport) -> Future[KernelReport]:
     made: Future[KernelReport] = Future()
     made.set_result(report)
     return made
-
-
-def _make(key: str, source: Source, at_once: int) -> KernelReport:
-    return _write(key, compile_source(source, at_once))
 
 
 def _read(key: str) -> KernelReport | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -46,46 +45,52 @@ class Source(Protocol):
     def register_splits(self) -> tuple[tuple[int, int], ...]: ...
 
 
-def compile_source(source: Source, at_once: int = 1) -> KernelReport:
-    """Compile one pipeline kernel with the register split that spills least; see ``compile_text``.
+def compile_source(source: Source) -> KernelReport:
+    """Compile a kernel with the register split that spills least; see ``compile_text``.
 
-    Splits are tried from the first on, until one spills nothing or more than the one before: what is given to the
-    consumers is taken from the loader. ``at_once`` of them are compiled side by side, some perhaps for nothing.
+    Splits are tried from the first on, until one spills nothing or no less than the one before: what is given to the
+    consumers is taken from the loader.
     """
-    spills: dict[int, int] = {}
-    settled = threading.Event()
-
-    def attempt(index: int) -> KernelReport | None:
-        if settled.is_set():
-            return None
-        consumer, loader = source.register_splits[index]
-        defines = {"CONSUMER_REGISTERS": consumer, "LOADER_REGISTERS": loader}
+    tried: list[KernelReport | CompileError] = []
+    for index in range(len(source.register_splits)):
         try:
-            report = compile_text(source.text, source.name, source.shared_bytes, defines)
-        except CompileError:
-            settled.set()
-            raise
-        spills[index] = report.spills
-        if report.spills == 0 or report.spills >= spills.get(index - 1, report.spills + 1):
-            settled.set()  # here and not below: this thread goes on to the next split at once
-        return report
+            tried.append(compile_split(source, index))
+        except CompileError as refused:
+            tried.append(refused)
+        if is_settled(tried):
+            break
+    return best(tried)
 
-    pool = ThreadPoolExecutor(at_once, "nvrtc")
-    best: KernelReport | None = None
-    try:
-        for tried in [pool.submit(attempt, index) for index in range(len(source.register_splits))]:
-            report = tried.result()
-            if report is None or (best is not None and report.spills >= best.spills):
-                break
-            best = report
-    except CompileError:
-        if best is None:
-            raise
-    finally:
-        settled.set()
-        pool.shutdown(wait=False)
-    assert best is not None
-    return best
+
+def compile_split(source: Source, index: int) -> KernelReport:
+    """The kernel with one of its register splits.
+
+    Raises:
+        CompileError: as ``compile_text``.
+    """
+    consumer, loader = source.register_splits[index]
+    defines = {"CONSUMER_REGISTERS": consumer, "LOADER_REGISTERS": loader}
+    return compile_text(source.text, source.name, source.shared_bytes, defines)
+
+
+def is_settled(tried: Sequence[KernelReport | CompileError]) -> bool:
+    """Whether no split behind those that were tried, from the first on, is better."""
+    *before, last = tried
+    if isinstance(last, CompileError) or last.spills == 0:
+        return True
+    return any(isinstance(other, KernelReport) and last.spills >= other.spills for other in before[-1:])
+
+
+def best(tried: Sequence[KernelReport | CompileError]) -> KernelReport:
+    """The split that spills least.
+
+    Raises:
+        CompileError: there is none, for the reason that the first was refused.
+    """
+    made = [report for report in tried if isinstance(report, KernelReport)]
+    if not made:
+        raise next(refused for refused in tried if isinstance(refused, CompileError))
+    return min(made, key=lambda report: report.spills)
 
 
 @lru_cache(maxsize=1)

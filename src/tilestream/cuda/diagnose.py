@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import torch
 
 from tilestream.cuda.tables import INDEX, Tables
-from tilestream.errors import InputError, QueueTimeout, TilestreamError
+from tilestream.errors import DeviceError, InputError, QueueTimeout, TilestreamError
 
 log = logging.getLogger(__name__)
 
 INDEX_OUTSIDE = 2  # roles.cuh: in the place of waits_for_free, where an index names no row
+NO_ROW = "the CUDA context is lost: restart the process, with indices that exist"
 _HEADER = 5  # 64-bit words before the flags
 _records: weakref.WeakSet[Record] = weakref.WeakSet()
 
@@ -36,6 +39,18 @@ class Record(ABC):
         if self.claimed:
             raise self.error()
 
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """What is enqueued inside fails with this record's error, where there is one, not with a launch's that failed:
+        torch and the driver may meet the lost context before anybody calls again."""
+        self.check()
+        try:
+            yield
+        except (RuntimeError, DeviceError) as failure:
+            if self.claimed:
+                raise self.error() from failure
+            raise
+
     @property
     def claimed(self) -> bool:
         return bool(int(self.words[0]) & 0xFFFFFFFF)
@@ -50,6 +65,25 @@ class Record(ABC):
     @abstractmethod
     def describe(self) -> str:
         """Who waited for what."""
+
+
+class IndexRecord(Record):
+    """What ``give_up`` of lanes.cuh leaves behind where an index names no row.
+
+    Words: claimed | what, where | rows | index.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(4)
+
+    @property
+    def found(self) -> tuple[int, int, int, int]:
+        """What and where, by the kernel's own meaning, how many rows there are, and the index."""
+        (what, where), rows, index = self.halves(2)[1], int(self.words[2]), int(self.words[3])
+        return what, where, rows, index
+
+    def error(self) -> TilestreamError:
+        return InputError(self.describe(), NO_ROW)
 
 
 class Dump(Record):
@@ -88,7 +122,7 @@ class Dump(Record):
 
     def error(self) -> TilestreamError:
         if self.halves(3)[2][1] == INDEX_OUTSIDE:
-            return InputError(self.describe(), "the CUDA context is lost: restart the process, with indices that exist")
+            return InputError(self.describe(), NO_ROW)
         return super().error()
 
     def _index(self, pointer: int, row: int) -> str:

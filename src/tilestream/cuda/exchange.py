@@ -89,6 +89,21 @@ class Exchange:
         return others * self.tile_bytes / (self.peers if self.kind in (Kind.SCATTER_DSM, Kind.SCATTER_L2) else 1)
 
     @property
+    def error_bound(self) -> float:
+        """What an element may be off, over the sum of its terms' magnitudes (``ALL_MUL``: over the product).
+
+        Each of ``n`` roundings takes a factor of at most ``1 + u`` (Higham, Accuracy and Stability of Numerical
+        Algorithms, 3.1): whatever the order, ``(1 + u)^n - 1``. fp32 in registers is rounded at all operations but the
+        first, ``u = 2^-24``; ``ADD_MEMORY`` rounds each term to bf16 and then the sum at each addition but that to
+        zero, ``u = 2^-8``.
+        """
+        if self.gathers or self.kind is Kind.BARRIER:
+            return 0.0
+        if self.kind is Kind.ADD_MEMORY:
+            return (1 + 2.0**-8) ** self.peers - 1
+        return (1 + 2.0**-24) ** (self.peers - 1) - 1
+
+    @property
     def room_bytes(self) -> int:
         """Of shared memory that the exchange goes through, once."""
         return {

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
-from tilestream.cuda.diagnose import Record
-from tilestream.errors import InputError, TilestreamError
+from tilestream.cuda.diagnose import IndexRecord
 from tilestream.ir.dtypes import DTYPES
 
 FORWARD, BACKWARD = "tilestream_interaction", "tilestream_interaction_backward"
@@ -90,21 +89,18 @@ class Kernel:
         return "\n".join([*lines, '#include "interaction.cuh"', ""])
 
 
-class IndexRecord(Record):
-    """What a kernel leaves behind where an index names no row. Words: claimed | vector, sample | rows | index."""
+class LookupRecord(IndexRecord):
+    """An index that names no row of its table, by vector and sample; or a pair that names no vector."""
 
     def __init__(self, vectors: int) -> None:
-        super().__init__(4)
+        super().__init__()
         self.vectors = vectors
 
     def describe(self) -> str:
-        (vector, place), rows, found = self.halves(2)[1], int(self.words[2]), int(self.words[3])
+        vector, place, rows, found = self.found
         if vector == self.vectors:
             return f"pair {place} of an interaction names vector {found}, and there are {rows}"
         return f"the index of sample {place} into table {vector} of an interaction is {found}, and it has {rows} rows"
-
-    def error(self) -> TilestreamError:
-        return InputError(self.describe(), "the CUDA context is lost: restart the process, with indices that exist")
 
 
 def forward(
@@ -151,7 +147,7 @@ class _Loaded:
     """A kernel on a device, what it leaves behind, its warps a CTA, and how many CTAs are resident at once."""
 
     function: beside.driver.Function
-    record: IndexRecord
+    record: LookupRecord
     warps: int
     resident: int
 
@@ -215,7 +211,7 @@ def _loaded(kernel: Kernel, device_index: int) -> _Loaded:
     warps = kernel.warps
     function = beside.function(kernel.name, kernel.text(warps), device_index, kernel.shared_bytes(warps))
     sms = torch.cuda.get_device_properties(device_index).multi_processor_count
-    return _Loaded(function, IndexRecord(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps))
+    return _Loaded(function, LookupRecord(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps))
 
 
 def _batch(sources: Sequence[Tensor], indices: Sequence[Tensor | None]) -> int:

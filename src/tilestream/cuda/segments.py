@@ -4,53 +4,90 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
+from tilestream.cuda.diagnose import IndexRecord
 from tilestream.ir.dtypes import DTYPES
 
-SUM_THREADS, LANE_BYTES = 512, 16  # segments.cuh
+SUM_THREADS, LANE_BYTES, LONG, MOST_EACH = 512, 16, 64, 8  # segments.cuh
+CTAS = 264
+"""Two an SM, which is what is resident: as many sum nodes of more than ``LONG`` edges where there are few nodes."""
+
+
+class NodeRecord(IndexRecord):
+    """An index of a sum by segments that names no node."""
+
+    def describe(self) -> str:
+        _, edge, nodes, found = self.found
+        return f"the index of row {edge} of a sum of rows by their indices is {found}, and the sum has {nodes} rows"
+
+
+@cache  # captured graphs keep its address
+def _record(device: torch.device) -> NodeRecord:
+    return NodeRecord()
+
+
+def explained(device: torch.device) -> AbstractContextManager[None]:
+    """What is called inside fails with an ``InputError`` where an index of this or an earlier call is no node."""
+    return _record(device).explained()
 
 
 def keys(index: Tensor, nodes: int) -> Tensor:
     """``index`` (contiguous integers [edges]) as int32, those below zero counted from the end.
 
-    One that is no node ends the kernel, as torch's device-side assertion does.
+    One that is no node ends the kernel, as torch's device-side assertion does; ``explained`` says which it was.
     """
     found = torch.empty(len(index), dtype=torch.int32, device=index.device)
     if len(index):
-        wide = int(index.dtype == torch.int64)
-        packed = struct.pack("<QQqii", index.data_ptr(), found.data_ptr(), nodes, len(index), wide)
+        wide, record = int(index.dtype == torch.int64), _record(index.device).address
+        packed = struct.pack("<QQqiiQ", index.data_ptr(), found.data_ptr(), nodes, len(index), wide, record)
         _launch("tilestream_keys", "bf16", -(-len(index) // 256), 256, packed, index.device)
     return found
 
 
-def starts(keys: Tensor, nodes: int) -> Tensor:
-    """Where each node's edges start among ascending ``keys`` (int32 [edges]), and the end: int32 [nodes + 1]."""
+def starts(keys: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Where each node's edges start among ascending ``keys`` (int32 [edges]), and the end: int32 [nodes + 1].
+
+    And ``busy``, int32 [``busy_words``]: how many pieces nodes of more than ``LONG`` edges are summed in, and which.
+    """
     found = torch.empty(nodes + 1, dtype=torch.int32, device=keys.device)
-    packed = struct.pack("<QQii", keys.data_ptr(), found.data_ptr(), len(keys), nodes)
+    busy = torch.zeros(busy_words(len(keys)), dtype=torch.int32, device=keys.device)
+    packed = struct.pack("<QQQii", *(t.data_ptr() for t in (keys, found, busy)), len(keys), nodes)
     _launch("tilestream_starts", "bf16", len(keys) // 256 + 1, 256, packed, keys.device)
-    return found
+    return found, busy
 
 
-def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+def busy_words(edges: Any) -> Any:
+    """A count, and two words for each piece. A piece is more than ``LONG`` edges of its node."""
+    return 1 + 2 * (edges // LONG)
+
+
+def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
     """``base`` (or zeros) plus, for each node, the rows ``order[starts[node] : starts[node + 1]]``, rounded once.
 
     Args:
         base: [nodes, features], contiguous, like ``rows``.
-        rows: [any, features], contiguous, of a dtype of tiles; a row is a multiple of 16 bytes, 8 KB at most.
+        rows: [any below 2^32, features], contiguous, of a dtype of tiles; a row has a multiple of 16 bytes,
+            8 KB at most.
         order: int64 [edges], rows in any order, each any number of times.
-        starts: int32 [nodes + 1].
+        starts, busy: of ``starts``.
     """
     rows, base = _aligned(rows), None if base is None else _aligned(base)
     nodes, lanes = len(starts) - 1, rows.shape[1] * rows.element_size() // LANE_BYTES
     out = torch.empty(nodes, rows.shape[1], dtype=rows.dtype, device=rows.device)
     if nodes:
-        addresses = [0 if base is None else base.data_ptr(), *(t.data_ptr() for t in (rows, order, starts, out))]
-        packed = struct.pack("<QQQQQii", *addresses, nodes, lanes)
-        ctas = -(-nodes // (SUM_THREADS // lanes))
+        given = (t.data_ptr() for t in (rows, order, starts, busy, out))
+        at_once = SUM_THREADS // lanes
+        # Where most nodes have no edge, a CTA is over before the next one's starts are here: it has many.
+        each = max(1, min(MOST_EACH, nodes // (2 * CTAS * at_once))) if len(order) < nodes else 1
+        packed = struct.pack("<QQQQQQiii4x", 0 if base is None else base.data_ptr(), *given, nodes, lanes, each)
+        ctas = max(-(-nodes // (at_once * each)), min(CTAS, len(order) // LONG))
         _launch("tilestream_sum", DTYPES[rows.dtype], ctas, SUM_THREADS, packed, rows.device)
     return out
 

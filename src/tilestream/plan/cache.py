@@ -68,16 +68,17 @@ def bucket(rows: int) -> int:
 
 def key(program: Pipeline, rows: int, device: Device, options: Options, measured: bool, turned: Turned = NONE) -> str:
     """A sha256 over everything that the plan depends on."""
+    few = few_rows.bin_of(program, rows)
     parts = {
         "program": pipeline_to_json(program, sources=False),
-        "rows": few_rows.bin_of(program, rows) or bucket(rows),
+        "rows": few or bucket(rows),
         "device": asdict(device),
         "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
         "effort": options.effort,
         "measured": measured,
         "in_any_order": few_rows.in_any_order(options),
-        "turned": turned.weights if few_rows.bin_of(program, rows) else (),
-        "by_cluster": few_rows.by_cluster(options),
+        "turned": turned.weights if few else (),
+        "by_cluster": few > 0 and few_rows.by_cluster(options, few),
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

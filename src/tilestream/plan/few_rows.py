@@ -23,6 +23,8 @@ TOP = 11
 EACH = 2
 """Splits of one tail, and of one way to hand the middle over, among them, if there are so many: where the model errs,
 it errs between these."""
+MOST_GATHERED_ROWS = 64
+"""Rows of the tiles whose middle may go over a cluster. At 128 it takes 1.1 times the time of the L2 and more."""
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
@@ -57,10 +59,12 @@ def in_any_order(options: Options) -> bool:
     return options.any_order and not torch.are_deterministic_algorithms_enabled()
 
 
-def by_cluster(options: Options) -> bool:
-    """Whether a middle that goes over a cluster is a candidate: where that is asked for, and candidates are timed,
-    which checks their values as well. No such kernel has run on a GPU yet."""
-    return options.cluster_middle and options.measure and options.effort != "model"
+def by_cluster(options: Options, rows: int) -> bool:
+    """Whether a middle that goes over a cluster is a candidate: on few enough rows, and where candidates are timed, as
+    the kernels through the L2 are as fast or nearly."""
+    timed = options.measure and options.effort != "model"
+    few = tiles_for(rows)[0] <= MOST_GATHERED_ROWS or options.effort == "exhaustive"
+    return options.cluster_middle and timed and few
 
 
 def most_timed(options: Options) -> int:
@@ -96,7 +100,7 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     if rows > MOST_ROWS or not is_block(program):
         return []
     thorough = options.effort == "exhaustive"
-    allowed = Allowed(in_any_order(options), by_cluster(options), thorough)
+    allowed = Allowed(in_any_order(options), by_cluster(options, rows), thorough)
     found = _predicted(program, rows, device, allowed)
     ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
     if options.effort == "model":

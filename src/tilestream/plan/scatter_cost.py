@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import ceil, prod
 
 from tilestream.graph.nodes import aten
 from tilestream.graph.sizes import hint
@@ -24,8 +24,12 @@ SUM_US, SUM_BYTES_PER_US = 3.0, 3e6
 SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
 """Of sums over sorted messages, and of sorting them: a fixed part and a rate."""
 
-CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 4, 1.0
-"""A CTA of the sums reads so many bytes at a time, four rows one after another, and waits for memory about so long."""
+CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
+"""A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for
+memory, about so long."""
+LONG, PIECE_EDGES, MOST_PIECES = 64, 1024, 8
+"""A node of more edges is summed by whole CTAs, one for so many of its edges, of which each has a piece of the columns
+(``cuda/include/segments.cuh``)."""
 
 
 def atomics_us(s: Sum) -> float:
@@ -44,14 +48,15 @@ def sum_us(together: Sequence[Sum]) -> float:
 
 
 def _longest_us(s: Sum, row: int) -> float:
-    """Of the CTA with the most rows, were all nodes alike: few nodes keep few CTAs busy.
+    """Of a node, were all alike: few nodes keep few CTAs busy.
 
     Args:
         row: its bytes.
     """
-    groups = max(1, CTA_BYTES // row)
-    share = min(1.0, groups / max(1, hint(s.node.meta["val"].shape[0])))
-    return sum(map(edges, s.parts)) * share / (groups * ROUND_ROWS) * ROUND_US
+    each = sum(map(edges, s.parts)) / max(1, hint(s.node.meta["val"].shape[0]))
+    pieces = min(MOST_PIECES, ceil(each / PIECE_EDGES))
+    groups = 1 if each <= LONG else max(1, CTA_BYTES * pieces // row)
+    return each / (groups * ROUND_ROWS) * ROUND_US
 
 
 def sort_us(sorted_edges: int) -> float:

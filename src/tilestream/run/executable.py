@@ -11,6 +11,9 @@ from tilestream.graph.real import real
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.run.stopwatch import timed
 
+LAST = 1000
+"""A rank that hurries nothing."""
+
 Enqueue = Callable[[Sequence[torch.Tensor]], None]
 """Takes the tensors that are new at each call, and writes the outputs among them."""
 
@@ -47,27 +50,31 @@ def executable(pipeline: Pipeline, kind: str, device: torch.device) -> Executabl
     return _executables[key]
 
 
-def build_ahead(pipelines: Sequence[Pipeline], kind: str) -> None:
-    """Begin to compile the kernels of all of them, side by side."""
+def build_ahead(pipelines: Sequence[Pipeline], kind: str, rank: int = 0) -> None:
+    """Begin to compile the kernels of all of them, side by side; those of a lower ``rank`` first."""
     if kind == "cuda":
         from tilestream import cuda
 
         with timed("kernels"):
-            cuda.start(pipelines)
+            cuda.start(pipelines, rank=rank)
 
 
-def built(pipeline: Pipeline, kind: str, timeout_s: float | None) -> bool:
-    """Whether ``executable`` need not wait for a compiler, once up to ``timeout_s`` seconds have passed.
+def first_built(
+    groups: Sequence[Sequence[Pipeline]], kind: str, timeout_s: float | None, in_turn: bool = False
+) -> int | None:
+    """The first group for which ``executable`` need not wait for a compiler, once there is one.
 
-    Raises:
-        CompileError: as ``executable``.
+    None where ``timeout_s`` seconds have passed.
+
+    Args:
+        in_turn: they are compiled in the order of their ranks; otherwise before all that nobody waits for.
     """
     if kind != "cuda":
-        return True
+        return 0
     from tilestream import cuda
 
     with timed("kernels"):
-        return cuda.ready(pipeline, timeout_s)
+        return cuda.first_ready(groups, timeout_s, LAST) if in_turn else cuda.first_ready(groups, timeout_s)
 
 
 def _kernels(pipeline: Pipeline, device: torch.device) -> Executable:

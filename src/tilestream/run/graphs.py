@@ -26,7 +26,7 @@ from tilestream.options import Options
 from tilestream.plan.cache import versions
 from tilestream.plan.planner import Plan
 from tilestream.plan.regions import find_regions
-from tilestream.run import gradients, prepare
+from tilestream.run import ahead, gradients, prepare
 from tilestream.run.interaction import Choice, stream_interactions
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
@@ -95,6 +95,7 @@ class Compilation:
             self._announce(found, backward)
             with timed("planning"):
                 self._prepare(found, summed)
+                ahead.plan_as_built(found.regions, self._planned, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
                 announce(
@@ -172,7 +173,7 @@ class Compilation:
         """Begin to compile the kernels that will be timed."""
         if summed:
             gradients.prepare(summed, found, self.options, self.target)
-        prepare.prepare(found.regions, self._planned, self.target)
+        ahead.begin(found.regions, self._planned, self.target)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

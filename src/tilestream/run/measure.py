@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.planner import Candidate
 from tilestream.run import fallback, oracle
 from tilestream.run.call import RegionCall
-from tilestream.run.executable import Executable, build_ahead, built, executable
+from tilestream.run.executable import Executable, build_ahead, executable, first_built
 from tilestream.run.spec import spec_of
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -76,6 +76,7 @@ class Measurer:
         self._constant = constant
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
+        self._fallback: fallback.Call | None = None
         self._eager: list[torch.Tensor] = []
         self._exact: list[torch.Tensor] = []
 
@@ -89,25 +90,32 @@ class Measurer:
             start_s = time.monotonic()
             build_ahead([c.pipeline for c in candidates if c.pipeline is not None], self._target.kind)
             self._make_inputs()
-            arms: list[Arm] = []
-            found: list[Arm | Exception] = []
-            for index, candidate in enumerate(candidates, 1):
-                log.info("%s: kernel %d of %d, %s", self._region.name, index, len(candidates), candidate.name)
-                patience_s = max(0.0, start_s + self._patience_s - time.monotonic()) if arms and self._against else None
+            found: dict[int, Arm | Exception] = {}
+            left = dict(enumerate(candidates))
+            while left:
+                index = self._next_built(left, start_s if any(isinstance(x, Arm) for x in found.values()) else None)
+                candidate = left.pop(index)
+                log.info("%s: %d of %d, %s", self._region.name, len(found) + 1, len(candidates), candidate.name)
                 try:
-                    arms.append(self._arm(candidate, patience_s))
-                    found.append(arms[-1])
+                    found[index] = self._arm(candidate)
                 except (TilestreamError, RuntimeError) as error:
-                    found.append(error)
+                    found[index] = error
+            in_order = [found[index] for index in range(len(candidates))]
             try:
-                times = iter(self._times(arms))
+                times = iter(self._times([x for x in in_order if isinstance(x, Arm)]))
             except RuntimeError as fault:
-                return [fault if isinstance(x, Arm) else x for x in found]
-            results = [next(times) if isinstance(x, Arm) else x for x in found]
+                return [fault if isinstance(x, Arm) else x for x in in_order]
+            results = [next(times) if isinstance(x, Arm) else x for x in in_order]
         for candidate, result in zip(candidates, results, strict=True):
             if isinstance(result, float):
                 log.info("%s: %s takes %.1f us", self._region.name, candidate.name, result)
         return results
+
+    def compile_fallback(self) -> None:
+        """Have Inductor compile the region, if it has not yet. It is compiled when it is timed, unless before."""
+        if self._fallback is None:
+            with timed("inductor"):
+                self._fallback = fallback.rest(self._region.graph)
 
     def _make_inputs(self) -> None:
         if self._inputs is None:
@@ -116,14 +124,29 @@ class Measurer:
                 self._eager = list(self._region.graph(*self._inputs))
                 self._exact = float64(self._region.graph, self._inputs)
 
-    def _arm(self, candidate: Candidate, patience_s: float | None) -> Arm:
-        """The candidate, built, captured and found right; ``patience_s`` bounds the wait for a compiler."""
+    def _next_built(self, left: Mapping[int, Candidate], start_s: float | None) -> int:
+        """The first of those that are left whose kernels are built, or that is not worth the wait.
+
+        Args:
+            start_s: since when candidates are timed; None where none is ready yet, and one is waited for.
+        """
+        patience_s = None if start_s is None or not self._against else start_s + self._patience_s - time.monotonic()
+        groups = [[c.pipeline] if c.pipeline is not None else [] for c in left.values()]
+        built = first_built(groups, self._target.kind, None if patience_s is None else max(0.0, patience_s))
+        return list(left)[built or 0]
+
+    def _arm(self, candidate: Candidate) -> Arm:
+        """The candidate, captured and found right.
+
+        Raises:
+            PlanError: it is not built yet, or wrong.
+        """
         if candidate.pipeline is None:
-            with timed("inductor"):
-                call = fallback.rest(self._region.graph)
-                with real(self._target.device):
-                    return self._captured(call)
-        if not built(candidate.pipeline, self._target.kind, patience_s):
+            self.compile_fallback()
+            assert self._fallback is not None
+            with timed("inductor"), real(self._target.device):
+                return self._captured(self._fallback)
+        if first_built([[candidate.pipeline]], self._target.kind, 0.0) is None:
             raise PlanError(
                 f"{self._region.name}: {candidate.name} is not timed: it takes more than"
                 f" {self._patience_s:.0f} s to build",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
-from itertools import zip_longest
 
 import torch
 
@@ -18,11 +16,11 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
 from tilestream.options import Options
 from tilestream.plan import few_rows
-from tilestream.plan.cache import cached_plan, is_cached
+from tilestream.plan.cache import cached_plan
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import Candidate, Measure, Plan, proposals, shortlist, summary
+from tilestream.plan.planner import Candidate, Measure, Plan, summary
 from tilestream.plan.turned import turned
-from tilestream.run.executable import build_ahead, executable
+from tilestream.run.executable import executable
 from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
 
@@ -56,45 +54,31 @@ def kernels_kept(options: Options, target: Target) -> contextlib.AbstractContext
     return cache.keep_in(options.cache_folder if options.cache else None)
 
 
-def plan(region: Region, options: Options, target: Target) -> Plan:
+def plan(region: Region, options: Options, target: Target, measurer: Measurer | None = None) -> Plan:
     """The plan of a region: from this process, from the disk, or made now (and measured, on a GPU).
 
     A plan serves every number of rows up to ``GROWTH`` times its own: a new batch builds no new kernel.
 
+    Args:
+        measurer: the region's, if there is one already.
+
     Raises:
         PlanError: no pipeline is legal under the options.
     """
-    if (near := _near(region, options, target)) is not None:
+    if (near := near_plan(region, options, target)) is not None:
         return near
     measure: Measure | None = None
     if measures(options, target):
-        patience_s = few_rows.patience_s(options)
-        measure = Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
+        measure = measurer or measurer_of(region, options, target)
     copied = turned(region, options)
     made = cached_plan(region.program, region.rows, target.hardware, options, measure, copied)
     _plans.setdefault(_kept(region, options, target), []).append(made)
     return made
 
 
-def prepare(regions: Sequence[Region], options: Options, target: Target) -> None:
-    """Begin to compile, side by side, the kernels that planning these regions will want to time."""
-    if not measures(options, target):
-        return
-    lists: list[list[Pipeline]] = []
-    for region in {r.program: r for r in regions if r.rows > 0 and not _lone(r, options, target)}.values():
-        made = (region.program, region.rows, target.hardware, options, turned(region, options))
-        if _near(region, options, target) is not None or is_cached(*made):
-            continue
-        try:
-            wanted = shortlist(proposals(*made), options.strategy != "auto", few_rows.most_timed(options))
-        except Exception as failure:
-            log.debug("%s: nothing to prepare; planning it will say why", region.name, exc_info=failure)
-            continue
-        lists.append([c.pipeline for c in wanted if c.pipeline is not None])
-    # The best of every region first: of the others, those that are not ready in time are not timed.
-    ranks = zip_longest(*lists)
-    with kernels_kept(options, target):
-        build_ahead([p for rank in ranks for p in rank if p is not None], target.kind)
+def measurer_of(region: Region, options: Options, target: Target) -> Measurer:
+    patience_s = few_rows.patience_s(options)
+    return Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
 
 
 def measures(options: Options, target: Target) -> bool:
@@ -107,7 +91,7 @@ def _kept(region: Region, options: Options, target: Target) -> _Kept:
     return region.program, target.hardware, options, few_rows.in_any_order(options), lying
 
 
-def _near(region: Region, options: Options, target: Target) -> Plan | None:
+def near_plan(region: Region, options: Options, target: Target) -> Plan | None:
     """The plan of this process that serves the region's rows best, if any does."""
     made = _plans.get(_kept(region, options, target), ())
     near = [p for p in made if _serves(p, region)]
@@ -123,7 +107,7 @@ def _serves(p: Plan, region: Region) -> bool:
     return GROWTH * p.rows >= region.rows and few_rows.same_bin(region.program, p.rows, region.rows)
 
 
-def _lone(region: Region, options: Options, target: Target) -> bool:
+def is_lone(region: Region, options: Options, target: Target) -> bool:
     return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
 
 
@@ -149,7 +133,7 @@ def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | 
     found: Plan | None = None
     if region.rows == 0:
         return None  # nothing to plan for: every result is empty
-    if _lone(region, options, target):
+    if is_lone(region, options, target):
         _analyses.append(_analysis(region, None, LONE))
         return None
     place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"

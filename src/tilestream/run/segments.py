@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilestream.cuda.segments import busy_words
+from tilestream.errors import InputError
+
 _library = torch.library.Library("tilestream", "FRAGMENT")
 for _schema in (
-    "segments(Tensor index, SymInt nodes) -> (Tensor, Tensor)",
-    "segment_sum(Tensor? base, Tensor rows, Tensor order, Tensor starts) -> Tensor",
+    "segments(Tensor index, SymInt nodes) -> (Tensor, Tensor, Tensor)",
+    "segment_sum(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.needs_exact_strides,))
 
@@ -21,45 +24,51 @@ SEGMENTS = torch.ops.tilestream.segments.default
 SEGMENT_SUM = torch.ops.tilestream.segment_sum.default
 
 
-def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """``index`` (integers [edges]) sorted, equal ones in their order: their places, int64 [edges], and where those of
-    each node start, int32 [nodes + 1].
+def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``index`` (integers [edges]) sorted, equal ones in their order: their places, int64 [edges]; where those of each
+    node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
 
     Raises:
-        RuntimeError: an index is no node; on a GPU the kernel ends instead, as torch's own assertion does.
+        InputError: an index is no node. On a GPU the kernel ends, as torch's own assertion does, and the CUDA context
+            is lost: this call says so where torch notices in time, else the next one.
     """
     if index.is_cuda:
-        from tilestream.cuda.segments import keys, starts
+        from tilestream.cuda.segments import explained, keys, starts
 
-        ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
-        return order, starts(ordered, nodes)
+        with explained(index.device):
+            ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
+            firsts, busy = starts(ordered, nodes)
+            return order, firsts, busy
     ordered, order = torch.sort(torch.where(index < 0, index + nodes, index), stable=True)
     if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
-        raise RuntimeError(f"an index is outside of {nodes} nodes")
-    return order, torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True)
+        raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
+    busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
+    return order, torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
 
-def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
     """``base`` (or zeros) plus the rows of each segment, added in fp32 in the order of ``order``: [nodes, features].
 
     Args:
         rows: [any, features]; ``order`` names those that count, each any number of times.
-        order, starts: of ``segments``, or rows in the places of the edges in ``order``.
+        order, starts, busy: of ``segments``, or rows in the places of the edges in ``order``.
     """
     if rows.is_cuda:
-        from tilestream.cuda.segments import sums
+        from tilestream.cuda.segments import explained, sums
 
-        return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts)
+        with explained(rows.device):
+            return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts, busy)
     nodes = torch.arange(len(starts) - 1).repeat_interleave(starts.diff())
     total = torch.zeros(len(starts) - 1, rows.shape[1]).index_add(0, nodes, rows[order].float())
     return (total if base is None else total + base).to(rows.dtype)
 
 
-def _segments_shape(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor]:
-    return index.new_empty(index.shape, dtype=torch.int64), index.new_empty((nodes + 1,), dtype=torch.int32)
+def _segments_shape(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]:
+    starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (nodes + 1, busy_words(index.shape[0])))
+    return index.new_empty(index.shape, dtype=torch.int64), starts, busy
 
 
-def _sum_shape(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+def _sum_shape(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
     return rows.new_empty((starts.shape[0] - 1, rows.shape[1]))
 
 

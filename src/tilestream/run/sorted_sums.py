@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten
@@ -37,11 +38,11 @@ class Sorted:
 
     def replace(self) -> None:
         """Put the sort before the first sum, and each sum where it was."""
-        orders, starts = self._sort()
+        orders, *segments = self._sort()
         for s in self._sums:
             self._like = s.node
             with self._graph.inserting_before(s.node):
-                total = self._sum(s, orders[_layout(s.parts)], starts)
+                total = self._sum(s, orders[_layout(s.parts)], *segments)
                 made = self._flat(total, [-1, *s.node.meta["val"].shape[1:]])
             self._becomes(s.node, made)
 
@@ -50,20 +51,28 @@ class Sorted:
         made.meta = dict(node.meta)
         self._replaced[node] = made
 
-    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node]:
-        """For each layout the rows of its matrices in sorted order; and where those of each node start."""
+    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node, fx.Node]:
+        """For each layout the rows of its matrices in sorted order; where those of each node start; and busy nodes."""
         before = self._like.prev
         with self._graph.inserting_before(self._like):
             indices = self._indices()
-            index = indices[0] if len(indices) == 1 else self._call(aten.cat.default, indices)
-            both = self._call(SEGMENTS, index, self._nodes())
-            order, starts = (self._call(getitem, both, k) for k in range(2))
+            index = self._joined(indices)
+            made = self._call(SEGMENTS, index, self._nodes())
+            order, starts, busy = (self._call(getitem, made, k) for k in range(3))
             layouts = [_layout(s.parts) for s in self._sums]
             orders = {layout: self._order(layout, order, indices) for layout in layouts}
         while (before := before.next) is not self._like:
             for tag in RECOMPUTED:  # a checkpoint around one sum says nothing of a sort that others use
                 before.meta.pop(tag, None)
-        return orders, starts
+        return orders, starts, busy
+
+    def _joined(self, indices: Sequence[fx.Node]) -> fx.Node:
+        """As one, a few at a time: so many Inductor joins by one kernel, with what made them."""
+        most = inductor_config.max_complex_pointwise_cat_inputs
+        while len(indices) > 1:
+            parts = [indices[k : k + most] for k in range(0, len(indices), most)]
+            indices = [p[0] if len(p) == 1 else self._call(aten.cat.default, p) for p in parts]
+        return indices[0]
 
     def _indices(self) -> list[fx.Node]:
         return [self._flat(p.index, [-1]) for p in self._sums[0].parts]
@@ -93,7 +102,7 @@ class Sorted:
         scaled = numbers if every == 1 else self._call(aten.mul.Tensor, numbers, every)
         return scaled if first == 0 else self._call(aten.add.Tensor, scaled, first)
 
-    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node) -> fx.Node:
+    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node) -> fx.Node:
         """[nodes, features]."""
         features, lacking = s.parts[0].features, padding(s)
         given = [None if x is None else self._replaced.get(x, x) for x in (s.base, s.parts[0].matrix)]
@@ -101,7 +110,7 @@ class Sorted:
         if lacking:
             pad = aten.constant_pad_nd.default
             operands = [None if x is None else self._call(pad, x, [0, lacking]) for x in operands]
-        total = self._call(SEGMENT_SUM, *operands, order, starts)
+        total = self._call(SEGMENT_SUM, *operands, order, starts, busy)
         if not lacking:
             return total
         narrow = self._call(aten.slice.Tensor, total, 1, 0, features)
@@ -120,12 +129,10 @@ class Sorted:
 class Tables(Sorted):
     """Gradients of several tables, whose rows lie in one matrix: one sort, and one sum to the rows of all tables.
 
-    Sums that start with zeros, one part each, to known numbers of rows. They become slices of one tensor. Small tables
-    come first: many lookups add to each of their rows, which takes a CTA long, while the others' CTAs stream.
+    Sums that start with zeros, one part each, to known numbers of rows. They become slices of one tensor.
     """
 
     def __init__(self, graph: fx.Graph, tables: Sequence[Sum], replaced: dict[fx.Node, fx.Node]) -> None:
-        tables = sorted(tables, key=lambda t: t.node.meta["val"].shape[0])
         super().__init__(graph, [Sum(tables[0].node, None, tuple(p for t in tables for p in t.parts))], replaced)
         self._heights = [t.node.meta["val"].shape[0] for t in tables]
 
@@ -134,9 +141,9 @@ class Tables(Sorted):
         parts = self._sums[0].parts
         nodes = {p.node for p in parts}
         self._like = next(n for n in reversed(self._graph.nodes) if n in nodes)
-        orders, starts = self._sort()
+        orders, *segments = self._sort()
         with self._graph.inserting_before(self._like):
-            total = self._sum(self._sums[0], orders[_layout(parts)], starts)
+            total = self._sum(self._sums[0], orders[_layout(parts)], *segments)
             first = 0
             for part, height in zip(parts, self._heights, strict=True):
                 rows = self._call(aten.slice.Tensor, total, 0, first, first + height)

@@ -137,7 +137,7 @@ void next_half(Role& role) {
 // One end of a copy to the same cluster: both CTAs must be there.
 void step_to_peer(Cta& cta, Role& role, Job& job) {
   const u32 to = job.to.load(relaxed), bar = job.bar.load(relaxed) & PEER_ADDRESS, bytes = job.bytes.load(relaxed);
-  Cta& peer = *cta.cluster[(to >> PEER_SHIFT) - 1];
+  Cta& peer = *cta.cluster[to >> PEER_SHIFT];
   if (!role.half) {
     if (cta.running.load(relaxed) == 0) trap("a CTA left its cluster while its copies to others were under way");
     char* const from = cta.memory + job.smem.load(relaxed);

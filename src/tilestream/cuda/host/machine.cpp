@@ -15,6 +15,7 @@
 namespace ts_host {
 
 thread_local char* shared = nullptr;
+thread_local u32 shared_base = 0;
 thread_local u32 shared_bytes = 0;
 
 // ---- who and when
@@ -32,17 +33,31 @@ void trap(const char* why) {
 }
 int cluster_rank() { return self->cta->index % self->cta->cluster_size; }
 
-void bar_init(u32 bar, u32 count) {
+// From the start of this CTA's shared memory.
+static u32 own(u32 addr) {
+  if (addr - shared_base >= shared_bytes) trap("an address lies outside this CTA's shared memory");
+  return addr - shared_base;
+}
+// The CTA of the cluster whose shared memory it is in.
+static Cta& whose(u32 addr) {
+  if (addr >> PEER_SHIFT >= (u32)self->cta->cluster_size) trap("an address of no CTA of the cluster");
+  return *self->cta->cluster[addr >> PEER_SHIFT];
+}
+
+void bar_init(u32 at, u32 count) {
+  const u32 bar = own(at);
   if (bar % BARRIER_BYTES != 0 || bar + BARRIER_BYTES > self->cta->bytes) trap("an mbarrier lies outside shared memory");
   writes(&word(*self->cta, bar), BARRIER_BYTES);  // who counts on it, in another CTA perhaps, comes after
   word(*self->cta, bar).store((u64)count << 16 | (u64)count << 1, relaxed);
 }
-void bar_arrive(u32 bar, u32 arrivals, u32 bytes) {
+void bar_arrive(u32 at, u32 arrivals, u32 bytes) {
+  const u32 bar = own(at);
   self->visible_shared.release(&self->cta->visible_clock[bar / BARRIER_BYTES]);
   release_edge(&word(*self->cta, bar));
   update(*self->cta, bar, arrivals, bytes);
 }
-void bar_arrive_cluster(u32 bar, u32 arrivals) {
+void bar_arrive_cluster(u32 at, u32 arrivals) {
+  const u32 bar = own(at);
   for (int k = 0; k < self->cta->cluster_size; ++k) {
     Cta& to = *self->cta->cluster[k];
     self->visible_shared.release(&to.visible_clock[bar / BARRIER_BYTES]);
@@ -50,7 +65,8 @@ void bar_arrive_cluster(u32 bar, u32 arrivals) {
     update(to, bar, arrivals, 0);
   }
 }
-bool bar_try(u32 bar, u32 parity) {
+bool bar_try(u32 at, u32 parity) {
+  const u32 bar = own(at);
   Role& r = *self;
   std::atomic<u64>& w = word(*r.cta, bar);
   if ((w.load(relaxed) & 1) == parity) return false;  // a try that fails orders nothing
@@ -109,25 +125,25 @@ void fence_async_global() {
 }
 
 void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask) {
-  issue(Kind::LOAD, map, at, dst, bar, mask != 0 ? mask : 1u << cluster_rank());
+  issue(Kind::LOAD, map, at, own(dst), own(bar), mask != 0 ? mask : 1u << cluster_rank());
 }
 void bulk_store(const TensorMap& map, int x, int y, u32 src) {
   ++self->in_group;
-  issue(Kind::STORE, map, {x, y}, src, 0, 0);
+  issue(Kind::STORE, map, {x, y}, own(src), 0, 0);
 }
 void bulk_reduce_add(const TensorMap& map, int x, int y, u32 src) {
   self->adds = true;
-  issue(Kind::ADD, map, {x, y}, src, 0, 0);
+  issue(Kind::ADD, map, {x, y}, own(src), 0, 0);
   ++self->group;
 }
 void bulk_to_peer(u32 dst, u32 src, u32 bytes, u32 bar) {
-  if (dst >> PEER_SHIFT == 0 || bar >> PEER_SHIFT != dst >> PEER_SHIFT) trap("a copy to a peer and its barrier are in two CTAs");
+  if (&whose(dst) != &whose(bar)) trap("a copy to a peer and its barrier are in two CTAs");
   if (bytes > BOX_BYTES || bytes % 16 != 0 || dst % 16 != 0 || src % 16 != 0) trap("a copy to a peer is of whole 16 bytes");
   self->sent = true;
-  issue(Kind::PEER, {}, {0, 0}, src, bar, 0, dst, bytes);
+  issue(Kind::PEER, {}, {0, 0}, own(src), bar, 0, dst, bytes);
 }
 char* peer_memory(u32 addr, u32 bytes) {
-  Cta& peer = *self->cta->cluster[(addr >> PEER_SHIFT) - 1];
+  Cta& peer = whose(addr);
   if ((addr & PEER_ADDRESS) + bytes > peer.bytes) trap("a store to a peer lies outside shared memory");
   if (peer.running.load(relaxed) == 0) trap("a store came to a CTA that had left its cluster");
   return peer.memory + (addr & PEER_ADDRESS);
@@ -228,6 +244,7 @@ void run(const Launch& launch) {
         self = &r;
         shared = r.cta->memory;
         shared_bytes = r.cta->bytes;
+        shared_base = (u32)cluster_rank() << PEER_SHIFT;
         launch.body(launch.params);
         if (r.sent) trap("a CTA leaves its cluster with no barrier behind its copies to others");
         r.cta->running.fetch_sub(1, relaxed);

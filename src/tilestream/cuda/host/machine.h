@@ -27,6 +27,7 @@ struct Corner {
 
 extern thread_local char* shared;  // the CTA's shared memory
 extern thread_local u32 shared_bytes;
+extern thread_local u32 shared_base;  // its address: as on the device, the CTA's rank in its cluster above 24 lower bits
 
 // acc[64, 8 AT to 8 (AT + BLOCKS)] += A @ B.T over 32 bytes of depth
 struct Product {
@@ -61,7 +62,7 @@ void fence_async_global();
 void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask);  // mask 0: this CTA alone
 void bulk_store(const TensorMap& map, int x, int y, u32 src);
 void bulk_reduce_add(const TensorMap& map, int x, int y, u32 src);
-void bulk_to_peer(u32 dst, u32 src, u32 bytes, u32 bar);  // both addresses of at_peer
+void bulk_to_peer(u32 dst, u32 src, u32 bytes, u32 bar);  // dst and bar of at_peer
 char* peer_memory(u32 addr, u32 bytes);
 void bulk_commit();
 void bulk_wait(int groups, bool read_only);

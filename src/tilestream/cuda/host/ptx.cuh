@@ -18,7 +18,7 @@
 #define TS_PAIR_KERNEL(threads) static void
 #define TS_CLUSTER_KERNEL(threads, ctas) static void
 #define TS_PARAM
-#define TS_SHARED(base) const u32 base = 0
+#define TS_SHARED(base) const u32 base = ts_host::shared_base
 // threads have as many registers as they like
 #define CONSUMER_REGISTERS 0
 #define LOADER_REGISTERS 88
@@ -26,6 +26,8 @@
 struct uint4 {
   u32 x, y, z, w;
 };
+#include "descriptors.cuh"
+
 inline float __int_as_float(u32 v) { return __builtin_bit_cast(float, v); }
 
 namespace ts {
@@ -58,8 +60,9 @@ TS_DEV float lane_across(float, int) { ts_host::trap("lanes exchange values, and
 // ---- shared memory
 template <class V>
 TS_DEV V& shared_at(u32 addr) {
-  if (addr + sizeof(V) > ts_host::shared_bytes) ts_host::trap("an access lies outside shared memory");
-  return *reinterpret_cast<V*>(ts_host::shared + addr);
+  const u32 at = addr - ts_host::shared_base;
+  if (at + sizeof(V) > ts_host::shared_bytes) ts_host::trap("an access lies outside shared memory");
+  return *reinterpret_cast<V*>(ts_host::shared + at);
 }
 TS_DEV void sts32(u32 addr, u32 v) { shared_at<u32>(addr) = v; }
 TS_DEV void sts16(u32 addr, u16 v) { shared_at<u16>(addr) = v; }
@@ -106,7 +109,7 @@ TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
 TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads); }
 
 // ---- the shared memory of the other CTAs of a cluster: an address says in its upper bits whose it is
-TS_DEV u32 at_peer(u32 addr, u32 rank) { return addr | (rank + 1) << 24; }
+TS_DEV u32 at_peer(u32 addr, u32 rank) { return (addr & 0xFFFFFF) | rank << 24; }
 TS_DEV void store_at_peer(u32 addr, float a, float b, float c, float d) {
   float* const to = reinterpret_cast<float*>(ts_host::peer_memory(addr, 16));
   to[0] = a, to[1] = b, to[2] = c, to[3] = d;
@@ -201,12 +204,6 @@ template <int BLOCKS>
 struct Fragment;
 template <int BLOCKS>
 struct Packed;
-TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
-TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
-TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (u64)pitch << 16 | low; }
-TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
-  return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
-}
 template <int K>
 TS_DEV void pin(Registers<float, K>&) {}
 TS_DEV void mma_fence() {}

@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr int MOST_ROLES = 6, JOBS = 64, BARRIER_BYTES = 8, BOX_BYTES = 256 * 128;
-// Whose address at_peer made: a CTA of the cluster and one, above the bits of an address.
+// A shared address has in its upper bits whose it is: the CTA's rank in its cluster.
 constexpr u32 PEER_SHIFT = 24, PEER_ADDRESS = (1u << PEER_SHIFT) - 1;
 
 // Threads sleep on events, outside what ThreadSanitizer sees: an event orders nothing.

@@ -29,6 +29,8 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
+#include "descriptors.cuh"
+
 namespace ts {
 
 // K registers of each lane of a warpgroup.
@@ -251,7 +253,8 @@ TS_DEV void let_next_kernel_start() { asm volatile("griddepcontrol.launch_depend
 TS_DEV void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 TS_DEV void fence_system() { __threadfence_system(); }
-TS_DEV bool claim(u32* word) { return atomicCAS_system(word, 0u, 1u) == 0u; }
+// Of a word in host memory, among this GPU's threads: few hosts let a GPU write theirs by atomics of system scope.
+TS_DEV bool claim(u32* word) { return atomicCAS(word, 0u, 1u) == 0u; }
 
 // ---- global memory
 template <class T>
@@ -285,17 +288,7 @@ TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// ---- warpgroup products: descriptors of K-major operands with the 128-byte swizzle
-TS_DEV u64 mma_desc(u32 addr) { return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62); }
-// The same from a shared address over 16: steps along K and to other stages are plain additions to it.
-TS_DEV u64 mma_desc_over_16(u32 low) { return (u64)0x40000040 << 32 | (low | 0x10000); }
-// Of an operand in blocks of 8 rows x 16 bytes, one behind the other along its rows; along the depth `pitch` apart. Both over 16.
-TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (u64)pitch << 16 | low; }
-// Of an operand that lies [depth, columns], in chunks of 64 columns that are `chunk` bytes apart: eight rows of the depth
-// are 1024 bytes.
-TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
-  return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
-}
+// ---- warpgroup products
 // The values are in their registers now: without it ptxas moves them behind the fence (C7519).
 template <int K>
 TS_DEV void pin(Registers<float, K>& r) {

@@ -1,22 +1,25 @@
 // Rows of messages summed by the node that each goes to, always in the same order.
 //
 // The edges come sorted by node, so a node's are neighbours: SUM_THREADS / lanes nodes a CTA, `lanes` threads each, 16
-// bytes of a row a thread, fp32 sums, rounded once. A node of more than LONG edges is summed by the whole CTA, so that one
-// busy node (a pole of a globe) does not keep everybody waiting.
+// bytes of a row a thread, fp32 sums, rounded once. A node of more than LONG edges is summed by whole CTAs, so that one
+// busy node (a pole of a globe, a row of a table of three) does not keep everybody waiting: by up to MOST_PIECES of them,
+// a piece of its columns each, which nobody has to join. These nodes are listed once, when edges are sorted.
 #pragma once
-#include "ptx.cuh"
+#include "lanes.cuh"
 
-constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 4;
+constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, PIECE_EDGES = 1024, MOST_PIECES = 8, MOST_EACH = 8;
 
 struct KeyParams {
   const void* index;
   int* keys;
   long long nodes;
   int edges, wide;  // int64, not int32
+  u64* record;  // of lanes::give_up
 };
 struct StartParams {
   const int* keys;  // ascending
   int* starts;      // of each node's edges, and the end
+  int* busy;        // zero, and room for what is to be done for nodes of more than LONG edges
   int edges, nodes;
 };
 struct SumParams {
@@ -24,25 +27,47 @@ struct SumParams {
   const uint4* rows;
   const long long* order;
   const int* starts;
+  const int* busy;
   uint4* out;
-  int nodes, lanes;
+  int nodes, lanes, each;  // nodes, one after another, of each `lanes` threads: MOST_EACH where most have no edge
 };
 
-// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch.
+// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch,
+// and is named in the record.
 extern "C" __global__ void __launch_bounds__(256) tilestream_keys(const __grid_constant__ KeyParams p) {
   const int at = (int)(blockIdx.x * 256 + threadIdx.x);
   if (at >= p.edges) return;
   const long long found = p.wide ? ((const long long*)p.index)[at] : ((const int*)p.index)[at];
   const long long node = found < 0 ? found + p.nodes : found;
-  if (node < 0 || node >= p.nodes) ts::trap();
+  if (node < 0 || node >= p.nodes) lanes::give_up(p.record, 0, at, p.nodes, found);
   p.keys[at] = (int)node;
 }
 
+// Where the edges of the same node as edge `first` end, which are more than LONG: ever longer steps, then halves.
+TS_DEV int end_of(const StartParams& p, int first) {
+  const int node = p.keys[first];
+  int low = first + LONG, step = LONG;
+  while (low + step < p.edges && p.keys[low + step] == node) low += step, step *= 2;
+  int high = low + step < p.edges ? low + step : p.edges;
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (p.keys[middle] == node ? low : high) = middle;
+  }
+  return high;
+}
+
+// `busy`: how many pieces, then of each its node, its number and how many the node has. Any order: each is summed alike.
 extern "C" __global__ void __launch_bounds__(256) tilestream_starts(const __grid_constant__ StartParams p) {
   const int at = (int)(blockIdx.x * 256 + threadIdx.x);
   if (at > p.edges) return;
   const int before = at == 0 ? -1 : p.keys[at - 1], here = at == p.edges ? p.nodes : p.keys[at];
   for (int node = before + 1; node <= here; ++node) p.starts[node] = at;
+  if (before == here || at + LONG >= p.edges || p.keys[at + LONG] != here) return;
+  const int wanted = (end_of(p, at) - at + PIECE_EDGES - 1) / PIECE_EDGES, pieces = wanted < MOST_PIECES ? wanted : MOST_PIECES;
+  for (int piece = 0; piece < pieces; ++piece) {
+    int* item = p.busy + 1 + 2 * ts::count_up((u32*)p.busy);
+    item[0] = here, item[1] = piece << 16 | pieces;
+  }
 }
 
 template <class T>
@@ -64,6 +89,9 @@ struct Piece {  // 16 bytes of a row, in fp32
       }
     }
   }
+  TS_DEV void add(const Piece& other) {
+    for (int k = 0; k < COUNT; ++k) v[k] += other.v[k];
+  }
   TS_DEV uint4 rounded() const {
     u32 words[4];
 #pragma unroll
@@ -80,54 +108,79 @@ struct Piece {  // 16 bytes of a row, in fp32
 // Edges `from`, `from + step`, ... of the sorted list, to `to`.
 template <class T>
 TS_DEV void sum_edges(Piece<T>& sum, const SumParams& p, int lane, int from, int to, int step) {
-  int at = from;
-  for (; at + (IN_FLIGHT - 1) * step < to; at += IN_FLIGHT * step) {
+  for (int at = from; at < to; at += IN_FLIGHT * step) {
+    u32 row[IN_FLIGHT];
     uint4 q[IN_FLIGHT];
 #pragma unroll
-    for (int k = 0; k < IN_FLIGHT; ++k) q[k] = p.rows[p.order[at + k * step] * p.lanes + lane];
+    for (int k = 0; k < IN_FLIGHT; ++k) row[k] = at + k * step < to ? (u32)p.order[at + k * step] : 0;
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; ++k) {
+      q[k] = {0, 0, 0, 0};
+      if (at + k * step < to) q[k] = p.rows[(u64)row[k] * p.lanes + lane];
+    }
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; ++k) sum.add(q[k]);
   }
-  for (; at < to; at += step) sum.add(p.rows[p.order[at] * p.lanes + lane]);
 }
 
+TS_DEV uint4 base_of(const SumParams& p, long long at) {
+  if (p.base == nullptr) return {0, 0, 0, 0};
+  return p.base[at];
+}
+
+// A piece of the columns of a busy node: `groups` of threads take edges in turn, and add up what they have by halves.
 template <class T>
-TS_DEV void finish(Piece<T>& sum, const SumParams& p, int node, int lane) {
-  const long long at = (long long)node * p.lanes + lane;
-  if (p.base != nullptr) sum.add(p.base[at]);
-  p.out[at] = sum.rounded();
+TS_DEV void sum_busy(Piece<T>* partial, const SumParams& p, int node, int piece, int pieces) {
+  const int first = p.lanes * piece / pieces, width = p.lanes * (piece + 1) / pieces - first;
+  if (width == 0) return;  // the same for the whole CTA
+  const int groups = SUM_THREADS / width, group = (int)threadIdx.x / width, lane = first + (int)threadIdx.x % width;
+  Piece<T> sum;
+  sum.clear();
+  if (group < groups) sum_edges(sum, p, lane, p.starts[node] + group, p.starts[node + 1], groups);
+  partial[threadIdx.x] = sum;
+  __syncthreads();
+  for (int left = groups, half; left > 1; left = half) {
+    half = (left + 1) / 2;
+    if (group < left - half) {
+      sum.add(partial[threadIdx.x + half * width]);
+      partial[threadIdx.x] = sum;
+    }
+    __syncthreads();
+  }
+  if (group == 0) {
+    const long long at = (long long)node * p.lanes + lane;
+    sum.add(base_of(p, at));
+    p.out[at] = sum.rounded();
+  }
 }
 
 template <class T>
 TS_DEV void sum_segments(const SumParams& p) {
   __shared__ Piece<T> partial[SUM_THREADS];
+  __shared__ int starts[SUM_THREADS * MOST_EACH + 1];
   const int groups = SUM_THREADS / p.lanes, group = (int)threadIdx.x / p.lanes, lane = (int)threadIdx.x % p.lanes;
-  const int node0 = (int)blockIdx.x * groups, node = node0 + group;
-  Piece<T> sum;
-  if (group < groups && node < p.nodes) {
-    const int from = p.starts[node], to = p.starts[node + 1];
-    if (to - from <= LONG) {
-      sum.clear();
-      sum_edges(sum, p, lane, from, to, 1);
-      finish(sum, p, node, lane);
-    }
+  const int first = (int)blockIdx.x * groups * p.each, left = p.nodes - first, items = p.busy[0];
+  const int count = left < groups * p.each ? left : groups * p.each;
+  for (int k = (int)threadIdx.x; k <= count; k += SUM_THREADS) starts[k] = p.starts[first + k];
+  for (int item = (int)blockIdx.x; item < items; item += (int)gridDim.x) {
+    const int which = p.busy[2 + 2 * item];
+    sum_busy(partial, p, p.busy[1 + 2 * item], which >> 16, which & 0xffff);
   }
-  for (int other = node0; other < node0 + groups && other < p.nodes; ++other) {
-    const int from = p.starts[other], to = p.starts[other + 1];
-    if (to - from <= LONG) continue;  // the same for the whole CTA
+  __syncthreads();
+  if (group >= groups) return;
+  for (int k = group; k < count; k += groups) {
+    const int from = starts[k], to = starts[k + 1];
+    if (to - from > LONG) continue;
+    const long long at = (long long)(first + k) * p.lanes + lane;
+    const uint4 base = base_of(p, at);
+    Piece<T> sum;
     sum.clear();
-    if (group < groups) sum_edges(sum, p, lane, from + group, to, groups);
-    partial[threadIdx.x] = sum;
-    __syncthreads();
-    if (group == 0) {
-      for (int k = 1; k < groups; ++k)
-        for (int c = 0; c < Piece<T>::COUNT; ++c) sum.v[c] += partial[k * p.lanes + lane].v[c];
-      finish(sum, p, other, lane);
-    }
-    __syncthreads();
+    sum_edges(sum, p, lane, from, to, 1);
+    sum.add(base);
+    p.out[at] = sum.rounded();
   }
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) tilestream_sum(const __grid_constant__ SumParams p) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 2) tilestream_sum(const __grid_constant__ SumParams p) {
   sum_segments<ts::SUM_DTYPE>(p);
 }

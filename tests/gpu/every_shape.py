@@ -1,0 +1,153 @@
+"""Launch one kernel of every shape, without checking values: what compute-sanitizer watches (sanitize.py).
+
+python tests/gpu/every_shape.py --build               compile them side by side, without a GPU, and keep them
+python tests/gpu/every_shape.py --only gathers        some shapes
+python tests/gpu/every_shape.py --every-lane          kernels in which every lane arrives (every_lane.py)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+
+import every_lane
+import torch
+from gpu_pipelines import NAMED
+from interactions import F16, Case
+from oracle_runs import to_gpu
+from random_pipelines import tensors_for
+from shared_tiles import Ffn
+from stationary import data
+from test_gpu_blocks import KERNELS as BLOCKS
+from test_gpu_blocks import held
+from test_gpu_convolutions import WINDOWS, chain, one_stage
+from test_gpu_convolutions import tensors as pictures
+from test_gpu_gathers import CASES as GATHERS
+from test_gpu_gathers import tensors as gathered
+from test_gpu_shared_tile import TAILS
+from test_gpu_stationary import CASES as SUMS
+from torch import Tensor
+
+from tilestream import cuda
+from tilestream.bench.collectives import Runner
+from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
+from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
+from tilestream.cuda.interaction import backward, forward
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.passes.share_tile import share_tile
+from tilestream.run.segments import segment_sum, segments
+from tilestream.schedule.sharing import Middle
+
+ROWS = 300
+Made = tuple[Pipeline, Callable[[], Mapping[str, Tensor]], int]
+"""A pipeline, its tensors on the GPU, and rows."""
+
+
+def named(*names: str) -> list[Made]:
+    return [(p, lambda p=p: to_gpu(tensors_for(p, ROWS)), ROWS) for p in (NAMED[name]() for name in names)]
+
+
+def on_gpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.cuda() for name, t in tensors.items()}
+
+
+def taps(name: str, channels: int, bulk: bool) -> Made:
+    window = WINDOWS[name]
+    pipeline = one_stage(chain(window, channels, 64, 128, residual=True, bulk=bulk))
+    return pipeline, lambda: to_gpu(pictures(pipeline, window, 3)), 3 * window.out[0] * window.out[1]
+
+
+def blocks(name: str) -> Made:
+    program, over = BLOCKS[name]
+    pipeline = held(program, 132, over)
+    return pipeline, lambda: to_gpu(tensors_for(pipeline, ROWS)), ROWS
+
+
+def shared(middle: Middle) -> list[Made]:
+    block = Ffn(1000, 264, 328)
+    chosen = [split for split in TAILS if split.middle is middle]
+    return [(share_tile(block.program(), split), lambda: block.tensors(63, "cuda"), 63) for split in chosen]
+
+
+PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
+    "row streams": lambda: named("chain", "chain_tf32", "chain_resident", "nerf", "edge_block_512", "reductions"),
+    "tiles by columns": lambda: named("narrow_by_columns", "views_by_columns", "wide", "mixed_odd_inputs_by_columns"),
+    "pairs of CTAs": lambda: named("chain_pairs", "odd_widths_pairs_f16", "wide_pairs"),
+    "odd rows": lambda: named("odd_widths", "odd_widths_f16", "views", "mixed_odd_inputs", "mixed_slices_of_fp32"),
+    "queues in L2": lambda: named("spatial_chain_tight", "spatial_multicast", "spatial_heads_f16", "spatial_hybrid"),
+    "queues in DRAM": lambda: named("bulk_chain", "bulk_odd_f16", "l2_and_dram"),
+    "gathers": lambda: [
+        (p, lambda p=p: on_gpu(gathered(p, ROWS)), ROWS)
+        for p in (GATHERS[n]() for n in ("message128", "message512", "f32", "everywhere"))
+    ],
+    "taps of pixels": lambda: [taps("same", 64, False), taps("strided", 72, False), taps("same", 64, True)],
+    "wide layers in place": lambda: [blocks(name) for name in ("odd", "norm", "streamed", "points")],
+    "shared tiles": lambda: shared(Middle.L2),
+    "shared tiles over clusters": lambda: shared(Middle.DSM),
+    "stationary sums": lambda: [(p, lambda p=p: data(p, ROWS, device="cuda"), ROWS) for p in SUMS.values()],
+}
+
+
+def sums() -> None:
+    """An empty sum, short and long segments, and rows that many edges name."""
+    for edges, nodes, features, dtype in ((0, 7, 64, torch.bfloat16), (900, 70, 128, torch.float32), (999, 5, 72, F16)):
+        rows, index = torch.randn(edges, features, device="cuda"), torch.randint(nodes, (edges,), device="cuda")
+        order, starts = segments(index, nodes)
+        segment_sum(None, rows.to(dtype), order, starts)
+        segment_sum(torch.randn(nodes, features, device="cuda").to(dtype), rows.to(dtype), order // 2, starts)
+
+
+def interactions() -> None:
+    for case in (
+        Case(27, 128, 130),
+        Case(27, 64, 130, diagonal=True, twice=True),
+        Case(18, 24, 100, head=5, dtype=F16),
+    ):
+        forward(*case.operands("cuda"), case.head)
+        backward(*case.operands("cuda"), case.given("cuda"))
+
+
+def collectives() -> None:
+    for kind in Kind:
+        Runner(Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES)).error()
+
+
+def stamps() -> None:
+    (pipeline, tensors, rows), *_ = named("spatial_chain_tight")
+    cuda.build(pipeline, stamped=True)(tensors(), rows)
+
+
+OTHERS: dict[str, Callable[[], None]] = {
+    "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*PIPELINES, *OTHERS], default=[*PIPELINES, *OTHERS])
+    parser.add_argument("--build", action="store_true")
+    parser.add_argument("--every-lane", action="store_true")
+    given = parser.parse_args()
+    if given.every_lane:
+        every_lane.use()
+    made = {shape: make() for shape, make in PIPELINES.items() if shape in given.only}
+    pipelines = [p for shape in made.values() for p, _, _ in shape]
+    cuda.start(pipelines)
+    if given.build:
+        spills = [report.spills for p in pipelines for report in cuda.compile_only(p)]
+        print(f"{len(spills)} kernels, {sum(s > 0 for s in spills)} of them spill")
+        return
+    for shape, launches in made.items():
+        for pipeline, tensors, rows in launches:
+            cuda.build(pipeline)(tensors(), rows)
+        torch.cuda.synchronize()
+        print(f"launched: {shape}", flush=True)
+    for shape, launch in OTHERS.items():
+        if shape in given.only:
+            launch()
+            torch.cuda.synchronize()
+            print(f"launched: {shape}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

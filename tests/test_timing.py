@@ -1,0 +1,65 @@
+"""When a GPU is taken to have reached its clocks: on a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tilestream.run import timing
+from tilestream.run.timing import Captured, interleaved, settle
+
+
+class Gpu:
+    """Replays take ``us`` microseconds; twice that at first, and less and less until ``cold_s`` seconds are worked."""
+
+    def __init__(self, us: float, cold_s: float) -> None:
+        self.us, self.cold_s, self.whole_s, self.now_s, self.replays = us, cold_s, cold_s, 0.0, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        took_s = self.us * 1e-6 * (1 + max(0.0, self.cold_s) / self.whole_s)
+        self.now_s += took_s
+        self.cold_s -= took_s
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu(1000.0, 0.6)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: made.now_s)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing, "_timed_until_s", [-1e9])
+    monkeypatch.setattr(timing, "replay_us", lambda graph: graph.replay() or made.us)
+    return made
+
+
+def test_work_goes_on_until_the_clocks_are_up(gpu: Gpu) -> None:
+    graph: Any = gpu
+    settle([graph])
+    assert gpu.cold_s <= 0.1 * gpu.whole_s and gpu.now_s < timing.MOST_S
+
+
+def test_clocks_that_never_settle_end_the_work(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph: Any = gpu
+    original = gpu.replay
+
+    def replay() -> None:
+        original()
+        gpu.us *= 0.999
+
+    monkeypatch.setattr(gpu, "replay", replay)
+    settle([graph])
+    assert gpu.now_s < timing.MOST_S + 3 * timing.STRETCH_S
+
+
+def test_who_was_timed_just_before_is_warm(gpu: Gpu) -> None:
+    graph: Any = gpu
+    arm = Captured(graph, None, 1, lambda: None)
+    interleaved([arm], 3)
+    before = gpu.replays
+    interleaved([arm], 3)
+    assert gpu.replays == before + 1 + 3
+    gpu.now_s += 2 * timing.KEPT_S
+    interleaved([arm], 3)
+    assert gpu.replays >= before + 4 + 3 + 2 * timing.STRETCH_S / (gpu.us * 1e-6)
