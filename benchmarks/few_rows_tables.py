@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from make_tables import table
@@ -30,21 +30,66 @@ def tables() -> dict[str, str]:
     return {**made, "collectives": collectives()}
 
 
+TAILS = {
+    "sums added in any order": "any order",
+    "partial sums in order": "in order",
+    "sums over a cluster": "by cluster",
+    "sums in one place": "one group",
+}
+KINDS = (*(f"L2, {tail}" for tail in TAILS.values()), "cluster, any order", "cluster, in order")
+"""What the middle goes over, and what becomes of the groups' sums."""
+DEPTHS = tuple(f"stages of {depth}" for depth in (64, 128, 256))
+
+
 def ablation() -> str:
-    """Microseconds by arm of ``few_rows_ablation.json``, weights from DRAM: the best of each arm, of random kernels the
-    median."""
+    """Microseconds of ``few_rows_ablation.json``, weights from DRAM: of random kernels the median, of the planner's and
+    of every kind the best kernel of all that were timed, of ring stages the best grid's."""
+    heads = ("library", "random", "planner", *KINDS, *DEPTHS)
+    lines = [
+        [name, str(count), *(f"{best[arm]:.2f}" if arm in best else "-" for arm in heads)]
+        for (name, count), best in _ablated().items()
+    ]
+    return table(["", "rows", *heads], lines) if lines else "Not measured."
+
+
+def ablation_means() -> str:
+    """The same over library calls: geometric means over shapes, by rows."""
+    found, lines = _ablated(), []
+    arms = {
+        "all": KINDS,
+        "sums in one order": (*KINDS[1:4], KINDS[5]),
+        "random": ("random",),
+        "no DSM": KINDS[:2] + KINDS[3:4],
+        "C over DSM": KINDS[4:],
+    }
+    for count in sorted({rows for _, rows in found}, reverse=True):
+        here = [best for (_, rows), best in found.items() if rows == count]
+        cells = []
+        for some in arms.values():
+            gains = [b["library"] / min(b[k] for k in some if k in b) for b in here if any(k in b for k in some)]
+            cells.append(f"{geometric_mean(gains):.2f} ({len(gains)})" if gains else "-")
+        lines.append([str(count), *cells])
+    return table(["rows", *(f"{arm} (shapes)" for arm in arms)], lines) if lines else "Not measured."
+
+
+def _ablated() -> dict[tuple[str, int], dict[str, float]]:
+    """By workload and rows: arm or kind to microseconds."""
     path = RESULTS / "few_rows_ablation.json"
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    heads = list(dict.fromkeys(r["arm"] for r in rows))
-    lines = []
-    for name, count in dict.fromkeys((r["workload"], r["rows"]) for r in rows):
-        cells = [name, str(count)]
-        for arm in heads:
-            us = [r["cold_us"] for r in rows if (r["workload"], r["rows"], r["arm"]) == (name, count, arm)]
-            best = median(us) if us and arm == "random" else min(us, default=0.0)
-            cells.append(f"{best:.2f}" if us else "-")
-        lines.append(cells)
-    return table(["", "rows", *heads], lines) if rows else "Not measured."
+    us: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []:
+        here = us.setdefault((row["workload"], row["rows"]), {})
+        here.setdefault(row["arm"], []).append(row["cold_us"])
+        if row["arm"] != "library":
+            here.setdefault(_kind(row["split"]), []).append(row["cold_us"])
+    return {
+        case: {arm: median(some) if arm == "random" else min(some) for arm, some in here.items()}
+        for case, here in sorted(us.items(), key=lambda each: (-each[0][1], each[0][0]))
+    }
+
+
+def _kind(split: str) -> str:
+    tail = next(short for words, short in TAILS.items() if words in split)
+    return f"{'cluster' if 'middle over a cluster' in split else 'L2'}, {tail}"
 
 
 def collectives() -> str:

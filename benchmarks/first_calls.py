@@ -109,6 +109,9 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--again", type=int, default=3, metavar="N", help="processes with full caches")
     parser.add_argument("--profile", action="store_true", help="one process more, sampled")
+    parser.add_argument(
+        "--byte-code", action=argparse.BooleanOptionalAction, default=True, help="a process before them"
+    )
     parser.add_argument("--training", action="store_true", help="a training step, not inference")
     parser.add_argument("--cpu", action="store_true", help="our reference machine, on small sizes: no times to believe")
     parser.add_argument("--sizes", type=json.loads, default={}, metavar="JSON", help="sizes that differ")
@@ -128,8 +131,9 @@ def main() -> int:
     child = ["--cpu"] * given.cpu + ["--sizes", json.dumps(given.sizes)] + ["--profile"] * given.profile
     child += ["--training"] * given.training
     suffix = "_training" if given.training else ""
-    with tempfile.TemporaryDirectory() as folder:  # every module gets byte code before anything is timed
-        process("tilestream", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
+    if given.byte_code:  # every module gets it before anything is timed
+        with tempfile.TemporaryDirectory() as folder:
+            process("tilestream", "nerf_16384", {**os.environ, **cache_folders(folder)}, ["--cpu"] * given.cpu)
     for name in given.cases or WANTED:
         made: dict[str, Any] = {"schema": 2, "model": name + suffix, "environment": environment(), "arms": {}}
         for arm in given.arms:

@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 import few_rows_tables
+import projections_tables
 from make_tables import table
 
 from tilestream.studies.flashfuser.tables import tables
@@ -38,7 +39,13 @@ def filled(text: str) -> str:
         textwrap.fill(f"- {line}", 118, subsequent_indent="  ") for line in data["inconsistent"]
     )
     made["timed ablation"] = few_rows_tables.ablation()
+    made["timed arms"] = few_rows_tables.ablation_means()
     return with_parts(text, made, PAGE.name)
+
+
+def few_rows() -> dict[str, str]:
+    """Marker to what stands under it in docs/few-rows.md."""
+    return {**few_rows_tables.tables(), "layers": projections_tables.layers()}
 
 
 def with_parts(text: str, made: dict[str, str], page: str) -> str:
@@ -59,5 +66,5 @@ def with_parts(text: str, made: dict[str, str], page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    few = with_parts(FEW_ROWS.read_text(encoding="utf-8"), few_rows_tables.tables(), FEW_ROWS.name)
+    few = with_parts(FEW_ROWS.read_text(encoding="utf-8"), few_rows(), FEW_ROWS.name)
     FEW_ROWS.write_text(few, encoding="utf-8")

@@ -31,6 +31,7 @@ PAGES = {
         "machine",
     ),
     ROOT / "docs" / "queues.md": ("queues",),
+    ROOT / "docs" / "when-dataflow-helps.md": ("spatial-wins",),
 }
 """Each page and the marked parts that it must have, once."""
 NONE = "No results yet: `python benchmarks/run_all.py` on an H200 makes them."
@@ -125,10 +126,10 @@ def whole_models() -> str:
             continue
         made = json.loads(path.read_text())
         arm = made["arms"]
-        times = [us(arm.get(a, {}).get("us")) for a in ("eager", "inductor")]
+        times = [us(arm.get(a, {}).get("us")) for a in ARMS[:3]]
         first = [first_calls(name, arm, a) for a in ("inductor", "tilestream")]
         rows.append([title, *times, f"**{us(arm['tilestream']['us'])}**", f"{made['speedup']:.2f}", *first])
-    headings = ["whole model (bf16)", "eager", "Inductor", "tilestream", "gain"]
+    headings = ["whole model (bf16)", "eager", "Inductor", "max-autotune", "tilestream", "gain"]
     return table([*headings, "first call, Inductor (s)", "first call, tilestream (s)"], rows) if rows else NONE
 
 
@@ -173,10 +174,11 @@ def applications() -> str:
 def first_calls(name: str, arms: dict[str, Any], arm: str) -> str:
     """Seconds of an arm's first call, in processes of its own where those were timed."""
     path = RESULTS / "whole" / f"first_{name}.json"
-    if not path.exists():
+    timed = json.loads(path.read_text())["arms"].get(arm) if path.exists() else None
+    if timed is None:
         return f"{arms[arm]['first_call_s']:.1f}"
-    seconds = json.loads(path.read_text())["arms"][arm]
-    return f"{seconds['cold_s']:.1f} / {seconds['second_process_s']:.1f}"
+    again = f" / {timed['second_process_s']:.1f}" if "second_process_s" in timed else ""
+    return f"{timed['cold_s']:.1f}{again}"
 
 
 def host() -> str:
@@ -243,6 +245,29 @@ def machine() -> str:
     return "\n".join(f"- {line}" for line in dict.fromkeys(seen)) or NONE
 
 
+def spatial_wins() -> str:
+    """Microseconds of the best candidate of each kind, measured / predicted, and what the planner takes of them."""
+    path = RESULTS / "spatial_wins.json"
+    if not path.exists():
+        return "No results yet: `python benchmarks/spatial_wins.py` on an H200 makes them."
+    made = json.loads(path.read_text())
+    kinds = ("fallback", "vertical", "spatial by layers", "spatial by columns")
+    cases: dict[tuple[str, str, int], dict[str, list[dict[str, Any]]]] = {}
+    for row in made["rows"]:
+        cases.setdefault((row["why"], row["case"], row["rows"]), {}).setdefault(row["kind"], []).append(row)
+    rows = []
+    for (_, case, count), found in sorted(cases.items(), key=lambda item: item[0]):
+        timed = {kind: [r for r in found.get(kind, ()) if r["measured_us"]] for kind in kinds}
+        best = {kind: min(rs, key=lambda r: r["measured_us"], default=None) for kind, rs in timed.items()}
+        cells = [f"{us(r['measured_us'])} / {us(r['predicted_us'])}" if r else "-" for r in best.values()]
+        spatial, other = ([r["measured_us"] for k in group for r in timed[k]] for group in (kinds[2:], kinds[:2]))
+        gain = f"{min(other) / min(spatial):.2f}" if spatial and other else "-"
+        chosen = made["chosen"][f"{case}, {count:,} rows"].split(" ")[0]
+        rows.append([case, f"{count:,}", *cells, gain, {"fallback": "Inductor"}.get(chosen, chosen)])
+    headings = ["model (bf16)", "rows", "Inductor", "vertical", "by layers", "by columns", "gain of spatial", "chosen"]
+    return table(headings, rows)
+
+
 def tables() -> dict[str, str]:
     """Marker to what stands under it."""
     return {
@@ -255,6 +280,7 @@ def tables() -> dict[str, str]:
         "dram": dram(COUNTED),
         "first-call": first_call(MAIN),
         "queues": queues(),
+        "spatial-wins": spatial_wins(),
         "machine": machine(),
     }
 

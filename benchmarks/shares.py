@@ -33,6 +33,7 @@ from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
+from tilestream.schedule.shared_tile import is_projection
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "shares.json"
@@ -119,7 +120,7 @@ def counted(analysis: Analysis) -> Iterator[tuple[str, bool, Part]]:
 
 def _idle(region: RegionAnalysis) -> str:
     """Why a region goes to Inductor, by prediction; empty where it runs as a pipeline."""
-    if len(region.operators) == 1:
+    if len(region.operators) == 1 and not is_projection(region.program):
         return LONE
     if region.runner() != "inductor":
         return ""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from lost_context import leave_if_lost
 
 from tilestream import cuda
 from tilestream.cuda.compile import compiler_version
@@ -33,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    leave_if_lost(item, report)
+    return report
 
 
 def pytest_configure() -> None:

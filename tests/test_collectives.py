@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from tilestream import devices
-from tilestream.bench.collectives import PEERS, Timed, compared, dump, exchanges, load, rows_of
+from tilestream.bench.collectives import PEERS, Timed, compared, dump, exchanges, gather_through_dsm, load, rows_of
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
 from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.exchange import exchange_on_host
+from tilestream.devices.shared_tile import H200_GENERATED
 from tilestream.errors import VerifyError
 from tilestream.schedule.sharing import Middle
 
@@ -152,6 +153,21 @@ def test_kept_times_are_set_beside_the_device(tmp_path: Path) -> None:
     assert found["resident clusters of 8"] == (15, 15.0) and "resident clusters of 4" not in found
     assert found["DSM bytes/s, clusters of 8"] == (h200.dsm_bytes_per_s, 22.9e9 * 120)
     assert found["hand-over of 16384 bytes"] == (h200.dsm_s(16_384), pytest.approx(0.54e-6))
+
+
+def test_the_cost_of_a_gather_through_dsm_is_what_was_timed() -> None:
+    rows = load(Path(__file__).parent.parent / "benchmarks" / "results" / "collectives.json")
+    seconds, rate = gather_through_dsm(rows)
+    assert seconds == pytest.approx(H200_GENERATED.dsm_step_s, rel=0.01)
+    assert rate == pytest.approx(H200_GENERATED.dsm_port_bytes_per_s, rel=0.01)
+    (barrier,) = {round(r.us, 2) for r in rows if r.kind == Kind.BARRIER}
+    for r in rows:
+        assert r.right
+        if r.kind == Kind.GATHER_DSM:
+            foreseen = barrier + 1e6 * (seconds + (r.peers - 1) * r.tile_bytes / rate)
+            assert foreseen == pytest.approx(r.us, rel=0.12)
+    with pytest.raises(ValueError, match="no times of gathers"):
+        gather_through_dsm(rows[:1])
 
 
 def test_every_kind_is_timed_at_every_size_of_a_cluster() -> None:

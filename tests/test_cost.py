@@ -153,8 +153,8 @@ def test_features_are_padded_to_the_hardware():
     p = nerf()
     first = next(t for t in p.tensors if t.shape == (256, 63))
     alpha = next(t for t in p.tensors if t.shape == (1, 256))
-    assert padded_flops(first, 64) == 2 * 64 * 256 * 64
-    assert padded_flops(alpha, 64) == 2 * 64 * 8 * 256
+    assert padded_flops(first, 64, 256) == 2 * 64 * 256 * 64
+    assert padded_flops(alpha, 64, 1) == 2 * 64 * 8 * 256
 
 
 def test_fp32_runs_at_half_rate():

@@ -119,7 +119,7 @@ def page_tables():
 
 def test_the_page_of_few_rows_shows_what_was_measured(page_tables) -> None:
     text = page_tables.FEW_ROWS.read_text(encoding="utf-8")
-    made = page_tables.few_rows_tables.tables()
+    made = page_tables.few_rows()
     assert page_tables.with_parts(text, made, "few-rows.md") == text, "run benchmarks/flashfuser_tables.py"
 
 

@@ -25,7 +25,8 @@ DSM = Middle.DSM
 
 
 def run(block: Ffn, split: Split, rows: int, folder: Path, **options) -> torch.Tensor:
-    return run_tile_on_host(share_tile(block.program(), split), block.tensors(rows), HostRun(folder=folder, **options))
+    made = run_tile_on_host(share_tile(block.program(), split), block.tensors(rows), HostRun(folder=folder, **options))
+    return made["y"]
 
 
 def check(block: Ffn, split: Split, rows: int, folder: Path, **options) -> torch.Tensor:

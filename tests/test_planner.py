@@ -67,11 +67,11 @@ def test_a_forced_strategy_without_a_pipeline_is_an_error_with_all_reasons():
         plan(chain(1), 1024, H200, Options(strategy="spatial"))
     assert "strategy='auto'" in error.value.remedy
     with pytest.raises(PlanError, match="1024 features > 512"):
-        plan(chain(2, 1024), 1024, H200, Options(strategy="vertical"))
+        plan(chain(3, 1024), 1024, H200, Options(strategy="vertical"))
 
 
 def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
-    made = plan(chain(2, 1024), 1024, H200, Options())
+    made = plan(chain(3, 1024), 1024, H200, Options())
     assert made.chosen.strategy == FALLBACK
     wide = [c for c in made.candidates if c.strategy in ("vertical", "bulk") and "in place" not in c.detail]
     assert wide and all("1024 features > 512" in c.rejected for c in wide)

@@ -38,6 +38,7 @@ from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
 from tilestream.ir.taps import Window
+from tilestream.plan.passes import split_columns, split_spatial
 from tilestream.schedule.fits import verify_on
 
 FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
@@ -111,6 +112,27 @@ def wide_ring() -> Pipeline:
     return p.with_stages((first, second), (Queue(tile.name, "first", ("second",), depth=2),))
 
 
+def by_columns_over_sms(replicas: int = 1, width: int = 128) -> Pipeline:
+    """Layers in two parts each: every stage joins two queues, and every queue goes to two stages."""
+    p = split_columns(chain(3, width), get("h200"), columns=64)
+    return p.with_stages(
+        tuple(s.with_(placement=Shard(1), replicas=replicas, residency=Residency.RESIDENT) for s in p.stages),
+        tuple(replace(q, depth=2 * replicas) for q in p.queues),
+    )
+
+
+def beside_odd_rows() -> Pipeline:
+    """A stage with a queue that also loads rows which bulk copies cannot address."""
+    p = Program("beside_odd_rows")
+    x = p.load("x", 63)
+    p.store(p.linear(p.cat(p.linear(x, 64, "relu"), x), 64))
+    made = split_spatial(p.build(), get("h200"))
+    return made.with_stages(
+        tuple(s.with_(placement=Shard(1), replicas=1) for s in made.stages),
+        tuple(replace(q, depth=2) for q in made.queues),
+    )
+
+
 def gathers(placement: int = 0) -> Pipeline:
     """A chunk that comes in order between those that do not, and more of these in a row than the ring has slots."""
     p = Program("gathers")
@@ -140,9 +162,12 @@ PIPELINES = {
     "split norm": lambda: edge_block(128).with_stages((edge_block(128).stages[0].with_(placement=Shard(1)),)),
     "split mean": lambda: split_mean(),
     "odd rows": lambda: chain(2, 63),
+    "queue beside odd rows": lambda: beside_odd_rows(),
     "one in flight": lambda: one_stage(3, 128, in_flight=1),
     "one in flight, split columns": lambda: one_stage(3, 128, placement=1, in_flight=1),
     "pair": lambda: one_stage(3, 128, group=2),
+    "layers by columns": lambda: by_columns_over_sms(),
+    "layers by columns, two replicas": lambda: by_columns_over_sms(replicas=2),
     "gathers": lambda: gathers(),
     "gathers, split columns": lambda: gathers(placement=1),
     "taps": lambda: taps(),
@@ -242,9 +267,21 @@ MUTANTS = (
     ),
     Mutant(
         "no proxy fence behind the acquire",
-        "rings",
-        Mutation(ROLES, "ticket(s, tile), q, tile, 0);\n  fence_async_global();", "ticket(s, tile), q, tile, 0);"),
+        "queue beside odd rows",
+        Mutation(ROLES, "info, q, tile);\n  fence_async_global();", "info, q, tile);"),
         "an acquire orders ordinary loads; bulk loads need the fence",
+    ),
+    Mutant(
+        "no proxy fence behind the acquires of several lanes",
+        "layers by columns",
+        Mutation(ROLES, "another may now copy\n    fence_async_global();", "another may now copy"),
+        "an acquire orders ordinary loads; bulk loads need the fence",
+    ),
+    Mutant(
+        "the first of several queues alone waited for",
+        "layers by columns",
+        Mutation(ROLES, "k = lane; k < S::LOAD_OPS; k += WARP", "k = lane; k < 1; k += WARP"),
+        "every queue has a flag of its own",
     ),
     Mutant(
         "no proxy fence before the release",

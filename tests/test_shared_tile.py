@@ -22,7 +22,7 @@ from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import exchanges
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
@@ -153,11 +153,14 @@ def test_more_clusters_than_are_resident_are_refused() -> None:
 
 
 def test_other_programs_are_no_blocks() -> None:
-    program = G4.program()
-    load, up, act, _, store = program.stages[0].ops
-    one = program.with_stages((replace(program.stages[0], ops=(load, up, act, replace(store, tiles=("h",)))),))
-    with pytest.raises(VerifyError, match="none of its products reads another's result"):
-        share_tile(one, Split(8, 16))
+    program = Ffn(768, 768, 768).program()
+    *ops, store = program.stages[0].ops
+    seen = Tensor.of("seen", Role.OUTPUT, (768,), "bf16")
+    both = replace(program, tensors=(*program.tensors, seen)).with_stages(
+        (replace(program.stages[0], ops=(*ops, replace(store, tiles=("h",), tensors=("seen",)), store)),)
+    )
+    with pytest.raises(VerifyError, match="it stores 2 results of two layers"):
+        share_tile(both, Split(8, 16))
 
 
 def test_the_example_of_the_page() -> None:
@@ -211,7 +214,7 @@ def test_what_is_in_front_and_behind_belongs_to_the_tile(block: Ffn, split: Spli
     p = shared(block, split)
     torch.testing.assert_close(run_meshes(p, tensors, FLOAT64, Moved())["y"], block.eager(tensors))
     found = find_block(p.stages[0], p)
-    assert found.input == "" and found.before and found.k != found.out
+    assert found.input == "" and found.before and found.k not in found.outs
     assert len([op for op in found.after if op.kind == "load"]) == block.residual * (1 + block.sum_first)
 
 
@@ -265,6 +268,8 @@ def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> Non
     without = default.with_(cluster_middle=False)
     for options in (without, default.with_(effort="model"), default.with_(measure=False)):
         assert gathered(16, options) == []
+    normed = replace(G4, norm="layer")
+    assert not any("middle over" in n for n in names(16, normed, default))
     assert gathered(128, default) == [] and gathered(128, default.with_(effort="exhaustive"))
     plain, other = (key(G4.program(), 16, H200, o, measured=False) for o in (without, default))
     assert plain != other
@@ -343,7 +348,8 @@ def test_a_model_with_few_rows_has_a_region_for_its_wide_block(gated: bool) -> N
     assert region.rows == 18 and len(region.inputs) == 1
     kinds = [op.kind for op in region.program.stages[0].ops]
     assert kinds.count("linear") == 2 + gated and "layer_norm" in kinds and kinds[-2:] == ["add", "store"]
-    assert partition(many).regions == ()
+    (tiled,) = partition(many).regions
+    assert tiled.rows == 1800 and [op.kind for op in tiled.program.stages[0].ops] == kinds
 
 
 def test_blocks_one_behind_the_other_are_a_region_each() -> None:

@@ -35,9 +35,11 @@ class Options:
         constant_weights: the user's word that weights of inference graphs do not change, so that those that lie as no
             kernel reads them, as Hugging Face's GPT-2's, are copied once and not at every call.
         cluster_middle: kernels for at most 64 rows that hand the middle over through the shared memory of a cluster are
-            candidates too, where candidates are timed.
+            candidates too, where candidates are timed and no norm stands in front.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
+        projections: single layers on few rows, as projections of queries, keys and values, are regions too: products of
+            one input as one kernel, with a norm in front and a residual behind.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
@@ -61,6 +63,7 @@ class Options:
     constant_weights: bool = False
     cluster_middle: bool = True
     effort: Effort = "measured"
+    projections: bool = True
     interactions: bool = True
     convolutions: Convolutions = "auto"
     fallback: bool = True
@@ -70,7 +73,16 @@ class Options:
         _one_of("strategy", self.strategy, get_args(Strategy))
         _one_of("effort", self.effort, get_args(Effort))
         _one_of("convolutions", self.convolutions, get_args(Convolutions))
-        flags = ("measure", "cache", "any_order", "constant_weights", "cluster_middle", "interactions", "fallback")
+        flags = (
+            "measure",
+            "cache",
+            "any_order",
+            "constant_weights",
+            "cluster_middle",
+            "projections",
+            "interactions",
+            "fallback",
+        )
         for name in flags:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name}={getattr(self, name)!r} is not a bool", f"use {name}=True or False")

@@ -9,7 +9,9 @@ from functools import partial
 from mixed_programs import ONE_STAGE, residual_stream
 from programs import Program, chain, edge_block, elementwise, nerf
 
+from tilestream import devices
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Stage, TileOp, Transport
+from tilestream.plan.passes import split_columns
 
 SMS = 132
 
@@ -148,6 +150,17 @@ def views(*slices: tuple[int, int], width: int = 379) -> Pipeline:
     return p.build()
 
 
+def parted(program: Pipeline, columns: int, placement: int, replicas: int = 3, steps: int = 2) -> Pipeline:
+    """Layers by columns, each part on SMs of its own."""
+    made = split_columns(program, devices.get("h200"), columns)
+    return made.with_stages(
+        tuple(
+            s.with_(replicas=replicas, placement=Shard(placement), residency=Residency.RESIDENT) for s in made.stages
+        ),
+        tuple(replace(q, depth=2 * replicas * steps) for q in made.queues),
+    )
+
+
 def _on_every_sm(make: Callable[[], Pipeline]) -> Pipeline:
     program = make()
     return one_stage(program, program.stages[0].placement.dim)
@@ -188,6 +201,9 @@ NAMED: dict[str, Callable[[], Pipeline]] = {
     "spatial_mixed_placements": lambda: spread(ladder(3, 200), replicas=4, placements=(0, 1), residency=STREAMED),
     "spatial_by_columns": lambda: spread(wide(512), replicas=6, steps=1, placements=(1,), residency=STREAMED),
     "spatial_edge_block": lambda: spread(edge_block(), replicas=8),
+    "layers_by_columns": lambda: parted(chain(4, 512), 128, 1),
+    "layers_by_columns_f16": lambda: parted(chain(3, 320, "silu", "f16"), 64, 0, replicas=2),
+    "layers_by_columns_ladder": lambda: parted(ladder(3, 200), 64, 1, steps=1),
     "bulk_chain": lambda: spread(chain(3, 192), replicas=SMS, residency=STREAMED, launches=(1, 2)),
     "bulk_odd_f16": lambda: spread(odd_widths("f16"), layers=3, replicas=SMS, residency=STREAMED, launches=(1, 2)),
     "l2_and_dram": lambda: spread(ladder(4, 64), replicas=5, launches=(2,)),

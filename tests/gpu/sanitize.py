@@ -87,9 +87,10 @@ def main() -> int:
         tools = given.tools or list(TOOLS)
         variants = {tool.endswith("every-lane") for tool in tools}
         build = [sys.executable, str(HERE / "every_shape.py"), "--build"]
-        for every_lane in variants:
-            words = [*build, *["--every-lane"] * every_lane, *(["--only", *given.only] if given.only else [])]
-            subprocess.run(words, env=environ(), check=True)
+        build += ["--only", *given.only] if given.only else []
+        builds = [subprocess.Popen([*build, *["--every-lane"] * every], env=environ()) for every in variants]
+        if any(each.wait() for each in builds):
+            return 1
         with ThreadPoolExecutor(len(tools)) as pool:  # one GPU holds them all: nothing is timed
             clean = True
             for made in [pool.submit(run, tool, given.only, given.seconds) for tool in tools]:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tilestream.cuda import driver
@@ -183,6 +184,23 @@ def load(path: Path) -> tuple[Timed, ...]:
 
 def dump(rows: Sequence[Timed], environment: dict[str, object]) -> str:
     return json.dumps({"environment": environment, "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
+
+
+def gather_through_dsm(rows: Sequence[Timed]) -> tuple[float, float]:
+    """Seconds of a hand-over and bytes/s of an SM's port: what a gather through DSM takes, in a kernel that has no
+    cluster's barrier in it, is ``seconds + bytes taken in / rate``, by least squares of the relative errors.
+
+    Raises:
+        ValueError: there are no times of gathers through DSM, or of a barrier.
+    """
+    barrier = [r.us for r in rows if r.kind == Kind.BARRIER]
+    gathers = [r for r in rows if r.kind == Kind.GATHER_DSM]
+    if not barrier or len(gathers) < 2:
+        raise ValueError("no times of gathers through DSM, and of a cluster's barrier")
+    us = np.array([r.us - statistics.median(barrier) for r in gathers])
+    taken = np.array([(r.peers - 1) * r.tile_bytes for r in gathers], dtype=float)
+    (first_us, us_a_byte), *_ = np.linalg.lstsq(np.stack([1 / us, taken / us], 1), np.ones(len(us)))
+    return 1e-6 * float(first_us), 1e6 / float(us_a_byte)
 
 
 def compared(rows: Sequence[Timed], device: Device) -> list[tuple[str, float, float]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilestream.cuda.backward import emit as emit_backward
 from tilestream.cuda.cache import begun, compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.emit import KernelSource, emit
@@ -19,19 +20,22 @@ from tilestream.cuda.shared_tile import SharedTileSource
 from tilestream.cuda.shared_tile import emit as emit_shared_tile
 from tilestream.cuda.stationary import StationarySource
 from tilestream.cuda.stationary import emit as emit_stationary
+from tilestream.cuda.tiled_block import TiledBlockSource
+from tilestream.cuda.tiled_block import emit as emit_tiled_block
 from tilestream.cuda.workers import NOW
 from tilestream.devices import get
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.backward import is_backward
 from tilestream.schedule.fits import stages_fit_sm
-from tilestream.schedule.shape import is_shared_tile, why_no_kernel
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block, why_no_kernel
 from tilestream.schedule.stationary import is_stationary
 
 if TYPE_CHECKING:
     from tilestream.cuda.launch import AnyLaunch, CompiledPipeline
 
-AnySource = KernelSource | SharedTileSource | StationarySource
+AnySource = KernelSource | SharedTileSource | StationarySource | TiledBlockSource
 """Of one launch, by the shape of its kernel."""
 
 SMALLEST = "h100"  # of the devices that kernels are made for; a CTA has as much on all of them
@@ -77,8 +81,12 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
 
 
 def _source(launch: Pipeline, stamped: bool) -> AnySource:
+    if is_backward(launch):
+        return emit_backward(launch)
     if is_stationary(launch):
         return emit_stationary(launch)
+    if is_tiled_block(launch):
+        return emit_tiled_block(launch)
     return emit_shared_tile(launch) if is_shared_tile(launch) else emit(launch, stamped=stamped)
 
 
@@ -168,10 +176,12 @@ def _build(pipeline: Pipeline, device: torch.device, stamped: bool, dependent: b
 
 
 def _launch(source: AnySource, device: torch.device, dependent: bool) -> AnyLaunch:
-    from tilestream.cuda.launch import Launch, SharedTileLaunch, StationaryLaunch
+    from tilestream.cuda.launch import Launch, SharedTileLaunch, StationaryLaunch, TiledBlockLaunch
 
     if isinstance(source, SharedTileSource):
         return SharedTileLaunch(source, compiled(source), device, dependent)
     if isinstance(source, StationarySource):
         return StationaryLaunch(source, compiled(source), device)
+    if isinstance(source, TiledBlockSource):
+        return TiledBlockLaunch(source, compiled(source), device)
     return Launch(source, compiled(source), device)

@@ -126,7 +126,7 @@ class Dump(Record):
         return super().error()
 
     def _index(self, pointer: int, row: int) -> str:
-        kind, name = self.tables.pointers[pointer]
+        kind, name, _ = self.tables.pointers[pointer]
         rows, found = (int(w) for w in self.words[3:5])
         table = kind.removeprefix(INDEX)
         return f"index {name!r} is {found} at row {row}, and table {table!r} has {rows} rows"

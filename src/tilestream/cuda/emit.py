@@ -49,6 +49,7 @@ class StageKind:
     mixed: bool  # some odd rows are not of the operands' dtype
     boxed: bool  # some pages are of several boxes
     gathers: bool  # some rows are taken through an index
+    queued: bool  # it is one of several stages, and all that it loads comes by bulk copies
     taps: str  # how some rows, which are pixels at a tap, come
     declarations: str
     body: str
@@ -112,6 +113,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
             bool(schedule.loops), any(s.index for s in schedule.streams.values()),
+            _queued(tables, at),
             _taps(tables, at), emitter.declarations(), body,
         )  # fmt: skip
         same = next((k for k in plain if _same(k, kind)), None)
@@ -138,6 +140,12 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
     shared = shared if counters is None else counters + COUNTER_BYTES
     return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits, stamped)
+
+
+def _queued(tables: Tables, at: StageTables) -> bool:
+    """Whether a stage is one of several joined by queues, and all that it loads comes by bulk copies."""
+    loads = tables.load_ops[at.load_ops : at.load_ops + at.loads]
+    return bool(tables.queues and loads) and all(op[0] >= 0 for op in loads)
 
 
 def _taps(tables: Tables, at: StageTables) -> str:
@@ -174,6 +182,7 @@ def _same(a: StageKind, b: StageKind) -> bool:
             k.mixed,
             k.boxed,
             k.gathers,
+            k.queued,
             k.taps,
             k.declarations,
             k.body,

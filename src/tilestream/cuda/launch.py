@@ -20,6 +20,7 @@ from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
 from tilestream.cuda.tables import INDEX, TABLE, MapSpec
+from tilestream.cuda.tiled_block.launch import TiledBlockLaunch
 from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
@@ -72,7 +73,7 @@ class Launch:
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
         self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48 + 8 * source.stamped) // 64) * 64)
-        leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, _ in self.tables.pointers)
+        leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, *_ in self.tables.pointers)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if leaves_record else None
 
         self._written: stamps.Buffer | None = None
@@ -141,8 +142,10 @@ class Launch:
                 raise InputError(
                     f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images"
                 )
-        for k, (kind, name) in enumerate(self.tables.pointers):
+        for k, (kind, name, first) in enumerate(self.tables.pointers):
             address, stride, _ = where[name]
+            if first:
+                address += first * DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
             if kind == TABLE:
                 stride *= DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
             elif kind.startswith(INDEX):
@@ -193,7 +196,7 @@ _thread = _Thread()
 _address = torch.Tensor.data_ptr
 
 
-AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch
+AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch | TiledBlockLaunch
 
 
 class CompiledPipeline:

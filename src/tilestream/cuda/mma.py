@@ -58,3 +58,21 @@ def of_columns(dtype: str, blocks: int, b_columns: bool) -> str:
         f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
         f'                 : {outs}\n                 : "l"(a), "l"(b));\n  }}\n}};\n'
     )
+
+
+def by_rows(dtype: str, blocks: int) -> str:
+    """C++ source for acc[64, 8 blocks] += A @ B, A packed in registers, B in shared memory as [depth, columns]."""
+    depth, types, _, _ = _SHAPE[dtype]
+    count = 4 * blocks
+    name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
+    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
+    a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
+    text = f"{name} {acc}, {a}, %{count + 4}, p, 1, 1, 1;"
+    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
+    ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
+    return (
+        f"template <>\nstruct MmaRows<{dtype}, {blocks}> {{\n  template <int ABLOCKS>\n"
+        f"  static TS_DEV void registers(Fragment<{blocks}>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {{\n"
+        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
+        f'                 : {outs}\n                 : {ins}, "l"(b));\n  }}\n}};\n'
+    )

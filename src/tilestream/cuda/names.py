@@ -36,8 +36,8 @@ class Names:
     def row(self, tile: str) -> str:
         return "row_" + re.sub(r"\W", "_", tile)
 
-    def pointer(self, kind: str, name: str) -> str:
-        self.tables.stage_pointers.append(self.tables.pointer(kind, name))
+    def pointer(self, kind: str, name: str, first: int = 0) -> str:
+        self.tables.stage_pointers.append(self.tables.pointer(kind, name, first))
         self.pointers += 1
         return f"p.pointer(w.pointers@P{self.pointers - 1}@)"
 
@@ -83,7 +83,7 @@ class Names:
         parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
         whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
         vector = self.pipeline.tensor(gemm.bias)
-        bias, first = self.pointer("vector", gemm.bias), col0 if self.shifted else str(gemm.first)
+        bias, first = self.pointer("vector", gemm.bias, gemm.part), col0 if self.shifted else str(gemm.first)
         features = gemm.first + gemm.features
         return f"start_from<{vector.dtype}, {features}, {blocks}, {whole}>({acc}, {bias}, {first});"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
 from tilestream.ir.taps import Tap
@@ -15,6 +16,8 @@ TABLE, INDEX = "table", "index of "
 """Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
 GATHERED = -2  # a load's tensor map, where rows are taken through an index
 TAPPED, TAPPED_IN_BULK = -3, -4  # where they are pixels at a tap, copied by lanes or in bulk
+CONSTANT_BYTES = 60_000
+"""Of a kernel's tables; constant memory has 65,536, of which the compiler and small tables take some."""
 ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that are not of the operands' dtype
 
 
@@ -78,6 +81,14 @@ class PackSpec:
     segments: tuple[tuple[int, int, int], ...]
 
 
+class Pointer(NamedTuple):
+    """A pointer to encode at launch: to element ``first`` of ``name``; ``kind`` says what it is for."""
+
+    kind: str
+    name: str
+    first: int = 0
+
+
 @dataclass(frozen=True)
 class QueueSpec:
     """A ring in L2. Its flags are ``depth`` full lines, then ``depth`` free lines a consumer, from ``line``."""
@@ -96,7 +107,7 @@ class Tables:
     """Everything the kernel's constants and its launch need, in the order of its indices."""
 
     maps: list[MapSpec] = field(default_factory=list)
-    pointers: list[tuple[str, str]] = field(default_factory=list)  # (kind, tensor)
+    pointers: list[Pointer] = field(default_factory=list)
     packs: list[PackSpec] = field(default_factory=list)
     queues: list[QueueSpec] = field(default_factory=list)
     page_ops: list[tuple[int, ...]] = field(default_factory=list)
@@ -108,6 +119,17 @@ class Tables:
     windows: list[WindowSpec] = field(default_factory=list)
     lines: int = 0
 
+    def memory_of(self, table: str) -> str:
+        """Where the emitter puts ``table``: in constant memory, as far as all fit there; else in global memory, first
+        the pages, which resident weights ask for once."""
+        sizes = {name: sum(map(len, getattr(self, name))) * 4 for name in ("page_ops", "load_ops", "store_ops")}
+        rest = 4 * (len(self.store_bounds) + len(self.stage_pointers) + 2 * len(self.credits) + 3 * len(self.queues))
+        outside = []
+        for name in ("page_ops", "load_ops"):
+            if sum(size for n, size in sizes.items() if n not in outside) + rest > CONSTANT_BYTES:
+                outside.append(name)
+        return "TS_GLOBAL" if table in outside else "TS_CONSTANT"
+
     @property
     def queue_infos(self) -> list[tuple[int, int, int]]:
         """First flag line, depth and number of consumers of every queue."""
@@ -118,10 +140,11 @@ class Tables:
             self.maps.append(spec)
         return self.maps.index(spec)
 
-    def pointer(self, kind: str, name: str) -> int:
-        if (kind, name) not in self.pointers:
-            self.pointers.append((kind, name))
-        return self.pointers.index((kind, name))
+    def pointer(self, kind: str, name: str, first: int = 0) -> int:
+        wanted = Pointer(kind, name, first)
+        if wanted not in self.pointers:
+            self.pointers.append(wanted)
+        return self.pointers.index(wanted)
 
     def window(self, spec: WindowSpec) -> int:
         if spec not in self.windows:
@@ -252,7 +275,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         for c in whole:
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
-                    y = gemm.first + first + sub * layout.page_rows
+                    y = gemm.part + gemm.first + first + sub * layout.page_rows
                     tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half))
 
 

@@ -36,6 +36,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._ended = False
+        self._process = os.getpid()
 
     def submit(self, task: Task, rank: int) -> None:
         """Have ``task`` run, after those of a lower rank and those of its rank that came before.
@@ -54,6 +55,8 @@ class Workers:
 
     def end(self) -> None:
         """Drop what has not begun, and wait for the rest: a process must not end under a compiler."""
+        if os.getpid() != self._process:
+            return  # a fork, which has none of the threads, and perhaps a lock that one of them held
         with self._change:
             self._ended = True
             self._waiting.clear()

@@ -49,6 +49,10 @@ class SharedTileRates:
     """The same where partial results are announced and awaited, more than ``tail_s`` by this."""
     before_s: float = 1.5e-6
     """Rows made in front of the first product, and exchanged. No variant of the fit has them; clocks of a block."""
+    own_s: float = 0.0
+    """Rows that each CTA makes for itself in front of the first product. Measured of generated kernels alone."""
+    own_column_s: float = 0.0
+    """And a column of each row that a warp makes of them, one row behind the other."""
     add_bytes_per_s: float = 1.787e12
     """Bulk reduce-add of bf16 into the L2, all CTAs. Fitted."""
     partials_bytes_per_s: float = 3.127e12
@@ -76,10 +80,34 @@ H200_GENERATED = SharedTileRates(
     before_s=3.59e-6,
     add_bytes_per_s=49.9e12,
     partials_bytes_per_s=23.5e12,
+    dsm_step_s=0.513e-6,
+    dsm_port_bytes_per_s=30.5e9,
 )
-"""Of generated kernels, which exchange through the L2 and have no DSM but for sums: fitted on kernels of G4, G8, S2 and
-two more shapes, of 1 to 512 rows, with and without a norm; 7 % mean error over all shapes, those of no part in it
-included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`)."""
+"""Of generated kernels: fitted on kernels of G4, G8, S2 and two more shapes, of 1 to 512 rows, with and without a norm,
+that exchange through the L2 and have no DSM but for sums; 7 % mean error over all shapes, those of no part in it
+included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`). What a gather through
+DSM takes is that of the collective alone, clusters of 2 to 16 and parts of 1 to 32 KB (`benchmarks/collectives.py`)."""
+
+H200_ONE_LAYER = SharedTileRates(
+    first_s=0.28e-6,
+    first_dram_s=1.36e-6,
+    cluster_s=0.154e-6,
+    lock_step=0.335,
+    port_bytes_per_s=128e9,
+    latency_s=1.09e-6,
+    step_s=0.151e-6,
+    tail_s=0.671e-6,
+    tail_dsm_s=0.677e-6,
+    tail_partials_s=1.07e-6,
+    before_s=3.88e-6,
+    own_s=1.0e-6,
+    own_column_s=0.634e-9,
+    dsm_port_bytes_per_s=24.3e9,
+    add_bytes_per_s=49.9e12,
+    partials_bytes_per_s=4.82e12,
+)
+"""Of generated kernels of one layer: fitted on five of the eight layers of a first round of `benchmarks/projections.py`
+at 1, 16 and 128 rows, weights from DRAM; 7 % mean error over these and over the others."""
 
 
 def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHARED_TILE) -> float:

@@ -1,4 +1,5 @@
-"""Feed-forward blocks on few rows, whose hidden layer is wider than a stage of a row stream holds."""
+"""Feed-forward blocks whose hidden layer is wider than a stage of a row stream holds: a kernel of their own has them,
+on few rows one tile that the grid shares, on many tiles of both products."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import fx
 from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_product, is_view
 from tilestream.ir.tileops import OPS
+from tilestream.ir.verify import WIDEST as WIDEST_SUM
 from tilestream.schedule.shared_tile import MOST_ROWS
 
 WIDEST = 65_536
@@ -30,33 +32,64 @@ def wide_blocks(
     of one input before that; with what makes that input, a norm, and what is done to the result, a residual. Nobody
     else uses what lies between, so a group is convex. The largest group comes first, then those without either.
 
+    On many rows the result is wider than a fragment: narrower sums stay in registers (``graph.wide``). And no row
+    stream begins with it, which would take the second layer.
+
     Args:
         known: what nodes are, layers of any width included; ``tiles``: their operands that have rows; ``kinds``: of
             the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for.
     """
     for last in nodes:
         rows = known[last].rows if last in known else None
-        if rows is None or not is_product(last) or not rows.is_Integer or not 0 < int(rows) <= MOST_ROWS:
+        if rows is None or not is_product(last) or not rows.is_Integer or int(rows) <= 0:
+            continue
+        shared = few(last, known)
+        if not shared and known[last].tile.features <= WIDEST_SUM[0]:
             continue
         members, firsts = _before(last, tiles)
-        inputs = {_through_views(n, members, tiles) for n in firsts}
+        inputs = {start_of(n, members, tiles) for n in firsts}
         closed = all(u in members for n in members if n is not last for u in n.users)
         wide = any(known[n].tile.features > MAX_FEATURES for n in members if n in known)
         if firsts and len(inputs) == 1 and None not in inputs and closed and wide:
-            behind = _behind(last, known, kinds)
+            behind = after_product(last, known, kinds)
+            if not shared and _feeds_a_stream([last, *behind][-1], known):
+                continue
             (start,) = inputs
             groups = []
             for tail in ([*behind], []):
                 group = {*members, *tail}
                 free = [n for n in nodes if n not in taken]
-                for front in (_front(start, group, free, known, tiles, kinds), set()):
+                for front in (in_front(start, group, free, known, tiles, kinds), set()):
                     found = [n for n in nodes if n in group or n in front]
                     if found not in groups:
                         groups.append(found)
             yield groups
 
 
-def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]) -> list[fx.Node]:
+def _feeds_a_stream(result: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    """Whether a product reads ``result`` with which a row stream may begin: it has the layer in front of it too."""
+    if known[result].tile.features > MAX_FEATURES:
+        return False
+    todo, seen = [result], {result}
+    while todo:
+        for user in todo.pop().users:
+            if is_product(user):
+                return True
+            if user not in seen and is_view(user):
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
+def few(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    """Whether a tile has so few rows, known now, that CTAs should share them."""
+    rows = known[node].rows if node in known else None
+    return rows is not None and bool(rows.is_Integer) and 0 < int(rows) <= MOST_ROWS
+
+
+def after_product(
+    last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]
+) -> list[fx.Node]:
     """What is done elementwise to the result of ``last`` before anybody else sees it."""
     found: list[fx.Node] = []
     chain: list[fx.Node] = []
@@ -71,7 +104,7 @@ def _behind(last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Nod
     return found
 
 
-def _front(
+def in_front(
     start: fx.Node | None,
     group: set[fx.Node],
     nodes: Sequence[fx.Node],
@@ -106,9 +139,7 @@ def _made_of(node: fx.Node, kinds: Mapping[fx.Node, Sequence[str]], families: Co
     return all(OPS[kind].family in families or kind == "load" for kind in kinds[node])
 
 
-def _through_views(
-    first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]
-) -> fx.Node | None:
+def start_of(first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]) -> fx.Node | None:
     """What a product of the first layer reads, whose views join ``members``: so one input stays one."""
     node = first
     while node is first or (is_view(node) and node in tiles):

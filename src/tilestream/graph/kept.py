@@ -11,7 +11,7 @@ from math import ceil, prod
 
 from torch import fx
 
-from tilestream.graph.nodes import is_product, value
+from tilestream.graph.nodes import aten, is_product, is_view, packet, value
 from tilestream.graph.sizes import hint
 
 MOST_RESULTS = 3
@@ -20,6 +20,8 @@ step at 65,536 points takes 807 us with three in the first too and 390 MiB (Indu
 819 us and 623 MiB uncut (H200)."""
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
+CHAIN_WIDTH = 64
+"""Columns of the layers that backward chains are made of (``schedule.backward``)."""
 NARROW = 8
 """A result of less than this part of the widest one's bytes, the statistics of rows, is no gradient to count."""
 
@@ -37,7 +39,7 @@ def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
     results = {n for n in group if value(n) is not None and any(u not in members for u in n.users)}
     total, widest = sum(map(_bytes, results)), max(map(_bytes, results), default=0)
     results = {n for n in results if NARROW * _bytes(n) >= widest}
-    if len(results) <= MOST_RESULTS or total <= SMALL_BYTES + spared:
+    if len(results) <= MOST_RESULTS or total <= SMALL_BYTES + spared or _stays_on_chip(group):
         return [list(group)]
     count = ceil((len(results) + 1) / MOST_RESULTS)
     most, have = ceil((len(results) + 1) / count), 1
@@ -49,6 +51,21 @@ def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
         made[-1].append(node)
         have += node in results
     return made
+
+
+def _stays_on_chip(group: Sequence[fx.Node]) -> bool:
+    """Whether a group is products up to ``CHAIN_WIDTH`` wide and ReLUs' derivatives alone: with the sums that read its
+    gradients it becomes one kernel, a backward chain, which leaves none of them in memory."""
+    for node in group:
+        made = value(node)
+        if is_view(node):
+            continue
+        if packet(node) not in (aten.mm, aten.threshold_backward) or made is None:
+            return False
+        columns = [f.shape[-1] for n in (node, *node.all_input_nodes) if (f := value(n)) is not None]
+        if not all(isinstance(n, int) and n <= CHAIN_WIDTH and n % 8 == 0 for n in columns):
+            return False
+    return True
 
 
 def _bytes(node: fx.Node) -> int:

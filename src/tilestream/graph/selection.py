@@ -32,11 +32,13 @@ from tilestream.graph.nodes import (
     name,
     value,
 )
+from tilestream.graph.projections import lone_layers
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
 from tilestream.graph.wide import Facts, hidden, pooled
-from tilestream.schedule.shared_tile import is_block
+from tilestream.schedule.shared_tile import MOST_ROWS, is_block
+from tilestream.schedule.tiled_block import is_tileable
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ round trip through memory (H200: 2 x 256 bytes, 52 to 56 us against 60; 2 x 1024
 
 ADDED_GATHER = "gathers rows for a sum that is in memory anyway"
 WIDE_GATHER = "gathers rows so wide that a kernel of its own is faster"
-BLOCK = "part of a feed-forward block on few rows"
+BLOCK = "part of a feed-forward block or of layers on few rows"
 POINTWISE = "nothing to stream: no linear layer beside it (Inductor fuses it as well)"
 
 
@@ -102,6 +104,7 @@ def partition(
     training: bool = False,
     backward: bool = False,
     spared: int = 0,
+    projections: bool = False,
 ) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
@@ -113,11 +116,12 @@ def partition(
         training: whether the graph is half of a training step, whose other half reads what leaves.
         backward: whether it is the second half, where what leaves lives beside all that was saved.
         spared: bytes that were not saved although Inductor would have: so much more may leave at once.
+        projections: whether layers by themselves on few rows are regions.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
-    blocks = list(_few_rows(owner, nodes, refused))
+    blocks = list(_blocks(owner, nodes, refused, projections))
     refused |= {n: BLOCK for group, _ in blocks for n in group}
     while True:
         facts = _examine(nodes, refused, wide=wide)
@@ -153,10 +157,11 @@ def partition(
     return Partition(cuts, exclusions, len(compute))
 
 
-def _few_rows(
-    owner: fx.GraphModule, nodes: list[fx.Node], refused: Mapping[fx.Node, str]
+def _blocks(
+    owner: fx.GraphModule, nodes: list[fx.Node], refused: Mapping[fx.Node, str], projections: bool
 ) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
-    """Feed-forward blocks that are too wide for a row stream and have so few rows that they can share a tile.
+    """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
+    where they are asked for, layers that are left on few rows.
 
     They come before row streams, which would take one of their layers and leave the wide one outside.
     """
@@ -164,19 +169,21 @@ def _few_rows(
         return
     wide = _examine(nodes, refused, WIDEST)
     inside = set(refused)
-    for groups in wide_blocks(nodes, wide.known, wide.tiles, wide.kinds, inside):
-        for group in groups:
-            if not inside.isdisjoint(group):
-                continue
-            try:
-                made = lower(owner, group, wide.known, "block", WIDEST)
-            except Unsupported as reason:
-                log.debug("%s is no block: %s", group[-1], reason.reason)
-                continue
-            if is_block(made[0].program):
-                inside |= set(group)
-                yield group, made
-                break
+    for find in (wide_blocks, lone_layers) if projections else (wide_blocks,):
+        for groups in find(nodes, wide.known, wide.tiles, wide.kinds, inside):
+            for group in groups:
+                if not inside.isdisjoint(group):
+                    continue
+                try:
+                    made = lower(owner, group, wide.known, "block", WIDEST)
+                except Unsupported as reason:
+                    log.debug("%s is no block: %s", group[-1], reason.reason)
+                    continue
+                program = made[0].program
+                if is_block(program) and (made[0].rows <= MOST_ROWS or is_tileable(program)):
+                    inside |= set(group)
+                    yield group, made
+                    break
 
 
 def _any_wide(nodes: list[fx.Node]) -> bool:

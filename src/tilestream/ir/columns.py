@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 from tilestream.ir.axes import Loop
 from tilestream.ir.pipeline import Stage, TileOp
-from tilestream.ir.tileops import OPS
+from tilestream.ir.tileops import FIRST, OPS
+
+
+def is_part(op: TileOp) -> bool:
+    return op.attr(FIRST) is not None
+
+
+def first_column(op: TileOp) -> int:
+    """Where the part of the columns begins that a linear makes, or a store writes; 0 where it is all of them."""
+    return int(op.attr(FIRST, 0) or 0)
 
 
 @dataclass(frozen=True)

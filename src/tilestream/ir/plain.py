@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilestream.ir.axes import ROWS, At, Axis, Spread, View, along
-from tilestream.ir.columns import column_axis, looped_layers
+from tilestream.ir.columns import column_axis, first_column, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import Pipeline, Stage, Tensor, Tile, TileOp
 from tilestream.ir.taps import Tap
@@ -135,8 +135,8 @@ class _Writer:
 
     def _store(self, op: TileOp) -> list[TileOp]:
         column = self._column(op.ins[0])
-        at = At((column.name,)) if column else At()
-        return [replace(op, tiles=(self._own(op.ins[0]),), tensors=(View(op.params[0], (ROW, at)),))]
+        at = At((column.name,), first_column(op)) if column else At((), first_column(op))
+        return [replace(op, tiles=(self._own(op.ins[0]),), tensors=(View(op.params[0], (ROW, at)),), attrs=())]
 
     def _at(self, tile: str, column: Axis | None) -> tuple[At, ...]:
         """Coordinates of a tile under ``column``; without, its first."""
@@ -150,7 +150,8 @@ class _Writer:
         """A product, and the bias added to its sum."""
         assert op.out is not None
         inner, column = self._column(op.ins[0]), self._new(op)
-        weight = View(op.params[0], tuple(At((a.name,)) if a else At() for a in (column, inner)))
+        out = At((column.name,), first_column(op)) if column else At((), first_column(op))
+        weight = View(op.params[0], (out, At((inner.name,)) if inner else At()))
         product = self._made(op, column, kind="product", tiles=(self._own(op.ins[0]),), tensors=(weight,))
         if len(op.params) == 1:
             return [product]
@@ -158,7 +159,7 @@ class _Writer:
         total = replace(product, out=replace(product.out, name=f"{op.out.name}.product", dtype="f32"))
         assert total.out is not None
         self.tiles[total.out.name] = total.out
-        bias = View(op.params[1], (At((column.name,)) if column else At(),))
+        bias = View(op.params[1], (out,))
         return [total, self._made(op, column, kind="add", tiles=(self._own(total.out.name),), tensors=(bias,))]
 
     def _cat(self, op: TileOp) -> list[TileOp]:

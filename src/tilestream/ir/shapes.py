@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilestream.errors import VerifyError
+from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Role, Tensor, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import GROUP, OPS
@@ -158,6 +159,9 @@ def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:
 
 def _store(o: _Operands) -> None:
     tile, tensor = o.ins[0], o.params[0]
+    if is_part(o.op):
+        _part(o, tile.features, tensor.features, f"output {tensor.name!r}")
+        return
     o.need(
         tile.features == tensor.features,
         f"tile {tile.name!r} has {tile.features} features, but output {tensor.name!r} has {tensor.features}",
@@ -179,13 +183,25 @@ def _linear(o: _Operands) -> None:
         f"tile {x.name!r} is {x.dtype}, but weight {weight.name!r} is {weight.dtype}",
         "cast the tile to the dtype of the weight",
     )
-    o.result_is(outs, f"weight {weight.name!r} {weight.shape}")
+    if is_part(o.op):
+        _part(o, o.out.features, outs, f"weight {weight.name!r} {weight.shape}")
+    else:
+        o.result_is(outs, f"weight {weight.name!r} {weight.shape}")
     for bias in o.params[1:]:
         o.need(
             bias.shape == (outs,),
             f"bias {bias.name!r} has shape {bias.shape}, but weight {weight.name!r} makes {outs} features",
             f"give it shape ({outs},)",
         )
+
+
+def _part(o: _Operands, columns: int, whole: int, what: str) -> None:
+    first = first_column(o.op)
+    o.need(
+        0 <= first and first + columns <= whole,
+        f"takes columns {first} to {first} + {columns} of {what}, which has {whole}",
+        "take columns that are there",
+    )
 
 
 def _max_rows(o: _Operands) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
+from tilestream.ir.columns import first_column
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
@@ -44,10 +45,11 @@ def _phase(ops: list[TileOp], stage: Stage, pipeline: Pipeline, tiles: dict[str,
     rows = stage.tile_rows
     for op in ops:
         if op.kind == "linear":
+            assert op.out is not None
             weight = pipeline.tensor(op.params[0])
-            flops, dtype = padded_flops(weight, rows), weight.dtype
+            flops, dtype = padded_flops(weight, rows, op.out.features), weight.dtype
             if len(op.params) == 2:
-                lane += rows * weight.shape[0]
+                lane += rows * op.out.features
             continue
         spec, elements = OPS[op.kind], rows * width(op, tiles)
         lane += spec.flops * elements
@@ -68,9 +70,9 @@ def width(op: TileOp, tiles: dict[str, Tile]) -> int:
     return max(outs + [tiles[n].features for n in op.ins])
 
 
-def padded_flops(weight: Tensor, rows: int) -> float:
-    """Tensor-core FLOPs of ``rows`` rows through ``weight`` [out, in]: out padded to 8, in to 128 bytes."""
-    out, inner = weight.shape
+def padded_flops(weight: Tensor, rows: int, out: int) -> float:
+    """Tensor-core FLOPs of ``rows`` rows through ``out`` rows of ``weight``: out padded to 8, in to 128 bytes."""
+    inner = weight.features
     k = SWIZZLE_BYTES // DTYPE_BYTES[weight.dtype]
     return 2.0 * rows * (8 * ceil(out / 8)) * (k * ceil(inner / k))
 
@@ -104,9 +106,11 @@ def table_bytes(op: TileOp, pipeline: Pipeline, rows: int) -> int:
 
 
 def weight_bytes(stage: Stage, pipeline: Pipeline) -> int:
-    """Bytes of the matrices that the stage multiplies with, each counted once."""
-    names = dict.fromkeys(op.params[0] for op in stage.ops if op.kind == "linear")
-    return sum(bytes_of(pipeline.tensor(n), 0) for n in names)
+    """Bytes of the matrices that the stage multiplies with, or of its parts of them, each counted once."""
+    linears = [op for op in stage.ops if op.kind == "linear"]
+    rows = {(op.params[0], first_column(op)): op.out.features for op in linears if op.out is not None}
+    weights = {name: pipeline.tensor(name) for name, _ in rows}
+    return sum(n * weights[w].features * DTYPE_BYTES[weights[w].dtype] for (w, _), n in rows.items())
 
 
 def tiles_of(rows: int, p: Pipeline | Stage) -> int:

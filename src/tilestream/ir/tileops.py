@@ -48,6 +48,10 @@ def _reduce(doc: str) -> OpSpec:
 GROUP = 16
 """Rows that ``max_rows`` takes together: those of one warp."""
 
+FIRST = "first"
+"""Attribute of a linear or a store that makes or writes a part of the columns: the first of them. Of the weight's rows
+and the bias the linear takes those that belong to the part; all parts of a layer read the whole operand."""
+
 PLAIN = {"product", "copy", "store_add"}
 """Kinds that ops of rows are not made of: they stand where every operand has coordinates."""
 
@@ -60,9 +64,9 @@ OPS: dict[str, OpSpec] = {
         flops=0,
         doc="rows of an input, of a table at the places an index names, or pixels of pictures at a tap",
     ),
-    "store": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="rows of an output tensor, rounded to its dtype"),
+    "store": OpSpec("memory", (1, 1), (1, 1), (FIRST,), flops=0, doc="rows of an output tensor, rounded to its dtype"),
     "linear": OpSpec(
-        "linear", (1, 1), (1, 2), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"
+        "linear", (1, 1), (1, 2), (FIRST,), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"
     ),
     "relu": _unary(1, 0, "max(x, 0)"),
     "gelu": _unary(14, 2, "x Phi(x), by erf"),

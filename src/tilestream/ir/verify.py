@@ -14,10 +14,10 @@ from tilestream.ir.axis_rules import (
     rings_hold_what_is_in_flight,
     tensors_have_their_roles,
 )
-from tilestream.ir.columns import blocked_tiles, column_axis, hidden_layers, looped_layers
+from tilestream.ir.columns import blocked_tiles, column_axis, first_column, hidden_layers, is_part, looped_layers
 from tilestream.ir.derive import WRITES
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
 from tilestream.ir.taps import Tap
@@ -118,11 +118,30 @@ def tiles_are_used(p: Pipeline) -> None:
 
 
 def outputs_are_stored_once(p: Pipeline) -> None:
-    """Each output is stored by exactly one op."""
-    stores = Counter(op.params[0] for s in p.stages for op in s.ops if op.kind == "store")
+    """Each output is stored by exactly one op, or by several that write each of its columns once."""
+    tiles = p.tiles()
+    stores = Counter(op.params[0] for s in p.stages for op in s.ops if op.kind == "store" and not is_part(op))
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for op in (op for s in p.stages for op in s.ops if op.kind == "store" and is_part(op)):
+        parts.setdefault(op.params[0], []).append((first_column(op), tiles[op.ins[0]].features))
     for tensor in p.by_role(Role.OUTPUT):
+        if tensor.name in parts and tensor.name not in stores:
+            _tile_the_columns(tensor, sorted(parts[tensor.name]))
+            continue
         if stores[tensor.name] != 1:
             raise VerifyError(f"output {tensor.name!r} is stored {stores[tensor.name]} times", "store it exactly once")
+
+
+def _tile_the_columns(tensor: Tensor, parts: list[tuple[int, int]]) -> None:
+    at = 0
+    for first, columns in [*parts, (tensor.features, 0)]:
+        if first != at:
+            raise VerifyError(
+                f"columns {min(at, first)} to {max(at, first)} of output {tensor.name!r} are stored"
+                f" {'twice' if first < at else 'by nobody'}",
+                "store each column exactly once",
+            )
+        at = first + columns
 
 
 def tiles_fit_registers(p: Pipeline) -> None:

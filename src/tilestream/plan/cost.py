@@ -6,6 +6,7 @@ larger than the L2, clock changes under load, and the tail of the last wave beyo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilestream.devices import Device
@@ -15,10 +16,12 @@ from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.ir.taps import Tap
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
-from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.stage_cost import StageCost, first_input_s, overlapped, stage_cost
+from tilestream.schedule.tiled_block import build as tiled_block
+from tilestream.schedule.tiled_block_cost import tiled_block_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
@@ -71,8 +74,14 @@ def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
     return Prediction(
         device.name,
         rows,
-        tuple((_shared_tile if is_shared_tile(p) else _launch)(p, rows, device) for p in launches),
+        tuple(_of_shape(p)(p, rows, device) for p in launches),
     )
+
+
+def _of_shape(launch: Pipeline) -> Callable[[Pipeline, int, Device], LaunchCost]:
+    if is_tiled_block(launch):
+        return _tiled_block
+    return _shared_tile if is_shared_tile(launch) else _launch
 
 
 def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
@@ -146,6 +155,12 @@ def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     cost = shared_tile_cost(shared_tile(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
     loads, exchange = cost.loads_s, cost.phases.exchange
     return LaunchCost(launch.name, (), loads, cost.dram_s, loads, exchange, cost.total_s, cost.limit)
+
+
+def _tiled_block(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
+    written = plain(launch)
+    cost = tiled_block_cost(tiled_block(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
+    return LaunchCost(launch.name, (), cost.products_s, cost.dram_s, 0.0, cost.epilogues_s, cost.total_s, cost.limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device, scattered: float = 0.0) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, build, find_block, is_block, written_out
+from tilestream.schedule.shared_tile import MOST_ROWS, Block, build, find_block, is_block, written_out
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 TOP = 11
@@ -60,8 +60,8 @@ def in_any_order(options: Options) -> bool:
 
 
 def by_cluster(options: Options, rows: int) -> bool:
-    """Whether a middle that goes over a cluster is a candidate: on few enough rows, and where candidates are timed, as
-    the kernels through the L2 are as fast or nearly."""
+    """Whether a middle that goes over a cluster may be a candidate: on few enough rows, and where candidates are timed,
+    as the kernels through the L2 are as fast or nearly. Behind a norm they are faster: only ``exhaustive`` asks."""
     timed = options.measure and options.effort != "model"
     few = tiles_for(rows)[0] <= MOST_GATHERED_ROWS or options.effort == "exhaustive"
     return options.cluster_middle and timed and few
@@ -100,7 +100,8 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     if rows > MOST_ROWS or not is_block(program):
         return []
     thorough = options.effort == "exhaustive"
-    allowed = Allowed(in_any_order(options), by_cluster(options, rows), thorough)
+    gathered = by_cluster(options, rows) and (thorough or not _block(program).before)
+    allowed = Allowed(in_any_order(options), gathered, thorough)
     found = _predicted(program, rows, device, allowed)
     ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
     if options.effort == "model":
@@ -114,10 +115,14 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     return [SharedRecipe(split) for split in ranked]
 
 
+def _block(program: Pipeline) -> Block:
+    written = written_out(program)
+    return find_block(written.stages[0], written)
+
+
 def _predicted(program: Pipeline, rows: int, device: Device, allowed: Allowed) -> Iterator[tuple[float, Split]]:
     """Seconds of every split that fits."""
-    written = written_out(program)
-    for split in splits(find_block(written.stages[0], written), rows, device, allowed):
+    for split in splits(_block(program), rows, device, allowed):
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)

@@ -12,7 +12,7 @@ from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import few_rows, many_rows
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.passes import (
     balance,
@@ -27,6 +27,7 @@ from tilestream.plan.passes import (
     remove_dead_ops,
     set_queue_depth,
     split_bulk,
+    split_columns,
     split_spatial,
 )
 from tilestream.plan.turned import NONE, Turned
@@ -43,6 +44,8 @@ MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 SURE = 0.6  # nor one that takes this share of what the fallback is predicted to take, which errs on the fast side
+COLUMNS = (64, 128)
+"""Of a layer that is spread over SMs, those that one of them makes."""
 FALLBACK = "fallback"
 
 Pass = Callable[[Pipeline], Pipeline]
@@ -138,7 +141,8 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
-    for recipe in (*recipes(program, options), *shared):
+    tiled = many_rows.recipes(program, rows, options)
+    for recipe in (*recipes(program, options), *tiled, *shared):
         passes = recipe.passes(device, options.queue_depth)
         candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
     return (*candidates, _fallback(program, rows, device))
@@ -202,7 +206,8 @@ class Recipe:
 
 
 def recipes(program: Pipeline, options: Options) -> list[Recipe]:
-    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth."""
+    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth, and no layers by
+    columns, which were faster than vertical for few rows of wide layers, and never than Inductor."""
     linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
     several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
     spatial = [
@@ -225,13 +230,29 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
             *_in_place(program),
         ],
-        "spatial": spatial,
+        "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
         "bulk": [Recipe("bulk", split_bulk)],
         few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
     if options.strategy != "auto":
         return every[options.strategy]
     return [recipe for group in every.values() for recipe in group]
+
+
+def _by_columns(program: Pipeline) -> list[Recipe]:
+    """Every layer on several SMs, each with its part of the columns."""
+    widest = max((op.out.features for s in program.stages for op in s.ops if op.kind == "linear" and op.out), default=0)
+    return [
+        Recipe(
+            "spatial",
+            partial(split_columns, columns=columns),
+            detail=f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}",
+            dims=dims,
+        )
+        for columns in COLUMNS
+        for dims in ((1,), (0,))
+        if widest > columns
+    ]
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:
@@ -247,7 +268,7 @@ def _in_place(program: Pipeline) -> list[Recipe]:
 
 
 def _candidate(
-    recipe: Recipe | few_rows.SharedRecipe,
+    recipe: Recipe | many_rows.TiledRecipe | few_rows.SharedRecipe,
     program: Pipeline,
     passes: Sequence[Pass],
     rows: int,
@@ -294,22 +315,14 @@ def _measured(
     timed = _timed(candidates, wanted, measure)
     fallback = next(c for c in timed if c.strategy == FALLBACK)
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
-    if in_doubt(best_us, fallback, bound_us):
+    predicted_us = fallback.predicted_us or 0.0
+    if best_us > max(BEYOND * bound_us, SURE * predicted_us):
         return _timed(timed, [fallback], measure)
     if best_us <= BEYOND * bound_us:
         why = f"not timed: its matrix products alone take {bound_us:.0f} us, each a kernel of its own"
     else:
         why = f"not timed: a pipeline takes {best_us:.0f} us, far less than it is predicted to take"
     return [replace(c, rejected=why) if c is fallback else c for c in timed]
-
-
-def in_doubt(best_us: float, fallback: Candidate, bound_us: float) -> bool:
-    """Whether a pipeline that takes ``best_us`` must be timed beside the fallback to be chosen.
-
-    Args:
-        bound_us: what the fallback cannot beat.
-    """
-    return best_us > max(BEYOND * bound_us, SURE * (fallback.predicted_us or 0.0))
 
 
 def _timed(candidates: Sequence[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:

@@ -40,7 +40,15 @@ def find_regions(
         graph.recompile()
     summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
     out |= apart(summed)
-    return partition(graph, apart=out, training=training, backward=backward, spared=spared_for(graph)), summed
+    found = partition(
+        graph,
+        apart=out,
+        training=training,
+        backward=backward,
+        spared=spared_for(graph),
+        projections=options.projections and not training,
+    )
+    return found, summed
 
 
 def _takes_convolutions(graph: fx.Graph, options: Options) -> bool:

@@ -20,6 +20,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows
 from tilestream.ir.traffic import traffic
+from tilestream.plan import backward_cost
 from tilestream.plan.cost import predict
 from tilestream.plan.fusion import units
 from tilestream.plan.gradients import cost
@@ -28,7 +29,8 @@ from tilestream.plan.messages import sum_kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
-from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.backward import is_backward
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.stationary import is_stationary
 from tilestream.simulator import run, simulate
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
@@ -132,13 +134,15 @@ def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholeP
 def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
     """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device.
 
-    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was. So is that of
-    a stationary sum.
+    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was. So are those
+    of a tiled block and of a stationary sum.
     """
-    if is_shared_tile(pipeline):
+    if is_shared_tile(pipeline) or is_tiled_block(pipeline):
         return predict(pipeline, rows, device).us
     if is_stationary(pipeline):
         return cost(pipeline, rows, device).total_s * 1e6
+    if is_backward(pipeline):
+        return backward_cost.cost(pipeline, rows, device).total_s * 1e6
     try:
         return simulate(pipeline, rows, device, spans=False).time_us
     except (PipelineDeadlock, WorkloadError):

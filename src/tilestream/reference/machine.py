@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from tilestream.errors import PipelineDeadlock
+from tilestream.ir.columns import first_column
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tile, TileOp, Transport
 from tilestream.ir.plain import by_rows
@@ -141,7 +142,8 @@ class _Launch:
         if op.out is None:
             if start < stop:
                 tensor = self.outputs[op.params[0]]
-                tensor[start:stop] = values[op.ins[0]][: stop - start].to(tensor.dtype)
+                value, first = values[op.ins[0]][: stop - start], first_column(op)
+                tensor[start:stop, first : first + value.shape[1]] = value.to(tensor.dtype)
             return
         if op.kind == "load":
             value = self._load(op, op.out, start, stop)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tilestream.errors import InputError
+from tilestream.ir.columns import first_column
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Tile, TileOp
 from tilestream.ir.taps import Tap
@@ -164,7 +165,10 @@ def evaluate(
     """
     family = OPS[op.kind].family
     if family == "linear":
-        return functional.linear(arithmetic.rounded(ins[0], tiles[0].dtype), params[0], *params[1:])
+        assert op.out is not None
+        first = first_column(op)
+        part = [p[first : first + op.out.features] for p in params]
+        return functional.linear(arithmetic.rounded(ins[0], tiles[0].dtype), *part)
     if op.kind == "cast":
         assert op.out is not None
         return arithmetic.rounded(ins[0], op.out.dtype)

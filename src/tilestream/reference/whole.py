@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
+from tilestream.ir.axes import ROWS
+from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.ir.plain import by_rows
 from tilestream.ir.taps import Tap
-from tilestream.reference.ops import WORKING, evaluate, pixels
+from tilestream.reference.ops import FLOAT64, WORKING, evaluate, pixels
 
 
 def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -36,7 +38,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
                 if tap is not None:
                     value = pixels(value, tap, torch.arange(len(value) * tap.pixels, device=value.device))
             elif op.out is None:
-                outputs[op.params[0]] = WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype)
+                _store(op, WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype), pipeline, outputs)
                 continue
             else:
                 params = [WORKING.widen(tensors[name]) for name in op.params]
@@ -47,18 +49,39 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}
 
 
+def _store(op: TileOp, value: torch.Tensor, pipeline: Pipeline, outputs: dict[str, torch.Tensor]) -> None:
+    """All columns of an output, or a part of them."""
+    name = op.params[0]
+    if not is_part(op):
+        outputs[name] = value
+        return
+    whole = outputs.setdefault(name, value.new_empty(value.shape[0], pipeline.tensor(name).features))
+    whole[:, first_column(op) : first_column(op) + value.shape[1]] = value
+
+
 def _sums(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stationary sums (``plan.gradients``): products and sums over all rows, accumulated in fp32."""
+    """Stationary sums (``plan.gradients``) and backward chains (``plan.backward_chains``): products and sums over all
+    rows, accumulated in fp32, and what is made row by row beside them. Operands in float64 are not rounded."""
+    tiles = pipeline.tiles()
+    exact = all(t.dtype == torch.float64 for t in tensors.values())
+    arithmetic = FLOAT64 if exact else WORKING
     values: dict[str, torch.Tensor] = {}
     outputs: dict[str, torch.Tensor] = {}
     for op in (op for stage in pipeline.stages for op in stage.ops):
         if op.out is None:
-            outputs[op.params[0]] = values[op.ins[0]].to(TORCH_DTYPES[pipeline.tensor(op.params[0]).dtype])
+            dtype = pipeline.tensor(op.params[0]).dtype
+            outputs[op.params[0]] = arithmetic.stored(values[op.ins[0]], dtype)
         elif op.kind == "load":
             values[op.out.name] = tensors[op.params[0]]
         elif op.kind == "product":
-            left, right = (values[name] for name in op.ins)
-            values[op.out.name] = left.t() @ right
+            dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
+            left = values[op.ins[0]].to(dtype)
+            over_rows = ROWS not in op.out.axes
+            right = values[op.ins[1]].to(dtype) if over_rows else tensors[op.params[0]]
+            values[op.out.name] = left.t() @ right if over_rows else left @ right
+        elif op.kind == "sum":
+            values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
         else:
-            values[op.out.name] = values[op.ins[0]].sum(0, dtype=torch.float32)
+            wide = [arithmetic.widen(values[name]) for name in op.ins]
+            values[op.out.name] = evaluate(op, wide, [tiles[name] for name in op.ins], [], arithmetic)
     return outputs

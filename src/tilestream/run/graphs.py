@@ -27,6 +27,7 @@ from tilestream.plan.cache import versions
 from tilestream.plan.planner import Plan
 from tilestream.plan.regions import find_regions
 from tilestream.run import ahead, gradients, prepare
+from tilestream.run.backward_chains import join_chains
 from tilestream.run.interaction import Choice, stream_interactions
 from tilestream.run.place import Placed, place
 from tilestream.run.spec import encode, spec_of
@@ -104,6 +105,7 @@ class Compilation:
                 )
             if backward:
                 self.gradients = gradients.stream_gradients(graph, self.options, self.target)
+                self.gradients += join_chains(graph, self.options, self.target)
         except Exception as failure:
             if not self.options.fallback:
                 raise

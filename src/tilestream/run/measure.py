@@ -76,7 +76,6 @@ class Measurer:
         self._constant = constant
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
-        self._fallback: fallback.Call | None = None
         self._eager: list[torch.Tensor] = []
         self._exact: list[torch.Tensor] = []
 
@@ -111,12 +110,6 @@ class Measurer:
                 log.info("%s: %s takes %.1f us", self._region.name, candidate.name, result)
         return results
 
-    def compile_fallback(self) -> None:
-        """Have Inductor compile the region, if it has not yet. It is compiled when it is timed, unless before."""
-        if self._fallback is None:
-            with timed("inductor"):
-                self._fallback = fallback.rest(self._region.graph)
-
     def _make_inputs(self) -> None:
         if self._inputs is None:
             with real(self._target.device):
@@ -142,10 +135,10 @@ class Measurer:
             PlanError: it is not built yet, or wrong.
         """
         if candidate.pipeline is None:
-            self.compile_fallback()
-            assert self._fallback is not None
-            with timed("inductor"), real(self._target.device):
-                return self._captured(self._fallback)
+            with timed("inductor"):
+                call = fallback.rest(self._region.graph)
+                with real(self._target.device):
+                    return self._captured(call)
         if first_built([[candidate.pipeline]], self._target.kind, 0.0) is None:
             raise PlanError(
                 f"{self._region.name}: {candidate.name} is not timed: it takes more than"

@@ -23,6 +23,7 @@ from tilestream.plan.turned import turned
 from tilestream.run.executable import executable
 from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
+from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 GROWTH = 4
@@ -54,13 +55,10 @@ def kernels_kept(options: Options, target: Target) -> contextlib.AbstractContext
     return cache.keep_in(options.cache_folder if options.cache else None)
 
 
-def plan(region: Region, options: Options, target: Target, measurer: Measurer | None = None) -> Plan:
+def plan(region: Region, options: Options, target: Target) -> Plan:
     """The plan of a region: from this process, from the disk, or made now (and measured, on a GPU).
 
     A plan serves every number of rows up to ``GROWTH`` times its own: a new batch builds no new kernel.
-
-    Args:
-        measurer: the region's, if there is one already.
 
     Raises:
         PlanError: no pipeline is legal under the options.
@@ -69,16 +67,12 @@ def plan(region: Region, options: Options, target: Target, measurer: Measurer | 
         return near
     measure: Measure | None = None
     if measures(options, target):
-        measure = measurer or measurer_of(region, options, target)
+        patience_s = few_rows.patience_s(options)
+        measure = Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
     copied = turned(region, options)
     made = cached_plan(region.program, region.rows, target.hardware, options, measure, copied)
     _plans.setdefault(_kept(region, options, target), []).append(made)
     return made
-
-
-def measurer_of(region: Region, options: Options, target: Target) -> Measurer:
-    patience_s = few_rows.patience_s(options)
-    return Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
 
 
 def measures(options: Options, target: Target) -> bool:
@@ -108,6 +102,8 @@ def _serves(p: Plan, region: Region) -> bool:
 
 
 def is_lone(region: Region, options: Options, target: Target) -> bool:
+    if is_projection(region.program) and region.rows <= MOST_ROWS:
+        return False
     return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
 
 

@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
-from tilestream.schedule import shared_tile, stationary
+from tilestream.schedule import backward, shared_tile, stationary, tiled_block
 from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.partition import partition
-from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 
 __all__ = ["Footprint", "Layout", "Schedule", "build", "footprint"]
 
@@ -54,9 +54,16 @@ def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Fo
         written = plain(pipeline)
         shared = shared_tile.build(written.stages[0], written, limit)
         return Footprint(shared.shared_bytes, shared.registers, shared.parts)
+    if is_tiled_block(pipeline):
+        written = plain(pipeline)
+        tiled = tiled_block.build(written.stages[0], written, limit)
+        return Footprint(tiled.shared_bytes, tiled.registers, tiled.parts)
     if stationary.is_stationary(pipeline):
         held = next(s for s in stationary.builds(pipeline) if s.stage.name == stage.name)
         return Footprint(held.shared_bytes, held.registers, held.footprint)
+    if backward.is_backward(pipeline):
+        chain = backward.build(pipeline)
+        return Footprint(chain.shared_bytes, chain.registers, chain.footprint)
     schedule = build(stage, pipeline)
     layout = lay_out(schedule, limit)
     return Footprint(layout.total, schedule.registers, layout.parts)

@@ -75,7 +75,8 @@ class Segment:
 class Gemm:
     """acc[64, features] = concat(segments) @ weight.T + bias, fp32 accumulation on wgmma.
 
-    Of the weight's rows those from ``first`` on.
+    Of the weight's rows those from ``first`` on. ``part``: where the stage's part of the layer begins, one of several
+    that other stages make; stages of different parts share their code, so it is in no code.
     """
 
     weight: str
@@ -83,6 +84,7 @@ class Gemm:
     features: int
     segments: tuple[Segment, ...]
     first: int = 0
+    part: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilestream.ir.columns import first_column
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.blocks import START
 from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step
@@ -71,4 +72,5 @@ def _gemm(walk: Walk, draft: Draft, places: Places) -> Gemm:
     bias = linear.params[1] if len(linear.params) > 1 else ""
     order = {Place.STREAM: 0, Place.SHARED: 1, Place.REGISTERS: 2}
     first = int(linear.attr(START, 0) or 0)
-    return Gemm(weight, bias, linear.out.features, tuple(sorted(segments, key=lambda s: order[s.place])), first)
+    parts = tuple(sorted(segments, key=lambda s: order[s.place]))
+    return Gemm(weight, bias, linear.out.features, parts, first, first_column(linear))

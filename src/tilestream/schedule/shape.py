@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from tilestream.errors import VerifyError
@@ -9,20 +10,24 @@ from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule import stationary
+from tilestream.schedule import backward, stationary, tiled_block
 from tilestream.schedule.shared_tile import build
 
 
 class KernelShape(StrEnum):
-    """What is summed over a loop, and where workers exchange, make four shapes.
+    """What is summed over a loop, and where workers exchange, make five shapes; and a tile of rows whose columns CTAs
+    divide is shared although they exchange nothing.
 
     ========================================  ==========================  ============  ==============
     summed over a loop                        no exchange, or in the CTA  DSM           L2 or memory
     ========================================  ==========================  ============  ==============
-    nothing                                   row stream                  shared tile   shared tile
+    nothing                                   row stream, shared tile     shared tile   shared tile
     an inner loop (hidden columns, taps)      chunked contraction         shared tile   shared tile
     the outermost (rows; hidden, few rows)    one CTA                     shared tile   stationary sum
     ========================================  ==========================  ============  ==============
+
+    A stationary sum that has row streams beside it in its stage is a backward chain (``schedule.backward``). Where
+    columns that the grid divides are looped over besides, a worker has several tiles of each product: a tiled block.
     """
 
     ROW_STREAM = "row stream"
@@ -30,6 +35,7 @@ class KernelShape(StrEnum):
     SHARED_TILE = "shared tile"
     ONE_CTA = "one CTA"
     STATIONARY_SUM = "stationary sum"
+    TILED_BLOCK = "tiled block"
 
 
 def kernel_shape(stage: Stage) -> KernelShape:
@@ -42,14 +48,21 @@ def kernel_shape(stage: Stage) -> KernelShape:
     into_memory = apart or any(op.kind == "store_add" for op in stage.ops)
     if Level.CLUSTER in levels:
         return KernelShape.SHARED_TILE
+    if Level.GRID in levels and tiled_block.is_tiled(stage):
+        return KernelShape.TILED_BLOCK
     if summed and looped[0] in summed:
         return KernelShape.STATIONARY_SUM if levels or into_memory else KernelShape.ONE_CTA
-    if levels or into_memory:
+    if levels or into_memory or _columns_apart(stage, looped):
         return KernelShape.SHARED_TILE
     return KernelShape.CHUNKED_CONTRACTION if summed else KernelShape.ROW_STREAM
 
 
-def _why_not_shared(pipeline: Pipeline) -> str:
+def _columns_apart(stage: Stage, looped: list[str]) -> bool:
+    """Whether CTAs of the grid have columns of one tile of rows each, which exchanges nothing."""
+    return any(d.level is Level.GRID and d.size > 1 and d.axes and d.axes[0] not in looped for d in stage.mesh)
+
+
+def _why_not(build: Callable[[Stage, Pipeline], object], pipeline: Pipeline) -> str:
     try:
         build(pipeline.stages[0], pipeline)
     except VerifyError as error:
@@ -59,9 +72,18 @@ def _why_not_shared(pipeline: Pipeline) -> str:
 
 def is_shared_tile(pipeline: Pipeline) -> bool:
     """Whether a launch is one stage that shares a tile over its CTAs, which has kernels of its own."""
+    return _is_one(KernelShape.SHARED_TILE, pipeline)
+
+
+def is_tiled_block(pipeline: Pipeline) -> bool:
+    """Whether a launch is one stage whose products are tiles dealt over the grid, which has kernels of its own."""
+    return _is_one(KernelShape.TILED_BLOCK, pipeline)
+
+
+def _is_one(shape: KernelShape, pipeline: Pipeline) -> bool:
     if len(pipeline.stages) != 1 or by_rows(pipeline):
         return False
-    return kernel_shape(plain(pipeline).stages[0]) is KernelShape.SHARED_TILE
+    return kernel_shape(plain(pipeline).stages[0]) is shape
 
 
 def why_no_kernel(pipeline: Pipeline) -> str:
@@ -73,9 +95,13 @@ def why_no_kernel(pipeline: Pipeline) -> str:
         odd = next((s for s in pipeline.stages if s.tile_rows != TILE_ROWS), None)
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
     if is_shared_tile(pipeline):
-        return _why_not_shared(plain(pipeline))
+        return _why_not(build, plain(pipeline))
+    if is_tiled_block(pipeline):
+        return _why_not(tiled_block.build, plain(pipeline))
     if stationary.is_stationary(pipeline):
         return stationary.why_not(pipeline)
+    if backward.is_backward(pipeline):
+        return backward.why_not(pipeline)
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is KernelShape.CHUNKED_CONTRACTION:

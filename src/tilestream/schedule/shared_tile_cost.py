@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
+from tilestream.devices.shared_tile import H200_GENERATED, H200_ONE_LAYER, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
 from tilestream.schedule.sharing import ELEMENT, Phases, Sharing, phases
@@ -42,13 +42,15 @@ class SharedTileCost:
 
 
 def shared_tile_cost(
-    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates = H200_GENERATED
+    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates | None = None
 ) -> SharedTileCost:
     """One call at ``rows`` rows: as many launches as the row tiles of one do not hold.
 
     Args:
         cold: weights come from DRAM: in a model other layers have passed since they were used.
+        rates: those of generated kernels of one layer or of two, if none are given.
     """
+    rates = rates or (H200_ONE_LAYER if s.block.one_layer else H200_GENERATED)
     k, _, out = s.block.sizes
     launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
     weights = launch.first_chip_bytes + launch.second_chip_bytes
@@ -61,6 +63,8 @@ def shares(s: SharedTile, rows: int) -> Sharing:
     """What a launch of ``s`` on ``rows`` rows moves. Copies of rows are no higher than there are rows."""
     k, hid, out = s.block.sizes
     height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
+    if s.block.one_layer:
+        return _one_layer(s, rows, height)
     return Sharing(
         rows=s.warpgroups * 64,
         row_tiles=s.row_tiles,
@@ -82,4 +86,32 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         cluster=s.cluster,
         slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
+    )
+
+
+def _one_layer(s: SharedTile, rows: int, height: int) -> Sharing:
+    """One layer is a first product, of a group's part of the sum, with nothing behind it but the tail."""
+    k, _, out = s.block.sizes
+    return Sharing(
+        rows=s.warpgroups * 64,
+        row_tiles=s.row_tiles,
+        groups=s.groups,
+        columns=s.columns,
+        input_bytes=ELEMENT * height * s.group_columns,
+        first_bytes=ELEMENT * s.group_columns * s.out_columns,
+        middle_bytes=0.0,
+        second_bytes=0.0,
+        first_chip_bytes=ELEMENT * k * out,
+        second_chip_bytes=0.0,
+        result=rows * out,
+        first_steps=s.steps,
+        second_steps=0,
+        left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
+        weight_ring=s.weight_stages * s.weight_bytes,
+        middle=sharing.Middle.NONE,
+        tail=TAILS[s.tail],
+        cluster=s.cluster,
+        before=bool(s.block.before),
+        own_columns=k * -(-height // (4 * s.warpgroups)) if s.own_rows else 0,
+        scatter_bytes=s.out_columns * s.live_threads * 2 * (s.groups - 1) / s.groups,
     )

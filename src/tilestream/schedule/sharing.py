@@ -56,6 +56,8 @@ class Sharing:
         cluster: CTAs of a cluster; ``multicast`` of them load rows once for all.
         slots: parts of the middle that a CTA can receive at once through DSM.
         before: whether what the first product reads is made in the launch, and exchanged.
+        own_columns: columns that a warp makes of it where each CTA does for itself; 0 where it is exchanged.
+        scatter_bytes: of fp32 partial sums that a CTA sends through DSM, where that is more than latency.
     """
 
     rows: int
@@ -79,6 +81,8 @@ class Sharing:
     multicast: int = 1
     slots: int = 0
     before: bool = False
+    own_columns: int = 0
+    scatter_bytes: float = 0.0
 
     @property
     def ctas(self) -> int:
@@ -113,10 +117,11 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
     """
     dram = cold or w.first_chip_bytes + w.second_chip_bytes > device.l2_bytes
     launch = rates.gap_s + rates.first_s + rates.first_dram_s * dram + rates.cluster_s * (w.cluster > 1)
-    launch += rates.before_s * w.before
+    before = rates.own_s + rates.own_column_s * w.own_columns if w.own_columns else rates.before_s * w.before
+    launch += before
     # What is in front gives weights time to come: as much as they stream at, or their ring holds.
     stream = min(rates.port_bytes_per_s, (device.dram_bytes_per_s if dram else device.l2_shared_bytes_per_s) / w.ctas)
-    held0 = min(w.weight_ring, w.first_bytes, rates.before_s * w.before * stream)
+    held0 = min(w.weight_ring, w.first_bytes, before * stream)
     parts = _parts(w, w.input_bytes, w.first_bytes, held0, w.first_chip_bytes, device, dram, rates)
     parts["stages"] = w.first_steps * rates.step_s
     product0, limit0 = _together(parts)
@@ -142,7 +147,7 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
         Tail.STORE: rates.tail_s,
         Tail.ADD: rates.tail_s + partial * ELEMENT / rates.add_bytes_per_s,
         Tail.PARTIALS: rates.tail_s + rates.tail_partials_s + 2 * partial * ACCUMULATOR / rates.partials_bytes_per_s,
-        Tail.DSM: rates.tail_dsm_s,
+        Tail.DSM: rates.tail_dsm_s + w.scatter_bytes / rates.dsm_port_bytes_per_s,
         Tail.ATOMICS: rates.tail_s,
     }[w.tail]
     return Phases(launch, product0, exchange, product1, after, (limit0, limit1))

@@ -9,7 +9,7 @@ from math import ceil, log2
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import Pipeline, Residency, Stage, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
@@ -24,9 +24,13 @@ from tilestream.schedule.counts import (
     tapped_chunks,
 )
 from tilestream.schedule.layout import Layout, lay_out
-from tilestream.schedule.shape import is_shared_tile
+from tilestream.schedule.model import Schedule
+from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.tiled_block import CLUSTER, ROWS
+from tilestream.schedule.tiled_block import build as tiled_block
+from tilestream.schedule.tiled_block_cost import START_S, tiled_block_cost
 
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
@@ -91,6 +95,8 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     """
     if is_shared_tile(pipeline):
         return _shared_tile(stage, pipeline, device)
+    if is_tiled_block(pipeline):
+        return _tiled_block(stage, pipeline, device)
     queue = device.queue_exposed * max(taken_s(stage, pipeline, device), default=0.0)
     weights = 0.0
     if stage.residency is Residency.STREAMED:
@@ -122,7 +128,7 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
     gathers = GATHER_CHUNK_S * gathered_chunks(schedule) + TAP_CHUNK_S * tapped_chunks(schedule)
-    compute = overlapped(compute, gathers)
+    compute = overlapped(compute, gathers) + joining_s(schedule, device)
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
@@ -130,6 +136,27 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         inputs_s=max(inputs, gathers),
         step_s=max(compute, weights) + queue,
         scattered=scattered_bytes(schedule, pipeline),
+    )
+
+
+def _tiled_block(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
+    """A step is a round of all CTAs: as many rows as each has one tile of. A turn has several."""
+    written = plain(pipeline)
+    schedule = tiled_block(written.stages[0], written, device.shared_bytes_per_cta)
+    turn = schedule.turn * CLUSTER * ROWS
+    cost = tiled_block_cost(schedule, turn, device)
+    share = stage.replicas * stage.tiles_per_step * stage.tile_rows / turn
+    return StageCost(
+        stage.name,
+        stage.replicas,
+        stage.tiles_per_step,
+        tensor_s=share * cost.products_s,
+        shared_s=0.0,
+        lane_s=share * cost.epilogues_s,
+        inputs_s=0.0,
+        weights_s=0.0,
+        queue_s=0.0,
+        step_s=share * (cost.total_s - START_S),
     )
 
 
@@ -171,6 +198,19 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
         for q in pipeline.queues
         if stage.name in q.consumers and q.transport is Transport.L2
     ]
+
+
+def joining_s(schedule: Schedule, device: Device) -> float:
+    """Seconds until the parts of a product's operand that come from several queues are there, beyond one part's: they
+    come through the same port, one after another."""
+    rows, longest = schedule.stage.tile_rows, 0.0
+    for step in schedule.steps:
+        segments = step.gemm.segments if step.gemm is not None else ()
+        parts = [schedule.streams[s.tile] for s in segments if s.tile in schedule.streams]
+        sizes = [rows * part.features * DTYPE_BYTES[part.dtype] for part in parts if part.queue]
+        if len(sizes) > 1:
+            longest = max(longest, device.queue_s(sum(sizes)) - device.queue_s(max(sizes)))
+    return longest
 
 
 def first_input_s(stage: Stage, pipeline: Pipeline, device: Device) -> float:
@@ -220,7 +260,8 @@ class _Sm:
     def input_wait_s(self, step: StepCounts, slots: int) -> float:
         """The first ``slots`` chunks have come in time; those behind them come ``slots`` in each ``load_s``.
 
-        A loader warp asks for the flag of a queue's tile before each of its chunks, and waits for the answer.
+        A flag of a queue's tile counts for each of its chunks: loader warps asked so often when this was fitted. (Now
+        they ask once a tile, and it matters only where a tile has more chunks than the ring has slots.)
         """
         flag_s = self.device.queue_s(0)
         product = self.product_s(step) / (1 if self.split else 2)

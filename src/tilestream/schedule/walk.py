@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilestream.errors import VerifyError
-from tilestream.ir.columns import LoopedLayer, looped_layers
+from tilestream.ir.columns import LoopedLayer, first_column, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
@@ -419,7 +419,7 @@ class Walk:
             if tile in self.cats and not target:
                 self.gather(tile, op)
                 parts = [tile]
-            column = 0
+            column = first_column(op)
             for part in parts:
                 source = part
                 if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):

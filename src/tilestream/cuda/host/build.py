@@ -173,8 +173,9 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
             rounded=spec.dtype == "tf32",
         )  # fmt: skip
     words.append(len(tables.pointers))
-    for kind, name in tables.pointers:
-        words += [at[name], _stride(kind, name, tensors)]
+    for kind, name, first in tables.pointers:
+        offset = first * tensors[name].element_size()
+        words += [at[name] + offset, _stride(kind, name, tensors)]
     ctas = _ctas(source, rows)
     room = stamps.capacity(source, rows, ctas) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(ctas, room)) if source.stamped else 0

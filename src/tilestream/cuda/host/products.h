@@ -56,7 +56,7 @@ void packed_rows(const Product& p, float* a) {
 }
 void accumulate(const Product& p, int depth, const float* a, const float* bt) {
   const int columns = 8 * p.blocks;
-  float sums[256];
+  static thread_local float sums[256];  // not on the stack, where the role's own calls have been
   for (int r = 0; r < 64; ++r) {
     for (int n = 0; n < columns; ++n) sums[n] = 0;
     for (int k = 0; k < depth; ++k)

@@ -14,6 +14,7 @@
   for (u32 ts_first = (t), ts_lane = 0, t = ts_first; ts_lane < 128 && t < (u32)(count); t = ts_first + ++ts_lane)
 #define TS_REG(r, k) (r).v[ts_lane][k]
 #define TS_CONSTANT static const
+#define TS_GLOBAL static const
 #define TS_KERNEL(threads) static void
 #define TS_PAIR_KERNEL(threads) static void
 #define TS_CLUSTER_KERNEL(threads, ctas) static void
@@ -206,6 +207,9 @@ template <int BLOCKS>
 struct Packed;
 template <int K>
 TS_DEV void pin(Registers<float, K>&) {}
+template <int K>
+TS_DEV void pin(Registers<u32, K>&) {}
+TS_DEV void prefetch_l2(const void*) {}
 TS_DEV void mma_fence() {}
 TS_DEV void mma_commit() { ts_host::products_commit(); }
 template <int N>
@@ -234,6 +238,13 @@ struct MmaColumns {
   template <int N>
   static void shared(Fragment<N>& acc, u64 a, u64 b) {
     ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b, true, B_COLUMNS});
+  }
+};
+template <class T, int BLOCKS>
+struct MmaRows {
+  template <int N, int M>
+  static void registers(Fragment<N>& acc, const Packed<M>& a, int k, u64 b) {
+    ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, &a.v[0][k], 2 * M, T::ELEMENT, 0, b, false, true});
   }
 };
 

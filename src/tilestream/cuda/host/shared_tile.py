@@ -26,8 +26,8 @@ OF_FILE = 1 << 56
 
 def run_tile_on_host(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
-) -> torch.Tensor:
-    """The output ``[rows, out]`` of a shared tile, computed by its generated kernel, in one launch.
+) -> dict[str, torch.Tensor]:
+    """The outputs ``[rows, columns]`` of a shared tile by name, computed by its generated kernel, in one launch.
 
     Blocks with nothing in front of their first layer: what is there exchanges values between lanes, which are no
     threads here.
@@ -47,10 +47,10 @@ def run_tile_on_host(
         raise ValueError("the host build runs one launch of a block with nothing in front of its first layer")
     if options.sanitize and s.tile_rows < PANEL:
         raise ValueError(f"products of {PANEL} rows read behind a tile of {s.tile_rows}, in rows that nobody stores")
-    out = pipeline.tensor(s.block.output)
     # NaNs: an element that nobody writes shows
-    empty = torch.full((rows, s.block.sizes[2]), float("nan"), dtype=TORCH_DTYPES[out.dtype])
-    return _run(source, {**tensors, out.name: empty}, rows, options)
+    dtype = TORCH_DTYPES[s.block.output_dtype]
+    empty = {x.output: torch.full((rows, x.columns), float("nan"), dtype=dtype) for x in s.block.lasts}
+    return _run(source, {**tensors, **empty}, rows, options)
 
 
 def tensor_map(
@@ -65,12 +65,14 @@ def tensor_map(
 def for_host(source: SharedTileSource) -> SharedTileSource:
     """``source`` without its products for the tensor cores: the host twin of ptx.cuh has them."""
     s, text = source.schedule, source.text
-    for blocks in {s.middle_columns // 8, s.out_columns // 8}:
+    for blocks in {s.middle_columns // 8, s.out_columns // 8} - {0}:
         text = text.replace(specialisation(s.block.dtype, blocks).strip(), "")
     return replace(source, text=text)
 
 
-def _run(source: SharedTileSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> torch.Tensor:
+def _run(
+    source: SharedTileSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun
+) -> dict[str, torch.Tensor]:
     s, space, arena = source.schedule, Space.of(source.schedule), Arena()
     program = compile_for_host(for_host(source), options)
     where = {
@@ -92,6 +94,9 @@ def _run(source: SharedTileSource, tensors: dict[str, torch.Tensor], rows: int, 
     dump.check()
     if done.returncode:
         raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    y = tensors[s.block.output]
-    at = where[s.block.output].address - OF_FILE
-    return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
+
+    def read(name: str) -> torch.Tensor:
+        y, at = tensors[name], where[name].address - OF_FILE
+        return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
+
+    return {last.output: read(last.output) for last in s.block.lasts}

@@ -1,4 +1,4 @@
-"""Stationary sums on the host build: the generated kernel, compiled by g++ and run with threads."""
+"""Stationary sums and backward chains on the host build: the generated kernel, compiled by g++ and run with threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from tilestream.cuda import sources
 from tilestream.cuda.host.build import LINE, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute, map_words
 from tilestream.cuda.stationary.diagnose import SumDump
-from tilestream.cuda.stationary.emit import StationarySource, emit
+from tilestream.cuda.stationary.emit import StationarySource
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
 
@@ -18,25 +19,29 @@ from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
 def run_sums_on_host(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
 ) -> dict[str, torch.Tensor]:
-    """Every output of a pipeline of stationary sums, computed by its generated kernel.
+    """Every output of a pipeline of stationary sums, or of a backward chain, computed by its generated kernel.
 
     Args:
-        tensors: CPU tensors [rows, features], inputs by name.
+        tensors: CPU tensors, inputs [rows, features] and weights [out, k], by name.
 
     Raises:
         CompileError, QueueTimeout, HostTrap, HostRace: as ``build.run_on_host``.
     """
     options = options or HostRun()
-    source = emit(pipeline)
+    (source,) = sources(pipeline)
+    assert isinstance(source, StationarySource)
+    rows = tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
     have = dict(tensors)
     for t in pipeline.by_role(Role.OUTPUT):  # NaNs: an element that nobody writes shows
-        have[t.name] = torch.full(t.shape, float("nan"), dtype=TORCH_DTYPES[t.dtype])
-    return _run(source, have, options)
+        shape = [rows if n is None else n for n in (a.size for a in t.axes)]
+        have[t.name] = torch.full(shape, float("nan"), dtype=TORCH_DTYPES[t.dtype])
+    return _run(source, have, rows, options)
 
 
-def _run(source: StationarySource, tensors: dict[str, torch.Tensor], options: HostRun) -> dict[str, torch.Tensor]:
+def _run(
+    source: StationarySource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun
+) -> dict[str, torch.Tensor]:
     program, pipeline, arena = compile_for_host(source, options), source.pipeline, Arena()
-    (rows,) = {tensors[t.name].shape[0] for t in pipeline.by_role(Role.INPUT)}
     at = {t.name: arena.add(bytes_of(tensors[t.name])) for t in pipeline.tensors}
     partials = arena.add(b"\xff" * source.partial_bytes)
     flags = arena.add(b"\0" * (source.ctas * LINE))
@@ -45,7 +50,7 @@ def _run(source: StationarySource, tensors: dict[str, torch.Tensor], options: Ho
     words = [len(source.maps)]
     for name in source.maps:
         columns, size = tensors[name].shape[1], DTYPE_BYTES[pipeline.tensor(name).dtype]
-        words += map_words(at[name], columns, rows, columns * size, TILE_ROWS, size)
+        words += map_words(at[name], columns, tensors[name].shape[0], columns * size, TILE_ROWS, size)
     words.append(len(source.pointers))
     for name in source.pointers:
         words += [at[name], tensors[name].stride(0)]
@@ -61,7 +66,7 @@ def _run(source: StationarySource, tensors: dict[str, torch.Tensor], options: Ho
         raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
     return {
         t.name: torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype], count=tensors[t.name].numel(), offset=at[t.name])
-        .reshape(t.shape)
+        .reshape(tensors[t.name].shape)
         .clone()
         for t in pipeline.by_role(Role.OUTPUT)
     }

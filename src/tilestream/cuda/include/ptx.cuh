@@ -17,6 +17,7 @@ using u64 = unsigned long long;
 #define TS_EACH(t, count)     // on the host: over the lanes from thread t on, as far as there are `count`; here t is this thread
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
 #define TS_CONSTANT __constant__ const
+#define TS_GLOBAL __device__ const  // tables that constant memory has no room for
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define TS_PAIR_KERNEL(threads) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1)
 #define TS_CLUSTER_KERNEL(threads, ctas) extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(threads, 1)
@@ -280,6 +281,8 @@ TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 
+TS_DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // What other SMs have written during this kernel: past the L1.
 TS_DEV void load_floats(u64 address, float (&v)[4]) {
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(address) : "memory");
@@ -321,6 +324,9 @@ struct Mma;
 // acc[64, 8 BLOCKS] += a.T @ b, both [depth, columns]; without B_COLUMNS b is as above.
 template <class T, int BLOCKS, bool B_COLUMNS>
 struct MmaColumns;
+// acc[64, 8 BLOCKS] += a @ b, a in registers, b [depth, columns].
+template <class T, int BLOCKS>
+struct MmaRows;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half
 struct bf16 {

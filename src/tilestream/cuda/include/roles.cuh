@@ -96,19 +96,26 @@ TS_DEV void flag_wait(const Sync& s, int line, u64 expected, int queue, int tile
   u64 start = now_ns();
   const u32 since = s.stamps.now();
 #pragma unroll 1
-  for (u32 spin = 1;; ++spin) {
-    found = flag_acquire(s.flags + line * LINE);
-    if (found >= expected) {
-      s.stamps.waited(waits_for_free ? QUEUE_FULL : QUEUE_EMPTY, since, queue);
-      return;
+  for (;;) {
+    // The timer is slow to read, and apart, or it is read at every look.
+#pragma unroll 1
+    for (u32 spin = 0; spin < 256; ++spin) {
+      found = flag_acquire(s.flags + line * LINE);
+      if (found >= expected) {
+        s.stamps.waited(waits_for_free ? QUEUE_FULL : QUEUE_EMPTY, since, queue);
+        return;
+      }
     }
-    if ((spin & 255) == 0 && now_ns() - start > s.limit_ns) expire(s, queue, tile, waits_for_free, expected, found);
+    if (now_ns() - start > s.limit_ns) expire(s, queue, tile, waits_for_free, expected, found);
   }
 }
 
-// Consumer side: tile `tile` of queue q is in its slot and visible to bulk copies.
-TS_DEV void queue_wait_full(const Sync& s, const QueueInfo& info, int q, int tile) {
+// Consumer side: tile `tile` of queue q is in its slot, and with the fence visible to bulk copies.
+TS_DEV void queue_see_full(const Sync& s, const QueueInfo& info, int q, int tile) {
   flag_wait(s, info.lines + tile % info.depth, ticket(s, tile), q, tile, 0);
+}
+TS_DEV void queue_wait_full(const Sync& s, const QueueInfo& info, int q, int tile) {
+  queue_see_full(s, info, q, tile);
   fence_async_global();
 }
 // Producer side: every consumer has read what the slot held.
@@ -252,18 +259,76 @@ TS_DEV void load_odd_chunk(u32 dst, const P& p, const LoadOp& op, int tile) {
 #include "taps.cuh"
 namespace ts {
 
+// Whether a kind of stage is one of several, and all that it loads comes by bulk copies; kernels specialise it where it is.
+template <class S>
+constexpr bool QUEUED = false;
+
+// One chunk that comes by a bulk copy, and its queue; y is the first row of what it is copied from.
+struct Coming {
+  LoadOp op;
+  QueueInfo info;
+
+  template <class P>
+  TS_DEV Coming(const P& p, int k) : op(p.load_op(k)), info{0, 1, 0} {
+    if (op.queue >= 0) info = p.queue(op.queue);
+  }
+  TS_DEV void see(const Sync& sync, int tile) const {
+    if (op.queue >= 0) queue_see_full(sync, info, op.queue, tile);
+  }
+  TS_DEV int y(int tile) const { return (op.queue >= 0 ? tile % info.depth : tile) * ROWS; }
+};
+
+// Loads of a stage behind queues. Each lane has a chunk of its own, of which it works out once a tile what is to be known:
+// one lane alone takes 500 cycles a chunk, nearly all of it the latency of one instruction after another (eight chunks: 2.4
+// us on an H200). The lanes ask for a flag each, and meet before the fence.
+template <class S, class P, class R>
+TS_DEV void load_queued(const P& p, const Sync& sync, const Worker& w, int g, R& ring) {
+  constexpr bool EACH = S::LOAD_OPS <= WARP;  // on the host one lane has them all
+  const int lane = (int)lane_in_warp(), last = S::LOAD_OPS - 1;
+  const Coming own(p, w.load_ops + (lane < last ? lane : last));
+  for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
+    const int tile = u.tile(g);
+    sync.stamps.mark(LOAD_ROWS, tile);
+    if (EACH) {
+      own.see(sync, tile);
+    } else {
+#pragma unroll 1
+      for (int k = lane; k < S::LOAD_OPS; k += WARP) Coming(p, w.load_ops + k).see(sync, tile);
+    }
+    const int row = own.y(tile);
+    sync_warp();  // what one lane has seen, another may now copy
+    fence_async_global();
+#pragma unroll 1
+    for (int k = 0; k < S::LOAD_OPS; ++k) {
+      if (lane == k % WARP) {
+        const Coming now = EACH ? own : Coming(p, w.load_ops + k);
+        const LoadOp& op = now.op;
+        const int y = EACH ? row : now.y(tile);
+        ring.wait_empty();
+        bar_expect(ring.full(), CHUNK_BYTES);
+        tma_load(ring.addr(), &p.maps[op.map], op.col, y, ring.full(), op.queue >= 0 ? EVICT_LAST : op.again ? EVICT_NORMAL : EVICT_FIRST);
+      }
+      sync_warp();
+      ring.advance();
+    }
+    sync.stamps.mark(IDLE, tile);
+  }
+}
+
 template <class S, class P>
 TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w, int g) {
   using T = typename S::T;
   using Chunks = Ring<S::IN_SLOTS, CHUNK_BYTES>;
   Timed<Chunks> ring(Chunks(smem + S::IN_BARS + g * S::IN_SLOTS * 16, smem + S::IN_DATA + g * S::IN_SLOTS * CHUNK_BYTES),
                      sync.stamps, ROWS_AHEAD);
+  if constexpr (QUEUED<S>) return load_queued<S>(p, sync, w, g, ring);
   Names names;
   Pixels<S> pixels;
   int coming = 0;
   for (Units<S::TILES> u(p.rows, w); u.more(); u.next()) {
     int tile = u.tile(g);
     sync.stamps.mark(LOAD_ROWS, tile);
+    int asked = -1;
 #pragma unroll 1
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
@@ -290,7 +355,8 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
           int y = tile * ROWS;
           if (op.queue >= 0) {
             QueueInfo info = p.queue(op.queue);
-            queue_wait_full(sync, info, op.queue, tile);
+            if (op.queue != asked) queue_wait_full(sync, info, op.queue, tile);
+            asked = op.queue;  // a tile that was there stays until its last use
             y = (tile % info.depth) * ROWS;
           }
           ring.wait_empty();

@@ -46,6 +46,21 @@ struct Row {
     }
   }
 
+  // Into stages of a ring of left operands, as bulk copies would leave them: STAGE columns each, in panels of 64, of each
+  // ROWS rows of 128 bytes, swizzled. `wanted` columns from `first` on; zeros beyond the last.
+  template <class T, int STAGE, int ROWS>
+  static TS_DEV void store_panels(const float (&v)[COUNT], u32 ring, int row, int first, int wanted, u32 t) {
+#pragma unroll
+    for (int c = 0; c < PIECES; ++c) {
+      const int at = column(c, t) - first;
+      if (at < 0 || at >= wanted) continue;
+      const u32 panel = ring + at / STAGE * (STAGE * ROWS * 2) + at % STAGE / 64 * (ROWS * 128);
+      const u32 to = panel + row * 128 + ((at % 64 / 8 ^ (row & 7)) << 4);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sts32(to + 4 * e, column(c, t) < COLUMNS ? T::pack(v[8 * c + 2 * e], v[8 * c + 2 * e + 1]) : 0);
+    }
+  }
+
   // Over all columns, always in the same order. `scratch`: 4 WARPS bytes, another place than the reduction before used:
   // then one barrier each is enough.
   static TS_DEV float sum(const float (&v)[COUNT], u32 scratch, u32 t) {
@@ -56,6 +71,7 @@ struct Row {
       for (int e = 0; e < 8; ++e) s += column(c, t) < COLUMNS ? v[8 * c + e] : 0.0f;
 #pragma unroll
     for (int far = 16; far > 0; far >>= 1) s += lane_across(s, far);
+    if constexpr (WARPS == 1) return s;
     if ((t & 31) == 0) stsf(scratch + (t >> 5) * 4, s);
     named_sync(BOTH_GROUPS, THREADS);
     s = 0.0f;
@@ -71,6 +87,7 @@ struct Row {
       for (int e = 0; e < 8; ++e) s = column(c, t) < COLUMNS ? max_nan(s, v[8 * c + e]) : s;
 #pragma unroll
     for (int far = 16; far > 0; far >>= 1) s = max_nan(s, lane_across(s, far));
+    if constexpr (WARPS == 1) return s;
     if ((t & 31) == 0) stsf(scratch + (t >> 5) * 4, s);
     named_sync(BOTH_GROUPS, THREADS);
     s = ldsf(scratch);

@@ -2,6 +2,9 @@
 // first layer, hands them to its group g, and multiplies the group's part of the middle with its columns s of the second;
 // what the groups have is added by the kernel's tail. K has the shape, Params the operands (shared_tile.cu.j2).
 //
+// One layer (K::FIRSTS == 0) is the second half of it: group g sums over its part of the input's columns, and a CTA has columns
+// of each of several results, side by side.
+//
 // What stands in front of the first layer, a norm, is done once: each CTA takes some rows of the tile and leaves them in the
 // L2, from where all load them as the left operand.
 //
@@ -13,43 +16,18 @@
 #pragma once
 #include "collectives.cuh"
 #include "row.cuh"
+#include "tile_results.cuh"
 
 namespace ts {
 
-enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
-
-// Whether the middle is gathered through the shared memory of a cluster: the CTAs of a group are one, and all of the
-// group's middle is in each, at K::GATHER. Columns of 8 lie behind each other, of each all rows, 16 bytes a row: so a CTA's
-// part is one piece of memory, of any multiple of 8 columns, and products read it as blocks of 8 rows without a swizzle.
-template <class K, class = void>
-constexpr bool BY_CLUSTER = false;
+// Whether each CTA makes for itself what the layer reads, as it has few rows: nothing is exchanged, and the ring of left
+// operands holds all columns that it sums over.
 template <class K>
-constexpr bool BY_CLUSTER<K, decltype((void)K::GATHER)> = true;
-template <class K>
-constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
-// The group's columns up to whole stages of the second product; beyond the last are zeros.
-template <class K>
-constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
-
-struct Position {
-  int row_tile, group, column, cta;
-  int rows;   // of this tile, that exist
-  int steps;  // stages of the group's part of the middle
-};
-
-template <class K>
-TS_DEV int cta_of(int row_tile, int group, int column) {
-  return K::TAIL == CLUSTER ? (row_tile * K::COLUMNS + column) * K::GROUPS + group : (row_tile * K::GROUPS + group) * K::COLUMNS + column;
-}
-
-template <class K>
-TS_DEV Position position(int cta, int rows) {
-  const int minor = K::TAIL == CLUSTER ? K::GROUPS : K::COLUMNS, major = K::TAIL == CLUSTER ? K::COLUMNS : K::GROUPS;
-  const int a = cta % minor, b = cta / minor % major, r = cta / (K::COLUMNS * K::GROUPS);
-  const int group = K::TAIL == CLUSTER ? a : b;
-  int left = K::HID - group * K::GROUP_COLUMNS;
-  left = left > K::GROUP_COLUMNS ? K::GROUP_COLUMNS : left < 0 ? 0 : left;
-  return {r, group, K::TAIL == CLUSTER ? b : a, cta, rows - r * K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
+constexpr bool own_rows() {
+  if constexpr (K::FIRSTS == 0)
+    return K::OWN_ROWS;
+  else
+    return false;
 }
 
 template <class K>
@@ -111,14 +89,21 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
     load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
   }
   if constexpr (BY_CLUSTER<K>) return;
-  bar_wait(middle_ready<K>(smem), 0);
-  fence_async_global();
+  if constexpr (K::FIRSTS > 0) {
+    bar_wait(middle_ready<K>(smem), 0);
+    fence_async_global();
+  }
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
     bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
-    const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
-    load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
+    if constexpr (K::FIRSTS > 0) {
+      const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
+      load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
+    } else {
+      const int x = me.group * K::GROUP_COLUMNS + i * K::DEPTH;
+      load_panels<K::DEPTH>(ring.addr(), &p.input, x, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+    }
   }
 }
 
@@ -136,31 +121,40 @@ TS_DEV void await_operand(const Team& team, const Position& me, u32 smem) {
 template <class K, class P>
 TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
   WeightRing<K> ring(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
-  const int column = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
+  if constexpr (K::FIRSTS > 0) {
+    const int column = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
 #pragma unroll 1
-  for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
-    ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * K::MIDDLE * K::FIRSTS * 2);
+    for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
+      ring.wait_empty();
+      bar_expect(ring.full(), K::DEPTH * K::MIDDLE * K::FIRSTS * 2);
 #pragma unroll
-    for (int f = 0; f < K::FIRSTS; ++f)
-      load_panels<K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
-                                       K::FIRSTS * K::MIDDLE * 128);
+      for (int f = 0; f < K::FIRSTS; ++f)
+        load_panels<K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
+                              K::FIRSTS * K::MIDDLE * 128);
+    }
   }
 #pragma unroll 1
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
     bar_expect(ring.full(), K::DEPTH * K::OUT_COLUMNS * 2);
-    load_panels<K::DEPTH>(ring.addr(), &p.second, me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::OUT_COLUMNS,
+    if constexpr (K::FIRSTS == 0) {
+#pragma unroll
+      for (int f = 0; f < K::RESULTS; ++f)
+        load_panels<K::DEPTH>(ring.addr() + K::start(f) * 128, &p.weights[f], me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::width(f),
+                              ring.full(), K::OUT_COLUMNS * 128);
+    } else {
+      load_panels<K::DEPTH>(ring.addr(), &p.second, me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::OUT_COLUMNS,
                                           ring.full(), K::OUT_COLUMNS * 128);
+    }
   }
 }
 
 // The all-gather of the middle: when this CTA's columns are in the L2 it says so, and waits for the others of its group.
-// Through the cluster it sends them. What epoch it is, partial sums ask as well.
+// Through the cluster it sends them. What epoch it is, partial sums ask as well: all that is left to do of one layer.
 template <class K>
 TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
-  const u64 epoch = team.next_epoch(BY_CLUSTER<K> ? PARTIAL : MIDDLE);
+  const u64 epoch = team.next_epoch(BY_CLUSTER<K> || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
   if (lane_in_warp() == 0) {
     sts32(epoch_word<K>(smem), (u32)epoch);
     sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
@@ -168,7 +162,7 @@ TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   if constexpr (BY_CLUSTER<K>) {
     send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, gathered_bars<K>(smem), me.column, 0);
     await_parts<K::COLUMNS>(team, gathered_bars<K>(smem), cta_of<K>(me.row_tile, me.group, 0), 0);
-  } else {
+  } else if constexpr (K::FIRSTS > 0) {
     bar_wait(middle_done<K>(smem), 0);
     if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
     await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
@@ -186,8 +180,9 @@ TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 s
   const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
 #pragma unroll 4
   for (int q = (int)lane_in_warp(); q < (rows - me.group + K::GROUPS - 1) / K::GROUPS * PIECES; q += WARP) {
-    const int row = q / PIECES * K::GROUPS + me.group, column = me.column * K::OUT_COLUMNS + q % PIECES * 8;
-    if (column < K::OUT) store_shared_words((u16*)p.result + (me.row_tile * K::ROWS + row) * p.result_stride + column, zeros);
+    const int row = q / PIECES * K::GROUPS + me.group;
+    const Place at = place<K>(p, me.column, q % PIECES * 8);
+    if (at.column < at.columns) store_shared_words((u16*)at.data + (me.row_tile * K::ROWS + row) * at.stride + at.column, zeros);
   }
   sync_warp();
   if (lane_in_warp() == 0) team.announce(CLEARED, epoch);
@@ -276,46 +271,6 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
   }
 }
 
-// Elements of tensors with rows, residuals, that go with two columns of two rows of the result.
-template <class K>
-struct Beside {
-  float of[2][2][K::LOADS > 0 ? K::LOADS : 1];
-};
-
-template <class K, class P>
-TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i) {
-  Beside<K> made;
-  const int column = me.column * K::OUT_COLUMNS + col_of(t, i);
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int row = g * 64 + row_of(t, j);
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-      if (row < me.rows && column + e < K::OUT) K::beside(p, me.row_tile * K::ROWS + row, column + e, made.of[j][e]);
-  }
-  return made;
-}
-
-// Two columns of two rows of the result, as Fragment has them.
-template <class K, class P>
-TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
-  using O = typename K::Result;
-  const int local = col_of(t, i), column = me.column * K::OUT_COLUMNS + local;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
-    if (row >= me.rows || column >= K::OUT) continue;
-    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
-    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
-    if (K::OUT % 2 == 0) {
-      Io<O>::global2((void*)p.result, (u64)at * p.result_stride + column, a, b);
-    } else {
-      Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column, a);
-      if (column + 1 < K::OUT) Io<O>::global1((void*)p.result, (u64)at * p.result_stride + column + 1, b);
-    }
-  }
-}
-
 // Rows of the operand that this CTA makes: every CTAS-th of its row tile.
 template <class K, class P>
 TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
@@ -330,18 +285,38 @@ TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
   group_arrive(operand_done<K>(smem));
 }
 
+// All rows of the operand, a warp a row, where the products read them.
+template <class K, class P>
+TS_DEV void make_own_operand(const P& p, const Position& me, u32 smem, u32 t) {
+  await_kernel_before();
+  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
+#pragma unroll 1
+  for (int row = (int)(t >> 5); row < rows; row += 4 * K::WARPGROUPS)
+    K::before(p, smem + K::LEFT, me.row_tile * K::ROWS + row, row, me.group * K::GROUP_COLUMNS, t & 31);
+  fence_async_shared();
+  named_sync(BOTH_GROUPS, 128 * K::WARPGROUPS);
+}
+
 template <class K, class P>
 TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, int g) {
   constexpr int THREADS = 128 * K::WARPGROUPS;
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
-  if constexpr (K::BEFORE) make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  if constexpr (own_rows<K>())
+    make_own_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  else if constexpr (K::BEFORE)
+    make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
   TS_EACH(t, 128) {
-    K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+    if constexpr (K::FIRSTS == 0)
+      K::load_vectors(p, smem + K::VECTORS, me.column, (int)t + 128 * g);
+    else
+      K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
   }
   const u32 mine = g * 8192;  // 64 rows of a panel
-  {
+  if constexpr (K::FIRSTS == 0) {
+    named_sync(BOTH_GROUPS, THREADS);  // the vectors are there
+  } else {
     Fragment<K::MIDDLE / 8> acc[K::FIRSTS];
 #pragma unroll
     for (int f = 0; f < K::FIRSTS; ++f) {
@@ -388,14 +363,14 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       mma_fence();
       multiply_gathered<K>(acc, (smem + K::GATHER + g * 1024 + i * (K::DEPTH * K::ROWS * 2)) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     } else {
-      left.wait_full();
+      if constexpr (!own_rows<K>()) left.wait_full();
       mma_fence();
       multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     }
     mma_commit();
     if (i > 0) {
       mma_wait<1>();
-      if constexpr (!BY_CLUSTER<K>) left.release();
+      if constexpr (!BY_CLUSTER<K> && !own_rows<K>()) left.release();
       weights.release();
     }
     left.advance();
@@ -449,9 +424,11 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;
     if (role == 0) {
-      await_kernel_before();
-      if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
-      if (lane_in_warp() == 0) load_left<K>(p, me, smem);
+      if constexpr (!own_rows<K>()) {
+        await_kernel_before();
+        if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
+        if (lane_in_warp() == 0) load_left<K>(p, me, smem);
+      }
     } else if (role == 1) {
       if (lane_in_warp() == 0) load_weights<K>(p, me, smem);
     } else if (role == 2) {

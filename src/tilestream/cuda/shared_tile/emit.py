@@ -19,6 +19,7 @@ from tilestream.ir.plain import plain
 from tilestream.schedule.places import REGISTER_SPLITS
 from tilestream.schedule.shared_tile import SharedTile, Tail, build
 
+MIDDLE = "middle"
 TAILS = {Tail.NONE: "NO_TAIL", Tail.PARTIALS: "PARTIALS", Tail.REDUCE_ADD: "REDUCE_ADD", Tail.CLUSTER: "CLUSTER"}
 
 
@@ -26,7 +27,7 @@ TAILS = {Tail.NONE: "NO_TAIL", Tail.PARTIALS: "PARTIALS", Tail.REDUCE_ADD: "REDU
 class Vector:
     """A vector or scalar that an epilogue reads: ``columns`` fp32 words at byte ``at`` of the kernel's vectors.
 
-    ``first``: what the CTA's first column is counted in (``hid``, ``out``, or ``0`` for a scalar).
+    ``first``: the CTA's first column in C++ (``0`` of a scalar); ``part``: of which epilogue, ``middle`` or a result.
     """
 
     view: View
@@ -34,6 +35,7 @@ class Vector:
     columns: int
     size: int
     first: str
+    part: str
     at: int
 
     @property
@@ -70,7 +72,7 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     add_width = box_width(s.out_columns)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     scatter = s.left_stages * s.left_bytes + s.weight_stages * s.weight_bytes
-    blocks = sorted({s.middle_columns // 8, s.out_columns // 8})
+    blocks = sorted({s.middle_columns // 8, s.out_columns // 8} - {0})
     text = _template().render(
         name=name,
         pipeline=pipeline,
@@ -83,11 +85,10 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         scatter=scatter,
         bars=scatter + s.scatter_bytes + s.gather_bytes + s.vector_bytes,
         mma=[specialisation(s.block.dtype, n) for n in blocks],
-        middle=_function(
-            s.block.middle, {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}, s.block.hidden, vectors
-        ),
+        even=all(last.columns % 2 == 0 for last in s.block.lasts),
+        middle="" if s.block.one_layer else _middle(s, vectors),
         beside=[_row_load(s, written, op) for op in s.block.after if op.kind == "load"],
-        after=_function(s.block.after, {s.block.total: "y"}, s.block.result, vectors),
+        after=_after(s, vectors),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
@@ -102,22 +103,38 @@ def box_width(columns: int) -> int:
 def _vectors(s: SharedTile, pipeline: Pipeline) -> tuple[Vector, ...]:
     made: list[Vector] = []
     at = 0
-    for ops, first, columns, size in (
-        (s.block.middle, "hid", s.middle_columns, s.block.sizes[1]),
-        (s.block.after, "out", s.out_columns, s.block.sizes[2]),
-    ):
+    parts = [] if s.block.one_layer else [(s.block.middle, "hid", s.middle_columns, s.block.sizes[1], MIDDLE)]
+    for last, width in zip(s.block.lasts, s.widths, strict=True):
+        first = f"member * {width}" if s.block.one_layer else "out"
+        parts.append((last.after, first, width, last.columns, last.total))
+    for ops, first, columns, size, part in parts:
         for view in s.block.vectors(ops):
             dtype = pipeline.tensor(view.of).dtype
             scalar = not any(c.axes for c in view.at or ())
             shape = (1, 1, "0") if scalar else (columns, size, first)
-            made.append(Vector(view, dtype, *shape, at))
+            made.append(Vector(view, dtype, *shape, part, at))
             at += 4 * columns
     return tuple(made)
 
 
-def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, vectors: Sequence[Vector]) -> str:
+def _middle(s: SharedTile, vectors: Sequence[Vector]) -> str:
+    """From the first products' sums to the middle."""
+    sums = {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}
+    return _function(s.block.middle, sums, s.block.hidden, MIDDLE, vectors)
+
+
+def _after(s: SharedTile, vectors: Sequence[Vector]) -> str:
+    """From the last layer's sums to the results: which one it is, a CTA's column tells."""
+    bodies = [_function(x.after, {x.total: "y"}, x.result, x.total, vectors) for x in s.block.lasts]
+    text = bodies[-1]
+    for body, width in zip(bodies[-2::-1], s.widths[-2::-1], strict=True):
+        text = f"    if (c < {width}) {{\n{body}\n    }}\n    c -= {width};\n{text}"
+    return text
+
+
+def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, part: str, vectors: Sequence[Vector]) -> str:
     """The body of an epilogue for one element: ``ops`` in order, from ``values`` (C++ of tiles) to ``result``."""
-    where = {(v.view, v.first): v for v in vectors}
+    where = {v.view: v for v in vectors if v.part == part}
     lines: list[str] = []
     values = dict(values)
     loads = 0
@@ -129,7 +146,7 @@ def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, vector
             continue
         operands = [values[name] for name in op.ins]
         for view in op.views[len(op.tiles) :]:
-            v = next(where[view, f] for f in ("hid", "out", "0") if (view, f) in where)
+            v = where[view]
             operands.append(f"ldsf(vectors + {v.at}{' + 4 * c' if v.first != '0' else ''})")
         lines.append(f"    const float v{n} = {expression(op, operands)};")
         values[op.out.name] = f"v{n}"

@@ -49,7 +49,8 @@ class Space:
 
     @staticmethod
     def of(s: SharedTile) -> Space:
-        middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if s.middle is Middle.L2 else 0
+        through_l2 = s.middle is Middle.L2 and not s.block.one_layer
+        middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if through_l2 else 0
         partial = s.ctas * s.live_threads * s.out_columns * 2 if s.tail is Tail.PARTIALS else 0
         operand = s.row_tiles * s.tile_rows * s.block.sizes[0] * 2 if s.block.before else 0
         return Space(PHASES * s.ctas * LINE_BYTES, ceil_to(middle, LINE_BYTES), ceil_to(partial, LINE_BYTES), operand)
@@ -87,22 +88,31 @@ def params(
         return tensor_map(b.dtype, address, columns, source.pipeline.tensor(name).shape[0], stride * 2, box)
 
     x, _, x_bytes = (operand, k, 2 * k) if b.before else from_row(b.input)
-    y, y_stride, y_bytes = from_row(b.output)
-    middle_rows = s.row_tiles * s.groups * s.tile_rows
     box_rows = min(rows, s.tile_rows)
+    results = [from_row(last.output) for last in b.lasts]
+    y, _, y_bytes = results[0]
+    sums = (
+        tensor_map(b.output_dtype, y, out, rows, y_bytes, min(PANEL, s.tile_rows), source.add_width)
+        if s.tail is Tail.REDUCE_ADD
+        else bytes(MAP_BYTES)
+    )
+    lasts = [
+        tensor_map(b.dtype, where[x.weight][0], hid, x.columns, where[x.weight][1] * 2, width)
+        for x, width in zip(b.lasts, s.widths, strict=True)
+    ]
     maps = [
         tensor_map(b.dtype, x, k, rows, x_bytes, box_rows),
         *(weight(f.weight, k, s.middle_columns) for f in b.firsts),
-        tensor_map(b.dtype, where[b.second][0], hid, out, where[b.second][1] * 2, s.out_columns),
-        tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows),
-        tensor_map(b.output_dtype, y, out, rows, y_bytes, min(PANEL, s.tile_rows), source.add_width)
-        if s.tail is Tail.REDUCE_ADD
-        else bytes(MAP_BYTES),
+        *lasts,
     ]
+    if not b.one_layer:
+        middle_rows = s.row_tiles * s.groups * s.tile_rows
+        maps.append(tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows))
     views = [*(v.view for v in source.vectors), *source.row_vectors]
     vectors = [where[v.of][0] for v in views] or [0]
     residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
     words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals)]
-    words += [middle, operand, y, partial, y_stride, space, dump, timeout_ns]
-    packed = b"".join(maps) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
+    words += [operand] if b.one_layer else [middle, operand]
+    words += [*(r[0] for r in results), partial, *(r[1] for r in results), space, dump, timeout_ns]
+    packed = b"".join([*maps, sums]) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
     return packed + bytes(-len(packed) % 64)

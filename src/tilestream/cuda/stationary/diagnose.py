@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilestream.cuda.diagnose import Record
+from tilestream.schedule.backward import BackwardChain
 from tilestream.schedule.stationary import StationarySum
 
 WORDS = 6
@@ -14,7 +15,7 @@ WORDS = 6
 class SumDump(Record):
     """Which CTA waited for which."""
 
-    def __init__(self, schedules: Sequence[StationarySum], pipeline: str) -> None:
+    def __init__(self, schedules: Sequence[StationarySum | BackwardChain], pipeline: str) -> None:
         super().__init__(WORDS)
         self.schedules, self.pipeline = schedules, pipeline
 
@@ -23,7 +24,7 @@ class SumDump(Record):
         stage, sm, cta, peer = half[0][1], half[1][0], half[1][1], half[2][0]
         s = self.schedules[stage]
         return (
-            f"pipeline {self.pipeline!r}, stage {s.stage.name!r} ({s.sums.product.source or 'no source line'}):"
+            f"pipeline {self.pipeline!r}, stage {s.stage.name!r} ({s.where or 'no source line'}):"
             f" CTA {cta} on SM {sm} waited too long for the partial sums of CTA {peer}, one of {s.splits} that share"
             f" out the rows: expected launch {int(self.words[3])}, found {int(self.words[4])}"
         )

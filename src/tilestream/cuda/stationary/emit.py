@@ -13,6 +13,7 @@ from tilestream.cuda.mma import of_columns
 from tilestream.cuda.templating import template
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.backward import BackwardChain
 from tilestream.schedule.places import REGISTER_SPLITS
 from tilestream.schedule.stationary import StationarySum, builds
 
@@ -64,7 +65,7 @@ class StationarySource:
     """Source text of one launch, and what its host side must prepare.
 
     Attributes:
-        maps: inputs that bulk copies read, [rows, features] each. pointers: tensors that are read or written otherwise.
+        maps: what bulk copies read or write, [rows, features] or weights. pointers: what goes otherwise.
         partial_bytes: of the workspace.
     """
 
@@ -72,7 +73,7 @@ class StationarySource:
     text: str
     shared_bytes: int
     pipeline: Pipeline
-    schedules: tuple[StationarySum, ...]
+    schedules: tuple[StationarySum | BackwardChain, ...]
     maps: tuple[str, ...]
     pointers: tuple[str, ...]
     partial_bytes: int

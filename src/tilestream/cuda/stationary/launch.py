@@ -17,7 +17,7 @@ from tilestream.cuda.stationary.emit import THREADS, StationarySource
 from tilestream.cuda.stationary.workspace import SumWorkspace
 from tilestream.cuda.workspace import Workspaces
 from tilestream.errors import DeviceError
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Role
 
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that who waited for whom is known
 
@@ -67,7 +67,8 @@ class StationaryLaunch:
         for name in self.source.maps if rows else ():
             (address, stride, _), tensor = where[name], self.source.pipeline.tensor(name)
             size = DTYPE_BYTES[tensor.dtype]
-            maps.append(driver.tensor_map(tensor.dtype, address, tensor.features, rows, stride * size, TILE_ROWS))
+            height = tensor.shape[0] if tensor.role is Role.PARAMETER else rows
+            maps.append(driver.tensor_map(tensor.dtype, address, tensor.features, height, stride * size, TILE_ROWS))
         pointers = [where[name] for name in self.source.pointers]
         packed = b"".join(maps).ljust(max(len(self.source.maps), 1) * driver.MAP_BYTES, b"\0")
         packed += struct.pack(f"<{len(pointers)}Q", *(at.address for at in pointers))

@@ -13,7 +13,9 @@ from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
 from tilestream.plan.passes.set_queue_depth import set_queue_depth
 from tilestream.plan.passes.share_tile import share_tile
 from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.split_columns import split_columns
 from tilestream.plan.passes.split_spatial import split_spatial
+from tilestream.plan.passes.tile_block import tile_block
 
 __all__ = [
     "balance",
@@ -29,5 +31,7 @@ __all__ = [
     "set_queue_depth",
     "share_tile",
     "split_bulk",
+    "split_columns",
     "split_spatial",
+    "tile_block",
 ]

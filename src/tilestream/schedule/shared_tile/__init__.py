@@ -1,13 +1,24 @@
-"""Few rows: one tile of rows shared by the whole grid, the hidden axis of a feed-forward block split over it.
+"""Few rows: one tile of rows shared by the whole grid, one layer or a feed-forward block of two divided over it.
 
 ``build`` turns a stage in plain form into a ``SharedTile``: which CTA makes which columns of the middle and of the
-result, what is exchanged and how, and the rings of shared memory. The kernels, the cost model and the planner read it.
+results, what is exchanged and how, and the rings of shared memory. The kernels, the cost model and the planner read it.
 """
 
 from __future__ import annotations
 
-from tilestream.schedule.shared_tile.block import MOST_ROWS, Block, find_block, is_block
+from tilestream.schedule.shared_tile.block import MOST_ROWS, Block
+from tilestream.schedule.shared_tile.find import find_block, is_block, is_projection
 from tilestream.schedule.shared_tile.model import SharedTile, Tail, build
 from tilestream.schedule.shared_tile.residual import written_out
 
-__all__ = ["MOST_ROWS", "Block", "SharedTile", "Tail", "build", "find_block", "is_block", "written_out"]
+__all__ = [
+    "MOST_ROWS",
+    "Block",
+    "SharedTile",
+    "Tail",
+    "build",
+    "find_block",
+    "is_block",
+    "is_projection",
+    "written_out",
+]

@@ -29,7 +29,8 @@ def find_directions(stage: Stage, block: Block) -> Directions:
 
     ``(out, hid)`` are the CTAs of a group: they make columns of the middle, gather it, and own columns of the result.
     ``(hid, out)`` are the groups: their partial results are scattered over them, each part added by one. ``(hid,)``
-    are groups too, where the partial results are added in memory.
+    are groups too, where the partial results are added in memory. Of one layer, which has no middle, the former are
+    ``(out, ...)`` of all results, and ``hid`` is what it sums over.
 
     Raises:
         VerifyError: two directions are the same thing, one is none of these, or is at a level without a kernel.
@@ -47,7 +48,7 @@ def find_directions(stage: Stage, block: Block) -> Directions:
         if not what:
             raise VerifyError(
                 f"stage {stage.name!r}: a direction over {', '.join(d.axes) or 'columns'} is none of a shared tile's",
-                f"use ({block.rows},), ({block.out}, {block.hid}) or ({block.hid}, {block.out})",
+                f"use ({block.rows},), ({', '.join(block.shared_by_columns)}) or ({', '.join(block.shared_by_groups)})",
             )
         if what in found:
             raise VerifyError(f"stage {stage.name!r} has two directions of {what}", "make them one")
@@ -57,11 +58,11 @@ def find_directions(stage: Stage, block: Block) -> Directions:
             )
         found[what] = d
     groups = found.get("groups")
-    scattered = groups is None or block.out in groups.axes
+    scattered = groups is None or set(block.outs) <= {*groups.axes}
     if groups is not None and groups.size > 1 and not (scattered or block.adds):
         raise VerifyError(
             f"stage {stage.name!r}: one group would store the sum of {groups.size} partial results",
-            f"divide ({block.hid}, {block.out}): each group adds a part",
+            f"divide ({', '.join(block.shared_by_groups)}): each group adds a part",
         )
 
     def size(what: str) -> int:
@@ -82,8 +83,7 @@ def find_directions(stage: Stage, block: Block) -> Directions:
 def _meaning(d: Spread, block: Block) -> str:
     if d.axes == (block.rows,):
         return "row tiles"
-    if d.axes[:2] == (block.out, block.hid):
+    columns, groups = block.shared_by_columns, block.shared_by_groups
+    if d.axes[: len(columns)] == columns:
         return "columns"
-    if d.axes[:1] == (block.hid,) and d.axes[1:2] in ((), (block.out,)):
-        return "groups"
-    return ""
+    return "groups" if d.axes in (groups, groups[:1]) else ""

@@ -4,10 +4,14 @@ A CTA ``(r, g, s)`` takes row tile ``r``. Of the middle it makes ``middle_column
 group ``g``; then it owns ``out_columns`` columns of the result, summed over the hidden columns of its group alone. So
 every byte of a weight is read once for each row tile, the middle moves within a group, and partial results move
 between groups.
+
+One layer is the second half of this: there is no middle, and a group sums over its part of the input's columns. A CTA
+has columns of each result, side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -17,8 +21,9 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
-from tilestream.schedule.shared_tile.block import Block, find_block
+from tilestream.schedule.shared_tile.block import Block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
+from tilestream.schedule.shared_tile.find import find_block
 from tilestream.schedule.sharing import Middle
 
 SHORT_TILE = 32
@@ -41,6 +46,10 @@ SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
 
+MOST_OWN_ROWS = 8
+"""Of a tile whose CTAs make all of the operand each, a warp a row: 16 rows take longer than their exchange does."""
+
+
 class Tail(StrEnum):
     """How partial results of the groups become the result."""
 
@@ -61,7 +70,8 @@ class SharedTile:
     Attributes:
         tile_rows: rows of a tile; ``row_tiles`` of them run side by side, and more rows take more launches.
         groups, columns: ``P`` groups of ``S`` CTAs.
-        middle_columns, out_columns: a CTA's part, a multiple of 8; the last CTAs may have less.
+        middle_columns: a CTA's part, a multiple of 8; the last CTAs may have less. None where there is one layer.
+        widths: of each result, likewise.
         depth: columns of the summed axis a ring stage holds.
         left_stages, weight_stages: of the two rings.
     """
@@ -71,7 +81,7 @@ class SharedTile:
     tail: Tail
     tile_rows: int
     middle_columns: int
-    out_columns: int
+    widths: tuple[int, ...]
     depth: int
     left_stages: int
     weight_stages: int
@@ -120,24 +130,43 @@ class SharedTile:
         return 128 * (self.warpgroups + 1)
 
     @property
+    def out_columns(self) -> int:
+        """Columns of all results that a CTA has."""
+        return sum(self.widths)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where those of each result begin among them."""
+        return tuple(sum(self.widths[:f]) for f in range(len(self.widths)))
+
+    @property
     def group_columns(self) -> int:
-        """Columns of the middle that a group has, padded."""
+        """What a group sums over in the last layer: columns of the middle, padded, or of the input, in whole stages."""
+        if self.block.one_layer:
+            return self.depth * ceil(ceil(self.block.sizes[1] / self.depth) / self.groups)
         return self.columns * self.middle_columns
 
     @property
     def steps(self) -> int:
-        """Ring stages that a CTA takes: along ``k``, then along the hidden columns of its group."""
+        """Ring stages that a CTA takes: along ``k``, then along the hidden columns of its group; of one layer along
+        its group's part of ``k``."""
         return self.first_steps + ceil(self.group_columns / self.depth)
 
     @property
     def first_steps(self) -> int:
-        """Along ``k`` alone."""
-        return ceil(self.block.sizes[0] / self.depth)
+        """Of the first layer of two alone, along ``k``."""
+        return 0 if self.block.one_layer else ceil(self.block.sizes[0] / self.depth)
 
     @property
     def left_steps(self) -> int:
         """Stages of the ring of left operands: a middle that comes through DSM has a place of its own."""
         return self.first_steps if self.middle is Middle.DSM else self.steps
+
+    @property
+    def own_rows(self) -> bool:
+        """Whether each CTA makes all rows of the operand for itself, where its ring of left operands holds them."""
+        few = self.block.one_layer and bool(self.block.before) and self.tile_rows <= MOST_OWN_ROWS
+        return few and self.left_stages >= self.steps
 
     @property
     def left_bytes(self) -> int:
@@ -152,7 +181,7 @@ class SharedTile:
     @property
     def vector_bytes(self) -> int:
         """Vectors and scalars of both epilogues, as fp32."""
-        return vector_bytes(self.block, self.middle_columns, self.out_columns)
+        return vector_bytes(self.block, self.middle_columns, self.widths)
 
     @property
     def scatter_bytes(self) -> int:
@@ -203,8 +232,9 @@ def stage_bytes(depth: int, middle: int, out: int) -> int:
     return depth * max(middle, out) * 2
 
 
-def vector_bytes(block: Block, middle: int, out: int) -> int:
-    ours = len(block.vectors(block.middle)) * middle + len(block.vectors(block.after)) * out
+def vector_bytes(block: Block, middle: int, widths: Sequence[int]) -> int:
+    ours = len(block.vectors(block.middle)) * middle
+    ours += sum(len(block.vectors(last.after)) * width for last, width in zip(block.lasts, widths, strict=True))
     return -(-4 * ours // 128) * 128
 
 
@@ -223,29 +253,34 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     """The schedule of ``stage``, in plain form, within ``limit`` bytes of shared memory.
 
     Raises:
-        VerifyError: the ops are no feed-forward block, the mesh is none that it can be split by, or something does not
-            fit, with the arithmetic.
+        VerifyError: the ops are neither a feed-forward block nor one layer, the mesh is none that it can be split by,
+            or something does not fit, with the arithmetic.
     """
     block = find_block(stage, pipeline)
     directions = find_directions(stage, block)
     k, hid, out = block.sizes
     tile_rows = _tile_rows(stage, block)
-    depths = _depths(stage, block)
-    middle = 8 * ceil(ceil(hid / (directions.groups * directions.columns)) / 8)
-    wide = 8 * ceil(ceil(out / directions.columns) / 8)
+    depths = _depths(stage, block, directions.groups)
+    middle = 0 if block.one_layer else _eights(hid, directions.groups * directions.columns)
+    widths = tuple(_eights(last.columns, directions.columns) for last in block.lasts)
     tail = _tail(stage, block, directions)
     for axis, size in ((block.k, k), (block.hid, hid)):
         _on_16_bytes(stage, axis, size)
     if tail is Tail.REDUCE_ADD:
-        _on_16_bytes(stage, block.out, out)
-    for what, columns in (("middle", middle * len(block.firsts)), ("result", wide)):
+        _on_16_bytes(stage, block.outs[0], out)
+    for what, columns in (("middle", middle * len(block.firsts)), ("result", sum(widths))):
         if columns > MOST_COLUMNS or columns // 2 > MOST_ACCUMULATORS:
             most = min(MOST_COLUMNS, 2 * MOST_ACCUMULATORS)
             raise VerifyError(
                 f"stage {stage.name!r}: each CTA makes {columns} > {most} columns of the {what}",
                 f"divide it over {ceil(columns / most)} times as many CTAs",
             )
-    made = SharedTile(block, directions, tail, tile_rows, middle, wide, depths[0], 0, 0)
+    if block.one_layer and directions.columns_at is not Level.GRID:
+        raise VerifyError(
+            f"stage {stage.name!r}: CTAs of a cluster divide columns, and one layer has no middle to hand over",
+            "use Level.GRID",
+        )
+    made = SharedTile(block, directions, tail, tile_rows, middle, widths, depths[0], 0, 0)
     left, weights = _rings(made, limit)
     if len(depths) > 1 and not _enough(made, left, weights):
         made = replace(made, depth=depths[1])
@@ -260,6 +295,11 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
             f"loop over {block.k!r} in steps of {DEPTHS[0]}, or divide over more CTAs",
         )
     return replace(made, left_stages=left, weight_stages=weights)
+
+
+def _eights(columns: int, parts: int) -> int:
+    """Columns of each of ``parts``, a multiple of 8."""
+    return 8 * ceil(ceil(columns / parts) / 8)
 
 
 def _on_16_bytes(stage: Stage, axis: str, size: int) -> None:
@@ -282,21 +322,23 @@ def _tile_rows(stage: Stage, block: Block) -> int:
     return tile
 
 
-def _depths(stage: Stage, block: Block) -> tuple[int, ...]:
+def _depths(stage: Stage, block: Block, groups: int) -> tuple[int, ...]:
     """Depths of a ring stage to try, the first that fits is taken."""
-    others = [loop.axis for loop in stage.loops if loop.axis not in (block.rows, block.k)]
+    summed = block.hid if block.one_layer else block.k
+    others = [loop.axis for loop in stage.loops if loop.axis not in (block.rows, summed)]
     if others:
         raise VerifyError(
             f"stage {stage.name!r} loops over {others[0]!r}, which its mesh divides",
-            f"loop over {block.rows!r}, and over {block.k!r} where the depth of a stage matters",
+            f"loop over {block.rows!r}, and over {summed!r} where the depth of a stage matters",
         )
-    asked = next((loop.tile for loop in stage.loops if loop.axis == block.k), None)
+    asked = next((loop.tile for loop in stage.loops if loop.axis == summed), None)
     if asked is None:
         tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
-        return (128, 64) if block.sizes[0] <= SHORT_SUM or tile <= SHORT_TILE else (64,)
+        first = block.sizes[0] / (groups if block.one_layer else 1)
+        return (128, 64) if first <= SHORT_SUM or tile <= SHORT_TILE else (64,)
     if asked not in DEPTHS:
         raise VerifyError(
-            f"stage {stage.name!r} loops over {block.k!r} in steps of {asked}, a ring stage holds"
+            f"stage {stage.name!r} loops over {summed!r} in steps of {asked}, a ring stage holds"
             f" {', '.join(map(str, DEPTHS[:-1]))} or {DEPTHS[-1]}",
             "use one of these",
         )
@@ -325,6 +367,9 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
     room = limit - s.scatter_bytes - s.gather_bytes - s.vector_bytes - BARRIER_BYTES
     least = _least(s.steps)
     staging = _stages_for_staging(s)
+    if s.block.one_layer:  # each step takes a stage of both; weights have time while rows are made
+        left = max(staging, min(MOST_STAGES, s.steps, room // (s.left_bytes + s.weight_bytes)))
+        return left, max(0, min(MOST_STAGES, s.steps, (room - left * s.left_bytes) // s.weight_bytes))
     left = max(staging, min(MOST_STAGES, s.left_steps, max(least, round(room / 2 / s.left_bytes))))
     least = min(least, s.left_steps)
     while left > max(least, staging) and (room - left * s.left_bytes) // s.weight_bytes < min(
@@ -337,7 +382,8 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
 
 def _stages_for_staging(s: SharedTile) -> int:
     """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
-    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16) if s.middle is Middle.L2 else 0
+    staged = s.middle is Middle.L2 and not s.block.one_layer
+    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16) if staged else 0
     result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
     return ceil(max(middle, result) / s.left_bytes)
 

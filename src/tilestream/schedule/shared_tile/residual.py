@@ -1,10 +1,12 @@
-"""A residual that a block reads twice, in front of its first layer and behind its second, becomes two."""
+"""Axes for one use each: a residual that a block reads twice becomes two, and a layer's sum has a name of its own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilestream.ir.aliases import one_name_an_axis
+from tilestream.ir.axes import View
+from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
@@ -14,7 +16,7 @@ AGAIN = ".again"
 
 def written_out(program: Pipeline) -> Pipeline:
     """``program`` in plain form, each of its axes under one name and for one use."""
-    return one_name_an_axis(plain(own_residual(program)))
+    return own_sum(one_name_an_axis(plain(own_residual(program))))
 
 
 def own_residual(program: Pipeline) -> Pipeline:
@@ -51,6 +53,39 @@ def own_residual(program: Pipeline) -> Pipeline:
                 behind.add(op.out.name)
         ops.append(op)
     return program.with_stages((replace(stage, ops=tuple(ops)),)) if copies else program
+
+
+def own_sum(written: Pipeline) -> Pipeline:
+    """``written``, in plain form; products of rows that are made in front of them sum over columns of another name.
+
+    Groups that divide the sum of a layer would divide the sums of the norm in front of it as well. Where two layers
+    are, groups divide the second's, and nothing is renamed.
+    """
+    stage = written.stages[0]
+    makers = {op.out.name: op for op in stage.ops if op.out is not None}
+    products = [op for op in stage.ops if op.kind == "product" and op.out is not None]
+    made = {op.out.name for op in products if op.out is not None}
+    if not products or any(not made.isdisjoint(_made_from(op.ins[0], makers)) for op in products if op.ins):
+        return written
+    if any(len(op.ins) != 1 or op.ins[0] not in makers or len(sums(op)) != 1 for op in products):
+        return written
+    if all(makers[op.ins[0]].kind == "load" for op in products):
+        return written
+    (old,) = sums(products[0])
+    own = written.tensor(products[0].params[0]).axes[-1].name
+
+    def under(view: View | str) -> View:
+        assert isinstance(view, View)  # as everywhere in plain form
+        at = tuple(replace(a, axes=tuple(own if x == old else x for x in a.axes)) for a in view.at or ())
+        return View(view.of, at)
+
+    ops = tuple(
+        replace(op, tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))
+        if op.kind == "product"
+        else op
+        for op in stage.ops
+    )
+    return written.with_stages((replace(stage, ops=ops), *written.stages[1:]))
 
 
 def _made_from(tile: str, makers: dict[str, TileOp]) -> set[str]:

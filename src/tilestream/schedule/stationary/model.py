@@ -53,6 +53,11 @@ class StationarySum:
         return prod(self.parts) * self.splits
 
     @property
+    def where(self) -> str:
+        """The user's line."""
+        return self.sums.product.source
+
+    @property
     def block(self) -> tuple[int, int]:
         """Columns of out and of k that a CTA has, whole chunks."""
         return self.groups[0] * CHUNK_COLUMNS, self.groups[1] * self.chunks * CHUNK_COLUMNS
@@ -104,13 +109,14 @@ def is_stationary(pipeline: Pipeline) -> bool:
     if by_rows(pipeline) or pipeline.queues:
         return False
     return all(
-        len(s.loops) == 1 and s.loops[0].axis == ROWS.name and any(_over_rows(op) for op in s.ops)
-        for s in plain(pipeline).stages
+        len(s.loops) == 1 and s.loops[0].axis == ROWS.name and _products_over_rows(s) for s in plain(pipeline).stages
     )
 
 
-def _over_rows(op) -> bool:
-    return op.kind == "product" and op.out is not None and ROWS.name not in {a.name for a in op.out.axes}
+def _products_over_rows(stage: Stage) -> bool:
+    """Whether a stage has products, all over rows; with others beside them it is a backward chain."""
+    made = [{a.name for a in op.out.axes} for op in stage.ops if op.kind == "product" and op.out is not None]
+    return bool(made) and not any(ROWS.name in axes for axes in made)
 
 
 def why_not(pipeline: Pipeline) -> str:

@@ -1,0 +1,118 @@
+"""C++ of what a warpgroup does with one tile of a backward chain, layer by layer."""
+
+from __future__ import annotations
+
+from tilestream.cuda.snippets import expression
+from tilestream.ir.pipeline import TileOp
+from tilestream.schedule.backward import BackwardChain, Layer
+from tilestream.schedule.backward.model import TILES, read
+from tilestream.schedule.layout import CHUNK
+from tilestream.schedule.model import ceil_to
+
+PAD = "    "
+RESULT = TILES - 1
+"""The tile of dX."""
+
+
+def body(s: BackwardChain) -> str:
+    """The text inside the loop over tiles.
+
+    A layer's product with its weight is issued first, then its sums, which so run beside the epilogue. When the next
+    layer's product is over, so are they: what they read is given back then. No warp begins another tile before all are
+    done with this one: it would overwrite what their sums read.
+    """
+    lines = ["u32 dy = in.take();", "in.advance();", "pack_chunk<T>(a, 0, dy);"]
+    taken, unreleased = 0, 1  # weights; slots that products under way may still read
+    for n, layer in enumerate(s.chain.layers):
+        names = {tensor: f"x{n}_{k}" for k, tensor in enumerate(read(layer))}
+        lines += [line for name in names.values() for line in (f"const u32 {name} = in.take();", "in.advance();")]
+        lines.append(f"// {layer.source}")
+        sums = _sums(s, n, names[layer.input])
+        if not layer.weight:
+            lines += ["mma_fence();", *sums, "mma_commit();", "mma_wait<0>();"]
+            lines += ["in.release();"] * (unreleased + len(names))
+            lines.append("named_sync(GROUP_BARRIER + g, 128);")
+            continue
+        last = n == len(s.chain.layers) - 1
+        blocks = ceil_to(layer.k, 16) // 8
+        lines += [
+            f"Fragment<{blocks}> acc{n};",
+            f"clear(acc{n});",
+            "mma_fence();",
+            f"times_weight<T, {ceil_to(layer.out, 16) // 16}>(acc{n}, a, smem + {taken * CHUNK});",
+            "mma_commit();",
+            *sums,
+            "mma_commit();",
+            "mma_wait<1>();",
+        ]
+        lines += ["in.release();"] * unreleased if n else []
+        unreleased = len(names) + (0 if n else unreleased)
+        taken += 1
+        if last:
+            lines += ["if (group_leader()) store_wait_read<0>();", "named_sync(GROUP_BARRIER + g, 128);"]
+        to = RESULT if last else n % RESULT
+        lines += [f"dy = Chain<S>::tile(smem, g, {to});", *_epilogue(layer, n, blocks, names, last)]
+        lines += ["fence_async_shared();", "named_sync(GROUP_BARRIER + g, 128);"]
+        if last:
+            lines.append("if (group_leader()) {")
+            lines.append(f"  tma_store(&p.maps[{_result_map(s)}], 0, tile * ROWS, dy, EVICT_FIRST);")
+            lines += ["  store_commit();", "}", "mma_wait<0>();"]
+            lines += ["in.release();"] * unreleased
+            lines.append("named_sync(GROUP_BARRIER + g, 128);")
+    return "\n".join(PAD + line for line in lines)
+
+
+def _result_map(s: BackwardChain) -> int:
+    return maps(s).index(s.chain.result)
+
+
+def maps(s: BackwardChain) -> tuple[str, ...]:
+    """Tensors that bulk copies address: what streams in, each once, the weights, and dX."""
+    streams = dict.fromkeys(name for names in s.streams for name in names if name not in s.odd)
+    return (*streams, *s.weights, *([s.chain.result] if s.chain.result else []))
+
+
+def _sums(s: BackwardChain, n: int, x: str) -> list[str]:
+    made = []
+    for k, held in enumerate(s.held):
+        if held.layer != n:
+            continue
+        if held.is_bias:
+            made.append(f"add_rows<T>(s{k}, dy, smem + S::ONES);")
+        else:
+            left, right = (x, "dy") if held.turned else ("dy", x)
+            made.append(f"add_tile<T>(s{k}, {left}, {right});")
+    return made
+
+
+def _epilogue(layer: Layer, n: int, blocks: int, names: dict[str, str], last: bool) -> list[str]:
+    """acc, through the layer's ops, to the next dY: packed in registers, and in shared memory at ``dy``."""
+    first = f"TS_REG(acc{n}, 4 * i + 2 * j"
+    values = {layer.product: (f"{first})", f"{first} + 1)")}
+    inner: list[str] = []
+    words: dict[str, str] = {}
+    for tile, tensor in layer.streams:
+        if tensor not in words:
+            words[tensor] = f"w{len(words)}"
+            inner.append(f"const u32 {words[tensor]} = lds32(pair_addr<T>({names[tensor]}, t, i, j));")
+        values[tile] = (f"T::low({words[tensor]})", f"T::high({words[tensor]})")
+    for k, op in enumerate(layer.ops):
+        inner += _op(op, k, values)
+    low, high = values[layer.result]
+    inner += [f"const u32 word = T::pack({low}, {high});", "sts32(pair_addr<T>(dy, t, i, j), word);"]
+    inner += [] if last else ["TS_REG(a, 2 * i + j) = word;"]
+    return [
+        "{", "  TS_PASS", "  TS_LANES {", "    const u32 t = TS_PASS_LANE;", "#pragma unroll",
+        f"    for (int i = 0; i < {blocks}; ++i)", "#pragma unroll", "      for (int j = 0; j < 2; ++j) {",
+        *(f"        {line}" for line in inner), "      }", "  }", "}",
+    ]  # fmt: skip
+
+
+def _op(op: TileOp, k: int, values: dict[str, tuple[str, str]]) -> list[str]:
+    assert op.out is not None
+    made = []
+    for column in range(2):
+        text = expression(op, [values[name][column] for name in op.ins])
+        made.append(f"const float v{k}_{column} = {text};")
+    values[op.out.name] = (f"v{k}_0", f"v{k}_1")
+    return made

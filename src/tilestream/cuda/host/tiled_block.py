@@ -1,0 +1,72 @@
+"""Tiled blocks on the host build: the generated kernel, compiled by g++ and run with threads."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tilestream.cuda.host.build import Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.host.shared_tile import OF_FILE, tensor_map
+from tilestream.cuda.pack import Where
+from tilestream.cuda.tiled_block.emit import TiledBlockSource, emit
+from tilestream.cuda.tiled_block.launch import TiledDump
+from tilestream.cuda.tiled_block.params import params
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.schedule.tiled_block import CLUSTER, space_bytes
+
+
+def run_tiled_on_host(
+    pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
+) -> torch.Tensor:
+    """The output ``[rows, out]`` of a tiled block, computed by its generated kernel.
+
+    Blocks with nothing in front of their first layer, as ``host.shared_tile``.
+
+    Args:
+        tensors: CPU tensors: inputs ``[rows, features]`` and parameters, by name.
+
+    Raises:
+        CompileError, QueueTimeout, HostTrap, HostRace: as ``build.run_on_host``.
+        ValueError: something stands in front of the first layer.
+    """
+    options = options or HostRun()
+    source = emit(pipeline)
+    b, rows = source.schedule.block, tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
+    if b.before:
+        raise ValueError("the host build runs a block with nothing in front of its first layer")
+    out = pipeline.tensor(b.output)
+    # NaNs: an element that nobody writes shows
+    empty = torch.full((rows, b.sizes[2]), float("nan"), dtype=TORCH_DTYPES[out.dtype])
+    return _run(source, {**tensors, out.name: empty}, rows, options)
+
+
+def _run(source: TiledBlockSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> torch.Tensor:
+    s, arena = source.schedule, Arena()
+    program = compile_for_host(source, options)
+    where = {
+        name: Where(OF_FILE + arena.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0])
+        for name, t in tensors.items()
+    }
+    flags, *rings = space_bytes(s)
+    work = arena.add(b"\0" * flags + b"\xff" * sum(rings))
+    dump = TiledDump(s, source.pipeline.name)
+    record = arena.add(b"\0" * (dump.words.numel() * 8))
+    limit_ns = int(options.flag_limit_s * 1e9)
+    packed = params(source, where, OF_FILE + work, OF_FILE + record, tensor_map, rows, limit_ns)
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
+        done = execute(program, path, source, (s.ctas, CLUSTER), options)
+        raw = bytearray(path.read_bytes())
+    dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
+    dump.check()
+    if done.returncode:
+        raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    y = tensors[s.block.output]
+    at = where[s.block.output].address - OF_FILE
+    return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()

@@ -1,0 +1,108 @@
+// Who a CTA of a shared tile is, and where what it has of the results goes. K and Params as in shared_tile.cuh.
+#pragma once
+#include "tile.cuh"
+
+namespace ts {
+
+enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
+
+// Whether the middle is gathered through the shared memory of a cluster: the CTAs of a group are one, and all of the
+// group's middle is in each, at K::GATHER. Columns of 8 lie behind each other, of each all rows, 16 bytes a row: so a CTA's
+// part is one piece of memory, of any multiple of 8 columns, and products read it as blocks of 8 rows without a swizzle.
+template <class K, class = void>
+constexpr bool BY_CLUSTER = false;
+template <class K>
+constexpr bool BY_CLUSTER<K, decltype((void)K::GATHER)> = true;
+template <class K>
+constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
+// The group's columns up to whole stages of the second product; beyond the last are zeros.
+template <class K>
+constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
+
+struct Position {
+  int row_tile, group, column, cta;
+  int rows;   // of this tile, that exist
+  int steps;  // stages of the group's part of the middle
+};
+
+template <class K>
+TS_DEV int cta_of(int row_tile, int group, int column) {
+  return K::TAIL == CLUSTER ? (row_tile * K::COLUMNS + column) * K::GROUPS + group : (row_tile * K::GROUPS + group) * K::COLUMNS + column;
+}
+
+template <class K>
+TS_DEV Position position(int cta, int rows) {
+  const int minor = K::TAIL == CLUSTER ? K::GROUPS : K::COLUMNS, major = K::TAIL == CLUSTER ? K::COLUMNS : K::GROUPS;
+  const int a = cta % minor, b = cta / minor % major, r = cta / (K::COLUMNS * K::GROUPS);
+  const int group = K::TAIL == CLUSTER ? a : b;
+  int left = K::HID - group * K::GROUP_COLUMNS;
+  left = left > K::GROUP_COLUMNS ? K::GROUP_COLUMNS : left < 0 ? 0 : left;
+  return {r, group, K::TAIL == CLUSTER ? b : a, cta, rows - r * K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
+}
+
+// Where a column of a CTA belongs: in which result, and which of its columns it is.
+struct Place {
+  void* data;
+  long long stride;
+  int column, columns;
+};
+
+// Of local column c of the CTAs of `member`.
+template <class K, class P>
+TS_DEV Place place(const P& p, int member, int c) {
+  if constexpr (K::FIRSTS == 0)
+    return K::place(p, member, c);
+  else
+    return {p.result, p.result_stride, member * K::OUT_COLUMNS + c, K::OUT};
+}
+template <class K>
+constexpr bool even_results() {
+  if constexpr (K::FIRSTS == 0)
+    return K::EVEN;
+  else
+    return K::OUT % 2 == 0;
+}
+
+// Elements of tensors with rows, residuals, that go with two columns of two rows of the result.
+template <class K>
+struct Beside {
+  float of[2][2][K::LOADS > 0 ? K::LOADS : 1];
+};
+
+template <class K, class P>
+TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i) {
+  Beside<K> made;
+  if constexpr (K::LOADS == 0) return made;
+  const Place at = place<K>(p, me.column, col_of(t, i));
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int row = g * 64 + row_of(t, j);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (row < me.rows && at.column + e < at.columns) K::beside(p, me.row_tile * K::ROWS + row, at.column + e, made.of[j][e]);
+  }
+  return made;
+}
+
+// Two columns of two rows of the result, as Fragment has them.
+template <class K, class P>
+TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
+  using O = typename K::Result;
+  const int local = col_of(t, i);
+  const Place to = place<K>(p, me.column, local);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
+    if (row >= me.rows || to.column >= to.columns) continue;
+    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
+    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
+    if (even_results<K>()) {
+      Io<O>::global2(to.data, (u64)at * to.stride + to.column, a, b);
+    } else {
+      Io<O>::global1(to.data, (u64)at * to.stride + to.column, a);
+      if (to.column + 1 < to.columns) Io<O>::global1(to.data, (u64)at * to.stride + to.column + 1, b);
+    }
+  }
+}
+
+}  // namespace ts

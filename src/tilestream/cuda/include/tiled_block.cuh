@@ -1,0 +1,358 @@
+// A feed-forward block on many rows, of layers wider than a CTA holds: two products, each as tiles of 128 rows by 256
+// columns, in one kernel. The hidden layer goes from the first to the second through a ring in device memory that is small
+// enough to stay in the L2: rows of the second follow those of the first by a few hundred tiles, in an order that is the
+// same for all CTAs (Walk).
+//
+// A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
+// ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
+// Producers: warp 0 loads; warps 1 and 2 store what the warpgroups leave, and say so; warp 3 makes the rows of the operand
+// where something, a norm, stands in front of the first layer. The first of them all warps make.
+#pragma once
+#include "collectives.cuh"
+#include "warp_row.cuh"
+
+namespace ts {
+
+constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
+constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
+constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
+constexpr int PAIR = 2;                // CTAs of a cluster
+constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup
+constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
+constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
+
+// The order of the units, a tile of either product for each CTA of a cluster: `head` of the first product; then, again and
+// again, `seconds` of the second and `firsts` more of the first. So many of the first are ahead that nobody waits.
+struct Walk {
+  int all_firsts, all_seconds;  // units there are
+  int head, firsts, seconds;
+  int slots;  // tiles of 128 rows in the ring of the hidden layer, and of the operand
+  int early;  // tiles whose operand is made by the warps that multiply, before they do
+};
+struct Unit {
+  bool second;
+  int rows, column;  // tile of rows, of this CTA; block of columns
+};
+
+// The units of one cluster in that order. Of either product it has every `clusters`-th.
+template <class K>
+struct Deal {
+  const Walk& w;
+  int clusters, rank, first, second;
+  TS_DEV Deal(const Walk& w, int cluster, int clusters, int rank) : w(w), clusters(clusters), rank(rank), first(cluster), second(cluster) {}
+  TS_DEV bool more() const { return first < w.all_firsts || second < w.all_seconds; }
+  // Units of the first product in front of the next one of the second; those that it is made from end a `head` before.
+  TS_DEV int in_front() const { return w.head + second / w.seconds * w.firsts; }
+  TS_DEV bool at_second() const { return second < w.all_seconds && (first >= w.all_firsts || first >= in_front()); }
+  TS_DEV Unit take() {
+    const bool is_second = at_second();
+    const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
+    (is_second ? second : first) += clusters;
+    return {is_second, index / blocks * PAIR + rank, index % blocks};
+  }
+};
+
+// Where the flags are: those of the operand by fours of rows, of the hidden layer and of its readers by tiles of 64 rows.
+struct Flags {
+  u64 *operand, *hidden, *read;
+};
+template <class K, class P>
+TS_DEV Flags flags_of(const P& p) {
+  u64* operand = p.flags + p.ctas;
+  u64* hidden = operand + (K::BEFORE ? p.walk.slots * OPERAND_FLAGS : 0);
+  return {operand, hidden, hidden + p.walk.slots * 2 * K::HID_BLOCKS};
+}
+// What a flag of row tile `tile` says when it is raised in a launch before which all were at most `epoch`.
+TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(tile / w.slots) + 1; }
+
+// Tiles of rows, of whole clusters.
+template <class K>
+TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * PAIR; }
+
+// By a warp.
+TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
+  const u64 start = now_ns();
+#pragma unroll 1
+  for (int k = (int)lane_in_warp(); k < count; k += WARP) {
+#pragma unroll 1
+    for (u32 spin = 1;; ++spin) {
+      const u64 found = flag_acquire(flags + k);
+      if (found >= wanted) break;
+      if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, tile, wanted, found);
+    }
+  }
+  sync_warp();
+}
+
+template <class K>
+using StepRing = Ring<K::STEPS, STEP_BYTES, true>;
+using SlabRing = Ring<SLABS, CHUNK_BYTES>;
+template <class K>
+TS_DEV StepRing<K> step_ring(u32 smem) { return StepRing<K>(smem + K::BARS, smem); }
+template <class K>
+TS_DEV SlabRing slab_ring(u32 smem, int g) {
+  return SlabRing(smem + K::BARS + 16 * (K::STEPS + g * SLABS), smem + K::STEPS * STEP_BYTES + g * SLABS * CHUNK_BYTES);
+}
+template <class K>
+TS_DEV void init_tiled(u32 smem) {
+  for (int i = 0; i < K::STEPS; ++i) {
+    bar_init(smem + K::BARS + 16 * i, 1);
+    bar_init(smem + K::BARS + 16 * i + 8, 8 * PAIR);  // one a warp, of both CTAs
+  }
+  for (int i = K::STEPS; i < K::STEPS + 2 * SLABS; ++i) {
+    bar_init(smem + K::BARS + 16 * i, 4);
+    bar_init(smem + K::BARS + 16 * i + 8, 1);
+  }
+  bar_init_done();
+}
+
+// ---- producers
+template <class K, class P>
+TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank) {
+  const Walk& w = p.walk;
+  const Flags flags = flags_of<K>(p);
+  auto ring = step_ring<K>(smem);
+#pragma unroll 1
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
+    const Unit x = deal.take();
+    const int slot = x.rows % w.slots;
+    if (x.second)
+      await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w, epoch, x.rows), x.rows);
+    else if (K::BEFORE)
+      await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket_of(w, epoch, x.rows), x.rows);
+    fence_async_global();
+    if (lane_in_warp() != 0) continue;
+    const TensorMap* left = x.second ? &p.hidden_in : &p.input;
+    const int y = (x.second || K::BEFORE ? slot : x.rows) * TILE_ROWS;
+    const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i, ring.advance()) {
+      ring.wait_empty();
+      bar_expect(ring.full(), STEP_BYTES);
+      tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
+      const int h = rank;  // its half of the page of weights, for both CTAs
+      const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
+      const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
+      tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
+    }
+  }
+}
+
+// Stores what warpgroup g leaves in its slabs, and says so when it is there.
+template <class K, class P>
+TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank, int g) {
+  const Walk& w = p.walk;
+  const Flags flags = flags_of<K>(p);
+  auto ring = slab_ring<K>(smem, g);
+#pragma unroll 1
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
+    const Unit x = deal.take();
+    const int slot = x.rows % w.slots, mine = 2 * slot + g;
+    if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
+      await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
+    fence_async_global();
+    if (lane_in_warp() != 0) continue;
+    const int wide = x.second ? TILE_COLUMNS : TILE_COLUMNS / K::FIRSTS;
+    const int y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
+#pragma unroll 1
+    for (int c = 0; c < wide; c += 64, ring.advance()) {
+      ring.wait_full();
+      tma_store(x.second ? &p.result : &p.hidden_out, x.column * wide + c, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
+      store_commit();
+      store_wait_read<0>();
+      bar_arrive(ring.empty());
+    }
+    if (x.second) continue;
+    store_wait<0>();
+    fence_async_global();
+    flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
+  }
+  if (lane_in_warp() == 0) store_wait<0>();
+}
+
+// Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made.
+template <class K, class P>
+TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int end, int stride) {
+  const Walk& w = p.walk;
+  const Flags flags = flags_of<K>(p);
+#pragma unroll 1
+  for (int job = first; job < end * OPERAND_FLAGS; job += stride) {
+    const int tile = job / OPERAND_FLAGS, slot = tile % w.slots, part = job % OPERAND_FLAGS;
+    const u64 ticket = ticket_of(w, epoch, tile);
+    if (tile >= w.slots) await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket - 1, tile);
+#pragma unroll
+    for (int r = 0; r < OPERAND_ROWS; ++r) {  // of the next time
+      const int row = (job + stride) * OPERAND_ROWS + r;
+      if (row < p.rows) K::prefetch(p, row, lane_in_warp());
+    }
+#pragma unroll 1
+    for (int r = 0; r < OPERAND_ROWS; ++r) {
+      const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
+      if (row < p.rows) K::before(p, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
+    }
+    sync_warp();
+    if (lane_in_warp() == 0) {
+      fence_async_global();
+      flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket);
+    }
+  }
+}
+
+// ---- consumers
+template <class T>
+TS_DEV void multiply_step(Fragment<TILE_BLOCKS>& acc, u32 left, u32 right) {
+#pragma unroll
+  for (int k = 0; k < TILE_DEPTH / 16; ++k)
+    Mma<T, TILE_BLOCKS, 0>::shared(acc, mma_desc_over_16(left + 2 * k), mma_desc_over_16(right + 2 * k));
+}
+
+template <class K>
+constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
+
+TS_DEV void slab_is_there(SlabRing& slabs) {
+  fence_async_shared();
+  group_arrive(slabs.full());
+  slabs.advance();
+}
+// Slab s of a hidden tile: 64 columns, rounded.
+template <class K, class P>
+TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int s) {
+  slabs.wait_empty();
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float v[K::HIDDEN_VECTORS][2];
+      K::hidden_vectors(p, x.column * 64 * HIDDEN_SLABS<K> + col_of(t, 8 * s + i), v);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float sums[2][K::FIRSTS];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
+        sts32(pair_addr<typename K::T>(slabs.addr(), t, i, j), K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1])));
+      }
+    }
+  }
+  slab_is_there(slabs);
+}
+// The result, with what is read beside it: that comes first, so that it is on its way while a slab is waited for.
+template <class K, class P>
+TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int g) {
+  constexpr int LOADS = K::LOADS > 0 ? K::LOADS : 1;
+  const int row0 = x.rows * TILE_ROWS + g * ROWS;
+#pragma unroll
+  for (int s = 0; s < TILE_BLOCKS; s += 8) {
+    TS_PASS
+    Registers<float, 8 * 2 * 2 * LOADS> beside;
+    TS_LANES {
+      const u32 t = TS_PASS_LANE;
+#pragma unroll
+      for (int i = 0; i < 8 && K::LOADS > 0; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int row = row0 + row_of(t, j);
+          float pair[2 * LOADS];
+          K::beside(p, row < p.rows ? row : p.rows - 1, x.column * TILE_COLUMNS + col_of(t, s + i), pair);
+#pragma unroll
+          for (int k = 0; k < 2 * LOADS; ++k) TS_REG(beside, (2 * i + j) * 2 * LOADS + k) = pair[k];
+        }
+    }
+    slabs.wait_empty();
+    TS_LANES {
+      const u32 t = TS_PASS_LANE;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float v[K::RESULT_VECTORS][2];
+        K::result_vectors(p, x.column * TILE_COLUMNS + col_of(t, s + i), v);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float made[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float r[LOADS];
+#pragma unroll
+            for (int k = 0; k < LOADS; ++k) r[k] = TS_REG(beside, (2 * i + j) * 2 * LOADS + 2 * k + e);
+            made[e] = K::after(v, e, TS_REG(acc, 4 * (s + i) + 2 * j + e), r);
+          }
+          sts32(pair_addr<typename K::Result>(slabs.addr(), t, i, j), K::Result::pack(made[0], made[1]));
+        }
+      }
+    }
+    slab_is_there(slabs);
+  }
+}
+
+// One page of both operands; the one before it is given back.
+template <class K>
+TS_DEV void consume_step(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, bool first) {
+  const u32 step = ring.take();
+  mma_fence();
+  multiply_step<typename K::T>(acc, (step + mine) >> 4, (step + LEFT_BYTES) >> 4);
+  mma_commit();
+  if (!first) {
+    mma_wait<1>();
+    ring.release();
+  }
+  ring.advance();
+}
+
+template <class K, class P>
+TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank, int g) {
+  const Walk& w = p.walk;
+  auto ring = step_ring<K>(smem);
+  auto slabs = slab_ring<K>(smem, g);
+  const u32 mine = (u32)g * CHUNK_BYTES;
+#pragma unroll 1
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
+    const Unit x = deal.take();
+    Fragment<TILE_BLOCKS> acc;
+    start_from_zero(acc);
+    pin(acc);
+    const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) consume_step<K>(acc, ring, mine, i == 0);
+    mma_wait<0>();
+    pin(acc);  // or what reads them moves in front of the wait (C7514)
+    ring.release();
+    if (x.second) {
+      // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
+      if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
+      leave_result<K>(p, acc, slabs, x, g);
+    } else {
+#pragma unroll
+      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(p, acc, slabs, x, s);
+    }
+  }
+}
+
+template <class K, class P>
+TS_DEV void run_tiled_block(const P& p, u32 smem) {
+  const int warp = warp_index(), group = warp >> 2;
+  const int cta = cta_index(), rank = (int)cluster_rank(), cluster = cta / PAIR;
+  const Team team = {p.flags, p.dump, p.limit_ns, cta, p.ctas};
+  const u64 epoch = flag_acquire(p.flags + cta);
+  if (cta_leader()) init_tiled<K>(smem);
+  cluster_sync();
+  if (group == 2) {
+    registers_dec<LOADER_REGISTERS>();
+    const int role = warp & 3;
+    if (role == 0)
+      load_steps<K>(p, team, epoch, smem, cluster, rank);
+    else if (role < 3)
+      store_slabs<K>(p, team, epoch, smem, cluster, rank, role - 1);
+    else if constexpr (K::BEFORE)
+      make_operand<K>(p, team, epoch, p.walk.early * OPERAND_FLAGS + cta, tiles_of<K>(p.walk), p.ctas);
+  } else {
+    registers_inc<CONSUMER_REGISTERS>();
+    if constexpr (K::BEFORE) make_operand<K>(p, team, epoch, cta * 8 + warp, p.walk.early, p.ctas * 8);
+    consume_tiles<K>(p, epoch, smem, cluster, rank, group);
+  }
+  sync_warp();
+  cluster_sync();  // nothing comes to this CTA any more
+  if (cta_leader()) flag_relaxed(p.flags + cta, ticket_of(p.walk, epoch, tiles_of<K>(p.walk) - 1));
+}
+
+}  // namespace ts

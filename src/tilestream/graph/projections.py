@@ -1,0 +1,76 @@
+"""Layers by themselves on few rows: products of one input, with a norm in front and what is done to each behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from torch import fx
+
+from tilestream.graph.few_rows import after_product, few, in_front, start_of
+from tilestream.graph.lowering import MAX_FEATURES, Value
+from tilestream.graph.nodes import is_product
+
+WIDEST_ALONE = 32_768
+"""Columns of a layer by itself: more, a language model's head, no grid divides into so few that a CTA can hold them."""
+
+
+def lone_layers(
+    nodes: Collection[fx.Node],
+    known: Mapping[fx.Node, Value],
+    tiles: Mapping[fx.Node, Collection[fx.Node]],
+    kinds: Mapping[fx.Node, Sequence[str]],
+    taken: Collection[fx.Node],
+) -> Iterator[list[list[fx.Node]]]:
+    """Groups of ``nodes``, in their order: all products of one input that no row stream holds, queries, keys and
+    values, with what makes that input where nobody else uses it, and what is done elementwise to each. The largest
+    group comes first, then those without what is behind, without what is in front; and of several products each alone.
+
+    All members of a group are made from its input and from tensors outside of it that do not depend on it: what goes
+    beside one of several results, which might, is refused by whoever asks what the group is
+    (``schedule.shared_tile.is_block``). So a group is convex.
+
+    Args:
+        known, tiles, kinds, taken: as ``few_rows.wide_blocks`` has them.
+    """
+    found: dict[fx.Node, dict[fx.Node, set[fx.Node]]] = {}
+    for node in nodes:
+        if node in taken or not is_product(node) or not few(node, known) or known[node].tile.features > WIDEST_ALONE:
+            continue
+        views: set[fx.Node] = set()
+        start = start_of(node, views, tiles)
+        if start is not None and max(known[node].tile.features, _features(start)) > MAX_FEATURES:
+            found.setdefault(start, {})[node] = {node, *views}
+    for start, products in found.items():
+        for several in ([*products], *([one] for one in products if len(products) > 1)):
+            yield _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+
+
+def _forms(
+    nodes: Collection[fx.Node],
+    start: fx.Node,
+    products: Mapping[fx.Node, set[fx.Node]],
+    known: Mapping[fx.Node, Value],
+    tiles: Mapping[fx.Node, Collection[fx.Node]],
+    kinds: Mapping[fx.Node, Sequence[str]],
+    taken: Collection[fx.Node],
+) -> list[list[fx.Node]]:
+    """The group of ``products``, each with its views, with and without what is behind, in front, and the views: where
+    these are of other rows, as heads put together again are, they stay outside."""
+    viewed = set().union(*products.values())
+    behind = {n for one in products for n in after_product(one, known, kinds)}
+    free = [n for n in nodes if n not in taken]
+    groups: list[list[fx.Node]] = []
+    for tail in (behind, set()):
+        front = in_front(start, viewed | tail, free, known, tiles, kinds)
+        for group in (viewed | tail | front, viewed | tail, {*products} | tail):
+            made = [n for n in nodes if n in group]
+            if made not in groups:
+                groups.append(made)
+    return groups
+
+
+def _features(node: fx.Node) -> int:
+    """Columns of the rows that a node makes; 0 where they are not known."""
+    fake = node.meta.get("val")
+    size = fake.shape[-1] if fake is not None and hasattr(fake, "shape") and fake.dim() else 0
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,48 @@
+"""The candidate for a feed-forward block on many rows that is too wide for a row stream: tiles of both products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tilestream.devices import Device
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import WIDEST
+from tilestream.options import Options
+from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.shared_tile import MOST_ROWS, is_block
+
+STRATEGY = "vertical"
+
+Pass = Callable[[Pipeline], Pipeline]
+
+
+@dataclass(frozen=True)
+class TiledRecipe:
+    """How the candidate is made."""
+
+    strategy: str = STRATEGY
+    detail: str = "wide layers as tiles over the grid"
+
+    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
+        """What turns a program into this candidate; the last one raises where it is not legal."""
+        del queue_depth  # there are no queues
+
+        def verified(p: Pipeline) -> Pipeline:
+            verify_on(p, device)
+            return p
+
+        return (remove_dead_ops, merge_common_ops, partial(tile_block, device=device), verified)
+
+
+def recipes(program: Pipeline, rows: int, options: Options) -> list[TiledRecipe]:
+    """The recipe where ``program`` is a block on many rows whose result no fragment holds; else none.
+
+    Narrower results are sums that stay in registers (``plan.passes.chunk_hidden``).
+    """
+    if options.strategy not in ("auto", STRATEGY) or rows <= MOST_ROWS or not is_block(program):
+        return []
+    stored = [op.ins[0] for op in program.stages[0].ops if op.kind == "store"]
+    return [TiledRecipe()] if any(program.tiles()[t].features > WIDEST[0] for t in stored) else []

@@ -1,0 +1,227 @@
+"""A stage read as a backward chain: its layers from the last one to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilestream.errors import VerifyError
+from tilestream.ir.axes import ROWS
+from tilestream.ir.derive import sums
+from tilestream.ir.pipeline import Pipeline, Stage, TileOp
+
+SLOPES = frozenset(
+    {"relu_backward", "cast", "mul", "add", "sub", "neg", "square", "gelu_slope", "sigmoid", "tanh", "silu"}
+)
+"""Ops between two layers: elementwise ones that are finite at zeros, which stand beside a layer's last column."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``weight_gradient = dY.T X``, ``bias_gradient = sum of dY``, and ``ops(dY weight)``, the next layer's dY.
+
+    Attributes:
+        input: X, an input. weight: the parameter [out, k]; empty where no gradient of X is wanted.
+        bias_gradient: empty where there is none.
+        ops: between this layer and the next. product: the tile that they begin with, dY times the weight.
+        result: the tile that they end with. streams: tensors that they read, by tile.
+        members: everything that the layer does but to load and to store.
+    """
+
+    weight_gradient: str
+    bias_gradient: str
+    input: str
+    weight: str
+    out: int
+    k: int
+    ops: tuple[TileOp, ...]
+    product: str
+    result: str
+    streams: tuple[tuple[str, str], ...]
+    members: tuple[TileOp, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers from the last to the first; ``gradient`` is the last one's dY, ``result`` the first one's dX, or empty."""
+
+    gradient: str
+    layers: tuple[Layer, ...]
+    result: str
+    dtype: str
+
+
+def find_chain(stage: Stage, pipeline: Pipeline) -> Chain:
+    """The backward chain that a stage in plain form (``ir.plain``) is.
+
+    Raises:
+        VerifyError: it is none; names the op, by its user's line.
+    """
+    return _Reader(stage, pipeline).read()
+
+
+class _Reader:
+    def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
+        self.stage, self.pipeline = stage, pipeline
+        self.loaded = {op.out.name: op.params[0] for op in stage.ops if op.kind == "load" and op.out is not None}
+        self.stored: dict[str, str] = {}
+        for op in stage.ops:
+            if op.kind in ("load", "store") and any(
+                at.offset or at.index or at.strides or len(at.axes) != 1 for at in op.views[-1].at or ()
+            ):
+                raise VerifyError(f"{_where(op)}: parts of a tensor have no backward chain", "use whole tensors")
+            if op.kind == "store":
+                self.stored[op.ins[0]] = op.params[0]
+        self.read_ops: list[int] = []
+
+    def read(self) -> Chain:
+        products = [op for op in self.stage.ops if op.kind == "product"]
+        over_rows = [op for op in products if sums(op) == {ROWS.name}]
+        by_rows = [op for op in products if op not in over_rows]
+        if not over_rows:
+            raise VerifyError(f"stage {self.stage.name!r} sums no product over rows", "use a row stream")
+        gradient = self._first(over_rows, by_rows)
+        tile, layers = gradient, []
+        while tile:
+            layer, tile = self._layer(tile, over_rows, by_rows)
+            layers.append(layer)
+        odd = next((op for n, op in enumerate(self.stage.ops) if n not in self.read_ops and not _plumbing(op)), None)
+        if odd is not None:
+            raise VerifyError(f"{_where(odd)}: a {odd.kind!r} that is no part of the chain", "move it elsewhere")
+        last = layers[-1].result
+        made = {self.stored.pop(last)} if last in self.stored else set()
+        if last and not made:
+            raise VerifyError(f"{layers[-1].source}: dX of the first layer is not stored", "store it, or leave it out")
+        if extra := set(self.stored) - {op.out.name for op in over_rows if op.out} - self._totals():
+            raise VerifyError(f"tile {min(extra)!r} leaves a backward chain", "leave it in another stage")
+        return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype())
+
+    def _totals(self) -> set[str]:
+        return {op.out.name for op in self.stage.ops if op.kind == "sum" and op.out is not None}
+
+    def _first(self, over_rows: Sequence[TileOp], by_rows: Sequence[TileOp]) -> str:
+        """The tile that comes as the last layer's dY: a loaded one that is multiplied by a weight, or summed alone."""
+        lefts = [_operands(op)[0] for op in over_rows]
+        found = [t for t in lefts if t in self.loaded]
+        steps = {op.ins[0] for op in by_rows}
+        if len(found) != 1 or (by_rows and found[0] not in steps):
+            raise VerifyError(
+                f"stage {self.stage.name!r} has {len(found)} loaded gradients", "a backward chain begins with one"
+            )
+        return found[0]
+
+    def _layer(self, tile: str, over_rows: Sequence[TileOp], by_rows: Sequence[TileOp]) -> tuple[Layer, str]:
+        """The layer whose dY is ``tile``, and the next layer's dY, or nothing."""
+        mine = [op for op in over_rows if _operands(op)[0] == tile]
+        where = _where(mine[0]) if mine else f"tile {tile!r}"
+        if len(mine) != 1:
+            raise VerifyError(f"{where}: {len(mine)} gradients of weights from one dY", "give each layer one")
+        (product,) = mine
+        assert product.out is not None
+        first = len(self.read_ops)
+        self._note(product)
+        x = _operands(product)[1]
+        if x not in self.loaded:
+            raise VerifyError(f"{where}: a layer's input {x!r} is not loaded", "store it first")
+        out, k = (int(a.size or 0) for a in product.out.axes)
+        totals = [op for op in self.stage.ops if op.kind == "sum" and op.ins == (tile,)]
+        for op in totals[:1]:
+            self._note(op)
+        bias = self._stored(totals[0]) if totals else ""
+        steps = [op for op in by_rows if op.ins and op.ins[0] == tile]
+        if len(steps) > 1 or (steps and len(steps[0].params) != 1):
+            raise VerifyError(f"{where}: dY is multiplied by {len(steps)} weights", "a chain has one a layer")
+        if not steps:
+            members = tuple(self.stage.ops[n] for n in self.read_ops[first:])
+            return Layer(self._stored(product), bias, self.loaded[x], "", out, k, (), "", "", (), members, where), ""
+        (step,) = steps
+        assert step.out is not None
+        self._note(step)
+        weight = step.params[0]
+        given = next(v for v in step.views if v.of == weight)
+        columns = tuple(a.name for a in step.out.axes if a != ROWS)
+        if given.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
+            raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
+        ops, streams, result = self._between(step.out.name, {_operands(op)[0] for op in over_rows})
+        layer = Layer(
+            self._stored(product), bias, self.loaded[x], weight, out, k, ops, step.out.name, result, streams,
+            tuple(self.stage.ops[n] for n in sorted(self.read_ops[first:])), where,
+        )  # fmt: skip
+        further = any(_operands(op)[0] == result for op in over_rows)
+        return layer, result if further else ""
+
+    def _between(self, made: str, wanted: set[str]) -> tuple[tuple[TileOp, ...], tuple[tuple[str, str], ...], str]:
+        """Elementwise ops from the product ``made`` to the next dY, or to what is stored; their loads; the result."""
+        ops: list[TileOp] = []
+        streams: dict[str, str] = {}
+        current = made
+        while current not in wanted and current not in self.stored:
+            users = [op for op in self.stage.ops if current in op.ins]
+            if len(users) != 1 or users[0].kind not in SLOPES or users[0].out is None:
+                kinds = ", ".join(op.kind for op in users) or "nothing"
+                raise VerifyError(f"tile {current!r} goes to {kinds}", "a chain goes on by one elementwise op each")
+            (op,) = users
+            assert op.out is not None
+            for name in op.ins:
+                if name != current:
+                    self._side(name, ops, streams)
+            if op.params:
+                raise VerifyError(f"{_where(op)}: vectors have no place in a backward chain", "use a row stream")
+            self._note(op)
+            ops.append(op)
+            current = op.out.name
+        return tuple(ops), tuple(streams.items()), current
+
+    def _side(self, name: str, ops: list[TileOp], streams: dict[str, str]) -> None:
+        """A tile that a chain's op takes beside the chain: loaded, or made of one that is, elementwise."""
+        if name in self.loaded:
+            streams[name] = self.loaded[name]
+            return
+        maker = next(op for op in self.stage.ops if op.out is not None and op.out.name == name)
+        if maker in ops:
+            return
+        if maker.kind not in SLOPES or maker.params:
+            raise VerifyError(f"{_where(maker)}: a {maker.kind!r} beside a backward chain", "use a row stream")
+        for each in maker.ins:
+            self._side(each, ops, streams)
+        self._note(maker)
+        ops.append(maker)
+
+    def _stored(self, op: TileOp) -> str:
+        assert op.out is not None
+        if op.out.name not in self.stored:
+            raise VerifyError(f"{_where(op)}: a gradient that nobody stores", "store it")
+        return self.stored[op.out.name]
+
+    def _note(self, op: TileOp) -> None:
+        self.read_ops.append(next(n for n, each in enumerate(self.stage.ops) if each is op))
+
+    def _dtype(self) -> str:
+        tensors = {self.pipeline.tensor(name).dtype: name for name in self.loaded.values()}
+        tensors |= {
+            self.pipeline.tensor(name).dtype: name
+            for op in self.stage.ops
+            for name in op.params
+            if op.kind == "product"
+        }
+        if len(tensors) != 1 or next(iter(tensors)) not in ("bf16", "f16"):
+            found = ", ".join(f"{name} {dtype}" for dtype, name in tensors.items())
+            raise VerifyError(f"stage {self.stage.name!r} reads {found}", "use one dtype, bf16 or f16")
+        return next(iter(tensors))
+
+
+def _operands(op: TileOp) -> tuple[str, str]:
+    """dY and X of a product over rows, in the order of its result's axes."""
+    assert op.out is not None
+    by_axis = {a: v.of for v in op.views for a in v.axes if a != ROWS.name}
+    first, second = (by_axis[a.name] for a in op.out.axes)
+    return first, second
+
+
+def _plumbing(op: TileOp) -> bool:
+    return op.kind in ("load", "store")
+
+
+def _where(op: TileOp) -> str:
+    return op.source or op.kind

@@ -1,0 +1,258 @@
+"""What a backward chain takes of an SM: accumulators in registers, weights, tiles and rings in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+
+from tilestream.errors import VerifyError
+from tilestream.ir.axes import ROWS, Level
+from tilestream.ir.derive import sums
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage
+from tilestream.ir.plain import by_rows, plain
+from tilestream.schedule.backward.chain import Chain, Layer, find_chain
+from tilestream.schedule.layout import CHUNK, SHARED_LIMIT
+from tilestream.schedule.model import ceil_to
+from tilestream.schedule.places import REGISTER_LIMIT
+
+GROUPS = 2
+"""Consumer warpgroups of a CTA, each with tiles of its own."""
+WIDEST = 64
+"""Columns of a layer: one chunk of shared memory, one product of a warpgroup."""
+ACCUMULATORS, OPERAND, OVERHEAD = 32, 16, 40
+"""Registers a thread: of a product of 64 columns, of the next one's left operand, of addresses and temporaries."""
+MOST_SLOTS, LEAST_SLOTS = 12, 4
+TILES = 4
+"""Of each warpgroup: gradients of three layers in turns, and dX. A warp that runs ahead writes what the sums of two
+layers ago have read, which all warps know to be over: they met since."""
+ONES_BYTES = 1024
+BULK_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Held:
+    """A sum that a warpgroup keeps in registers: dW of a layer, turned where that takes fewer, or db.
+
+    Attributes:
+        tensor: where it goes. blocks: of eight columns. turned: whether rows of it are columns of X. first: of its
+            partial sums, in fours of floats.
+    """
+
+    layer: int
+    tensor: str
+    dtype: str
+    blocks: int
+    turned: bool
+    is_bias: bool
+    first: int
+
+
+@dataclass(frozen=True)
+class BackwardChain:
+    """One stage: CTAs of two warpgroups, a tile of 64 rows each, that divide the rows.
+
+    Attributes:
+        slots: of each warpgroup's ring, 64 rows of one tensor each. held: its sums, in the order of the layers.
+        odd: streams whose rows bulk copies cannot address.
+    """
+
+    stage: Stage
+    chain: Chain
+    splits: int
+    slots: int
+    held: tuple[Held, ...]
+    odd: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.chain.dtype
+
+    @property
+    def ctas(self) -> int:
+        return self.splits
+
+    @property
+    def where(self) -> str:
+        """The user's line."""
+        return self.chain.layers[0].source
+
+    @property
+    def streams(self) -> tuple[tuple[str, ...], ...]:
+        """Tensors that come through the ring: the gradient, then of each layer its input and what its slope reads."""
+        return ((self.chain.gradient,), *map(read, self.chain.layers))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return tuple(layer.weight for layer in self.chain.layers if layer.weight)
+
+    @property
+    def registers(self) -> int:
+        """A consumer thread."""
+        return _registers(self.held)
+
+    @property
+    def ring(self) -> int:
+        """Offset of the first warpgroup's ring, behind the weights."""
+        return len(self.weights) * CHUNK
+
+    @property
+    def tiles(self) -> int:
+        """Offset of the gradients that a warpgroup makes: three in turns, and dX on its way out."""
+        return self.ring + GROUPS * self.slots * CHUNK
+
+    @property
+    def ones(self) -> int:
+        return self.tiles + GROUPS * TILES * CHUNK
+
+    @property
+    def bars(self) -> int:
+        return self.ones + ONES_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.bars + 16 * (GROUPS * self.slots + 1)
+
+    @property
+    def shares(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sums that each warpgroup adds up for both: about half."""
+        return _shares(self.held)
+
+    @property
+    def fours(self) -> int:
+        """Partial sums of a CTA, in fours of floats."""
+        return self.held[-1].first + 128 * self.held[-1].blocks
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.ctas * self.fours * 16
+
+    @property
+    def footprint(self) -> tuple[tuple[str, int], ...]:
+        """Shared memory by name."""
+        return (
+            ("weights", self.ring),
+            (f"{GROUPS} rings of {self.slots} x {TILE_ROWS} rows", GROUPS * self.slots * CHUNK),
+            ("gradients", GROUPS * TILES * CHUNK),
+            ("ones and barriers", self.shared_bytes - self.ones),
+        )
+
+
+def read(layer: Layer) -> tuple[str, ...]:
+    """Tensors that a layer takes through the ring, each once."""
+    return tuple(dict.fromkeys((layer.input, *(tensor for _, tensor in layer.streams))))
+
+
+def is_backward(pipeline: Pipeline) -> bool:
+    """Whether the only stage has products row by row and products over the rows that its loop streams, side by side."""
+    if by_rows(pipeline) or pipeline.queues or len(pipeline.stages) != 1:
+        return False
+    (stage,) = plain(pipeline).stages
+    if [loop.axis for loop in stage.loops] != [ROWS.name]:
+        return False
+    over_rows = [ROWS.name in sums(op) for op in stage.ops if op.kind == "product" and op.out is not None]
+    return any(over_rows) and not all(over_rows)
+
+
+def why_not(pipeline: Pipeline) -> str:
+    """Why no kernel can be made of a backward chain; empty if one can."""
+    try:
+        build(pipeline)
+    except VerifyError as error:
+        return error.cause
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def build(pipeline: Pipeline) -> BackwardChain:
+    """How the only stage of a launch runs.
+
+    Raises:
+        VerifyError: it is no backward chain, a layer is wider than 64, its sums are more than the registers hold, or
+            shared memory has no room; the message has the arithmetic.
+    """
+    written = plain(pipeline)
+    (stage,) = written.stages
+    chain = find_chain(stage, written)
+    where = chain.layers[0].source
+    if stage.loops[0].tile != TILE_ROWS:
+        raise VerifyError(f"{where}: takes {stage.loops[0].tile} rows a step, kernels {TILE_ROWS}", "loop by 64 rows")
+    _check_widths(chain)
+    by_level = {level: prod(d.size for d in stage.mesh if d.level is level) for level in Level}
+    if any(d.axes != (ROWS.name,) for d in stage.mesh) or by_level[Level.WARPGROUP] != GROUPS:
+        raise VerifyError(f"{where}: a backward chain divides rows over the grid and two warpgroups", "divide it so")
+    if by_level[Level.CLUSTER] > 1:
+        raise VerifyError(f"{where}: rows divided over a cluster have no kernel so far", "divide them over the grid")
+    held = _held(chain.layers, written)
+    if (registers := _registers(held)) > REGISTER_LIMIT:
+        parts = " + ".join(str(4 * h.blocks) for h in held)
+        raise VerifyError(
+            f"{where}: sums of {parts} + {registers - sum(4 * h.blocks for h in held)} registers a thread ="
+            f" {registers} > {REGISTER_LIMIT}",
+            "cut the chain",
+        )
+    fixed = (sum(1 for x in chain.layers if x.weight) + GROUPS * TILES) * CHUNK + ONES_BYTES + 64
+    slots = min(MOST_SLOTS, (SHARED_LIMIT - fixed) // (GROUPS * (CHUNK + 16)))
+    given = max(sum(2048 * held[n].blocks for n in share) for share in _shares(held))
+    least = max(LEAST_SLOTS, 1 + 2 * max(len(read(x)) for x in chain.layers), ceil(given / CHUNK))
+    if slots < least:
+        raise VerifyError(
+            f"{where}: {fixed} bytes of weights and gradients leave {slots} < {least} slots of {CHUNK} bytes a"
+            " warpgroup",
+            "cut the chain",
+        )
+    streams = dict.fromkeys((chain.gradient, *(name for layer in chain.layers for name in read(layer))))
+    odd = tuple(n for n in streams if written.tensor(n).features * DTYPE_BYTES[chain.dtype] % BULK_BYTES)
+    return BackwardChain(stage, chain, by_level[Level.GRID], slots, held, odd)
+
+
+def _check_widths(chain: Chain) -> None:
+    """Layers are of one chunk; what bulk copies write, and weights, have rows that they can address."""
+    for layer in chain.layers:
+        bulk = not layer.weight or layer.k * DTYPE_BYTES[chain.dtype] % BULK_BYTES == 0
+        wide = max(layer.out, layer.k)
+        if wide > WIDEST or not bulk:
+            raise VerifyError(
+                f"{layer.source}: {layer.k if not bulk else wide} columns; a backward chain takes up to {WIDEST}, and"
+                f" weights of rows of a multiple of {BULK_BYTES} bytes",
+                "use a row stream and stationary sums",
+            )
+
+
+def registers_of(layers: Sequence[Layer], pipeline: Pipeline) -> int:
+    """Registers of a consumer thread of a chain of these layers."""
+    return _registers(_held(layers, pipeline))
+
+
+def _held(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[Held, ...]:
+    found: list[Held] = []
+    for n, layer in enumerate(layers):
+        out, k = (ceil_to(size, 8) // 8 for size in (layer.out, layer.k))
+        found.append(_next(found, n, layer.weight_gradient, min(out, k), out < k, False, pipeline))
+        if layer.bias_gradient:
+            found.append(_next(found, n, layer.bias_gradient, 1, False, True, pipeline))
+    return tuple(found)
+
+
+def _next(
+    before: list[Held], layer: int, tensor: str, blocks: int, turned: bool, is_bias: bool, pipeline: Pipeline
+) -> Held:
+    first = before[-1].first + 128 * before[-1].blocks if before else 0
+    assert pipeline.tensor(tensor).role is Role.OUTPUT
+    return Held(layer, tensor, pipeline.tensor(tensor).dtype, blocks, turned, is_bias, first)
+
+
+def _shares(held: tuple[Held, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    first: list[int] = []
+    second: list[int] = []
+    size = [0, 0]
+    for n, h in enumerate(held):
+        lighter = 0 if size[0] <= size[1] else 1
+        (first, second)[lighter].append(n)
+        size[lighter] += h.blocks
+    return tuple(first), tuple(second)
+
+
+def _registers(held: tuple[Held, ...]) -> int:
+    return sum(4 * h.blocks for h in held) + ACCUMULATORS + OPERAND + OVERHEAD

@@ -1,0 +1,58 @@
+"""How long a tiled block takes: units a cluster, pages a unit, and what no product covers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from tilestream.devices import Device
+from tilestream.ir.pipeline import TileOp
+from tilestream.ir.tileops import OPS
+from tilestream.schedule.tiled_block import COLUMNS, DEPTH, ROWS, TiledBlock
+
+SHARE = 0.85
+"""Of the tensor cores' rate while pages flow. 16,384 x 3072 x 768 alone on an H200: 124.5 us, three tiles a CTA."""
+BETWEEN_S = 1.7e-6
+"""Between two sums, besides the arithmetic of an epilogue. 16,384 x 768 x 3072 alone, twelve tiles a CTA: 138.8 us."""
+ISSUE = 1.3
+"""Of an epilogue's arithmetic, times what the lanes need for its instructions. The same with GELU: 173.2 us."""
+START_S = 6.0e-6
+"""Launch, barriers and the first pages; rows that are made in front of the first product."""
+
+
+@dataclass(frozen=True)
+class TiledBlockCost:
+    """Seconds. ``products_s`` and ``dram_s`` run side by side; ``epilogues_s`` is what lies between sums."""
+
+    products_s: float
+    epilogues_s: float
+    dram_s: float
+    total_s: float
+
+    @property
+    def limit(self) -> str:
+        parts = {"tensor": self.products_s, "epilogue": self.epilogues_s, "dram": self.dram_s}
+        return max(parts, key=lambda k: parts[k])
+
+
+def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> TiledBlockCost:
+    """One launch on ``rows`` rows. What the ring of the hidden layer has beyond the L2 goes to DRAM and back."""
+    walk = s.walk(rows)
+    k, hid, out = s.block.sizes
+    page = 2.0 * ROWS * COLUMNS * DEPTH / (device.tensor_flops[s.block.dtype] / device.sms) / SHARE
+    firsts, seconds = (ceil(n / s.clusters) for n in (walk.all_firsts, walk.all_seconds))
+    products = page * (firsts * s.first_steps + seconds * s.second_steps)
+    hidden_s = BETWEEN_S + _arithmetic_s(s.block.middle, s.hidden_columns, device)
+    result_s = BETWEEN_S + _arithmetic_s(s.block.after, COLUMNS, device)
+    epilogues = firsts * hidden_s + seconds * result_s
+    beside = sum(op.kind == "load" for op in s.block.after)
+    moved = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out))
+    spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid
+    dram = (moved + spilled) / device.dram_bytes_per_s
+    return TiledBlockCost(products, epilogues, dram, START_S + max(products + epilogues, dram))
+
+
+def _arithmetic_s(ops: tuple[TileOp, ...], columns: int, device: Device) -> float:
+    """Seconds of one CTA for ``ops`` on a tile of so many columns."""
+    instructions = sum(OPS[op.kind].flops for op in ops)
+    return ISSUE * ROWS * columns * instructions / (device.simt_flops / device.sms)

@@ -1,0 +1,108 @@
+"""Backward chains for tests, written as text, and what autograd would compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Role, Stage
+from tilestream.ir.read import axes, program, tensors
+
+
+def chain(
+    *widths: int,
+    ctas: int = 2,
+    bias: bool = False,
+    dx: bool = True,
+    dtype: str = "f16",
+    weight: str = "",
+    slope: str = "relu",
+) -> Pipeline:
+    """An MLP of these widths, input first, an activation behind each layer but the last.
+
+    Tensors: DY; of layer n, the first one 0: X<n>, W<n>, DW<n>, DB<n>; DX. ``slope``: of "relu", "gelu" (whose Z<n> is
+    what GELU was taken of) or "" (none).
+    """
+    layers = list(enumerate(pairwise(widths)))
+    names = axes("rows " + " ".join(f"w{n}={size}" for n, size in enumerate(widths)))
+    weight = weight or dtype
+    last = len(layers)
+    text = [f"g{last}[rows,w{last}]:{dtype} = load DY[rows,w{last}]"]
+    told = [f"DY[rows,w{last}]:{dtype}"]
+    for n, (_, _) in reversed(layers):
+        o, k, g = f"w{n + 1}", f"w{n}", f"g{n + 1}"
+        text += [
+            f"x{n}[rows,{k}]:{dtype} = load X{n}[rows,{k}]",
+            f"dw{n}[{o},{k}]:f32 = product {g} x{n}",
+            f"dw{n} -> DW{n}[{o},{k}]",
+        ]
+        told += [f"X{n}[rows,{k}]:{dtype}", f">DW{n}[{o},{k}]:{weight}"]
+        if bias:
+            text += [f"db{n}[{o}]:f32 = sum {g}", f"db{n} -> DB{n}[{o}]"]
+            told.append(f">DB{n}[{o}]:f32")
+        if n == 0 and not dx:
+            break
+        told.append(f"W{n}[{o},{k}]:{dtype}")
+        made = f"p{n}" if n and slope else f"g{n}"
+        text.append(f"{made}[rows,{k}]:{dtype} = product {g} W{n}[{o},{k}]")
+        if n == 0:
+            text.append(f"g0 -> DX[rows,{k}]")
+            told.append(f">DX[rows,{k}]:{dtype}")
+        elif slope == "relu":
+            text.append(f"g{n}[rows,{k}]:{dtype} = relu_backward p{n} x{n}")
+        elif slope == "gelu":
+            text += [
+                f"z{n}[rows,{k}]:{dtype} = load Z{n}[rows,{k}]",
+                f"s{n}[rows,{k}]:f32 = gelu_slope z{n}",
+                f"g{n}[rows,{k}]:{dtype} = mul p{n} s{n}",
+            ]
+            told.append(f"Z{n}[rows,{k}]:{dtype}")
+    mesh = (Spread(Level.GRID, ctas, ("rows",)), Spread(Level.WARPGROUP, 2, ("rows",)))
+    stage = Stage("chain", program("\n".join(text), names), (Loop("rows", 64),), mesh)
+    return Pipeline("chain", tensors(" ".join(told), names), (stage,))
+
+
+def data(p: Pipeline, rows: int, seed: int = 0, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Random inputs; X of hidden layers as a ReLU leaves it; weights that keep the signal of order one."""
+    torch.manual_seed(seed)
+    made = {}
+    for t in p.tensors:
+        if t.role is Role.OUTPUT:
+            continue
+        shape = [rows if n is None else n for n in (a.size for a in t.axes)]
+        x = torch.randn(shape, device=device)
+        x = x * (2 / shape[0]) ** 0.5 if t.role is Role.PARAMETER else x
+        x = x.relu() if t.name[0] == "X" and t.name != "X0" else x
+        made[t.name] = x.to(TORCH_DTYPES[t.dtype])
+    return made
+
+
+def eager(p: Pipeline, given: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """As autograd computes them, in ``dtype`` (float64 for exact ones) or that of the inputs."""
+    have = {name: t if dtype is None else t.to(dtype) for name, t in given.items()}
+    outputs = {t.name: TORCH_DTYPES[t.dtype] for t in p.by_role(Role.OUTPUT)}
+    layers = sorted((int(name[2:]) for name in outputs if name.startswith("DW")), reverse=True)
+    dy, made = have["DY"], {}
+    for n in layers:
+        made[f"DW{n}"] = dy.t() @ have[f"X{n}"]
+        if f"DB{n}" in outputs:
+            made[f"DB{n}"] = dy.sum(0, dtype=torch.float32 if dtype is None else dtype)
+        if f"W{n}" not in have:
+            break
+        dy = dy @ have[f"W{n}"]
+        if f"Z{n}" in have:
+            dy = torch.ops.aten.gelu_backward(dy, have[f"Z{n}"])
+        elif n and any(op.kind == "relu_backward" for op in p.stages[0].ops):
+            dy = torch.where(have[f"X{n}"] > 0, dy, torch.zeros_like(dy))
+    if "DX" in outputs:
+        made["DX"] = dy
+    return made if dtype is not None else {name: t.to(outputs[name]) for name, t in made.items()}
+
+
+def widths(hidden: int, width: int = 64, out: int = 16) -> Sequence[int]:
+    """tiny-cuda-nn's MLP: ``hidden`` layers of ``width``, an output of 16."""
+    return [width] * (hidden + 1) + [out]

@@ -1,0 +1,91 @@
+"""The order in which regions are planned: as their kernels are built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from modules import linear
+from torch import nn
+
+from tilestream.devices import get
+from tilestream.errors import CompileError
+from tilestream.graph.capture import capture
+from tilestream.graph.region import Region
+from tilestream.graph.selection import partition
+from tilestream.ir.pipeline import Pipeline
+from tilestream.options import Options
+from tilestream.run import ahead, prepare
+from tilestream.run.measure import PATIENCE_S
+from tilestream.run.target import Target
+
+TARGET = Target("cuda", torch.device("cpu"), get("h200"))
+OPTIONS = Options(cache=False)
+
+
+def region(width: int, rows: int) -> Region:
+    module = nn.Sequential(linear(width, width), nn.ReLU(), linear(width, width)).bfloat16()
+    (graph,) = capture(module, [torch.randn(rows, width).bfloat16()]).graphs
+    (found,) = partition(graph).regions
+    return found
+
+
+@pytest.fixture
+def regions(monkeypatch: pytest.MonkeyPatch) -> list[Region]:
+    monkeypatch.setattr(prepare, "_plans", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return [region(64, 512), region(96, 512), region(128, 65_536)]
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, built: Sequence[int | None]) -> list[str]:
+    """What is done in order, where ``built`` says which of the regions that are left is ready each time."""
+    done: list[str] = []
+    answers = iter(built)
+
+    def first_built(groups: list[list[Pipeline]], kind: str, timeout_s: float, in_turn: bool) -> int | None:
+        assert all(groups) and kind == "cuda" and in_turn
+        done.append(f"waits {timeout_s:.0f} s for {len(groups)}")
+        return next(answers)
+
+    def width(of: Region) -> int:
+        return of.program.tensors[0].features
+
+    monkeypatch.setattr(ahead, "first_built", first_built)
+    monkeypatch.setattr(ahead, "plan", lambda r, *_: done.append(f"plans {width(r)}"))
+    return done
+
+
+def test_as_they_are_built(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = watched(monkeypatch, [2, 0, 0])
+    ahead.plan_as_built([*regions, regions[0]], OPTIONS, TARGET)
+    waits = [f"waits {PATIENCE_S:.0f} s for {left}" for left in (3, 2, 1)]
+    assert done == [waits[0], "plans 128", waits[1], "plans 64", waits[2], "plans 96"]
+
+
+def test_the_first_one_where_none_is_built_in_time(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = watched(monkeypatch, [None] * 3)
+    ahead.plan_as_built(regions, OPTIONS, TARGET)
+    assert [what for what in done if "plans" in what] == ["plans 64", "plans 96", "plans 128"]
+
+
+def test_one_that_cannot_be_planned_is_left_to_who_says_why(
+    regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = watched(monkeypatch, [0, 0, 0])
+
+    def plan(r: Region, *_: object) -> None:
+        done.append("plans")
+        if r is regions[0]:
+            raise CompileError("no NVRTC", "install it")
+
+    monkeypatch.setattr(ahead, "plan", plan)
+    ahead.plan_as_built(regions, OPTIONS, TARGET)
+    assert done.count("plans") == 3
+
+
+def test_nothing_is_timed_where_times_are_not_taken(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = watched(monkeypatch, [])
+    ahead.plan_as_built(regions, Options(cache=False, measure=False), TARGET)
+    ahead.plan_as_built(regions, OPTIONS, Target("reference", torch.device("cpu"), get("h200")))
+    assert done == []

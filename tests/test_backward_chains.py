@@ -1,0 +1,223 @@
+"""Backward chains: values of their kernels on the host, their protocol, their machine code, and what is none."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from backward_chains import chain, data, eager, widths
+
+from tilestream import cuda, reference
+from tilestream.cuda import sass
+from tilestream.cuda.compile import compile_source
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.stationary import run_sums_on_host
+from tilestream.devices import get
+from tilestream.errors import QueueTimeout, VerifyError
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.backward_cost import cost
+from tilestream.reference.whole import run_whole
+from tilestream.schedule.backward import build, is_backward
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.shape import why_no_kernel
+from tilestream.schedule.stationary import is_stationary
+
+on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+needs_disassembler = pytest.mark.skipif(
+    sass.disassembler() is None, reason="cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)"
+)
+
+
+def run(p: Pipeline, inputs: dict[str, torch.Tensor], folder: Path, **options) -> dict[str, torch.Tensor]:
+    return run_sums_on_host(p, inputs, HostRun(folder=folder, **options))
+
+
+def check(p: Pipeline, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:
+    """Every gradient is as near to float64 as eager's, or at twice its distance at most."""
+    inputs = data(p, rows)
+    got, want, own = run(p, inputs, folder, **options), eager(p, inputs, torch.float64), eager(p, inputs)
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        size = float(value.norm().clamp_min(1e-30))
+        error, allowed = (float((x[name].double() - value).norm()) / size for x in (got, own))
+        assert error <= 2 * allowed + 1e-5, f"{name}: error {error:.2e}, eager's {allowed:.2e}"
+    return got
+
+
+# -- values
+
+
+@on_host
+@pytest.mark.smoke
+@pytest.mark.parametrize("rows", [1, 64, 300])
+def test_two_layers_over_two_ctas(rows: int, folder: Path) -> None:
+    """Ragged widths and rows; at one row three of the four warpgroups have none."""
+    check(chain(24, 40, 16, bias=True), rows, folder)
+
+
+@on_host
+@pytest.mark.parametrize(
+    "p",
+    [
+        chain(*widths(4), ctas=3, dtype="bf16"),
+        chain(64, 64, 64, 64, 8, slope="gelu", dx=False, weight="f32"),
+        chain(32, 64, 8, ctas=1, bias=True, slope="", weight="f32"),
+        chain(16, 64, dx=True),
+        chain(63, 64, 3, dx=False, bias=True, dtype="bf16", weight="f32"),
+    ],
+    ids=["tiny-cuda-nn's, four hidden layers", "GELU, no dX", "no activation, one CTA", "one layer", "odd rows"],
+)
+def test_any_widths_and_slopes(p: Pipeline, folder: Path) -> None:
+    check(p, 450, folder)
+
+
+@on_host
+def test_the_same_input_gives_the_same_bits_and_workspaces_are_used_again(folder: Path) -> None:
+    p = chain(24, 40, 16, ctas=3, bias=True)
+    inputs = data(p, 1000)
+    first = run(p, inputs, folder)
+    for other in (run(p, inputs, folder, seed=1), run(p, inputs, folder, launches=3)):
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+@on_host
+def test_it_means_what_the_reference_machine_computes(folder: Path) -> None:
+    p = chain(24, 40, 16)
+    inputs = data(p, 300)
+    got, meant, whole = run(p, inputs, folder), reference.run(p, inputs), run_whole(p, inputs)
+    for name in got:
+        torch.testing.assert_close(got[name].double(), meant[name].double(), rtol=2**-9, atol=1e-2)
+        torch.testing.assert_close(whole[name].double(), meant[name].double(), rtol=2**-9, atol=1e-2)
+
+
+# -- protocol
+
+
+@on_host
+def test_waits_are_bounded_and_say_for_whom(folder: Path) -> None:
+    p = chain(24, 40, 16)
+    lost = Mutation(
+        "backward.cuh",
+        "if (lane_in_warp() == 0) flag_release(mine, launch);",
+        "if (cta != 1) flag_release(mine, launch);",
+    )
+    with pytest.raises(QueueTimeout, match="CTA [01] .* partial sums of CTA 1, one of 2 that share out the rows"):
+        run(p, data(p, 100), folder, mutations=(lost,), flag_limit_s=1.0)
+
+
+MUTANTS = {
+    "a slot is filled while it is in use": ("      ring.wait_empty();\n", ""),
+    "partial sums are announced before both warpgroups have left theirs": (
+        "  named_sync(MEETING, MEMBERS);\n  if (lane_in_warp() == 0) flag_release(mine, launch);",
+        "  if (lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(MEETING, MEMBERS);",
+    ),
+    "partial sums are announced without a release": ("flag_release(mine, launch)", "flag_relaxed(mine, launch)"),
+    "partial sums are added before they have come": ("flag_wait(sync, peer, launch, cta, peer, 0);", ";"),
+}
+
+
+@on_host
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str, folder: Path) -> None:
+    """Each step of the protocol is there for a reason: without it a value is wrong, or ThreadSanitizer sees why."""
+    p = chain(24, 40, 16)
+    with pytest.raises((HostTrap, HostRace, AssertionError)):
+        check(p, 64 * 40, folder, mutations=(Mutation("backward.cuh", *MUTANTS[name]),), sanitize=True)
+
+
+KERNEL_MUTANTS = {
+    "a gradient is multiplied before all lanes have written it": (
+        "    fence_async_shared();\n    named_sync(GROUP_BARRIER + g, 128);\n    const u32 x1_0",
+        "    const u32 x1_0",
+    ),
+    "dX is overwritten while it is copied out": ("    if (group_leader()) store_wait_read<0>();\n", ""),
+    "sums are left before the other warpgroup has given its own": (
+        "  named_sync(BOTH_GROUPS, 256);\n  if (g == 0) {\n    leave",
+        "  if (g == 0) {\n    leave",
+    ),
+}
+
+
+@on_host
+@pytest.mark.parametrize("name", KERNEL_MUTANTS)
+def test_mutants_of_the_kernel_are_caught(name: str, folder: Path) -> None:
+    p = chain(24, 40, 16)
+    with pytest.raises((HostTrap, HostRace, AssertionError)):
+        check(p, 64 * 40, folder, mutations=(Mutation("kernel", *KERNEL_MUTANTS[name]),), sanitize=True)
+
+
+@on_host
+def test_no_races(folder: Path) -> None:
+    check(chain(24, 40, 16, bias=True), 64 * 12, folder, sanitize=True, launches=2)
+
+
+# -- what is one, and what is not
+
+
+def test_row_ops_and_sums_in_one_stage_are_a_backward_chain() -> None:
+    p = chain(*widths(4), ctas=132)
+    verify_on(p, get("h200"))
+    assert is_backward(p) and not is_stationary(p) and why_no_kernel(p) == ""
+    s = build(p)
+    assert (s.ctas, s.slots, [h.blocks for h in s.held]) == (132, 7, [2, 8, 8, 8, 8])
+    assert s.shared_bytes <= 232448 and s.registers == 4 * 34 + 88
+
+
+@pytest.mark.parametrize(
+    ("p", "why"),
+    [
+        (chain(*[64] * 6), r"sums of 32 \+ 32 \+ 32 \+ 32 \+ 32 \+ 88 registers a thread = 248 > 232"),
+        (chain(64, 128, 64), r"128 columns; a backward chain takes up to 64, and weights of rows of a multiple of 16"),
+        (chain(63, 64, 64), r"63 columns"),
+    ],
+    ids=["too deep", "too wide", "odd"],
+)
+def test_what_does_not_fit_is_told_the_numbers(p: Pipeline, why: str) -> None:
+    with pytest.raises(VerifyError, match=why):
+        build(p)
+    assert why_no_kernel(p)
+
+
+def test_what_else_a_stage_does_is_refused() -> None:
+    p = chain(64, 64, 64)
+    (stage,) = p.stages
+    ops = tuple(replace(op, kind="exp", tiles=op.tiles[:1]) if op.kind == "relu_backward" else op for op in stage.ops)
+    with pytest.raises(VerifyError, match="goes to exp"):
+        build(p.with_stages((replace(stage, ops=ops),)))
+    with pytest.raises(VerifyError, match="two warpgroups"):
+        build(p.with_stages((replace(stage, mesh=stage.mesh[:1]),)))
+
+
+def test_the_prediction_counts_every_byte_once() -> None:
+    """Inputs of three layers and dY are read, dX is written; nothing between the layers is."""
+    h200, rows = get("h200"), 262_144
+    predicted = cost(chain(*widths(2), ctas=132), rows, h200)
+    assert predicted.dram_s == pytest.approx(rows * 2 * (16 + 3 * 64 + 64) / h200.dram_bytes_per_s)
+    assert predicted.floor_s <= predicted.total_s
+
+
+# -- machine code
+
+CODE = {
+    "two hidden layers": chain(*widths(2), ctas=132),
+    "four hidden layers": chain(*widths(4), ctas=132),
+    "biases": chain(*widths(3), ctas=132, bias=True, dtype="bf16", weight="f32"),
+}
+
+
+@pytest.mark.nvrtc
+@needs_disassembler
+@pytest.mark.parametrize("name", CODE)
+def test_machine_code(name: str) -> None:
+    (source,) = cuda.sources(CODE[name])
+    report = compile_source(source)
+    assert report.spills == 0 and report.stack == 0, report.log
+    code = sass.disassemble(report.cubin)
+    assert {i.name for i in code.instructions}.isdisjoint({"LDL", "STL", "LD", "ST"})
+    products = [k for k, i in enumerate(code.instructions) if i.name == "HGMMA"]
+    tile = code.instructions[products[0] : products[-1]]
+    slow = [i for i in tile if i.name in ("MEMBAR", "ERRBAR", "LDG", "STG") and not i.opcode.endswith("ALL.CTA")]
+    assert slow == []  # a fence between proxies is a barrier of the CTA alone

@@ -1,0 +1,96 @@
+"""One layer that shares a tile on the host build: values of every tail and of several results, races, mutants."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilestream.apps.layers import Layer
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.shared_tile import run_tile_on_host
+from tilestream.errors import QueueTimeout
+from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.schedule.shared_tile import Tail
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+QKV = Layer(264, (48, 24, 24), bias=True)
+
+
+def run(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:
+    return run_tile_on_host(share_tile(layer.program(), split), layer.tensors(rows), HostRun(folder=folder, **options))
+
+
+def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:
+    """The error of every result against float64 is eager's; more where each of several additions rounds."""
+    tensors = layer.tensors(rows)
+    exact = layer.eager({n: t.double() for n, t in tensors.items()})
+    near, got = layer.eager(tensors), run(layer, split, rows, folder, **options)
+    allowed = 2.0 if split.tail is Tail.REDUCE_ADD else 1.1
+    for name, want in exact.items():
+        own, eager = (float((y.double() - want).norm() / want.norm()) for y in (got[name], near[name]))
+        assert own <= allowed * eager + 1e-4, (name, own, eager)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("layer", "split", "rows"),
+    [
+        (QKV, Split(1, 3, Tail.NONE), 100),
+        (QKV, Split(2, 2), 100),
+        (QKV, Split(2, 3, Tail.CLUSTER, tile_rows=16), 13),  # two CTAs have columns of the last results, one has none
+        (Layer(520, (77,), act="gelu", residual=True), Split(3, 2, tile_rows=8), 5),  # odd columns; a group has less
+        (Layer(136, (48,), dtype="f16"), Split(2, 2, Tail.REDUCE_ADD, tile_rows=64), 50),
+        (Layer(256, (40, 8)), Split(1, 2, Tail.NONE, row_tiles=2), 200),
+    ],
+    ids=str,
+)
+def test_every_tail(layer: Layer, split: Split, rows: int, folder: Path) -> None:
+    check(layer, split, rows, folder)
+
+
+def test_the_same_bits_whatever_the_order_of_copies_and_on_a_workspace_in_use(folder: Path) -> None:
+    split = Split(2, 2, tile_rows=64)
+    one = run(QKV, split, 50, folder)
+    for other in (run(QKV, split, 50, folder, seed=7), run(QKV, split, 50, folder, launches=3)):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+TAILS = {
+    "alone": Split(1, 3, Tail.NONE),
+    "partials": Split(2, 2, tile_rows=64),
+    "cluster": Split(2, 2, Tail.CLUSTER, tile_rows=64),
+}
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_no_races(name: str, folder: Path) -> None:
+    check(QKV, TAILS[name], 50, folder, sanitize=True, launches=2)
+
+
+OWN = "shared_tile.cuh"
+MUTANTS = {
+    "a result's columns lie where another's do": (
+        "alone",
+        Mutation(OWN, "ring.addr() + K::start(f) * 128", "ring.addr()"),
+    ),
+    "every group sums over the same part": (
+        "partials",
+        Mutation(OWN, "const int x = me.group * K::GROUP_COLUMNS + i * K::DEPTH;", "const int x = i * K::DEPTH;"),
+    ),
+    "partial results are awaited by the flags of another exchange": (
+        "partials",
+        Mutation(OWN, "BY_CLUSTER<K> || K::FIRSTS == 0 ? PARTIAL", "BY_CLUSTER<K> ? PARTIAL"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
+    split, mutation = MUTANTS[name]
+    with pytest.raises((HostRace, HostTrap, QueueTimeout, AssertionError)):
+        check(QKV, TAILS[split], 50, folder, sanitize=name.startswith("partial"), mutations=(mutation,), launches=2,
+              limit_s=3, flag_limit_s=1.0)  # fmt: skip

@@ -1,0 +1,78 @@
+"""Tiled blocks on the host build: values, a ring that is used again, races, and what the protocol cannot do without."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from shared_tiles import Ffn
+
+from tilestream import devices
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.tiled_block import run_tiled_on_host
+from tilestream.errors import QueueTimeout
+from tilestream.plan.passes import tile_block
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+TWO = replace(devices.get("h200"), clusters=((2, 2),))
+PLAIN = Ffn(512, 256, 256, act="gelu", bias=True, residual=True)
+GATED = Ffn(520, 264, 272, gated=True, act="silu", bias=True, residual=True)
+BUSY = Ffn(256, 256, 256)
+"""Of one block of columns each: 14 slots, so that 2,000 rows come to each of them again."""
+
+
+def check(block: Ffn, rows: int, folder: Path, **options) -> torch.Tensor:
+    """The kernel's error against float64 is eager's."""
+    tensors = block.tensors(rows)
+    exact = block.eager({n: t.double() for n, t in tensors.items()})
+    got = run_tiled_on_host(tile_block(block.program(), TWO), tensors, HostRun(folder=folder, **options))
+
+    def error(y: torch.Tensor) -> float:
+        return float((y.double() - exact).norm() / exact.norm())
+
+    assert error(got) <= 1.1 * error(block.eager(tensors)) + 1e-4
+    return got
+
+
+@pytest.mark.parametrize(
+    ("block", "rows"), [(PLAIN, 700), (PLAIN, 1), (GATED, 300), (Ffn(1000, 256, 200), 900)], ids=str
+)
+def test_values(block: Ffn, rows: int, folder: Path) -> None:
+    check(block, rows, folder)
+
+
+def test_a_ring_that_comes_round_and_launches_one_behind_the_other(folder: Path) -> None:
+    assert torch.equal(check(BUSY, 2000, folder), check(BUSY, 2000, folder, launches=3, seed=5))
+
+
+def test_what_the_host_cannot_run_is_said(folder: Path) -> None:
+    with pytest.raises(ValueError, match="nothing in front"):
+        check(replace(PLAIN, norm="layer"), 9, folder)
+
+
+def test_no_races(folder: Path) -> None:
+    check(PLAIN, 1500, folder, sanitize=True)
+
+
+OWN = "tiled_block.cuh"
+FENCED, ANNOUNCED = "    fence_async_global();\n", "  group_arrive(slabs.full());"
+LOADS = "    if (lane_in_warp() != 0) continue;\n    const TensorMap"
+MUTANTS = {
+    "a tile is announced before it is stored": Mutation(OWN, f"    store_wait<0>();\n{FENCED}", ""),
+    "what other CTAs stored is loaded without a fence": Mutation(OWN, FENCED + LOADS, LOADS),
+    "a slot is filled before its readers have it": Mutation(OWN, "if (!x.second && x.rows >= w.slots)", "if (false)"),
+    "pages are freed in one CTA alone": Mutation(OWN, "K::STEPS, STEP_BYTES, true>", "K::STEPS, STEP_BYTES, false>"),
+    "a slab is written while it is stored": Mutation(OWN, "  slabs.wait_empty();\n  TS_PASS", "  TS_PASS"),
+    "a slab is stored without a fence": Mutation(OWN, f"  fence_async_shared();\n{ANNOUNCED}", ANNOUNCED),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
+    block, rows = (BUSY, 2000) if "slot" in name else (PLAIN, 300)
+    with pytest.raises((HostRace, HostTrap, QueueTimeout, AssertionError)):
+        check(block, rows, folder, sanitize=True, mutations=(MUTANTS[name],), limit_s=3, flag_limit_s=1.0)

@@ -1,0 +1,49 @@
+"""One test that loses the CUDA context costs itself alone, where tests run in workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = """
+import lost_context, pytest
+lost = []
+lost_context.is_lost = lambda: bool(lost)
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    lost_context.leave_if_lost(item, report)
+    return report
+"""
+TESTS = """
+import conftest, pytest
+pytestmark = pytest.mark.gpu
+
+def test_before(): pass
+
+def test_that_traps():
+    conftest.lost.append(1)
+    assert False, "an illegal access"
+
+@pytest.mark.parametrize("k", range(5))
+def test_behind(k):
+    assert not conftest.lost
+"""
+
+
+def test_the_tests_behind_it_run(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_them.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: a GPU\n")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert "1 failed, 6 passed" in done.stdout, said
+    assert "test_that_traps lost the CUDA context" in said and "an illegal access" in said
