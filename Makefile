@@ -32,6 +32,7 @@ tables: $(INSTALLED)
 	$(BIN)/python benchmarks/make_tables.py
 	$(BIN)/python benchmarks/kitsune_tables.py
 	$(BIN)/python benchmarks/flashfuser_tables.py
+	$(BIN)/python benchmarks/conv_tables.py
 	$(BIN)/python benchmarks/sparse_tables.py
 	$(BIN)/python benchmarks/truth.py
 	$(BIN)/python benchmarks/cost_truth.py

@@ -1,26 +1,31 @@
-"""Convolution chains, channels last: our kernels against eager cuDNN, Inductor and max-autotune.
+"""Convolution chains and ResNet-50, channels last: tilestream against eager cuDNN, Inductor and max-autotune.
 
-    python benchmarks/conv_chains.py                        FlashFuser's C1 to C5, and tails of ResNet-50's bottlenecks
+    python benchmarks/conv_chains.py                        FlashFuser's C1 to C5, tails of bottlenecks, ResNet-50
     python benchmarks/conv_chains.py C5 tail56 --images 1 32
+    python benchmarks/conv_chains.py C1 C5 --autotune --seconds 80       max-autotune too; what ends in time
     python benchmarks/conv_chains.py --dry-run              predictions and floors alone: needs no GPU
 
 bf16, random data; every arm a CUDA graph, all arms of a workload in turn, medians, warm L2. Errors are against float64;
-results are poisoned with NaN before each check, and two calls must give the same bits. ``lanes`` and ``bulk`` are
-``torch.compile`` with ``convolutions=``; what the planner chose, and how, stands beside its time.
+results are poisoned with NaN before each check, and two calls must give the same bits. What the planner chose for each
+region stands beside the time. Rows of a workload replace those of earlier runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import torch
+from block_models import ResNet
+from budget import Budget
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,12 +33,23 @@ from tilestream import devices
 from tilestream.bench.environment import environment
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
+from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 20
+RESNET = "resnet50"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "inductor": {},
+    "tilestream": {"backend": tilestream, "options": {"convolutions": "bulk"}},
+    "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
+}
+"""The slowest to compile comes last: it is the first to be left out."""
+GUESS_S = {"inductor": 5.0, "tilestream": 8.0, "max-autotune": 15.0}
+RESNET_GUESS_S = {"inductor": 25.0, "tilestream": 40.0, "max-autotune": 200.0}
+"""What the first call of an arm takes at most, until one was seen."""
 CHUNK_US = 2.0  # of a loader warp, for 64 rows x 128 bytes copied by lanes: measured on rows through an index
 
 
@@ -121,23 +137,36 @@ def made(w: Workload, images: int, device: str) -> tuple[nn.Module, list[Tensor]
     return model, [picture(w.channels), picture(w.out)]
 
 
-def predictions(name: str, images: int) -> dict[str, str]:
-    """By the cost model: of either way to copy pixels, and of Inductor."""
-    w = WORKLOADS[name]
-    found: dict[str, str] = {}
-    for how in ("lanes", "bulk"):
-        model, inputs = made(w, images, "cpu")
-        torch._dynamo.reset()
-        with torch.no_grad():
-            regions = analyse(model, inputs, Options(convolutions=how, device="h200")).regions
-        whole = [r for r in regions if sum(op.kind == "linear" for op in r.program.stages[0].ops) > 1]
-        legal = [c for r in whole if r.plan for c in r.plan.candidates if c.predicted_us is not None]
-        if not legal:
-            return {"": "no region has both convolutions"}
-        ours = min((c for c in legal if c.strategy not in ("fallback", "bulk")), key=lambda c: c.predicted_us or 0)
-        found[how] = f"{ours.predicted_us:.1f} ({ours.name})"
-        found["Inductor"] = f"{min(c.predicted_us or 0 for c in legal if c.strategy == 'fallback'):.1f}"
-    return found
+def resnet(images: int, device: str) -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    model = ResNet().bfloat16().to(device).eval()
+    x = torch.randn(images, 3, 224, 224, device=device, dtype=torch.bfloat16)
+    taken = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return taken, [x.contiguous(memory_format=torch.channels_last)]
+
+
+def module(name: str, images: int, device: str) -> tuple[nn.Module, list[Tensor]]:
+    """What is timed, and its inputs."""
+    return resnet(images, device) if name == RESNET else made(WORKLOADS[name], images, device)
+
+
+def planned(name: str, images: int) -> Sequence[RegionAnalysis]:
+    """The regions, as the cost model has them on an H200; no GPU is asked."""
+    model, inputs = module(name, images, "cpu")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        return analyse(model, inputs, Options(convolutions="bulk", device="h200")).regions
+
+
+def prediction(name: str, images: int) -> str:
+    """By the cost model: the best pipeline of the region with most products, and Inductor."""
+    regions = [r for r in planned(name, images) if r.plan is not None]
+    whole = max(regions, key=lambda r: sum(op.kind == "linear" for op in r.program.stages[0].ops))
+    assert whole.plan is not None
+    legal = [c for c in whole.plan.candidates if c.predicted_us is not None]
+    best = min((c for c in legal if c.strategy != "fallback"), key=lambda c: c.predicted_us or 0.0)
+    others = min(c.predicted_us or 0.0 for c in legal if c.strategy == "fallback")
+    return f"{best.name} {best.predicted_us:.1f}, Inductor {others:.1f} us"
 
 
 def checked(run: Callable[[], Tensor], exact: Tensor) -> tuple[float, bool]:
@@ -150,27 +179,34 @@ def checked(run: Callable[[], Tensor], exact: Tensor) -> tuple[float, bool]:
     return float((again.double() - exact).norm() / exact.norm()), bool(torch.equal(again, first))
 
 
-def workload(name: str, images: int) -> list[Row]:
-    model, inputs = made(WORKLOADS[name], images, "cuda")
+def chosen(since: int) -> str:
+    """What the planner took for the regions that were compiled since then."""
+    names = [a.plan.chosen.name if a.plan is not None else a.problem for a in prepare.analyses()[since:]]
+    return "; ".join(f"{n} x {names.count(n)}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
+
+
+def workload(name: str, images: int, autotune: bool, budget: Budget) -> list[Row]:
+    """All arms of one workload that end in time."""
+    model, inputs = module(name, images, "cuda")
     arms: dict[str, Callable[[], Tensor]] = {"eager": lambda: model(*inputs)}
     details: dict[str, str] = {}
-    settings: dict[str, dict] = {
-        "inductor": {},
-        "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
-        "lanes": {"backend": tilestream, "options": {"convolutions": "lanes"}},
-        "bulk": {"backend": tilestream, "options": {"convolutions": "bulk"}},
-    }
+    torch._dynamo.reset()  # not between arms: it would have them compiled again
     with torch.no_grad():
-        for arm, words in settings.items():
-            torch._dynamo.reset()
-            compiled = torch.compile(model, dynamic=False, **words)
-            compiled(*inputs)
+        for arm, words in SETTINGS.items():
+            kind, guess_s = (f"{arm} {name}", RESNET_GUESS_S) if name == RESNET else (arm, GUESS_S)
+            if (arm == "max-autotune" and not autotune) or not budget.affords(kind, guess_s[arm]):
+                continue
+            before = len(prepare.analyses())
+            with budget.step(kind):
+                compiled = torch.compile(model, dynamic=False, **words)
+                compiled(*inputs)
             arms[arm] = lambda compiled=compiled: compiled(*inputs)
-            if arm in ("lanes", "bulk"):
-                last = prepare.analyses()[-1]
-                details[arm] = last.plan.chosen.name if last.plan is not None else last.problem
-        wide = Chain(WORKLOADS[name]).double().cuda().eval()
-        wide.load_state_dict({n: t.double() for n, t in model.state_dict().items()})
+            details[arm] = chosen(before) if arm == "tilestream" else ""
+            for region in prepare.analyses()[before:]:
+                timed = [c for c in region.plan.candidates if c.measured_us] if region.plan is not None else []
+                told = ", ".join(f"{c.name} {c.measured_us:.1f}" for c in timed)
+                print(f"  {region.rows} rows: {region.problem or told}", flush=True)
+        wide = copy.deepcopy(model).double()
         exact = wide(*[t.double() for t in inputs])
         errors = {arm: checked(run, exact) for arm, run in arms.items()}
         captured = [capture(run) for run in arms.values()]
@@ -178,28 +214,47 @@ def workload(name: str, images: int) -> list[Row]:
     return [Row(name, images, arm, times[arm], *errors[arm], details.get(arm, "")) for arm in arms]
 
 
+def merged(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows of earlier runs, but for the workloads that were timed anew."""
+    before = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    again = {(r.workload, r.images) for r in rows}
+    return [r for r in before if (r["workload"], r["images"]) not in again] + [asdict(r) for r in rows]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=[])
+    parser.add_argument("names", nargs="*", default=[*WORKLOADS, RESNET])
     parser.add_argument("--images", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--autotune", action="store_true", help="max-autotune is an arm too")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out what would end later")
     parser.add_argument("--dry-run", action="store_true", help="predictions and floors; no GPU")
     parser.add_argument("--out", type=Path, default=RESULTS / "conv_chains.json")
     given = parser.parse_args()
-    rows: list[Row] = []
-    for name in given.names or WORKLOADS:
+    budget, rows = Budget(given.seconds), []
+    for name in given.names:
         for images in given.images:
-            floors = ", ".join(f"{what} {us:.1f}" for what, us in WORKLOADS[name].floors(images).items())
-            print(f"{name}, {images} images: floors {floors}; predicted {predictions(name, images)}", flush=True)
             if given.dry_run:
+                floors = WORKLOADS[name].floors(images) if name != RESNET else {}
+                told = ", ".join(f"{what} {us:.1f}" for what, us in floors.items())
+                print(f"{name}, {images} images: floors {told}; predicted {prediction(name, images)}", flush=True)
                 continue
-            for row in workload(name, images):
+            if not budget.affords(name, GUESS_S["tilestream"]):
+                print(f"{name}, {images} images: left out, {budget.left_s:.0f} s are left", flush=True)
+                continue
+            try:
+                with budget.step(name):
+                    found = workload(name, images, given.autotune, budget)
+            except Exception as failure:  # costs no other workload
+                print(f"{name}, {images} images FAILED: {type(failure).__name__}: {failure}", flush=True)
+                continue
+            best = min(r.us for r in found if r.arm != "tilestream")
+            for row in found:
                 same = "same" if row.same_bits else "moves"
-                print(f"  {row.us:8.2f}  {row.error:.1e} {same}  {row.arm}  {row.detail}", flush=True)
-                rows.append(row)
-    if rows:
-        given.out.write_text(
-            json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
-        )
+                print(f"{name} {images}  {row.us:8.2f}  x{best / row.us:.2f}  {row.error:.1e} {same}  {row.arm}"
+                      f"  {row.detail}", flush=True)  # fmt: skip
+            rows += found
+            text = json.dumps({"environment": environment(), "rows": merged(given.out, rows)}, indent=1)
+            given.out.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

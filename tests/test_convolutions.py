@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 from dataclasses import replace
@@ -27,20 +28,25 @@ from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard, Tensor, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.ir.sizes import weight_bytes
 from tilestream.ir.taps import Tap, Window
 from tilestream.ir.text import show
-from tilestream.ir.traffic import dram_of
+from tilestream.ir.traffic import dram_of, l2_of
 from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
+from tilestream.plan.cost import product_bound_us
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
 from tilestream.report.facts import summary
+from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.schedule import build
-from tilestream.schedule.counts import gathered_chunks
+from tilestream.schedule.counts import gathered_chunks, tapped_chunks
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.layout import lay_out
 from tilestream.schedule.stage_cost import stage_cost
 
 SAME = Window(9, 7, (3, 3), padding=(1, 1))
@@ -132,12 +138,31 @@ def test_pictures_are_read_from_dram_once() -> None:
     assert read["x"] == 5 * 9 * 7 * 16 * 2
 
 
+def test_taps_come_again_through_the_ports() -> None:
+    """All but the first time, as weights do that every step takes again."""
+    rows = 5 * 63
+    p, plain_rows = chain(SAME, 16, 32, 24), chain(Window(9, 7, (1, 1)), 16, 32, 24)
+    again, weights = l2_of(p, rows)
+    assert again == l2_of(plain_rows, rows)[0] == 0
+    steps = -(-rows // 64 // p.stages[0].tiles_per_step)
+    once = weight_bytes(p.stages[0], p)
+    assert weights - (steps - 1) * once == rows * 9 * 16 * 2 - 5 * 9 * 7 * 16 * 2
+
+
+def test_what_no_product_can_beat_reads_a_picture_once() -> None:
+    device, rows = get("h200"), 32 * 63
+    p = chain(SAME, 64, 64, 0)
+    moved = 2 * rows * (64 + 64)
+    want = max(2.0 * rows * 64 * 576 / device.tensor_flops["bf16"], moved / device.l2_bytes_per_s) * 1e6
+    assert product_bound_us(p, rows, device) == pytest.approx(want)
+
+
 def test_lanes_have_their_time_and_bulk_copies_none() -> None:
     by_lanes, bulk = (chain(SAME, 128, 64, 64, bulk=b) for b in (False, True))
     told = [op[0] for op in emit(by_lanes).tables.load_ops]
-    assert told.count(TAPPED) == gathered_chunks(build(by_lanes.stages[0], by_lanes)) == 9 * 2
+    assert told.count(TAPPED) == tapped_chunks(build(by_lanes.stages[0], by_lanes)) == 9 * 2
     assert [op[0] for op in emit(bulk).tables.load_ops].count(TAPPED_IN_BULK) == 9 * 2
-    assert gathered_chunks(build(bulk.stages[0], bulk)) == 0
+    assert tapped_chunks(build(bulk.stages[0], bulk)) == gathered_chunks(build(bulk.stages[0], bulk)) == 0
     slow, fast = (stage_cost(p.stages[0], p, get("h200")).step_s for p in (by_lanes, bulk))
     assert slow > fast
 
@@ -191,6 +216,42 @@ def test_kernels_on_the_host(dtype: str) -> None:
     exact = by_torch(p, window, given)
     error, own = (float((x.double() - exact).norm() / exact.norm()) for x in (got, working))
     assert error <= 2 * own + (2**-8 if dtype == "f32" else 1e-4)
+
+
+@needs_gcc
+def test_lanes_and_bulk_copies_round_alike() -> None:
+    """To tf32, ties to even: 1 + 2^-11 is as far from 1 as from 1 + 2^-10, and 1 + 3 2^-11 from two as well."""
+    window = Window(5, 5, (2, 2))
+    got = []
+    for bulk in (False, True):
+        p = chain(window, 32, 16, 0, dtype="f32", bulk=bulk)
+        given = tensors(p, window, 4)
+        given["x"] = torch.where(given["x"] > 0, 1 + 2.0**-11, -1 - 3 * 2.0**-11)
+        got.append(run_on_host(p, given)[p.by_role(Role.OUTPUT)[0].name])
+    assert torch.equal(*got)
+    rounded = torch.where(given["x"] > 0, 1.0, -1 - 2.0**-9)
+    torch.testing.assert_close(got[0], run_on_host(p, given | {"x": rounded})[p.by_role(Role.OUTPUT)[0].name])
+
+
+@needs_gcc
+def test_weights_that_stay_lie_in_pages_as_low_as_the_taps_layer_is_narrow() -> None:
+    window = Window(9, 7, (3, 3), padding=(1, 1))
+    p = chain(window, 64, 64, 200, residual=True, bulk=True)
+    p = p.with_stages((p.stages[0].with_(residency=Residency.RESIDENT),))
+    verify_on(p, get("h200"))
+    assert lay_out(build(p.stages[0], p)).page_rows == 64
+    given = tensors(p, window, 3)
+    (got,), (working,) = run_on_host(p, given).values(), reference.run(p, given).values()
+    exact = by_torch(p, window, given)
+    error, own = (float((x.double() - exact).norm() / exact.norm()) for x in (got, working))
+    assert error <= 2 * own + 1e-4
+
+
+def test_a_kernel_that_does_not_fit_is_refused_before_it_is_compiled() -> None:
+    p = chain(Window(9, 7, (3, 3), padding=(1, 1)), 64, 64, 64, dtype="f32", bulk=True)
+    p = p.with_stages((p.stages[0].with_(placement=Shard(1), residency=Residency.RESIDENT),))
+    with pytest.raises(VerifyError, match=r"weights 327680 \+ input ring \d+ .* > 232448 bytes of shared memory"):
+        cuda.sources(p)
 
 
 @needs_gcc
@@ -265,6 +326,30 @@ def test_through_torch_compile() -> None:
     assert error <= 2 * eager
 
 
+def test_networks_with_norms_are_taken_where_asked() -> None:
+    with torch.no_grad():
+        alone, asked = (analyse(small_resnet(), (images(),), o) for o in (Options(), Options(convolutions="bulk")))
+        without = analyse(Odd(16, 16, 3).eval(), (images(16),), Options())
+    assert any("option convolutions='bulk' takes this one" in e.reason for e in alone.exclusions)
+    assert not any("a convolution mixes rows" in e.reason for e in (*asked.exclusions, *without.exclusions))
+
+
+def test_a_plan_for_many_pictures_is_none_for_few() -> None:
+    """One for few serves those of a batch that has not grown much, as plans of rows do."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        Odd(8, 8, 3, padding=1).eval(),
+        backend=tilestream,
+        dynamic=False,
+        options={"target": "reference", "cache": False},
+    )
+    before = len(prepare.analyses())
+    with torch.no_grad():
+        for count in (12, 4, 1):
+            compiled(images(8, 4, count))
+    assert [a.plan.rows for a in prepare.analyses()[before:] if a.plan] == [12 * 16, 12 * 16, 16]
+
+
 def test_undone_where_no_region_takes_it() -> None:
     (graph,) = capture(small_resnet(), (images(),)).graphs
     want = graph(*[n.meta["val"].new_ones(n.meta["val"].shape) for n in graph.graph.find_nodes(op="placeholder")])
@@ -297,12 +382,12 @@ class Odd(nn.Module):
         (Odd(3, 16, 3), images(3), r"3 channels: pixels of other than a multiple of 16 bytes"),
         (Odd(16, 16, 3, padding=1), images(16, 1), r"a tap reads nothing but padding"),
         (Odd(16, 16, 9), images(16, 10), r"81 taps, more than 64"),
-        (Odd(16, 16, 3), images(16), r"option convolutions='lanes' or 'bulk' takes this one"),
+        (Odd(16, 16, 3), images(16), r"option convolutions='bulk' takes this one"),
     ],
     ids=["contiguous", "groups", "three channels", "padding", "taps", "off"],
 )
 def test_why_a_convolution_is_left(model: nn.Module, x: torch.Tensor, says: str) -> None:
-    on = Options() if "option" in says else Options(convolutions="lanes")
+    on = Options(convolutions="off") if "option" in says else Options()
     with torch.no_grad():
         found = analyse(model.eval(), (x,), on)
     assert any(re.search(says, e.reason) for e in found.exclusions)
@@ -324,6 +409,13 @@ def test_a_symbolic_batch() -> None:
             got, want = compiled(x), model(x)
             torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
             assert got.stride() == want.stride()  # channels last, as eager
+
+
+def test_the_page_has_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    text = (root / "docs" / "convolutions.md").read_text(encoding="utf-8")
+    assert importlib.import_module("conv_tables").filled(text) == text, "run benchmarks/conv_tables.py"
 
 
 def test_the_example_of_the_page_runs() -> None:

@@ -15,7 +15,7 @@ from tilestream.errors import OptionError
 Target = Literal["auto", "cuda", "reference"]
 Strategy = Literal["auto", "bulk", "vertical", "spatial", "shared"]
 Effort = Literal["model", "measured", "exhaustive"]
-Convolutions = Literal["off", "lanes", "bulk"]
+Convolutions = Literal["auto", "off", "lanes", "bulk"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class Options:
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
-            copy pixels lane by lane, or in bulk by the im2col mode of bulk copies. Neither has run on a GPU yet, so
-            ``off``. Inference alone.
+            copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
+            which is slower. ``auto``: in bulk, in graphs without batch norms, as no GPU has timed a whole network with
+            them. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -64,7 +65,7 @@ class Options:
     effort: Effort = "measured"
     projections: bool = True
     interactions: bool = True
-    convolutions: Convolutions = "off"
+    convolutions: Convolutions = "auto"
     fallback: bool = True
 
     def __post_init__(self) -> None:

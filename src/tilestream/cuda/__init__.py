@@ -23,10 +23,12 @@ from tilestream.cuda.stationary import emit as emit_stationary
 from tilestream.cuda.tiled_block import TiledBlockSource
 from tilestream.cuda.tiled_block import emit as emit_tiled_block
 from tilestream.cuda.workers import NOW
+from tilestream.devices import get
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.backward import is_backward
+from tilestream.schedule.fits import stages_fit_sm
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block, why_no_kernel
 from tilestream.schedule.stationary import is_stationary
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 AnySource = KernelSource | SharedTileSource | StationarySource | TiledBlockSource
 """Of one launch, by the shape of its kernel."""
+
+SMALLEST = "h100"  # of the devices that kernels are made for; a CTA has as much on all of them
 
 __all__ = [
     "KernelReport",
@@ -70,7 +74,10 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
     if reason:
         what = f"no kernel can be made of pipeline {pipeline.name!r}: {reason}"
         raise VerifyError(what, "run it by tilestream.reference")
-    return tuple(_source(launch, stamped) for launch in cut_at_dram(pipeline))
+    launches = cut_at_dram(pipeline)
+    for launch in launches:
+        stages_fit_sm(launch, get(SMALLEST))
+    return tuple(_source(launch, stamped) for launch in launches)
 
 
 def _source(launch: Pipeline, stamped: bool) -> AnySource:

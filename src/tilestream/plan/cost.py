@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from tilestream.devices import Device
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
+from tilestream.ir.taps import Tap
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
@@ -88,20 +89,29 @@ def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
 
     Each product takes its FLOPs at the tensor cores' rate, or its operand and result at the rate of the DRAM (of
     the L2, where they fit), whichever is longer; everything else, launches included, is free. An operand that
-    several products share is read once.
+    several products share is read once, and so is a picture of which it is many taps.
     """
     tiles = program.tiles()
+    taken = {op.out.name: op for stage in program.stages for op in stage.ops if op.out is not None}
     seen: set[str] = set()
     seconds = 0.0
     for op in (op for stage in program.stages for op in stage.ops if op.kind == "linear"):
         weight = program.tensor(op.params[0])
         out, depth = weight.shape
-        columns = out + (0 if op.ins[0] in seen else depth)
+        columns = out + (0 if op.ins[0] in seen else _read(op.ins[0], taken, depth))
         seen.add(op.ins[0])
         moved = rows * columns * DTYPE_BYTES[tiles[op.ins[0]].dtype]
         rate = device.dram_bytes_per_s if moved > device.l2_bytes else device.l2_bytes_per_s
         seconds += max(2.0 * rows * out * depth / device.tensor_flops[weight.dtype], moved / rate)
     return seconds * 1e6
+
+
+def _read(tile: str, made: dict[str, TileOp], depth: int) -> int:
+    """Elements a row of ``tile``, an operand of ``depth`` columns, that are read: of taps, one pixel."""
+    op = made[tile]
+    loads = [made[name] for name in op.ins] if op.kind == "cat" else [op]
+    taps = {load.params[0]: load.out.features for load in loads if load.out is not None and Tap.of(load) is not None}
+    return sum(taps.values()) if len(taps) and all(Tap.of(load) for load in loads) else depth
 
 
 def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:

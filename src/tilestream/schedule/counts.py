@@ -86,15 +86,24 @@ def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
 
 
 def gathered_chunks(schedule: Schedule) -> int:
-    """Chunks of one tile that lanes copy: rows through an index, and pixels."""
-    indexed = {name for name, stream in schedule.streams.items() if stream.by_lanes}
+    """Chunks of one tile whose rows lanes copy through an index."""
+    return _chunks_of({name for name, stream in schedule.streams.items() if stream.index}, schedule)
+
+
+def tapped_chunks(schedule: Schedule) -> int:
+    """Chunks of one tile whose rows are pixels that lanes copy."""
+    return _chunks_of({name for name, stream in schedule.streams.items() if stream.tap and stream.by_lanes}, schedule)
+
+
+def _chunks_of(taken: set[str], schedule: Schedule) -> int:
+    """Chunks of one tile that are loaded of the streams ``taken``."""
     total = 0
     for step in schedule.steps:
         for segment in step.gemm.segments if step.gemm is not None else ():
-            total += segment.chunks(schedule.chunk_columns) if segment.tile in indexed else 0
+            total += segment.chunks(schedule.chunk_columns) if segment.tile in taken else 0
         turns = ceil_to(step.features, schedule.pass_columns) // schedule.pass_columns
         for phase in step.phases:
-            total += sum(turns * schedule.parts(schedule.streams[t].dtype) for t in phase.streams if t in indexed)
+            total += sum(turns * schedule.parts(schedule.streams[t].dtype) for t in phase.streams if t in taken)
     return total
 
 

@@ -9,6 +9,7 @@ from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
 OPERAND_SLOTS = 2  # at least, of the input ring, where a tile's operand comes chunk by chunk, each through a slot
+BESIDE_TAPS = 6  # pages of weights, at least, before the ring of pixels grows
 PARKED_BYTES = 128  # of a column of a parked tile: 64 rows of 16 bits
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
 
@@ -44,8 +45,19 @@ class Layout:
 
 
 def widest(schedule: Schedule) -> int:
-    """Columns of the widest product's share of one warpgroup: the most that a page can hold in rows."""
-    return max((ceil_to(schedule.width(s), 8) for s in schedule.steps if s.gemm), default=8)
+    """Columns of the widest product's share of one warpgroup: the most that a page can hold in rows.
+
+    Where taps feed products, of those alone: deep and narrow, they would fill a part of each of their many pages
+    (3 x 3 64-64 in front of 64-256: nine pages of which three quarters are empty, and no room for pixels on their way).
+    """
+    products = [s for s in schedule.steps if s.gemm is not None]
+    return max((ceil_to(schedule.width(s), 8) for s in _tapped(schedule) or products), default=8)
+
+
+def _tapped(schedule: Schedule) -> list[Step]:
+    """Products whose left operand is pixels at taps."""
+    taps = {name for name, stream in schedule.streams.items() if stream.tap is not None}
+    return [s for s in schedule.steps if s.gemm is not None and any(g.tile in taps for g in s.gemm.segments)]
 
 
 def boxes_of(schedule: Schedule, step: Step, rows: int) -> int:
@@ -148,6 +160,8 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     else:
         # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
         enough = max(2, min(max(_together(schedule, page_rows)) + 1, total_pages))
+        if _tapped(schedule):  # a page for each chunk of pixels: neither ring runs ahead of the other
+            enough = min(enough, BESIDE_TAPS)
         if schedule.loops:  # inputs come once, weights every turn
             enough = min(2 * max(_together(schedule, page_rows)), total_pages)
         in_slots = need_in

@@ -36,6 +36,7 @@ TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 LINE = 128
 MAP_WORDS = 16  # of machine.h
+TO_TF32 = 2  # the last of them, of a map that rounds
 
 
 class HostTrap(TilestreamError):
@@ -167,7 +168,10 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
             else at[spec.name]
         )
         element = 4 if spec.dtype == "tf32" else DTYPE_BYTES[spec.dtype]
-        words += map_words(base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element)
+        words += map_words(
+            base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element,
+            rounded=spec.dtype == "tf32",
+        )  # fmt: skip
     words.append(len(tables.pointers))
     for kind, name, first in tables.pointers:
         offset = first * tensors[name].element_size()
@@ -197,9 +201,9 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
             return [stamps.read(f.read(stamps.buffer_bytes(ctas, room)), source, rows, ctas, room)]
 
 
-def map_words(*told: int) -> list[int]:
-    """The words of one tensor map: those ``told`` of ``machine.h``'s, and zeros."""
-    return [*told, *[0] * (MAP_WORDS - len(told))]
+def map_words(*told: int, rounded: bool = False) -> list[int]:
+    """The words of one tensor map: those ``told`` of ``machine.h``'s, zeros, and whether fp32 is rounded to tf32."""
+    return [*told, *[0] * (MAP_WORDS - 1 - len(told)), TO_TF32 if rounded else 0]
 
 
 def _pixels(w: WindowSpec, base: int, rows: int) -> list[int]:
@@ -207,7 +211,7 @@ def _pixels(w: WindowSpec, base: int, rows: int) -> list[int]:
     element = 4 if w.dtype == "tf32" else DTYPE_BYTES[w.dtype]
     sizes = (w.channels, w.in_width, w.in_height, TILE_ROWS, element, 1, rows // (w.height * w.width))
     begin, end = w.corners
-    return map_words(base, *sizes, *begin, *end, w.stride_x, w.stride_y)
+    return map_words(base, *sizes, *begin, *end, w.stride_x, w.stride_y, rounded=w.dtype == "tf32")
 
 
 def _stride(kind: str, name: str, tensors: Mapping[str, torch.Tensor]) -> int:

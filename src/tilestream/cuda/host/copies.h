@@ -36,13 +36,13 @@ struct Pictures {
 // Rows of 128 bytes between a matrix in memory and a tile in shared memory, 16 bytes at a time.
 struct Box {
   char* base;
-  long columns, rows, row_bytes, box_rows, element, x, y, width, f16;
+  long columns, rows, row_bytes, box_rows, element, x, y, width, format;  // 0 bf16 or any that is not converted, 1 f16, 2 fp32 that is rounded to tf32
   bool of_pixels;
   Pictures pictures;
   explicit Box(const Job& j)
       : base((char*)j.map[0].load(relaxed)), columns(j.map[1].load(relaxed)), rows(j.map[2].load(relaxed)),
         row_bytes(j.map[3].load(relaxed)), box_rows(j.map[4].load(relaxed)), element(j.map[5].load(relaxed)),
-        x(j.x.load(relaxed)), y(j.y.load(relaxed)), width((long)j.map[14].load(relaxed)), f16((long)j.map[15].load(relaxed)),
+        x(j.x.load(relaxed)), y(j.y.load(relaxed)), width((long)j.map[14].load(relaxed)), format((long)j.map[15].load(relaxed)),
         of_pixels(j.map[6].load(relaxed) != 0), pictures(j) {
     if (!of_pixels) return;
     x = j.column.load(relaxed);
@@ -72,6 +72,15 @@ u16 bf16_of(float x) {
 }
 u16 half_of(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
 
+// Ties to even.
+void round_to_tf32(char* at) {
+  u32 v;
+  std::memcpy(&v, at, 4);
+  const float x = __builtin_bit_cast(float, v);
+  v = x != x ? v : (v + 0xfff + ((v >> 13) & 1)) & 0xffffe000u;
+  std::memcpy(at, &v, 4);
+}
+
 // A copy goes through a buffer between its two ends, which may lie far apart in time.
 void read_global(const Box& b, char* buffer) {
   for (long r = 0; r < b.box_rows; ++r)
@@ -82,6 +91,7 @@ void read_global(const Box& b, char* buffer) {
       if (n == 0) continue;
       reads(b.at(r, k), (size_t)n);
       std::memcpy(to, b.at(r, k), (size_t)n);
+      for (long e = 0; b.format == 2 && e < n; e += 4) round_to_tf32(to + e);
     }
 }
 void write_global(const Box& b, const char* buffer) {
@@ -115,7 +125,7 @@ void add_global(const Box& b, const char* buffer) {
       reads(b.at(r, k), (size_t)n);  // who cleared it, or reads the sum, must be ordered with this; other additions need not
       u16* const to = (u16*)b.at(r, k);
       const u16* const what = (const u16*)(buffer + r * 128 + 16 * k);
-      for (long e = 0; e < n / 2; ++e) to[e] = b.f16 ? half_of((float)__builtin_bit_cast(_Float16, to[e]) + (float)__builtin_bit_cast(_Float16, what[e])) : bf16_of(from_bf16(to[e]) + from_bf16(what[e]));
+      for (long e = 0; e < n / 2; ++e) to[e] = b.format == 1 ? half_of((float)__builtin_bit_cast(_Float16, to[e]) + (float)__builtin_bit_cast(_Float16, what[e])) : bf16_of(from_bf16(to[e]) + from_bf16(what[e]));
     }
 }
 

@@ -288,6 +288,9 @@ struct f16 {
 struct f32 {
   static constexpr int BYTES = 4, ELEMENT = 2;
   static TS_DEV float to_tf32(float x) { return x != x ? x : float_of((bits_of(x) + 0x1000u) & 0xffffe000u); }
+  static TS_DEV float to_tf32_as_copied(float x) {
+    return x != x ? x : float_of((bits_of(x) + 0xfffu + ((bits_of(x) >> 13) & 1u)) & 0xffffe000u);
+  }
 };
 
 // ---- special functions

@@ -60,7 +60,7 @@ TS_DEV int read_name(const P& p, const Sync& sync, const LoadOp& op, int row) {
 }
 // One piece of fp32, rounded to tf32 on its way, as a tensor map of that type does.
 TS_DEV void copy_rounded(u32 dst, const char* src, u32 bytes) {
-  for (int k = 0; k < 4; ++k) stsf(dst + 4 * k, 4 * (u32)k < bytes ? f32::to_tf32(load_global((const float*)src + k)) : 0.0f);
+  for (int k = 0; k < 4; ++k) stsf(dst + 4 * k, 4 * (u32)k < bytes ? f32::to_tf32_as_copied(load_global((const float*)src + k)) : 0.0f);
 }
 
 // The names of the rows that a warp copies next, where it reads them ahead.

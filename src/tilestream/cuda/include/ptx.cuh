@@ -375,6 +375,12 @@ struct f32 {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
     return __uint_as_float(r);
   }
+  // As bulk copies round it on their way: ties to even.
+  static TS_DEV float to_tf32_as_copied(float x) {
+    u32 r;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return __uint_as_float(r);
+  }
 };
 
 // ---- special functions, fast forms: relative error near 2^-21 unless said

@@ -63,5 +63,5 @@ _REASONS = {getattr(aten, name): reason for reason, names in _GROUPS.items() for
 def reason(node: fx.Node) -> str:
     """Why an operator that has no rule stays out."""
     if packet(node) is aten.convolution:
-        return why_not(node) or "a convolution mixes rows: option convolutions='lanes' or 'bulk' takes this one"
+        return why_not(node) or "a convolution mixes rows: option convolutions='bulk' takes this one"
     return _REASONS.get(packet(node), UNKNOWN)

@@ -1,0 +1,95 @@
+"""Write the tables of docs/convolutions.md from ``benchmarks/results/conv_chains.json`` and ``conv_kernels.json``.
+
+python benchmarks/conv_chains.py
+python benchmarks/conv_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from make_tables import table, us
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "convolutions.md"
+OTHERS = {"eager": "eager", "inductor": "Inductor", "max-autotune": "max-autotune"}
+WHAT = {
+    "C1": "C1: 1 x 1 64-256, 1 x 1 256-64, 56 x 56",
+    "C2": "C2: 1 x 1 128-512, 1 x 1 512-128, 28 x 28",
+    "C3": "C3: 1 x 1 256-1024, 1 x 1 1024-256, 14 x 14",
+    "C4": "C4: 1 x 1 512-2048, 1 x 1 2048-512, 7 x 7",
+    "C5": "C5: 3 x 3 64-64, 1 x 1 64-256, 56 x 56",
+    "tail56": "C5 with norms and residual",
+    "tail28": "3 x 3 128-128, 1 x 1 128-512, norms, residual, 28 x 28",
+    "resnet50": "ResNet-50, 224 x 224",
+}
+
+Case = tuple[str, int]
+
+
+def cases() -> dict[Case, dict[str, dict[str, Any]]]:
+    """Rows of the results by workload and images, then by arm; in the order of ``WHAT``."""
+    found: dict[Case, dict[str, dict[str, Any]]] = {}
+    for row in json.loads((RESULTS / "conv_chains.json").read_text(encoding="utf-8"))["rows"]:
+        found.setdefault((row["workload"], row["images"]), {})[row["arm"]] = row
+    return dict(sorted(found.items(), key=lambda c: (list(WHAT).index(c[0][0]), c[0][1])))
+
+
+def speedup(arms: dict[str, dict[str, Any]]) -> float:
+    """The best of the others over ours."""
+    return min(arms[name]["us"] for name in OTHERS if name in arms) / arms["tilestream"]["us"]
+
+
+def chains() -> str:
+    """Microseconds of every arm, and the geometric mean of C1 to C5."""
+    lines, gains = [], []
+    for (name, images), arms in cases().items():
+        if "tilestream" not in arms:
+            continue
+        gain = speedup(arms)
+        gains += [gain] if name.startswith("C") else []
+        times = [us(arms[arm]["us"]) if arm in arms else "-" for arm in (*OTHERS, "tilestream")]
+        lines.append([WHAT[name], str(images), *times, f"{gain:.2f}", runs(name, arms["tilestream"]["detail"])])
+    mean = prod(gains) ** (1 / len(gains)) if gains else 0.0
+    made = table(["us", "images", *OTHERS.values(), "tilestream", "times", "what runs"], lines)
+    return f"{made}\n\nC1 to C5: {mean:.2f} times the best of the others (geometric mean of {len(gains)} cases)."
+
+
+def runs(name: str, detail: str) -> str:
+    """What a region became, as the planner names it; a product by itself is Inductor's."""
+    if name == "resnet50":
+        return "by region"
+    return "Inductor" if detail.startswith(("fallback", "a product by itself")) else detail
+
+
+def kernels() -> str:
+    """Microseconds by kernel, a column for each workload and number of images."""
+    rows = json.loads((RESULTS / "conv_kernels.json").read_text(encoding="utf-8"))["rows"]
+    found = {(r["kernel"], r["workload"], r["images"]): us(r["us"]) for r in rows}
+    cases = dict.fromkeys((name, images) for _, name, images in found)
+    heads = ["us", *(f"{name}, {images}" for name, images in cases)]
+    names = dict.fromkeys(kernel for kernel, _, _ in found)
+    return table(heads, [[kernel, *(found.get((kernel, *case), "-") for case in cases)] for kernel in names])
+
+
+def filled(text: str) -> str:
+    """``text`` of the page with its marked parts rewritten.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    for name, made in (("chains", chains()), ("kernels", kernels())):
+        marked = re.compile(rf"(<!-- {name}: made by benchmarks/conv_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        text, times = marked.subn(lambda m, made=made: m[1] + made + m[2], text)
+        if times != 1:
+            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
