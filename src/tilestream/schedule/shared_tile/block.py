@@ -86,14 +86,14 @@ class Block:
         return tuple(last.out for last in self.lasts)
 
     @property
-    def last(self) -> Last:
-        """The one of two layers."""
-        (last,) = self.lasts
-        return last
-
-    @property
     def one_layer(self) -> bool:
         return not self.firsts
+
+    @property
+    def last(self) -> Last:
+        """The second layer's product, of two layers."""
+        (last,) = self.lasts
+        return last
 
     @property
     def after(self) -> tuple[TileOp, ...]:
