@@ -119,8 +119,8 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
     steps: dict[str, Callable[[], object]] = {}
     gradients: dict[str, Callable[[], object]] = {}
     regions, graphs = len(prepare.analyses()), len(wholes())
+    torch.compiler.reset()
     for arm in arms:
-        torch.compiler.reset()
         own = trainer(arm, module, inputs, targets)
         before, start = spent(), time.perf_counter()
         own.step()

@@ -92,9 +92,9 @@ def sums() -> None:
     """An empty sum, short and long segments, and rows that many edges name."""
     for edges, nodes, features, dtype in ((0, 7, 64, torch.bfloat16), (900, 70, 128, torch.float32), (999, 5, 72, F16)):
         rows, index = torch.randn(edges, features, device="cuda"), torch.randint(nodes, (edges,), device="cuda")
-        order, starts, busy = segments(index, nodes)
-        segment_sum(None, rows.to(dtype), order, starts, busy)
-        segment_sum(torch.randn(nodes, features, device="cuda").to(dtype), rows.to(dtype), order // 2, starts, busy)
+        order, *starts = segments(index, nodes)
+        segment_sum(None, rows.to(dtype), order, *starts)
+        segment_sum(torch.randn(nodes, features, device="cuda").to(dtype), rows.to(dtype), order // 2, *starts)
 
 
 def interactions() -> None:

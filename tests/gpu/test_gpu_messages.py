@@ -36,7 +36,8 @@ def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("edges", "nodes", "features", "busy"),
-    [(0, 7, 64, 0), (1, 1, 8, 0), (5000, 300, 128, 0), (4000, 90, 512, 3500), (3000, 5000, 72, 700), (999, 50, 8, 65)],
+    [(0, 7, 64, 0), (1, 1, 8, 0), (5000, 300, 128, 0), (4000, 90, 512, 3500), (3000, 5000, 72, 700), (999, 50, 8, 65)]
+    + [(9000, 20, 64, 8000), (20_000, 300_000, 128, 3000)],  # pieces of a node; several nodes a group
 )
 def test_sums(edges: int, nodes: int, features: int, busy: int, dtype: torch.dtype) -> None:
     """``busy``: edges of the first node, which a whole CTA sums."""
@@ -106,14 +107,14 @@ def test_rows_that_the_order_names_anyhow(edges: int, nodes: int, features: int,
     torch.manual_seed(edges)
     matrix = torch.randn(3 * edges, features, device="cuda").to(dtype)
     index = torch.randint(nodes, (edges,), device="cuda")
-    order, starts, busy = segments.segments(index, nodes)
+    order, *starts = segments.segments(index, nodes)
     for rows in (3 * order + 2, order // 2):
         exact = torch.zeros(nodes, features, device="cuda", dtype=torch.float64)
         exact.index_add_(0, index[order], matrix[rows].double())
-        got = segments.segment_sum(None, matrix, rows, starts, busy)
+        got = segments.segment_sum(None, matrix, rows, *starts)
         eps = torch.finfo(dtype).eps * (8 if dtype is torch.float32 else 1)
         assert (got.double() - exact).norm() <= eps * exact.norm()
-        assert torch.equal(got, segments.segment_sum(None, matrix, rows, starts, busy))
+        assert torch.equal(got, segments.segment_sum(None, matrix, rows, *starts))
         assert not got[exact.abs().sum(1) == 0].any()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.cut import Cutter
+from tilestream.graph.interaction import place_all
 from tilestream.graph.recompute import saved_bytes
 
 Cut = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -33,7 +34,13 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
     from torch._inductor.decomposition import select_decomp_table
 
     inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table())
-    return Saved(inductor, _counted(model, inputs, Cutter(least_rows), {}))
+    ours = Cutter(least_rows)
+
+    def cut(joint: fx.GraphModule, given: Sequence[object], **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        place_all(joint, joint=True)
+        return ours(joint, given, **kwargs)
+
+    return Saved(inductor, _counted(model, inputs, cut, {}))
 
 
 def _counted(model: Callable[..., Any], inputs: Sequence[Tensor], cut: Cut, decompositions: dict[Any, Any]) -> int:

@@ -15,9 +15,8 @@ from tilestream.graph.nodes import aten, is_product, is_view, packet, value
 from tilestream.graph.sizes import hint
 
 MOST_RESULTS = 3
-"""Gradients of one region of a backward graph, one less of its first, beside which all is there that was saved. NeRF's
-step at 65,536 points takes 807 us with three in the first too and 390 MiB (Inductor 367), 790 us and 422 MiB with four,
-819 us and 623 MiB uncut (H200)."""
+"""Gradients of one region of a backward graph, as Inductor's own code has at a time. NeRF's step at 65,536 points takes
+807 us with three of them and 390 MiB, 790 us and 422 MiB with four, 819 us and 623 MiB uncut (H200)."""
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
 CHAIN_WIDTH = 64
@@ -27,8 +26,7 @@ NARROW = 8
 
 
 def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
-    """A convex group, in graph order, as pieces of about equally many results, the first of one less; each begins at a
-    product.
+    """A convex group, in graph order, as pieces of about equally many results; each begins at a product.
 
     Pieces are convex, since whatever lies between two nodes of one is in the group, and between them in its order.
 
@@ -39,10 +37,10 @@ def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
     results = {n for n in group if value(n) is not None and any(u not in members for u in n.users)}
     total, widest = sum(map(_bytes, results)), max(map(_bytes, results), default=0)
     results = {n for n in results if NARROW * _bytes(n) >= widest}
-    if len(results) <= MOST_RESULTS or total <= SMALL_BYTES + spared or _stays_on_chip(group):
+    count = ceil(len(results) / MOST_RESULTS)
+    if count < 2 or total <= SMALL_BYTES + spared or _stays_on_chip(group):
         return [list(group)]
-    count = ceil((len(results) + 1) / MOST_RESULTS)
-    most, have = ceil((len(results) + 1) / count), 1
+    most, have = ceil(len(results) / count), 0
     made: list[list[fx.Node]] = [[]]
     for node in group:
         if have >= most and is_product(node):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config as inductor_config
 
 from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten
@@ -19,6 +18,9 @@ from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
+
+JOINED = 8
+"""So many tensors Inductor joins by one kernel, with what made them."""
 
 Layout = tuple[tuple[int, int], ...]
 """For each part of a sum, which rows of the matrix are its: every few ones, and from which."""
@@ -67,10 +69,9 @@ class Sorted:
         return orders, starts, busy
 
     def _joined(self, indices: Sequence[fx.Node]) -> fx.Node:
-        """As one, a few at a time: so many Inductor joins by one kernel, with what made them."""
-        most = inductor_config.max_complex_pointwise_cat_inputs
+        """As one, a few at a time."""
         while len(indices) > 1:
-            parts = [indices[k : k + most] for k in range(0, len(indices), most)]
+            parts = [indices[k : k + JOINED] for k in range(0, len(indices), JOINED)]
             indices = [p[0] if len(p) == 1 else self._call(aten.cat.default, p) for p in parts]
         return indices[0]
 

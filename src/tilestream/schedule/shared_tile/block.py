@@ -90,12 +90,6 @@ class Block:
         return not self.firsts
 
     @property
-    def last(self) -> Last:
-        """The second layer's product, of two layers."""
-        (last,) = self.lasts
-        return last
-
-    @property
     def after(self) -> tuple[TileOp, ...]:
         """What is done to the last layer's sums, result by result."""
         return tuple(op for last in self.lasts for op in last.after)
