@@ -86,6 +86,12 @@ class Block:
         return tuple(last.out for last in self.lasts)
 
     @property
+    def last(self) -> Last:
+        """The one of two layers."""
+        (last,) = self.lasts
+        return last
+
+    @property
     def one_layer(self) -> bool:
         return not self.firsts
 
