@@ -162,5 +162,6 @@ def test_a_layer_counts_as_often_as_the_model_has_it(benchmark) -> None:
     row = shares.measured(Given("one", 3, make, ()), shares.Case(16))
     assert row.layers.keys() == {"FFN"} and row.outside.keys() == {"head"} and row.attention == 0
     assert row.layers["FFN"].flops == row.layers["FFN"].regions == 3 * 2 * 16 * 2 * 48 * 520
-    assert row.outside["head"].flops == 2 * 16 * 48 * 1000 and row.outside["head"].regions == 0
+    assert row.outside["head"].flops == row.outside["head"].regions == 2 * 16 * 48 * 1000
+    assert row.outside["head"].runs == 0
     assert list(row.outside["head"].reasons.values()) == [row.outside["head"].flops]
