@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import jinja2
 
+from tilestream.cuda.element import element_function
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.shared_tile.before import row_code, row_vectors
-from tilestream.cuda.snippets import expression
 from tilestream.cuda.templating import template
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
@@ -120,37 +120,22 @@ def _vectors(s: SharedTile, pipeline: Pipeline) -> tuple[Vector, ...]:
 def _middle(s: SharedTile, vectors: Sequence[Vector]) -> str:
     """From the first products' sums to the middle."""
     sums = {f.tile: f"x[{i}]" for i, f in enumerate(s.block.firsts)}
-    return _function(s.block.middle, sums, s.block.hidden, MIDDLE, vectors)
+    return element_function(s.block.middle, sums, s.block.hidden, _in_shared(vectors, MIDDLE))
 
 
 def _after(s: SharedTile, vectors: Sequence[Vector]) -> str:
     """From the last layer's sums to the results: which one it is, a CTA's column tells."""
-    bodies = [_function(x.after, {x.total: "y"}, x.result, x.total, vectors) for x in s.block.lasts]
+    bodies = [element_function(x.after, {x.total: "y"}, x.result, _in_shared(vectors, x.total)) for x in s.block.lasts]
     text = bodies[-1]
     for body, width in zip(bodies[-2::-1], s.widths[-2::-1], strict=True):
         text = f"    if (c < {width}) {{\n{body}\n    }}\n    c -= {width};\n{text}"
     return text
 
 
-def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, part: str, vectors: Sequence[Vector]) -> str:
-    """The body of an epilogue for one element: ``ops`` in order, from ``values`` (C++ of tiles) to ``result``."""
+def _in_shared(vectors: Sequence[Vector], part: str) -> Callable[[View], str]:
+    """An element of a vector of ``part`` at column ``c``."""
     where = {v.view: v for v in vectors if v.part == part}
-    lines: list[str] = []
-    values = dict(values)
-    loads = 0
-    for n, op in enumerate(ops):
-        assert op.out is not None
-        if op.kind == "load":
-            values[op.out.name] = f"r[{loads}]"
-            loads += 1
-            continue
-        operands = [values[name] for name in op.ins]
-        for view in op.views[len(op.tiles) :]:
-            v = where[view]
-            operands.append(f"ldsf(vectors + {v.at}{' + 4 * c' if v.first != '0' else ''})")
-        lines.append(f"    const float v{n} = {expression(op, operands)};")
-        values[op.out.name] = f"v{n}"
-    return "\n".join([*lines, f"    return {values[result]};"])
+    return lambda view: f"ldsf(vectors + {where[view].at}{' + 4 * c' if where[view].first != '0' else ''})"
 
 
 def _row_load(s: SharedTile, pipeline: Pipeline, op: TileOp) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import jinja2
 
+from tilestream.cuda.element import element_function
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.snippets import expression
 from tilestream.cuda.templating import template
 from tilestream.cuda.tiled_block.before import prefetch_code, row_code, row_vectors
 from tilestream.ir.axes import View
@@ -50,6 +50,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
     middle, after = b.vectors(b.middle), b.vectors(b.after)
     vectors = (*middle, *after, *row_vectors(b))
     beside = [op for op in b.after if op.kind == "load"]
+    sums = {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}
     text = _template().render(
         name="tilestream_" + re.sub(r"\W", "_", pipeline.name),
         pipeline=pipeline,
@@ -61,8 +62,8 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         hidden_vectors=[_vector(written, v, k, k, b.sizes[1], s.hidden_columns) for k, v in enumerate(middle)],
         result_vectors=[_vector(written, v, k, len(middle) + k, b.sizes[2], COLUMNS) for k, v in enumerate(after)],
         beside=[_pair_beside(written, op, k, b.sizes[2]) for k, op in enumerate(beside)],
-        middle=_function(b.middle, {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}, b.hidden, middle),
-        after=_function(b.after, {b.last.total: "y"}, b.last.result, after),
+        middle=element_function(b.middle, sums, b.hidden, _in_registers(middle)),
+        after=element_function(b.after, {b.last.total: "y"}, b.last.result, _in_registers(after)),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),
     )
@@ -98,22 +99,9 @@ def _pair_beside(pipeline: Pipeline, op: TileOp, k: int, size: int) -> str:
     return f"Io<{dtype}>::param2({start}, {_inside(size, COLUMNS)}, r[{2 * k}], r[{2 * k + 1}]);"
 
 
-def _function(ops: Sequence[TileOp], values: dict[str, str], result: str, vectors: Sequence[View]) -> str:
-    """The body of an epilogue for one element: ``ops`` in order, from ``values`` (C++ of tiles) to ``result``."""
-    lines: list[str] = []
-    values = dict(values)
-    loads = 0
-    for n, op in enumerate(ops):
-        assert op.out is not None
-        if op.kind == "load":
-            values[op.out.name] = f"r[{loads}]"
-            loads += 1
-            continue
-        operands = [values[name] for name in op.ins]
-        operands += [f"v[{vectors.index(view)}][e]" for view in op.views[len(op.tiles) :]]
-        lines.append(f"    const float v{n} = {expression(op, operands)};")
-        values[op.out.name] = f"v{n}"
-    return "\n".join([*lines, f"    return {values[result]};"])
+def _in_registers(vectors: Sequence[View]) -> Callable[[View], str]:
+    """An element of a vector that ``_vector`` has loaded."""
+    return lambda view: f"v[{vectors.index(view)}][e]"
 
 
 @lru_cache(maxsize=1)

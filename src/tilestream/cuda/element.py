@@ -1,0 +1,32 @@
+"""The body of a C++ function for one element: elementwise tile ops, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tilestream.cuda.snippets import expression
+from tilestream.ir.axes import View
+from tilestream.ir.pipeline import TileOp
+
+
+def element_function(
+    ops: Sequence[TileOp], values: Mapping[str, str], result: str, vector: Callable[[View], str]
+) -> str:
+    """``ops`` in order, from ``values`` (C++ of tiles) to the tile ``result``; loads are ``r[0]``, ``r[1]`` and so on.
+
+    Args:
+        vector: C++ of an element of a tensor without rows, a bias or a scalar.
+    """
+    lines: list[str] = []
+    known = dict(values)
+    loads = 0
+    for n, op in enumerate(ops):
+        assert op.out is not None
+        if op.kind == "load":
+            known[op.out.name] = f"r[{loads}]"
+            loads += 1
+            continue
+        operands = [*(known[name] for name in op.ins), *(vector(view) for view in op.views[len(op.tiles) :])]
+        lines.append(f"    const float v{n} = {expression(op, operands)};")
+        known[op.out.name] = f"v{n}"
+    return "\n".join([*lines, f"    return {known[result]};"])
