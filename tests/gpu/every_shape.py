@@ -12,29 +12,36 @@ from collections.abc import Callable, Mapping, Sequence
 
 import every_lane
 import torch
+from backward_chains import data as chained
 from gpu_pipelines import NAMED
 from interactions import F16, Case
 from oracle_runs import to_gpu
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from stationary import data
+from test_gpu_backward_chains import CASES as CHAINS
 from test_gpu_blocks import KERNELS as BLOCKS
 from test_gpu_blocks import held
 from test_gpu_convolutions import WINDOWS, chain, one_stage
 from test_gpu_convolutions import tensors as pictures
 from test_gpu_gathers import CASES as GATHERS
 from test_gpu_gathers import tensors as gathered
+from test_gpu_shared_layer import CASES as LAYERS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
+from test_gpu_tiled_block import GATED
 from torch import Tensor
 
 from tilestream import cuda
+from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
 from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda.interaction import backward, forward
+from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan.passes.share_tile import share_tile
+from tilestream.plan.passes import tile_block
+from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run.segments import segment_sum, segments
 from tilestream.schedule.sharing import Middle
 
@@ -69,12 +76,17 @@ def shared(middle: Middle) -> list[Made]:
     return [(share_tile(block.program(), split), lambda: block.tensors(63, "cuda"), 63) for split in chosen]
 
 
+def single(layer: Layer, split: Split, rows: int) -> Made:
+    return share_tile(layer.program(), split), lambda: layer.tensors(rows, "cuda"), rows
+
+
 PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "row streams": lambda: named("chain", "chain_tf32", "chain_resident", "nerf", "edge_block_512", "reductions"),
     "tiles by columns": lambda: named("narrow_by_columns", "views_by_columns", "wide", "mixed_odd_inputs_by_columns"),
     "pairs of CTAs": lambda: named("chain_pairs", "odd_widths_pairs_f16", "wide_pairs"),
     "odd rows": lambda: named("odd_widths", "odd_widths_f16", "views", "mixed_odd_inputs", "mixed_slices_of_fp32"),
     "queues in L2": lambda: named("spatial_chain_tight", "spatial_multicast", "spatial_heads_f16", "spatial_hybrid"),
+    "layers over SMs by columns": lambda: named("layers_by_columns", "layers_by_columns_f16"),
     "queues in DRAM": lambda: named("bulk_chain", "bulk_odd_f16", "l2_and_dram"),
     "gathers": lambda: [
         (p, lambda p=p: on_gpu(gathered(p, ROWS)), ROWS)
@@ -84,6 +96,14 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "wide layers in place": lambda: [blocks(name) for name in ("odd", "norm", "streamed", "points")],
     "shared tiles": lambda: shared(Middle.L2),
     "shared tiles over clusters": lambda: shared(Middle.DSM),
+    "single layers": lambda: [single(layer, split, min(counts)) for layer, split, counts in LAYERS],
+    "tiled blocks": lambda: [
+        (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
+        for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
+    ],
+    "backward chains": lambda: [
+        (p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for name, p in CHAINS.items() if name != "odd rows"
+    ],
     "stationary sums": lambda: [(p, lambda p=p: data(p, ROWS, device="cuda"), ROWS) for p in SUMS.values()],
 }
 
