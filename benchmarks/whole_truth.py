@@ -72,24 +72,22 @@ def wholes(prefix: str = "") -> list[Whole]:
         if arm == "tilestream" and (name, training) in OUTDATED:
             continue
         if data["arms"].get(arm, {}).get("us"):
-            plan = analysed(data["model"], data["sizes"], training, interactions=arm != "inductor")
+            plan = analysed(data["model"], data["sizes"], training)
             us = plan.on_inductor.predicted_us if arm == "inductor" else plan.whole.predicted_us
             made.append(Whole(name, training, arm, data["arms"][arm]["us"], us))
     return sorted(made, key=lambda w: ("eager", "inductor", "tilestream").index(w.arm))
 
 
 @cache
-def _analysed(model: str, sizes: str, training: bool, interactions: bool) -> Analysis:
+def _analysed(model: str, sizes: str, training: bool) -> Analysis:
     made = load(model, fake=True, sizes=json.loads(sizes), training=training)
     with torch.set_grad_enabled(training):
-        return analyse(
-            made.module, made.inputs, parse({"device": "h200", "interactions": interactions}), training=training
-        )
+        return analyse(made.module, made.inputs, parse({"device": "h200"}), training=training)
 
 
-def analysed(model: str, sizes: dict[str, Any], training: bool, interactions: bool = True) -> Analysis:
-    """The model as every command plans it; Inductor's graph has no interactions of ours."""
-    return _analysed(model, json.dumps(sizes), training, interactions)
+def analysed(model: str, sizes: dict[str, Any], training: bool) -> Analysis:
+    """The model as every command plans it."""
+    return _analysed(model, json.dumps(sizes), training)
 
 
 def summary(found: list[Whole]) -> dict[str, float]:

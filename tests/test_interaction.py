@@ -299,6 +299,8 @@ def test_the_plan_of_a_whole_model_has_it_as_a_launch(training: bool) -> None:
     rows = sum(30 + 5 * k for k in range(8)) + 2048
     assert ours[0].bytes == 256 * rows + 2048 * 8 * 8 + 2 * 36 * 8 + 2048 * 2 * (128 + 40)
     assert not [e for e in found.exclusions if "interaction" in e.op]
+    assert found.on_inductor.predicted_us == without.on_inductor.predicted_us
+    assert not any(launch.ours for launch in found.on_inductor.launches)
 
 
 def test_the_operators_meaning() -> None:

@@ -18,6 +18,7 @@ from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.examine import of_graphs
 from tilestream.plan.gradient_launches import least_rows
+from tilestream.plan.interaction import TARGETS
 
 
 def analyse(
@@ -49,6 +50,11 @@ def analyse(
             if kind == "inference":
                 place_all(graph, joint=False)
     made = of_graphs(model, found, options, device, training)
+    if any(n.target in TARGETS for graph in found.graphs for n in graph.graph.nodes):
+        apart = replace(options, interactions=False)
+        made = replace(
+            made, plain_graphs=analyse(model, inputs, apart, device, keywords=keywords, training=training).graphs
+        )
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 
 

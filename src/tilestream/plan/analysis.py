@@ -37,6 +37,7 @@ class Analysis:
         training: whether gradients were wanted.
         hints: what the user should know of the capture, a line each.
         float32: what lower precisions would give, where float32 keeps layers from streaming.
+        plain_graphs: where ``graphs`` hold interactions of ours, the same graphs without, which are Inductor's.
         measured_us, inductor_measured_us: one call of the whole model, timed on the device, and the same of Inductor.
     """
 
@@ -54,6 +55,7 @@ class Analysis:
     float32: tuple[Alternative, ...] = ()
     tf32: bool = True
     hardware: Device | None = None
+    plain_graphs: tuple[GraphAnalysis, ...] = ()
     measured_us: float | None = None
     inductor_measured_us: float | None = None
 
@@ -83,8 +85,8 @@ class Analysis:
 
     @cached_property
     def on_inductor(self) -> WholePlan:
-        """The same with every region on Inductor."""
-        return whole(self.graphs, (), self.eager, self._device, self.tf32)
+        """The same with every region, and every interaction, on Inductor."""
+        return whole(self.plain_graphs or self.graphs, (), self.eager, self._device, self.tf32)
 
     @property
     def predicted_us(self) -> float | None:
