@@ -7,12 +7,12 @@ python benchmarks/conv_tables.py
 from __future__ import annotations
 
 import json
-import re
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from make_tables import table, us
+from marked import with_parts
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -83,12 +83,7 @@ def filled(text: str) -> str:
     Raises:
         ValueError: a marker is missing.
     """
-    for name, made in (("chains", chains()), ("kernels", kernels())):
-        marked = re.compile(rf"(<!-- {name}: made by benchmarks/conv_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text, times = marked.subn(lambda m, made=made: m[1] + made + m[2], text)
-        if times != 1:
-            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
-    return text
+    return with_parts(text, {"chains": chains(), "kernels": kernels()}, "conv_tables.py", PAGE.name)
 
 
 if __name__ == "__main__":

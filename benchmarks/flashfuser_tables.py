@@ -8,13 +8,13 @@ python benchmarks/flashfuser_tables.py
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from pathlib import Path
 
 import few_rows_tables
 import projections_tables
 from make_tables import table
+from marked import with_parts
 
 from tilestream.studies.flashfuser.tables import tables
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "flashfuser_study.json"
 PAGE = ROOT / "docs" / "flashfuser.md"
 FEW_ROWS = ROOT / "docs" / "few-rows.md"
+SCRIPT = Path(__file__).name
 
 
 def filled(text: str) -> str:
@@ -40,7 +41,7 @@ def filled(text: str) -> str:
     )
     made["timed ablation"] = few_rows_tables.ablation()
     made["timed arms"] = few_rows_tables.ablation_means()
-    return with_parts(text, made, PAGE.name)
+    return with_parts(text, made, SCRIPT, PAGE.name)
 
 
 def few_rows() -> dict[str, str]:
@@ -48,23 +49,16 @@ def few_rows() -> dict[str, str]:
     return {**few_rows_tables.tables(), "layers": projections_tables.layers()}
 
 
-def with_parts(text: str, made: dict[str, str], page: str) -> str:
-    """``text`` of ``page`` with every marked part as ``made`` has it.
+def filled_few_rows(text: str) -> str:
+    """``text`` of docs/few-rows.md with its parts as the results have them now.
 
     Raises:
         ValueError: a marker is missing.
     """
-    for name, part in made.items():
-        marked = re.compile(
-            rf"(<!-- {name}: made by benchmarks/flashfuser_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
-        )
-        text, times = marked.subn(lambda m, part=part: m[1] + part + m[2], text)
-        if times != 1:
-            raise ValueError(f"{page} has {times} parts marked {name!r}, not one")
-    return text
+    return with_parts(text, few_rows(), SCRIPT, FEW_ROWS.name)
 
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    few = with_parts(FEW_ROWS.read_text(encoding="utf-8"), few_rows(), FEW_ROWS.name)
+    few = filled_few_rows(FEW_ROWS.read_text(encoding="utf-8"))
     FEW_ROWS.write_text(few, encoding="utf-8")

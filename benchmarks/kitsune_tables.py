@@ -7,11 +7,11 @@ python benchmarks/kitsune_tables.py     write the pages
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from make_tables import table
+from marked import with_parts
 from prose import wrapped
 
 from tilestream.studies.kitsune.outcome import geomean
@@ -175,15 +175,9 @@ def filled(page: Path) -> str:
     Raises:
         ValueError: a marker is missing.
     """
-    text, made = page.read_text(encoding="utf-8"), tables()
-    for name in PAGES[page]:
-        pattern = re.compile(
-            rf"(<!-- {name}: made by benchmarks/kitsune_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL
-        )
-        text, times = pattern.subn(lambda m, part=made[name]: m[1] + part + m[2], text)
-        if times != 1:
-            raise ValueError(f"{page.name} has {times} parts marked {name!r}, not one")
-    return wrapped(text)
+    made = tables()
+    parts = {name: made[name] for name in PAGES[page]}
+    return wrapped(with_parts(page.read_text(encoding="utf-8"), parts, "kitsune_tables.py", page.name))
 
 
 if __name__ == "__main__":

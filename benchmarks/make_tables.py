@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
+from marked import with_parts
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -292,12 +292,7 @@ def filled(text: str, parts: Sequence[str]) -> str:
         ValueError: a part's marker is not there, or twice.
     """
     made = tables()
-    for name in parts:
-        pattern = re.compile(rf"(<!-- {name}: made by benchmarks/make_tables.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text, times_ = pattern.subn(lambda m, name=name: m[1] + made[name] + m[2], text)
-        if times_ != 1:
-            raise ValueError(f"there are {times_} parts marked {name!r}, not one")
-    return text
+    return with_parts(text, {name: made[name] for name in parts}, "make_tables.py", "the page")
 
 
 def main() -> int:

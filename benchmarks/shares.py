@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from make_tables import table
+from marked import with_parts
 from real_models import MODELS, RESNET_DEPTH, Case, RealModel, module
 
 from tilestream import devices
@@ -197,12 +198,7 @@ def filled(text: str, made: dict[str, str]) -> str:
     Raises:
         ValueError: a marker is missing.
     """
-    for name, part in made.items():
-        marked = re.compile(rf"(<!-- {name}: made by benchmarks/shares.py -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text, times = marked.subn(lambda m, part=part: m[1] + part + m[2], text)
-        if times != 1:
-            raise ValueError(f"{PAGE.name} has {times} parts marked {name!r}, not one")
-    return text
+    return with_parts(text, made, "shares.py", PAGE.name)
 
 
 def main() -> int:

@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from silicon_cases import model_of
+from candidates import region_of
 
 from tilestream import cuda, devices
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
-from tilestream.graph import capture, selection
 from tilestream.graph.region import Region
 from tilestream.options import Options
 from tilestream.plan.planner import Candidate, plan, proposals
@@ -104,20 +103,6 @@ def candidates(region: Region, device: devices.Device) -> list[Candidate]:
         best = sorted(legal, key=lambda c: c.predicted_us or 0.0)[:most]
         found += [c for c in best if (c.predicted_us or 0.0) <= HOPELESS * (best[0].predicted_us or 0.0)]
     return [*found, made[-1]]
-
-
-def region_of(name: str, rows: int, device: str) -> Region:
-    """The one region of a model.
-
-    Raises:
-        ValueError: the model has several, or none.
-    """
-    torch.compiler.reset()
-    module, inputs = model_of(name, rows, device)
-    found = [r for graph in capture.capture(module, inputs).graphs for r in selection.partition(graph).regions]
-    if len(found) != 1:
-        raise ValueError(f"{name} has {len(found)} regions")
-    return found[0]
 
 
 def row_of(case: Case, c: Candidate, found: float | Exception | None) -> Row:

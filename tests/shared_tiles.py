@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tilestream.apps.layers import random_operands
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": F.sigmoid}
@@ -80,15 +81,7 @@ class Ffn:
 
     def tensors(self, rows: int, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
         """Random inputs and weights that keep values of order one."""
-        generator = torch.Generator().manual_seed(seed)
-        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[self.dtype]
-        made = {}
-        for t in self.program().tensors:
-            if t.role is not Role.OUTPUT:
-                shape = t.shape if t.role is Role.PARAMETER else (rows, *t.shape)
-                scale = shape[-1] ** -0.5 if t.role is Role.PARAMETER and len(shape) == 2 else 1.0
-                made[t.name] = (scale * torch.randn(shape, generator=generator)).to(dtype).to(device)
-        return made
+        return random_operands(self.program(), rows, device, seed)
 
     def eager(self, t: dict[str, torch.Tensor]) -> torch.Tensor:
         """The block in torch, at the precision of ``t``."""

@@ -7,9 +7,22 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+def random_operands(program: Pipeline, rows: int, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random inputs of ``rows`` rows and weights that keep values of order one, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for t in program.tensors:
+        if t.role is not Role.OUTPUT:
+            shape = t.shape if t.role is Role.PARAMETER else (rows, *t.shape)
+            scale = shape[-1] ** -0.5 if t.role is Role.PARAMETER and len(shape) == 2 else 1.0
+            made[t.name] = (scale * torch.randn(shape, generator=generator)).to(TORCH_DTYPES[t.dtype]).to(device)
+    return made
 
 
 @dataclass(frozen=True)
@@ -62,15 +75,7 @@ class Layer:
 
     def tensors(self, rows: int, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
         """Random inputs and weights that keep values of order one."""
-        generator = torch.Generator().manual_seed(seed)
-        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[self.dtype]
-        made = {}
-        for t in self.program().tensors:
-            if t.role is not Role.OUTPUT:
-                shape = t.shape if t.role is Role.PARAMETER else (rows, *t.shape)
-                scale = shape[-1] ** -0.5 if t.role is Role.PARAMETER and len(shape) == 2 else 1.0
-                made[t.name] = (scale * torch.randn(shape, generator=generator)).to(dtype).to(device)
-        return made
+        return random_operands(self.program(), rows, device, seed)
 
     def eager(self, t: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The layer in torch, at the precision of ``t``: every result by name."""

@@ -62,9 +62,9 @@ def _columns_apart(stage: Stage, looped: list[str]) -> bool:
     return any(d.level is Level.GRID and d.size > 1 and d.axes and d.axes[0] not in looped for d in stage.mesh)
 
 
-def _why_not(build: Callable[[Stage, Pipeline], object], pipeline: Pipeline) -> str:
+def _why_not(build: Callable[[], object]) -> str:
     try:
-        build(pipeline.stages[0], pipeline)
+        build()
     except VerifyError as error:
         return error.cause
     return ""
@@ -94,15 +94,16 @@ def why_no_kernel(pipeline: Pipeline) -> str:
     if by_rows(pipeline):
         odd = next((s for s in pipeline.stages if s.tile_rows != TILE_ROWS), None)
         return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
+    one = plain(pipeline)
     if is_shared_tile(pipeline):
-        return _why_not(build, plain(pipeline))
+        return _why_not(lambda: build(one.stages[0], one))
     if is_tiled_block(pipeline):
-        return _why_not(tiled_block.build, plain(pipeline))
+        return _why_not(lambda: tiled_block.build(one.stages[0], one))
     if stationary.is_stationary(pipeline):
-        return stationary.why_not(pipeline)
+        return _why_not(lambda: stationary.builds(pipeline))
     if backward.is_backward(pipeline):
-        return backward.why_not(pipeline)
-    for stage in plain(pipeline).stages:
+        return _why_not(lambda: backward.build(pipeline))
+    for stage in one.stages:
         shape = kernel_shape(stage)
         if shape is KernelShape.CHUNKED_CONTRACTION:
             return (

@@ -1,12 +1,12 @@
 """Backward chains: dX from layer to layer on chip, and every layer's dW beside it, in one kernel of narrow layers.
 
 ``build`` turns a stage in plain form into a ``BackwardChain``: what a warpgroup keeps in registers, and a CTA in
-shared memory. ``why_not`` says why a pipeline is none.
+shared memory. Its ``VerifyError`` says why a pipeline is none.
 """
 
 from __future__ import annotations
 
 from tilestream.schedule.backward.chain import Chain, Layer, find_chain
-from tilestream.schedule.backward.model import BackwardChain, build, is_backward, why_not
+from tilestream.schedule.backward.model import BackwardChain, build, is_backward
 
-__all__ = ["BackwardChain", "Chain", "Layer", "build", "find_chain", "is_backward", "why_not"]
+__all__ = ["BackwardChain", "Chain", "Layer", "build", "find_chain", "is_backward"]

@@ -155,15 +155,6 @@ def is_backward(pipeline: Pipeline) -> bool:
     return any(over_rows) and not all(over_rows)
 
 
-def why_not(pipeline: Pipeline) -> str:
-    """Why no kernel can be made of a backward chain; empty if one can."""
-    try:
-        build(pipeline)
-    except VerifyError as error:
-        return error.cause
-    return ""
-
-
 @lru_cache(maxsize=1024)
 def build(pipeline: Pipeline) -> BackwardChain:
     """How the only stage of a launch runs.

@@ -119,15 +119,6 @@ def _products_over_rows(stage: Stage) -> bool:
     return bool(made) and not any(ROWS.name in axes for axes in made)
 
 
-def why_not(pipeline: Pipeline) -> str:
-    """Why no kernel can be made of a stationary sum; empty if one can."""
-    try:
-        builds(pipeline)
-    except VerifyError as error:
-        return error.cause
-    return ""
-
-
 @lru_cache(maxsize=1024)
 def builds(pipeline: Pipeline) -> tuple[StationarySum, ...]:
     """Every stage of a launch.
