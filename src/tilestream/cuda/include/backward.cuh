@@ -114,14 +114,6 @@ TS_DEV void add_rows(Fragment<1>& sum, u32 left, u32 ones) {
 #pragma unroll
   for (int k = 0; k < STEPS; ++k) MmaColumns<T, 1, false>::shared(sum, a + SIXTEEN_ROWS * k, b);
 }
-template <int BLOCKS>
-TS_DEV void clear(Fragment<BLOCKS>& acc) {
-#pragma unroll
-  for (int k = 0; k < 4 * BLOCKS; ++k) {
-    TS_LANES { TS_REG(acc, k) = 0.0f; }
-  }
-  pin(acc);
-}
 
 // ---- sums of both warpgroups: each gives the other what that one adds
 template <int BLOCKS>

@@ -121,14 +121,6 @@ TS_DEV void load_rows(const P& p, u32 smem, const Share& at) {
 }
 
 // ---- the sum
-template <int BLOCKS>
-TS_DEV void clear(Fragment<BLOCKS>& acc) {
-#pragma unroll
-  for (int k = 0; k < 4 * BLOCKS; ++k) {
-    TS_LANES { TS_REG(acc, k) = 0.0f; }
-  }
-  pin(acc);
-}
 // acc += dY.T X and bias += dY.T 1 over this CTA's rows. Every CTA of a block of out sums its bias, and one will leave it:
 // tensor cores wait for the L2 here, and two versions of the loop, one without bias, in a kernel of several kinds spilled.
 template <class S, class P>

@@ -24,6 +24,15 @@ template <int BLOCKS>
 struct Packed : Registers<u32, 2 * BLOCKS> {};
 using RowVector = Registers<float, 2>;  // one value for each of a lane's two rows
 
+template <int BLOCKS>
+TS_DEV void clear(Fragment<BLOCKS>& acc) {
+#pragma unroll
+  for (int k = 0; k < 4 * BLOCKS; ++k) {
+    TS_LANES { TS_REG(acc, k) = 0.0f; }
+  }
+  pin(acc);
+}
+
 TS_DEV int row_of(u32 t, int j) { return (int)((t >> 5) * 16 + ((t & 31) >> 2)) + 8 * j; }
 TS_DEV int col_of(u32 t, int i) { return 8 * i + 2 * (int)(t & 3); }
 
