@@ -48,6 +48,7 @@ ARMS: dict[str, dict[str, Any]] = {
 """The slowest to compile comes last: it is the first to be left out."""
 GUESS_S = {"eager": 1.0, "inductor": 10.0, "max-autotune": 50.0, "tilestream": 15.0}
 """What the first call of an arm takes at most, until one was seen: a little more than the longest on an H200's host."""
+ANOTHER_RUN = "another run; "
 SOURCES = ("eager", "inductor", "max-autotune")
 """What tilestream is held against: the best of them."""
 
@@ -217,9 +218,15 @@ def guarded(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...],
 
 
 def merged(before: Sequence[dict[str, Any]], made: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of earlier runs, but for the cases that were timed anew."""
-    again = {(r.case, r.rows) for r in made}
-    return [r for r in before if (r["case"], r["rows"]) not in again] + [asdict(r) for r in made]
+    """Rows of earlier runs, but for the cases that were timed anew; of those just arms that were not, which is said."""
+    again, arms = {(r.case, r.rows) for r in made}, {(r.case, r.rows, r.arm) for r in made}
+    kept = []
+    for r in before:
+        if (r["case"], r["rows"], r["arm"]) in arms:
+            continue
+        others = (r["case"], r["rows"]) in again and not r["detail"].startswith(ANOTHER_RUN)
+        kept.append({**r, "detail": ANOTHER_RUN + r["detail"]} if others else r)
+    return kept + [asdict(r) for r in made]
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 def tables() -> dict[str, str]:
     """Marker to what stands under it."""
     made = {"shapes": shapes(), "rows": other_rows(), "errors": errors(), "blocks": blocks(), "models": models()}
-    return {**made, "collectives": collectives()}
+    return {**made, "collectives": collectives(), "clocks": clocks()}
 
 
 TAILS = {
@@ -174,6 +174,38 @@ def _compiled(wanted: Callable[[Row], bool]) -> str:
         cells = [f"{us[arm]:.1f}" if arm in us else "-" for arm in (*OTHERS, "tilestream")]
         lines.append([case, str(count), *cells, f"{best / us['tilestream']:.2f}"])
     return table(["", "rows", *(NAMES[arm] for arm in OTHERS), "tilestream", "gain"], lines)
+
+
+PHASES = ("rows made", "rows there", "first stage", "first sum", "middle stored", "middle back", "second sum", "ended")
+
+
+def clocks() -> str:
+    """``few_rows_phases.json``: microseconds from a CTA's start, medians over the CTAs, and from launch to launch."""
+    path = RESULTS / "few_rows_phases.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    lines = []
+    for r in rows:
+        normed = "rows there" in r["marks"]
+        marks = [r["marks"].get(name) for name in PHASES]
+        cells = [f"{at[0]:.2f}" if at and (normed or i > 1) else "-" for i, at in enumerate(marks)]
+        lines.append([r["case"], r["split"], *cells, f"{r['us']:.2f}"])
+    return table(["", "kernel", *PHASES, "launch to launch"], lines) if lines else "Not measured."
+
+
+def fused_by_others() -> str:
+    """``few_rows_others.json``: microseconds, weights warm / from DRAM, of a workload in one process."""
+    path = RESULTS / "few_rows_others.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    heads = ("two kernels", "b2b_gemm_pass", "CUTLASS 13", "CUTLASS 45", "one kernel of ours")
+    arms = (("eager", "addmm", "inductor"), ("b2b",), ("CUTLASS 13",), ("CUTLASS 45",), ("shared",))
+    lines = []
+    for name in dict.fromkeys(r["workload"] for r in rows):
+        cells = []
+        for starts in arms:
+            some = [r for r in rows if r["workload"] == name and r["arm"].startswith(starts)]
+            cells.append(_pair([min(r[s] for r in some) for s in SETTINGS]) if some else "-")
+        lines.append([_title(name), *cells])
+    return table(["", *heads], lines) if lines else "Not measured."
 
 
 def _of(name: str, rows: int) -> list[Row]:

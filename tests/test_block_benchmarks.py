@@ -91,6 +91,20 @@ def test_resnet_goes_through_every_step(benchmark, fresh: None, tmp_path: Path) 
     assert [(r["rows"], r["arm"]) for r in rows] == [(1, "eager"), (32, "eager")]
 
 
+def test_arms_that_were_not_timed_again_are_kept_and_said_to_be_of_another_run(benchmark) -> None:
+    decoders = benchmark("decoders")
+    old = [
+        {"case": "gpt2", "rows": n, "arm": arm, "detail": "2 blocks; "} for n in (1, 16) for arm in ("eager", "tuned")
+    ]
+    made = decoders.Row("gpt2", 1, "eager", 2.0, 0.0, 0.0, "new")
+    for _ in range(2):  # said once
+        old = decoders.merged(old, [made])
+    assert sorted((r["rows"], r["arm"], r["detail"]) for r in old) == [
+        (1, "eager", "new"), (1, "tuned", "another run; 2 blocks; "),
+        (16, "eager", "2 blocks; "), (16, "tuned", "2 blocks; "),
+    ]  # fmt: skip
+
+
 def test_arms_that_would_end_late_are_left_out(
     benchmark, fresh: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

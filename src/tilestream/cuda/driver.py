@@ -70,6 +70,11 @@ class Function:
             check(d.cuFuncSetAttribute(self.handle, attribute, 1), f"clusters of {cluster} for {name}")
         self.name, self.shared_bytes = name, shared_bytes
 
+    def variable(self, name: str) -> tuple[int, int]:
+        """Address and bytes of a variable in device memory that the kernel's source declares."""
+        address, size = check(_driver().cuLibraryGetGlobal(self._library, name.encode()), f"variable {name}")
+        return int(address), int(size)
+
     def resident_clusters(self, threads: int, cluster: int) -> int:
         """Clusters of ``cluster`` CTAs that the device holds at once."""
         d = _driver()

@@ -78,7 +78,7 @@ def key(program: Pipeline, rows: int, device: Device, options: Options, measured
         "measured": measured,
         "in_any_order": few_rows.in_any_order(options),
         "turned": turned.weights if few else (),
-        "by_cluster": few > 0 and few_rows.by_cluster(options, few),
+        "by_cluster": few > 0 and few_rows.by_cluster(options),
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

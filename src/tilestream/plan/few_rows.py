@@ -21,10 +21,8 @@ from tilestream.schedule.shared_tile_cost import shared_tile_cost
 TOP = 11
 """Splits that are timed where the best few are: as many as FlashFuser compiles."""
 EACH = 2
-"""Splits of one tail, and of one way to hand the middle over, among them, if there are so many: where the model errs,
-it errs between these."""
-MOST_GATHERED_ROWS = 64
-"""Rows of the tiles whose middle may go over a cluster. At 128 it takes 1.1 times the time of the L2 and more."""
+"""Splits of one tail and one way to hand the middle over, and of the highest tiles, among them, as far as there is
+room: where the model errs, it errs between these."""
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
@@ -59,12 +57,10 @@ def in_any_order(options: Options) -> bool:
     return options.any_order and not torch.are_deterministic_algorithms_enabled()
 
 
-def by_cluster(options: Options, rows: int) -> bool:
-    """Whether a middle that goes over a cluster may be a candidate: on few enough rows, and where candidates are timed,
-    as the kernels through the L2 are as fast or nearly. Behind a norm they are faster: only ``exhaustive`` asks."""
-    timed = options.measure and options.effort != "model"
-    few = tiles_for(rows)[0] <= MOST_GATHERED_ROWS or options.effort == "exhaustive"
-    return options.cluster_middle and timed and few
+def by_cluster(options: Options) -> bool:
+    """Whether a middle that goes over a cluster may be a candidate: where candidates are timed, as the kernels through
+    the L2 are as fast or nearly. Behind a norm they are faster: only ``exhaustive`` asks."""
+    return options.cluster_middle and options.measure and options.effort != "model"
 
 
 def most_timed(options: Options) -> int:
@@ -94,23 +90,25 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
 def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
-    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind among them.
+    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind and of the highest tiles
+    among them.
     ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage.
     """
     if rows > MOST_ROWS or not is_block(program):
         return []
     thorough = options.effort == "exhaustive"
-    gathered = by_cluster(options, rows) and (thorough or not _block(program).before)
+    gathered = by_cluster(options) and (thorough or not _block(program).before)
     allowed = Allowed(in_any_order(options), gathered, thorough)
     found = _predicted(program, rows, device, allowed)
     ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough:
-        kinds = dict.fromkeys((s.middle, s.tail) for s in ranked)
-        best = [s for kind in kinds for s in [x for x in ranked if (x.middle, x.tail) == kind][:EACH]]
-        rest = [s for s in ranked if s not in best]
-        kept = {*best, *rest[: max(0, TOP - len(best))]}
+        kinds = [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
+        for kind in dict.fromkeys((s.middle, s.tail) for s in ranked):
+            kinds.append([s for s in ranked if (s.middle, s.tail) == kind])
+        best = [some[place] for place in range(EACH) for some in kinds if len(some) > place]
+        kept = [*dict.fromkeys([*best, *ranked])][:TOP]
         ranked = [s for s in ranked if s in kept]
     return [SharedRecipe(split) for split in ranked]
 

@@ -20,6 +20,18 @@
 
 namespace ts {
 
+// When a CTA came where, by the SM's clock, in a kernel that is compiled with TS_MARKS; the last two by the GPU's common
+// time. benchmarks/few_rows_phases.py has the same names in the same order, and reads them.
+enum Mark : int { STARTED, ROWS_MADE, FIRST_STAGE, FIRST_SUM, MIDDLE_STORED, MIDDLE_BACK, SECOND_SUM, ENDED, ROWS_THERE, START_NS, END_NS, MARKS = 16 };
+#ifdef TS_MARKS
+extern "C" __device__ u64 ts_marks[256 * MARKS];
+TS_DEV void mark(Mark at, bool here) {
+  if (here) ts_marks[cta_index() * MARKS + at] = at >= START_NS ? now_ns() : sm_clock();
+}
+#else
+TS_DEV void mark(Mark, bool) {}
+#endif
+
 // Whether each CTA makes for itself what the layer reads, as it has few rows: nothing is exchanged, and the ring of left
 // operands holds all columns that it sums over.
 template <class K>
@@ -307,6 +319,8 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     make_own_operand<K>(p, me, smem, lane_in_group() + 128 * g);
   else if constexpr (K::BEFORE)
     make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
+  const bool leads = t == 0 && g == 0;
+  mark(ROWS_MADE, leads);
   TS_EACH(t, 128) {
     if constexpr (K::FIRSTS == 0)
       K::load_vectors(p, smem + K::VECTORS, me.column, (int)t + 128 * g);
@@ -327,6 +341,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     for (int i = 0; i < K::STEPS; ++i) {
       left.wait_full();
       weights.wait_full();
+      mark(FIRST_STAGE, leads && i == 0);
       mma_fence();
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
@@ -345,11 +360,13 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     for (int f = 0; f < K::FIRSTS; ++f) pin(acc[f]);  // or what reads them moves in front of the wait (C7514)
     left.release();
     weights.release();
+    mark(FIRST_SUM, leads);
     // The other warpgroup's last stage may lie where this one stages; and the vectors are there.
     named_sync(BOTH_GROUPS, THREADS);
     store_middle<K>(p, acc, me, smem, g, t);
     fence_async_shared();
     group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
+    mark(MIDDLE_STORED, leads);
   }
   Fragment<K::OUT_COLUMNS / 8> acc;
   start_from_zero(acc);
@@ -364,6 +381,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       multiply_gathered<K>(acc, (smem + K::GATHER + g * 1024 + i * (K::DEPTH * K::ROWS * 2)) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     } else {
       if constexpr (!own_rows<K>()) left.wait_full();
+      mark(MIDDLE_BACK, leads && i == 0);
       mma_fence();
       multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     }
@@ -378,6 +396,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   }
   mma_wait<0>();
   pin(acc);
+  mark(SECOND_SUM, leads);
   if (K::TAIL == REDUCE_ADD) named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
   if (t + 128 * g >= K::LIVE_THREADS) {
     if (K::TAIL == CLUSTER) cluster_sync();
@@ -414,6 +433,8 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
   const Position me = position<K>(cta_index(), p.rows);
   if (me.rows <= 0) return;  // a row tile of none: nobody waits for its CTAs
   const Team team = {p.flags, p.dump, p.limit_ns, me.cta, K::ROW_TILES * K::GROUPS * K::COLUMNS};
+  mark(STARTED, cta_leader());
+  mark(START_NS, cta_leader());
   if (cta_leader()) init_shared_tile<K>(me, smem);
   let_next_kernel_start();
   if (K::TAIL == CLUSTER || BY_CLUSTER<K>)
@@ -427,6 +448,7 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
       if constexpr (!own_rows<K>()) {
         await_kernel_before();
         if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
+        mark(ROWS_THERE, K::BEFORE && lane_in_warp() == 0);
         if (lane_in_warp() == 0) load_left<K>(p, me, smem);
       }
     } else if (role == 1) {
@@ -444,6 +466,8 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
   } else {
     if constexpr (K::WARPGROUPS == 2) registers_inc<CONSUMER_REGISTERS>();
     consume<K>(p, team, me, smem, group);
+    mark(ENDED, cta_leader());
+    mark(END_NS, cta_leader());
   }
   if constexpr (BY_CLUSTER<K>) cluster_meet();  // what this CTA sent was read from it, and nothing comes to it any more
 }

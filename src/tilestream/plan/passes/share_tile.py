@@ -15,6 +15,10 @@ from tilestream.schedule.shared_tile.model import DEPTHS, TILES
 from tilestream.schedule.sharing import Middle
 
 MOST_ROW_TILES = 4
+SHORTEST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE = 16, 8
+"""Rows of the shortest tiles that are chosen where a higher one would do, and how many of them at most."""
+MOST_GATHERED_ROWS = 64
+"""Rows of the tiles whose middle may go over a cluster. At 128 it takes 1.1 times the time of the L2 and more."""
 MOST_ADDED = 8
 """Partial results that are added in the result's own dtype: each addition rounds, and the error against float64 shall
 stay under twice eager's (measured: 1.5 times with 4 groups, 1.9 with 8, 2.8 with 24)."""
@@ -105,6 +109,19 @@ def tiles_for(rows: int) -> tuple[int, int]:
     return TILES[-1], tiles
 
 
+def tilings(rows: int) -> list[tuple[int, int]]:
+    """Rows of a tile and tiles side by side that a bin of rows may be divided into: ``tiles_for``, and shorter tiles.
+
+    Shorter ones read the weights again, from the L2, each by fewer CTAs that exchange less.
+    """
+    tile_rows, row_tiles = tiles_for(rows)
+    made = [(tile_rows, row_tiles)]
+    while tile_rows > SHORTEST_SIDE_BY_SIDE and row_tiles < MOST_SIDE_BY_SIDE:
+        tile_rows, row_tiles = tile_rows // 2, row_tiles * 2
+        made.append((tile_rows, row_tiles))
+    return made
+
+
 @dataclass(frozen=True)
 class Allowed:
     """Which splits are wanted.
@@ -125,9 +142,11 @@ def splits(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
     if block.one_layer:
         yield from _one_layer(block, rows, device, allowed)
         return
-    made = [*_full(block, rows, device, allowed.in_any_order)]
-    if allowed.by_cluster:
-        made += _gathered(block, rows, device, allowed.in_any_order)
+    made: list[Split] = []
+    for tile_rows, row_tiles in tilings(rows):
+        made += _full(block, tile_rows, row_tiles, device, allowed.in_any_order)
+        if allowed.by_cluster and (tile_rows <= MOST_GATHERED_ROWS or allowed.thorough):
+            made += _gathered(block, tile_rows, row_tiles, device, allowed.in_any_order)
     for split in made:
         yield split
         if allowed.thorough:
@@ -138,8 +157,7 @@ def splits(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
                         yield replace(split, groups=groups, depth=depth)
 
 
-def _full(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
-    tile_rows, row_tiles = tiles_for(rows)
+def _full(block: Block, tile_rows: int, row_tiles: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     _, hid, out = block.sizes
     seen: set[tuple[int, int, Tail]] = set()
     for columns in (4, 8, 16, 24, 32, 48, 64, 96, 128):
@@ -181,9 +199,8 @@ def _one_layer(block: Block, rows: int, device: Device, allowed: Allowed) -> Ite
                 yield Split(groups, columns, Tail.REDUCE_ADD, tile_rows, row_tiles)
 
 
-def _gathered(block: Block, rows: int, device: Device, in_any_order: bool) -> Iterator[Split]:
+def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     """Splits whose groups are clusters, as many as the device holds at once."""
-    tile_rows, row_tiles = tiles_for(rows)
     _, hid, out = block.sizes
     for columns in (2, 4, 8, 16):
         if columns > min(ceil(out / 8), device.largest_cluster):
