@@ -40,6 +40,10 @@ TAILS = [
     Split(8, 4, middle=Middle.DSM, tile_rows=8),
     Split(8, 2, middle=Middle.DSM, tile_rows=32),
     Split(2, 8, middle=Middle.DSM, row_tiles=2),
+    Split(8, 8, tile_rows=64, row_tiles=2),
+    Split(4, 8, Tail.REDUCE_ADD, tile_rows=32, row_tiles=4),
+    Split(6, 4, Tail.CLUSTER, tile_rows=32, row_tiles=4),
+    Split(1, 8, Tail.NONE, tile_rows=16, row_tiles=8, middle=Middle.DSM),
 ]
 
 
