@@ -111,8 +111,8 @@ def test_waits_are_bounded_and_say_for_whom(folder: Path) -> None:
 MUTANTS = {
     "a slot is filled while it is in use": ("      ring.wait_empty();\n", ""),
     "partial sums are announced before both warpgroups have left theirs": (
-        "  named_sync(MEETING, MEMBERS);\n  if (lane_in_warp() == 0) flag_release(mine, launch);",
-        "  if (lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(MEETING, MEMBERS);",
+        "  named_sync(LEFT, MEMBERS);\n  if (lane_in_warp() == 0) flag_release(mine, launch);",
+        "  if (lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(LEFT, MEMBERS);",
     ),
     "partial sums are announced without a release": ("flag_release(mine, launch)", "flag_relaxed(mine, launch)"),
     "partial sums are added before they have come": ("flag_wait(sync, peer, launch, cta, peer, 0);", ";"),
