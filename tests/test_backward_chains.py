@@ -221,3 +221,5 @@ def test_machine_code(name: str) -> None:
     tile = code.instructions[products[0] : products[-1]]
     slow = [i for i in tile if i.name in ("MEMBAR", "ERRBAR", "LDG", "STG") and not i.opcode.endswith("ALL.CTA")]
     assert slow == []  # a fence between proxies is a barrier of the CTA alone
+    assert sass.one_role_waits_at_a_named_barrier(code) == []
+    assert len(code.having("BAR.ARV")) == 2
