@@ -4,9 +4,9 @@ racecheck follows who arrives at an mbarrier, and does not see that ``__syncwarp
 front of the lane that arrives for them. With every lane arriving it has nothing to miss: a hazard that is left is one.
 Counts of barriers are 32 times as large; a lane that is by itself (a copy's, a store's) arrives 32 times.
 
-Whole warpgroups that meet at a named barrier do so twice. The tool notes that the last warp has come when the others go
-on already: of CTAs in which one warpgroup waits for another for long, it reported that warp's stores before the barrier
-and the loads of the first warp behind it, of a few instructions, another number in each run.
+Whole warpgroups that meet at a named barrier do so twice. Of a CTA in which one of them waits for the other for long,
+the tool reported stores before the barrier and the first loads behind it, another number in each run: as we read it, it
+notes that a warp has come when others go on already. What the first meeting did not order, it sees all the same.
 """
 
 from __future__ import annotations
