@@ -40,7 +40,7 @@ from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda.interaction import backward, forward
 from tilestream.devices import get
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run.segments import segment_sum, segments
@@ -141,8 +141,20 @@ def stamps() -> None:
     cuda.build(pipeline, stamped=True)(tensors(), rows)
 
 
+def turned_weights() -> None:
+    """Weights that lie transposed, of even and of odd sizes."""
+    for pipeline, tensors, rows in named("chain", "odd_widths"):
+        compiled, given = cuda.build(pipeline), dict(tensors())
+        for weight in pipeline.by_role(Role.PARAMETER):
+            if len(weight.shape) == 2:
+                given[weight.name] = given[weight.name].t().contiguous().t()
+        results = [compiled.empty(t, rows) for t in compiled.outputs]
+        compiled.bind(given, rows, [t.name for t in compiled.outputs])(results)
+
+
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
+    "turned weights": turned_weights,
 }  # fmt: skip
 
 
