@@ -28,7 +28,7 @@ from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
 from tilestream.plan.cache import key
-from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for, tilings
+from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.run.backend import tilestream
@@ -294,20 +294,6 @@ def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> Non
 
 def test_something_done_to_the_sum_needs_it_whole() -> None:
     assert not any("any order" in name for name in names(128, replace(G4, bias=True)))
-
-
-def test_rows_may_be_divided_into_tiles_side_by_side() -> None:
-    assert [tilings(n) for n in (8, 16, 64, 128)] == [
-        [(8, 1)], [(16, 1)], [(64, 1), (32, 2), (16, 4)], [(128, 1), (64, 2), (32, 4), (16, 8)],
-    ]  # fmt: skip
-    assert tilings(512) == [(128, 4), (64, 8)]
-    small = Ffn(512, 416, 256)
-    found = names(128, small, Options())
-    assert any(n.startswith("8 x 16 rows") for n in found) and any(" rows" not in n for n in found)
-    sizes = [
-        build(p.stages[0], p) for p in (shared(small, Split(1, 16, Tail.NONE, 16, 8)), shared(small, Split(4, 16)))
-    ]
-    assert [s.ctas for s in sizes] == [128, 64] and sizes[0].middle_columns == 32
 
 
 def test_bins_of_rows() -> None:

@@ -1,0 +1,41 @@
+"""Rows of a bin as several shorter tiles side by side."""
+
+from __future__ import annotations
+
+from shared_tiles import Ffn
+
+from tilestream import devices
+from tilestream.options import Options
+from tilestream.plan import few_rows
+from tilestream.plan.passes.share_tile import Split, share_tile, tilings
+from tilestream.schedule.shared_tile import SharedTile, Tail, build
+
+H200 = devices.get("h200")
+SMALL = Ffn(512, 416, 256)
+
+
+def schedule(split: Split) -> SharedTile:
+    p = share_tile(SMALL.program(), split)
+    return build(p.stages[0], p)
+
+
+def test_tiles_are_halved_down_to_16_rows_and_up_to_eight_tiles() -> None:
+    assert [tilings(n) for n in (8, 16, 64, 128)] == [
+        [(8, 1)], [(16, 1)], [(64, 1), (32, 2), (16, 4)], [(128, 1), (64, 2), (32, 4), (16, 8)],
+    ]  # fmt: skip
+    assert tilings(512) == [(128, 4), (64, 8)]
+
+
+def test_candidates_have_tiles_of_several_heights() -> None:
+    """Two of the highest whatever is predicted, and no more than are timed."""
+    for block in (SMALL, Ffn(3072, 768, 768)):
+        for any_order in (False, True):
+            found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(any_order=any_order))]
+            assert {s.tile_rows * s.row_tiles for s in found} == {128} and len(found) <= few_rows.TOP
+            assert len([s for s in found if s.row_tiles == 1]) >= few_rows.EACH < len({s.tile_rows for s in found})
+
+
+def test_ctas_of_a_short_tile_have_more_columns() -> None:
+    high, short = schedule(Split(4, 16)), schedule(Split(1, 16, Tail.NONE, 16, 8))
+    assert (high.ctas, short.ctas) == (64, 128)
+    assert (high.middle_columns, short.middle_columns) == (8, 32)
