@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
+from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.few_rows import after_product, few, in_front, start_of
 from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_product
@@ -43,6 +44,24 @@ def lone_layers(
     for start, products in found.items():
         for several in ([*products], *([one] for one in products if len(products) > 1)):
             yield _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+
+
+def lone_convolutions(
+    nodes: Collection[fx.Node],
+    known: Mapping[fx.Node, Value],
+    tiles: Mapping[fx.Node, Collection[fx.Node]],
+    kinds: Mapping[fx.Node, Sequence[str]],
+    taken: Collection[fx.Node],
+) -> Iterator[list[list[fx.Node]]]:
+    """Likewise a convolution of few output pixels, with what is done elementwise behind it, and without.
+
+    A row stream would begin with it and go on with the layer behind, on as many SMs as there are tiles.
+    """
+    del tiles  # it reads whole pictures
+    for node in nodes:
+        if node not in taken and is_convolution(node) and few(node, known):
+            behind = after_product(node, known, kinds)
+            yield [[node, *behind], [node]] if behind else [[node]]
 
 
 def _forms(

@@ -54,7 +54,8 @@ def shared_tile_cost(
     k, _, out = s.block.sizes
     launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
     weights = launch.first_chip_bytes + launch.second_chip_bytes
-    dram = (weights + ELEMENT * rows * (k + out)) / device.dram_bytes_per_s
+    read = k if s.block.grid is None else k // len(s.block.grid.taps)
+    dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
     launches = -(-rows // (s.row_tiles * s.tile_rows))
     return SharedTileCost(phases(launch, device, cold, rates), launches, dram)
 

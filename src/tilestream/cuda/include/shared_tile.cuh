@@ -15,6 +15,7 @@
 // lies behind, and nobody stores what becomes of them.
 #pragma once
 #include "collectives.cuh"
+#include "pixel_panels.cuh"
 #include "row.cuh"
 #include "tile_results.cuh"
 
@@ -79,14 +80,31 @@ TS_DEV void load_panels(u32 dst, const TensorMap* map, int x, int y, u32 bar, u3
   for (int h = 0; h < DEPTH / 64; ++h) tma_load(dst + h * pitch, map, x + 64 * h, y, bar, EVICT_NORMAL);
 }
 
+// `count` stages of the input, from column x on.
+template <class K, class P>
+TS_DEV void load_pixels(const P& p, const Position& me, LeftRing<K>& ring, int x, int count) {
+  const FirstPixel at = first_pixel<K>(p.first_row + me.row_tile * K::ROWS);
+#pragma unroll 1
+  for (int i = 0; i < count; ++i, ring.advance()) {
+    ring.wait_empty();
+    bar_expect(ring.full(), K::DEPTH * K::ROWS * 2);
+    load_pixel_panels<K>(ring.addr(), &p.input, at, x + i * K::DEPTH, ring.full());
+  }
+}
+
 template <class K, class P>
 TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
   LeftRing<K> ring(smem + K::BARS, smem + K::LEFT);
+  if constexpr (PIXEL_TAPS<K> > 0) {
+    load_pixels<K>(p, me, ring, K::FIRSTS > 0 ? 0 : me.group * K::GROUP_COLUMNS, K::FIRSTS > 0 ? K::STEPS : me.steps);
+    if constexpr (K::FIRSTS == 0) return;
+  } else {
 #pragma unroll 1
-  for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
-    ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
-    load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+    for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
+      ring.wait_empty();
+      bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
+      load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+    }
   }
   if constexpr (BY_CLUSTER<K>) return;
   if constexpr (K::FIRSTS > 0) {

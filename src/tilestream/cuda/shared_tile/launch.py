@@ -14,7 +14,7 @@ from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource
-from tilestream.cuda.shared_tile.params import params
+from tilestream.cuda.shared_tile.params import Maps, Part, params
 from tilestream.cuda.shared_tile.workspace import SharedWorkspace
 from tilestream.cuda.workspace import Workspaces
 from tilestream.errors import DeviceError
@@ -69,11 +69,13 @@ class SharedTileLaunch:
         return [
             self.function.prepare(
                 (self.schedule.ctas, 1), self.schedule.threads, stream,
-                self._params(where, space, first, min(most, rows - first)), not self.dependent, self.dependent,
+                self._params(where, space, Part(first, min(most, rows - first), rows)),
+                not self.dependent, self.dependent,
             )
             for first in range(0, ceil(rows / most) * most, most)
         ]  # fmt: skip
 
-    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, first: int, rows: int) -> ctypes.Array:
-        packed = params(self.source, where, space.address, self.dump.address, driver.tensor_map, first, rows)
+    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, part: Part) -> ctypes.Array:
+        maps = Maps(driver.tensor_map, driver.pixel_map)
+        packed = params(self.source, where, space.address, self.dump.address, maps, part)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)

@@ -21,15 +21,13 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
-from tilestream.schedule.shared_tile.block import Block
+from tilestream.schedule.shared_tile.block import PANEL, Block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
 from tilestream.schedule.shared_tile.find import find_block
 from tilestream.schedule.sharing import Middle
 
 SHORT_TILE = 32
 """And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
-PANEL = 64
-"""Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that a warpgroup's product has."""
 TILES = (8, 16, 32, 64, 128)
 """Rows of a tile. One consumer warpgroup multiplies up to 64, two have 64 each."""
 DEPTHS = (64, 128, 256)
@@ -335,12 +333,18 @@ def _depths(stage: Stage, block: Block, groups: int) -> tuple[int, ...]:
     if asked is None:
         tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
         first = block.sizes[0] / (groups if block.one_layer else 1)
+        if block.grid is not None and block.sizes[0] % DEPTHS[1]:
+            return (DEPTHS[0],)  # behind the last tap there are no pixels to copy
         return (128, 64) if first <= SHORT_SUM or tile <= SHORT_TILE else (64,)
     if asked not in DEPTHS:
         raise VerifyError(
             f"stage {stage.name!r} loops over {summed!r} in steps of {asked}, a ring stage holds"
             f" {', '.join(map(str, DEPTHS[:-1]))} or {DEPTHS[-1]}",
             "use one of these",
+        )
+    if block.grid is not None and block.sizes[0] % asked:
+        raise VerifyError(
+            f"stage {stage.name!r}: {block.sizes[0]} columns of taps are no multiple of {asked}", f"use {DEPTHS[0]}"
         )
     return (asked,)
 

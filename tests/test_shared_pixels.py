@@ -1,0 +1,139 @@
+"""Convolutions on few rows: a layer that reads pixels at taps shares a tile. No GPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from convolutions import by_torch, chain, tensors
+
+from tilestream import cuda
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.shared_tile import run_tile_on_host
+from tilestream.errors import QueueTimeout, VerifyError
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.taps import Window
+from tilestream.ir.verify import verify
+from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.reference.mesh_machine import Moved, run_meshes
+from tilestream.reference.ops import FLOAT64
+from tilestream.schedule.shared_tile import Tail, build, is_block, is_projection
+from tilestream.schedule.tiled_block import is_tileable
+
+SAME = Window(9, 7, (3, 3), padding=(1, 1))
+STRIDED = Window(11, 9, (3, 2), (2, 1), (2, 0), (2, 3))
+RESNET = Window(14, 14, (3, 3), padding=(1, 1))
+
+SPLITS = {
+    "alone": Split(1, 2, Tail.NONE),
+    "partials": Split(2, 2, tile_rows=64),
+    "cluster": Split(3, 2, Tail.CLUSTER, tile_rows=64, row_tiles=2),
+}
+
+
+def one(window: Window = SAME, channels: int = 64, out: int = 32, **words) -> Pipeline:
+    return chain(window, channels, out, 0, bulk=True, **words)
+
+
+def two(window: Window = SAME) -> Pipeline:
+    """k x k, ReLU, 1 x 1, a residual."""
+    return chain(window, 64, 32, 48, residual=True, bulk=True)
+
+
+@pytest.mark.parametrize("window", [SAME, STRIDED, Window(9, 7, (1, 1), (2, 2))], ids=["same", "strided", "one"])
+@pytest.mark.parametrize("make", [one, two])
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_reference_machine_computes_it(make, name: str, window: Window) -> None:
+    program = make(window)
+    given = tensors(program, window, 2)
+    made = share_tile(program, SPLITS[name])
+    verify(made)
+    (got,) = run_meshes(made, {n: t.double() for n, t in given.items()}, FLOAT64, Moved()).values()
+    torch.testing.assert_close(got, by_torch(program, window, given))
+    s = build(made.stages[0], made)
+    assert s.block.grid is not None and s.block.grid.corners[0] == (-window.padding[1], -window.padding[0])
+    assert s.block.sizes[0] % s.depth == 0  # a stage ends with the last tap
+
+
+def run(program: Pipeline, split: Split, given, folder: Path, **options) -> torch.Tensor:
+    (got,) = run_tile_on_host(share_tile(program, split), given, HostRun(folder=folder, **options)).values()
+    return got
+
+
+def check(window: Window, make, split: Split, images: int, folder: Path, **options) -> None:
+    program = make(window)
+    given = tensors(program, window, images)
+    want, got = by_torch(program, window, given), run(program, split, given, folder, **options)
+    assert float((got.double() - want).norm() / want.norm()) < 0.004
+
+
+on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+@on_host
+@pytest.mark.parametrize(
+    ("window", "make", "split", "images"),
+    [
+        (SAME, one, SPLITS["alone"], 2),
+        (Window(4, 3, (3, 3), padding=(1, 1)), one, Split(2, 2, tile_rows=16), 1),
+        (STRIDED, one, Split(3, 2, Tail.CLUSTER, tile_rows=64), 1),
+        (SAME, two, Split(2, 2, row_tiles=2), 3),  # the second tile begins inside of a picture
+    ],
+    ids=["alone", "few rows", "strided", "two layers"],
+)
+def test_kernels_on_the_host(window: Window, make, split: Split, images: int, folder: Path) -> None:
+    check(window, make, split, images, folder)
+
+
+@on_host
+def test_no_races(folder: Path) -> None:
+    check(SAME, one, SPLITS["cluster"], 2, folder, sanitize=True, launches=2)
+
+
+LEFT, PANELS = "shared_tile.cuh", "pixel_panels.cuh"
+MUTANTS = {
+    "every group reads the same taps": Mutation(LEFT, "K::FIRSTS > 0 ? 0 : me.group * K::GROUP_COLUMNS", "0"),
+    "every tile begins with the first picture": Mutation(LEFT, "p.first_row + me.row_tile * K::ROWS", "p.first_row"),
+    "taps of a row are one": Mutation(PANELS, "(tap - down * K::TAPS_ACROSS) * K::TAP_X", "0"),
+    "all taps are of one row": Mutation(PANELS, "(u16)(down * K::TAP_Y)", "(u16)0"),
+}
+
+
+@on_host
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_kernel_is_seen(name: str, folder: Path) -> None:
+    with pytest.raises((HostRace, HostTrap, QueueTimeout, AssertionError)):
+        check(SAME, one, SPLITS["cluster"], 2, folder, mutations=(MUTANTS[name],), limit_s=3, flag_limit_s=1.0)
+
+
+def test_what_has_no_kernel_is_told_why() -> None:
+    for program, split, why in (
+        (one(channels=72), Split(1, 2, Tail.NONE), "pixels have 72 channels, no multiple of 64"),
+        (one(), Split(1, 2, Tail.NONE, depth=128), "576 columns of taps are no multiple of 128"),
+        (one(Window(99, 99, (1, 1), (9, 1))), Split(1, 2, Tail.NONE), "strides of 9 x 1 are more than 8"),
+    ):
+        with pytest.raises(VerifyError, match=why):
+            made = share_tile(program, split)
+            build(made.stages[0], made)
+
+
+def test_it_is_a_layer_on_few_rows_and_no_tiled_block() -> None:
+    assert is_projection(one()) and is_block(two()) and not is_projection(two())
+    assert not is_block(one(Window(9, 7, (2, 2))))  # 256 columns: a row stream holds them
+    assert not is_tileable(chain(RESNET, 64, 1024, 768, bulk=True))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("program", "split"),
+    [
+        (one(RESNET, 256, 256), Split(4, 16, Tail.CLUSTER, row_tiles=2)),
+        (one(Window(7, 7, (3, 3), padding=(1, 1)), 512, 512, dtype="f16"), Split(8, 16, tile_rows=64)),
+        (two(), Split(2, 2)),
+    ],
+    ids=["cluster", "partials", "two layers"],
+)
+def test_kernels_compile_without_spills(program: Pipeline, split: Split) -> None:
+    assert [r.spills for r in cuda.compile_only(share_tile(program, split))] == [0]
