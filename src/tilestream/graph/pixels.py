@@ -19,6 +19,8 @@ from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.sizes import expression
 
+PIXELS = "tilestream.pixels"
+"""In the meta of linears over pixels."""
 FOLDED = "of the vectors that batch norms become, a scale and a shift, for all norms at once: nothing streams"
 
 
@@ -98,7 +100,9 @@ def _convolution(graph: fx.Graph, node: fx.Node, pixels: dict[fx.Node, fx.Node],
     if tuple(kernel.shape[2:]) == (1, 1) and numbers[:2] == [[1, 1], [0, 0]]:  # a linear over pixels
         shape = [kernel.shape[0], kernel.shape[1]]
         matrix = _call(graph, aten.view.default, (weight, shape), weight, kernel.view(shape))
-        return _call(graph, aten.linear.default, (_seen(graph, x, pixels), matrix, bias), node, _rows(node.meta["val"]))
+        made = _call(graph, aten.linear.default, (_seen(graph, x, pixels), matrix, bias), node, _rows(node.meta["val"]))
+        made.meta[PIXELS] = True
+        return made
     return _call(
         graph, convolution, (_seen(graph, x, pixels), weight, bias, *numbers, bulk), node, _rows(node.meta["val"])
     )

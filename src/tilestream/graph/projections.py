@@ -10,9 +10,13 @@ from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.few_rows import after_product, few, in_front, start_of
 from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_product
+from tilestream.graph.pixels import PIXELS
 
 WIDEST_ALONE = 32_768
 """Columns of a layer by itself: more, a language model's head, no grid divides into so few that a CTA can hold them."""
+
+FEW_PIXELS = 1024
+"""Output pixels of a convolution up to which it goes alone: as a row stream they are 16 tiles."""
 
 
 def lone_layers(
@@ -46,22 +50,34 @@ def lone_layers(
             yield _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
 
 
-def lone_convolutions(
+def pixel_layers(
     nodes: Collection[fx.Node],
     known: Mapping[fx.Node, Value],
     tiles: Mapping[fx.Node, Collection[fx.Node]],
     kinds: Mapping[fx.Node, Sequence[str]],
     taken: Collection[fx.Node],
 ) -> Iterator[list[list[fx.Node]]]:
-    """Likewise a convolution of few output pixels, with what is done elementwise behind it, and without.
-
-    A row stream would begin with it and go on with the layer behind, on as many SMs as there are tiles.
+    """Likewise layers of a convolutional network that go alone, with what is done elementwise behind each, and without:
+    convolutions of few output pixels, of which a row stream would keep as few SMs busy as there are tiles; and on many
+    pixels 1 x 1 of more columns than a row stream's stage holds.
     """
-    del tiles  # it reads whole pictures
+    del tiles  # a convolution reads whole pictures
     for node in nodes:
-        if node not in taken and is_convolution(node) and few(node, known):
+        if node in taken or node not in known:
+            continue
+        if is_convolution(node) and _is_small(node, known) or _is_wide(node, known):
             behind = after_product(node, known, kinds)
             yield [[node, *behind], [node]] if behind else [[node]]
+
+
+def _is_small(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    rows = known[node].rows
+    return bool(rows.is_Integer) and 0 < int(rows) <= FEW_PIXELS
+
+
+def _is_wide(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+    wide = MAX_FEATURES < known[node].tile.features <= WIDEST_ALONE
+    return bool(node.meta.get(PIXELS)) and wide and not few(node, known)
 
 
 def _forms(

@@ -45,7 +45,7 @@ def run_tile_on_host(
     source = emit(pipeline)
     inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
     s, rows = source.schedule, rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
-    if s.block.before or rows > s.row_tiles * s.tile_rows:
+    if s.block.before or rows > s.launched(rows) // (s.groups * s.columns) * s.tile_rows:
         raise ValueError("the host build runs one launch of a block with nothing in front of its first layer")
     if options.sanitize and s.tile_rows < PANEL:
         raise ValueError(f"products of {PANEL} rows read behind a tile of {s.tile_rows}, in rows that nobody stores")
@@ -101,7 +101,7 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
-        done = execute(program, path, source, (s.ctas, s.cluster), options, s.warpgroups)
+        done = execute(program, path, source, (s.launched(rows), s.cluster), options, s.warpgroups)
         raw = bytearray(path.read_bytes())
     dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
     dump.check()

@@ -31,6 +31,11 @@ constexpr bool own_rows() {
     return false;
 }
 
+// Whether no CTA waits for one outside of its cluster: nothing is announced, and a launch may have more CTAs than are
+// resident. Kernels of which it is so specialise it.
+template <class K>
+constexpr bool ALONE = false;
+
 template <class K>
 using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
 template <class K>
@@ -405,10 +410,21 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const auto finish = [&](u32 lane, int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, lane, i, v, beside); };
   if constexpr (K::TAIL == NO_TAIL) {
     TS_EACH(t, K::LIVE_THREADS) {
+      // Of wide parts what goes beside them is asked for before any is waited for: a turn to memory each would be long.
+      constexpr int BLOCKS = K::OUT_COLUMNS / 8, BATCH = K::LOADS > 0 && BLOCKS >= 8 ? 8 : 1;
 #pragma unroll
-      for (int i = 0; i < K::OUT_COLUMNS / 8; ++i) {
-        const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
-        finish(t, i, v, ahead(t, i));
+      for (int first = 0; first < BLOCKS; first += BATCH) {
+        Beside<K> beside[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+          if (first + b < BLOCKS) beside[b] = ahead(t, first + b);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+          const int i = first + b;
+          if (i >= BLOCKS) continue;
+          const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
+          finish(t, i, v, beside[b]);
+        }
       }
     }
   } else if constexpr (K::TAIL == PARTIALS) {
@@ -450,7 +466,7 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     } else if (role == 1) {
       if (lane_in_warp() == 0) load_weights<K>(p, me, smem);
     } else if (role == 2) {
-      hand_over<K>(team, me, smem);
+      if constexpr (!ALONE<K>) hand_over<K>(team, me, smem);
     } else if constexpr (K::TAIL == REDUCE_ADD) {
       clear_result<K>(p, team, me, smem);
     }

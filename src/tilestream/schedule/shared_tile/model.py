@@ -66,7 +66,8 @@ class SharedTile:
     """How a stage runs as a shared tile. Bytes are of shared memory, columns of the padded parts.
 
     Attributes:
-        tile_rows: rows of a tile; ``row_tiles`` of them run side by side, and more rows take more launches.
+        tile_rows: rows of a tile; ``row_tiles`` of them run side by side, and more rows take more launches, or where
+            CTAs are ``alone`` more turns of one.
         groups, columns: ``P`` groups of ``S`` CTAs.
         middle_columns: a CTA's part, a multiple of 8; the last CTAs may have less. None where there is one layer.
         widths: of each result, likewise.
@@ -99,6 +100,17 @@ class SharedTile:
     @property
     def ctas(self) -> int:
         return self.row_tiles * self.groups * self.columns
+
+    @property
+    def alone(self) -> bool:
+        """Whether no CTA waits for one outside of its cluster. Then a launch need not be resident at once, and has
+        as many tiles as there are rows."""
+        return self.block.one_layer and not self.block.before and self.tail in (Tail.NONE, Tail.CLUSTER)
+
+    def launched(self, rows: int) -> int:
+        """CTAs of a launch for ``rows`` rows, of which one launch has at most so many as there are tiles for."""
+        tiles = ceil(rows / self.tile_rows) if self.alone else self.row_tiles
+        return tiles * self.groups * self.columns
 
     @property
     def cluster(self) -> int:
