@@ -88,6 +88,14 @@ def test_kernels_on_the_host(window: Window, make, split: Split, images: int, fo
 
 
 @on_host
+@pytest.mark.parametrize("groups", [1, 2])
+def test_tiles_that_take_turns(groups: int, folder: Path) -> None:
+    """Five tiles of rows, of which the mesh has two: a launch has as many CTAs as there are."""
+    tail = Tail.CLUSTER if groups > 1 else Tail.NONE
+    check(SAME, one, Split(groups, 2, tail, tile_rows=64, row_tiles=2), 5, folder)
+
+
+@on_host
 def test_no_races(folder: Path) -> None:
     check(SAME, one, SPLITS["cluster"], 2, folder, sanitize=True, launches=2)
 

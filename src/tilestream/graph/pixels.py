@@ -147,7 +147,8 @@ def _behind(vectors: tuple[fx.Node, ...]) -> set[str]:
 def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     """Scale and shift, fp32, of batch norms with running statistics whose vectors the graph is given.
 
-    Those of one epsilon and one set of dtypes are computed side by side, which Inductor makes one kernel of.
+    Those of one epsilon and one set of dtypes are computed side by side, which Inductor makes one kernel of: it has
+    what ``as_strided`` reads in memory, where slices would be computed by a kernel each.
     """
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     given = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
@@ -167,7 +168,7 @@ def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
             start = 0
             for node in nodes:
                 stop = start + int(node.args[1].meta["val"].shape[0])  # pyright: ignore
-                parts = [made.call(aten.slice.Tensor, v, 0, start, stop) for v in (scale, shift)]
+                parts = [made.call(aten.as_strided.default, v, [stop - start], [1], start) for v in (scale, shift)]
                 found[node] = (parts[0], parts[1])
                 start = stop
     return found
