@@ -379,12 +379,12 @@ class Odd(nn.Module):
     [
         (Odd(16, 16, 3), torch.randn(2, 16, 8, 8).bfloat16(), r"channels do not lie last"),
         (Odd(16, 16, 3, groups=2), images(16), r"one of groups"),
-        (Odd(3, 16, 3), images(3), r"3 channels: pixels of other than a multiple of 16 bytes"),
+        (Odd(12, 16, 7), images(12), r"12 channels: pixels of other than a multiple of 16 bytes"),
         (Odd(16, 16, 3, padding=1), images(16, 1), r"a tap reads nothing but padding"),
         (Odd(16, 16, 9), images(16, 10), r"81 taps, more than 64"),
         (Odd(16, 16, 3), images(16), r"option convolutions='bulk' takes this one"),
     ],
-    ids=["contiguous", "groups", "three channels", "padding", "taps", "off"],
+    ids=["contiguous", "groups", "twelve channels", "padding", "taps", "off"],
 )
 def test_why_a_convolution_is_left(model: nn.Module, x: torch.Tensor, says: str) -> None:
     on = Options(convolutions="off") if "option" in says else Options()

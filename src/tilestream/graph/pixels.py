@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._pytree import tree_map_only
 
 from tilestream.graph.convolutions import FIRST, LAST, convolution, is_convolution, pair, why_not
+from tilestream.graph.narrow_pixels import COPIED, narrow, side_by_side
 from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.sizes import expression
@@ -36,14 +37,21 @@ def to_pixels(graph: fx.Graph, bulk: bool) -> dict[str, str]:
         Names of nodes that are to stay out of every region, and why: what ``selection.partition`` takes as ``apart``.
     """
     pixels: dict[fx.Node, fx.Node] = {}
-    folded = _folded(graph) if any(packet(n) is aten.convolution and not why_not(n) for n in graph.nodes) else {}
-    vectors = {name: FOLDED for both in folded.values() for name in _behind(both)}
+    taken = any((packet(n) is aten.convolution and not why_not(n)) or narrow(n) is not None for n in graph.nodes)
+    folded = _folded(graph) if taken else {}
+    apart = {name: FOLDED for both in folded.values() for name in _behind(both)}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         with graph.inserting_before(node):
             if packet(node) is aten.convolution and not why_not(node):
                 pixels[node] = _convolution(graph, node, pixels, bulk)
+            elif (few := narrow(node)) is not None:
+                taken, weight, names = side_by_side(graph, few, node)
+                apart |= dict.fromkeys(names, COPIED)
+                slid = [list(pair) for pair in (few.window.stride, few.window.padding, few.window.dilation)]
+                words = (taken, weight, few.bias, *slid, bulk)
+                pixels[node] = _call(graph, convolution, words, node, _rows(node.meta["val"]))
             elif packet(node) in ELEMENTWISE and _follows(node, pixels):
                 pixels[node] = _elementwise(graph, node, pixels)
             elif (
@@ -55,7 +63,7 @@ def to_pixels(graph: fx.Graph, bulk: bool) -> dict[str, str]:
             shown = _call(graph, aten.permute.default, (made, FIRST), node)
         node.replace_all_uses_with(shown, delete_user_cb=lambda user, made=pixels: user not in made)
     graph.eliminate_dead_code()
-    return vectors
+    return apart
 
 
 def from_pixels(graph: fx.Graph) -> None:

@@ -162,9 +162,9 @@ class Finder:
             joined = before[-1]
             assert joined.out is not None
             column = joined.out.axes[1].name
-            parts = [At((column,), -n * channels) for n in range(len(loads))]
-            names = [op.out.name for op in loads if op.out is not None]
-            if joined.kind != "cat" or [*joined.ins] != names or [v.at and v.at[1] for v in joined.tiles] != parts:
+            parts = [(op.out.name, At((column,), -n * channels)) for n, op in enumerate(loads) if op.out is not None]
+            taken = [(v.of, v.at[1]) for v in joined.views[: len(joined.tiles)] if v.at is not None]
+            if joined.kind != "cat" or taken != parts:
                 return None
         grid = Grid.of(taps, (height, width))
         reason = f"pixels have {channels} channels, no multiple of {PANEL}" if channels % PANEL else ""
