@@ -7,19 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from bottlenecks import Bottleneck, images
 from convolutions import by_torch, chain, tensors
 
 from tilestream import cuda
+from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
+from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import Window
 from tilestream.ir.verify import verify
+from tilestream.options import Options
+from tilestream.plan import few_rows
+from tilestream.plan.analyse import analyse
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.schedule.shared_tile import Tail, build, is_block, is_projection
+from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.tiled_block import is_tileable
 
 SAME = Window(9, 7, (3, 3), padding=(1, 1))
@@ -131,6 +138,41 @@ def test_it_is_a_layer_on_few_rows_and_no_tiled_block() -> None:
     assert is_projection(one()) and is_block(two()) and not is_projection(two())
     assert not is_block(one(Window(9, 7, (2, 2))))  # 256 columns: a row stream holds them
     assert not is_tileable(chain(RESNET, 64, 1024, 768, bulk=True))
+
+
+def chosen(count: int) -> list[tuple[int, int, str]]:
+    """Of a ResNet's bottleneck at 14 x 14: columns of each region's last layer, its ops, and what is predicted best."""
+    model = Bottleneck(1024, 256).bfloat16().to(memory_format=torch.channels_last).eval()
+    with torch.no_grad():
+        found = analyse(model, (images(1024, 14, count),), Options(device="h200")).regions
+    plans = [(r.program.stages[0].ops, r.plan) for r in found]
+    made = [[op.out.features for op in ops if op.kind == "linear" and op.out] for ops, _ in plans]
+    return [(m[-1], len(ops), plan.chosen.strategy) for m, (ops, plan) in zip(made, plans, strict=True) if plan]
+
+
+def test_layers_of_a_bottleneck_go_alone() -> None:
+    """The 3 x 3 of one picture with its norm and ReLU; and of many the 1 x 1 that is too wide for a row stream."""
+    few, many = chosen(1), chosen(32)
+    assert (256, 9 + 8, "shared") in few
+    assert any(columns == 1024 and strategy == "shared" for columns, _, strategy in many)
+    assert sum(columns == 256 for columns, *_ in many) == 2  # row streams, as they were
+
+
+def test_many_rows_are_tiles_in_turns() -> None:
+    """As wide as a product of the tensor cores, or narrower; and none where a layer behind shares the region."""
+    program = Layer(256, (1024,), act="relu").program()
+    found = [r.split for r in few_rows.recipes(program, 6272, get("h200"), Options())]
+    assert {(s.columns, s.groups) for s in found} >= {(4, 1), (8, 1)} and all(s.tile_rows == 128 for s in found)
+    assert not few_rows.recipes(two(), 6272, get("h200"), Options())
+    assert not few_rows.recipes(Layer(256, (1024,), norm="rms").program(), 6272, get("h200"), Options())
+
+
+def test_a_turn_more_costs_no_launch() -> None:
+    p = share_tile(Layer(256, (1024,)).program(), Split(1, 4, Tail.NONE, row_tiles=33))
+    s = build(p.stages[0], p)
+    assert s.alone and (s.launched(4224), s.launched(4225)) == (132, 136)
+    once, twice = (shared_tile_cost(s, rows, get("h200")) for rows in (4224, 2 * 4224))
+    assert once.total_s < twice.total_s < 2 * once.total_s
 
 
 @pytest.mark.nvrtc
