@@ -43,7 +43,7 @@ ROUNDS = 20
 RESNET = "resnet50"
 SETTINGS: dict[str, dict[str, Any]] = {
     "inductor": {},
-    "tilestream": {"backend": tilestream, "options": {"convolutions": "bulk"}},
+    "tilestream": {"backend": tilestream},
     "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
 }
 """The slowest to compile comes last: it is the first to be left out."""
@@ -157,7 +157,7 @@ def planned(name: str, images: int) -> Sequence[RegionAnalysis]:
     model, inputs = module(name, images, "cpu")
     torch._dynamo.reset()
     with torch.no_grad():
-        return analyse(model, inputs, Options(convolutions="bulk", device="h200")).regions
+        return analyse(model, inputs, Options(device="h200")).regions
 
 
 def prediction(name: str, images: int) -> str:

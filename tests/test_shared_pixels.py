@@ -150,21 +150,24 @@ def chosen(count: int) -> list[tuple[int, int, str]]:
     return [(m[-1], len(ops), plan.chosen.strategy) for m, (ops, plan) in zip(made, plans, strict=True) if plan]
 
 
-def test_layers_of_a_bottleneck_go_alone() -> None:
-    """The 3 x 3 of one picture with its norm and ReLU; and of many the 1 x 1 that is too wide for a row stream."""
-    few, many = chosen(1), chosen(32)
-    assert (256, 9 + 8, "shared") in few
-    assert any(columns == 1024 and strategy == "shared" for columns, _, strategy in many)
-    assert sum(columns == 256 for columns, *_ in many) == 2  # row streams, as they were
+def test_convolutions_of_few_pixels_or_long_sums_go_alone() -> None:
+    """With norm and ReLU, and before the layer behind takes them into its region."""
+    for count in (1, 32):
+        assert (256, 9 + 8) in [(columns, ops) for columns, ops, _ in chosen(count)]
+    assert (256, 9 + 8, "shared") in chosen(1)
 
 
 def test_many_rows_are_tiles_in_turns() -> None:
-    """As wide as a product of the tensor cores, or narrower; and none where a layer behind shares the region."""
-    program = Layer(256, (1024,), act="relu").program()
-    found = [r.split for r in few_rows.recipes(program, 6272, get("h200"), Options())]
-    assert {(s.columns, s.groups) for s in found} >= {(4, 1), (8, 1)} and all(s.tile_rows == 128 for s in found)
-    assert not few_rows.recipes(two(), 6272, get("h200"), Options())
-    assert not few_rows.recipes(Layer(256, (1024,), norm="rms").program(), 6272, get("h200"), Options())
+    """Of a long sum: all columns that a product of the tensor cores has, or less. A layer alone, none with a norm."""
+
+    def split(program: Pipeline) -> set[tuple[int, int]]:
+        found = few_rows.recipes(program, 6272, get("h200"), Options())
+        return {(r.split.columns, r.split.groups) for r in found}
+
+    assert split(one(RESNET, 256, 256)) >= {(2, 1), (4, 1), (2, 2)}
+    assert split(Layer(1024, (256,), act="relu").program()) >= {(2, 1), (4, 1)}
+    for program in (two(), Layer(2048, (256,), norm="rms").program(), Layer(256, (1024,)).program()):
+        assert not split(program)
 
 
 def test_a_turn_more_costs_no_launch() -> None:

@@ -86,26 +86,32 @@ def side_by_side(graph: fx.Graph, n: Narrow, like: fx.Node) -> tuple[fx.Node, fx
     """
     names: set[str] = set()
 
-    def call(target: object, *args: object) -> fx.Node:
-        made = graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
+    def call(target: object, *args: object, **words: object) -> fx.Node:
+        made = graph.call_function(target, args, words)  # pyright: ignore[reportArgumentType]
         values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        made.meta = {**like.meta, "val": target(*values)}  # pyright: ignore[reportCallIssue]
+        made.meta = {**like.meta, "val": target(*values, **words)}  # pyright: ignore[reportCallIssue]
         names.add(made.name)
         return made
 
     span, more = n.dilation[1] * (n.kernel[1] - 1) + 1, n.made - n.kernel[1] * n.channels
     rows = call(aten.permute.default, n.x, LAST)
-    if n.padding[1]:
+    images, height, across = rows.meta["val"].shape[:3]
+    width, side = n.window.width, n.padding[1] * n.channels
+    if n.dilation[1] == 1:  # a window's row is one piece of a picture's
+        flat = call(aten.reshape.default, rows, [images, height, across * n.channels])
+        flat = call(aten.constant_pad_nd.default, flat, [side, side])
+        taken = call(aten.unfold.default, flat, 2, span * n.channels, n.stride[1] * n.channels)
+    else:
         rows = call(aten.constant_pad_nd.default, rows, [0, 0, n.padding[1], n.padding[1]])
-    taken = call(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, out width, channels, span]
-    if n.dilation[1] > 1:
+        taken = call(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, width, channels, span]
         taken = call(aten.slice.Tensor, taken, 4, 0, span, n.dilation[1])
-    images, height, width = taken.meta["val"].shape[:3]
-    taken = call(aten.clone.default, call(aten.permute.default, taken, [0, 1, 2, 4, 3]))
-    taken = call(aten.reshape.default, taken, [images, height, width, n.kernel[1] * n.channels])
+        taken = call(aten.clone.default, call(aten.permute.default, taken, [0, 1, 2, 4, 3]))
+        taken = call(aten.reshape.default, taken, [images, height, width, n.kernel[1] * n.channels])
     kernel = call(aten.permute.default, n.weight, LAST)  # [out, kernel y, kernel x, channels]
     out = int(kernel.meta["val"].shape[0])
     kernel = call(aten.reshape.default, kernel, [out, n.kernel[0], 1, n.kernel[1] * n.channels])
     if more:
         taken, kernel = (call(aten.constant_pad_nd.default, t, [0, more]) for t in (taken, kernel))
+    else:
+        taken = call(aten.clone.default, taken, memory_format=torch.contiguous_format)
     return taken, call(aten.permute.default, kernel, [0, 3, 1, 2]), names

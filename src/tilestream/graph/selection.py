@@ -32,7 +32,7 @@ from tilestream.graph.nodes import (
     name,
     value,
 )
-from tilestream.graph.projections import lone_layers, pixel_layers
+from tilestream.graph.projections import lone_convolutions, lone_layers
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
@@ -169,7 +169,7 @@ def _blocks(
         return
     wide = _examine(nodes, refused, WIDEST)
     inside = set(refused)
-    for find in (pixel_layers, wide_blocks, lone_layers) if projections else (wide_blocks,):
+    for find in (lone_convolutions, wide_blocks, lone_layers) if projections else (wide_blocks,):
         for groups in find(nodes, wide.known, wide.tiles, wide.kinds, inside):
             for group in groups:
                 if not inside.isdisjoint(group):
@@ -180,7 +180,7 @@ def _blocks(
                     log.debug("%s is no block: %s", group[-1], reason.reason)
                     continue
                 program = made[0].program
-                tiles = made[0].rows > MOST_ROWS and find is pixel_layers
+                tiles = made[0].rows > MOST_ROWS and find is lone_convolutions
                 if is_block(program) and (made[0].rows <= MOST_ROWS or tiles or is_tileable(program)):
                     inside |= set(group)
                     yield group, made
