@@ -169,7 +169,7 @@ def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     for (eps, *_), nodes in groups.items():
         with graph.inserting_after(given[-1]):
             made = _Chain(graph, nodes[0])
-            weight, bias, mean, variance = (made.joined([n.args[k] for n in nodes]) for k in range(1, 5))
+            weight, bias, mean, variance = made.joined([[n.args[k] for n in nodes] for k in range(1, 5)])
             rstd = made.call(aten.rsqrt.default, made.call(aten.add.Tensor, variance, eps))
             scale = made.call(aten.mul.Tensor, weight, rstd)
             shift = made.call(aten.sub.Tensor, bias, made.call(aten.mul.Tensor, mean, scale))
@@ -199,11 +199,16 @@ class _Chain:
         self.last = made
         return made
 
-    def joined(self, vectors: list[Any]) -> fx.Node:
-        """All of ``vectors`` in one, fp32."""
-        return self.call(
-            torch.ops.prims.convert_element_type.default, self.call(aten.cat.default, vectors), torch.float32
-        )
+    def joined(self, kinds: list[list[Any]]) -> list[fx.Node]:
+        """All vectors of each of ``kinds`` in one, fp32. Those of one dtype are joined at once: a kernel fewer each."""
+        dtypes = {v.meta["val"].dtype for vectors in kinds for v in vectors}
+        if len(dtypes) > 1:
+            wide = [self.call(aten.cat.default, vectors) for vectors in kinds]
+        else:
+            whole = self.call(aten.cat.default, [v for vectors in kinds for v in vectors])
+            size = whole.meta["val"].shape[0] // len(kinds)
+            wide = [self.call(aten.slice.Tensor, whole, 0, k * size, (k + 1) * size) for k in range(len(kinds))]
+        return [self.call(torch.ops.prims.convert_element_type.default, v, torch.float32) for v in wide]
 
 
 def _batch_norm(
