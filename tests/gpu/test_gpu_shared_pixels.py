@@ -29,6 +29,7 @@ CASES = {
         chain(Window(8, 8, (1, 1), (2, 2)), 640, 96, 0), Window(8, 8, (1, 1), (2, 2)),
         Split(2, 4, Tail.CLUSTER, tile_rows=16), (1, 3),
     ),
+    "turns": (chain(SAME14, 128, 256, 0), SAME14, Split(2, 2, Tail.CLUSTER, row_tiles=3), (40,)),
     "two layers": (chain(SAME7, 64, 128, 256, residual=True), SAME7, Split(4, 8, row_tiles=2), (5,)),
 }  # fmt: skip
 
