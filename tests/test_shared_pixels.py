@@ -104,7 +104,7 @@ def test_tiles_that_take_turns(groups: int, folder: Path) -> None:
 
 @on_host
 def test_no_races(folder: Path) -> None:
-    check(SAME, one, SPLITS["cluster"], 2, folder, sanitize=True, launches=2)
+    check(SAME, one, Split(2, 1, Tail.CLUSTER, tile_rows=64), 1, folder, sanitize=True, launches=2)
 
 
 LEFT, PANELS = "shared_tile.cuh", "pixel_panels.cuh"
