@@ -70,6 +70,21 @@ def test_the_window_of_a_resnet() -> None:
     assert weight.shape == (64, 24, 7, 1) and weight.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_symbolic_batch(dilation: int) -> None:
+    model = stem(3, 16, 3, padding=1, dilation=dilation)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=tilestream, dynamic=True, options={"target": "reference", "cache": False})
+    with torch.no_grad():
+        for count in (2, 3):
+            x = picture(3, 9, 8, count)
+            torch._dynamo.mark_static(x, 2)
+            torch._dynamo.mark_static(x, 3)
+            got, want = compiled(x), model(x)
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+            assert got.stride() == want.stride()
+
+
 @pytest.mark.parametrize(
     ("model", "x"),
     [

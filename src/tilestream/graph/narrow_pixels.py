@@ -95,10 +95,10 @@ def side_by_side(graph: fx.Graph, n: Narrow, like: fx.Node) -> tuple[fx.Node, fx
 
     span, more = n.dilation[1] * (n.kernel[1] - 1) + 1, n.made - n.kernel[1] * n.channels
     rows = call(aten.permute.default, n.x, LAST)
-    images, height, across = rows.meta["val"].shape[:3]
+    height, across = rows.meta["val"].shape[1:3]
     width, side = n.window.width, n.padding[1] * n.channels
     if n.dilation[1] == 1:  # a window's row is one piece of a picture's
-        flat = call(aten.reshape.default, rows, [images, height, across * n.channels])
+        flat = call(aten.reshape.default, rows, [-1, height, across * n.channels])
         flat = call(aten.constant_pad_nd.default, flat, [side, side])
         taken = call(aten.unfold.default, flat, 2, span * n.channels, n.stride[1] * n.channels)
     else:
@@ -106,7 +106,7 @@ def side_by_side(graph: fx.Graph, n: Narrow, like: fx.Node) -> tuple[fx.Node, fx
         taken = call(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, width, channels, span]
         taken = call(aten.slice.Tensor, taken, 4, 0, span, n.dilation[1])
         taken = call(aten.clone.default, call(aten.permute.default, taken, [0, 1, 2, 4, 3]))
-        taken = call(aten.reshape.default, taken, [images, height, width, n.kernel[1] * n.channels])
+        taken = call(aten.reshape.default, taken, [-1, height, width, n.kernel[1] * n.channels])
     kernel = call(aten.permute.default, n.weight, LAST)  # [out, kernel y, kernel x, channels]
     out = int(kernel.meta["val"].shape[0])
     kernel = call(aten.reshape.default, kernel, [out, n.kernel[0], 1, n.kernel[1] * n.channels])
