@@ -155,8 +155,8 @@ def _behind(vectors: tuple[fx.Node, ...]) -> set[str]:
 def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     """Scale and shift, fp32, of batch norms with running statistics whose vectors the graph is given.
 
-    Those of one epsilon and one set of dtypes are computed side by side, which Inductor makes one kernel of: it has
-    what ``as_strided`` reads in memory, where slices would be computed by a kernel each.
+    Those of one epsilon and one set of dtypes are computed side by side, once for all: Inductor has what
+    ``as_strided`` reads in memory, where slices would be computed by a kernel each.
     """
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     given = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
