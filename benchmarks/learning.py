@@ -1,7 +1,7 @@
 """Training a model to a loss: what is learned, a step of an arm as a CUDA graph, and a run of steps from a seed.
 
-Inputs are random features; targets are what another initialisation of the same model makes of them, scaled to a
-variance of one, so that there is something to learn.
+Inputs are random features, and lookups in random combinations. Targets are what another initialisation of the same
+model makes of them, scaled to a variance of one, so that there is something to learn.
 """
 
 from __future__ import annotations
@@ -73,24 +73,30 @@ class Arm:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned: ``teacher`` makes the targets, divided by ``scales``."""
+    """What is learned: ``teacher`` makes the targets, divided by ``scales``, and ``link`` brings them into range."""
 
     case: str
     module: nn.Module
     teacher: nn.Module
     inputs: tuple[Tensor, ...]
     scales: tuple[float, ...]
+    link: Callable[[Tensor], Tensor]
 
     def batch(self, generator: torch.Generator) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Inputs with new features, and their targets in fp32."""
-        new = tuple(self._drawn(x, generator) if x.is_floating_point() else x for x in self.inputs)
+        new = tuple(self._drawn(x, generator) for x in self.inputs)
         with torch.no_grad():
             made = results(self.teacher(*new))
-        return new, [(y.float() - y.float().mean()) / s for y, s in zip(made, self.scales, strict=True)]
+        pairs = zip(made, self.scales, strict=True)
+        return new, [self.link((y.float() - y.float().mean()) / scale) for y, scale in pairs]
 
-    @staticmethod
-    def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)
+    def _drawn(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Features anew; lookups [tables, samples] in another order in every table; a graph as it is."""
+        if x.is_floating_point():
+            return torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)
+        if self.case != "dlrm":
+            return x
+        return x.gather(1, torch.rand(x.shape, device=x.device, generator=generator).argsort(1))
 
 
 def task(case: str, tiny: bool, device: str) -> Task:
@@ -99,9 +105,12 @@ def task(case: str, tiny: bool, device: str) -> Task:
     own = small if tiny else sizes
     module, inputs = find(model).make(device=device, training=True, **own)
     teacher, _ = find(model).make(device=device, training=True, seed=1234, **own)
+    link: Callable[[Tensor], Tensor] = nn.Identity()
+    if case == "dlrm":  # what comes out is a probability: the teacher's logits are brought to a variance of one
+        teacher.top, link = teacher.top[:-1], nn.Sigmoid()  # pyright: ignore[reportIndexIssue]
     with torch.no_grad():
         scales = tuple(float(y.float().std()) + 1e-6 for y in results(teacher(*inputs)))
-    return Task(case, module, teacher, inputs, scales)
+    return Task(case, module, teacher, inputs, scales, link)
 
 
 def arms(found: Task, names: Sequence[str]) -> list[Arm]:

@@ -6,10 +6,10 @@
     python benchmarks/losses.py --device cpu --tiny --steps 4        a dry run on the reference machine
 
 bf16, Adam (fused on a GPU, where a step is a CUDA graph, compiled once for all seeds). A run goes through 100 batches
-of features again and again, on one graph or one set of indices; targets are what another initialisation of the same
-model makes of them, scaled to a variance of one, so that there is something to learn. All arms see the same. A loss is
-the mean over the last twentieth of the steps. Runs divide what is left of ``--seconds``, compiling included; one that
-takes more than its part ends early and says so. Results are written after every run.
+of features again and again, on one graph, or of lookups in other combinations of the same rows; targets are what
+another initialisation of the same model makes of them (``learning.py``). All arms see the same. A loss is the mean over
+the last twentieth of the steps. Runs divide what is left of ``--seconds``, compiling included; one that takes more than
+its part ends early and says so. Results are written after every run.
 """
 
 from __future__ import annotations

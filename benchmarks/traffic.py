@@ -2,6 +2,7 @@
 
     python benchmarks/traffic.py                     all cases, each in a process of its own, side by side
     python benchmarks/traffic.py nerf_65536 block    some of them
+    python benchmarks/traffic.py G4 S2 --dsm         bytes into other SMs' shared memory instead; into traffic_dsm.json
     python benchmarks/traffic.py --dry-run           on any machine: the plan's count alone, no counters
 
 One call of every arm between profiler marks, in two states: *warm*, behind a call of the same, and *cold*, behind reads
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from typing import Any
 
 import torch
 from block_models import BLOCKS, Block
-from counted import METRICS, ranges
+from counted import DSM, METRICS, ranges
 from few_rows import WORKLOADS
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,6 +36,9 @@ from whole_models import compiled
 
 from tilestream.apps.models import find
 from tilestream.bench.environment import environment
+from tilestream.ir.axes import ROWS
+from tilestream.ir.mesh_traffic import mesh_traffic
+from tilestream.ir.plain import plain
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.run.backend import tilestream
@@ -87,7 +92,17 @@ def planned(case: str) -> dict[str, Any]:
         {"name": launch.name, "strategy": launch.strategy, "bytes": launch.bytes} for launch in found.whole.launches
     ]
     inductor = sum(launch.bytes for launch in found.on_inductor.launches)
-    return {"tilestream": sum(launch["bytes"] for launch in launches), "inductor": inductor, "launches": launches}
+    counts: dict[str, Any] = {
+        "tilestream": sum(launch["bytes"] for launch in launches),
+        "inductor": inductor,
+        "launches": launches,
+    }
+    if case in KERNELS:
+        (runs,) = (region.runs("cuda") for region in found.regions)
+        assert runs is not None and runs.pipeline is not None
+        written = plain(runs.pipeline)
+        counts["levels"] = mesh_traffic(written, {**written.sizes(), ROWS.name: KERNELS[case]})
+    return counts
 
 
 def turn(folder: Path, case: str, order: list[str], ending: str) -> None:
@@ -131,17 +146,17 @@ def inside(case: str, folder: Path, order: list[str]) -> None:
     (folder / f"{case}.done").touch()
 
 
-def counted(case: str, folder: Path, order: list[str]) -> dict[str, Any]:
+def counted(case: str, folder: Path, order: list[str], metrics: Mapping[str, str]) -> dict[str, Any]:
     """One process under ``ncu``: bytes of every arm in every state, or why there are none."""
     command = [
         *("ncu", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
-        *("--metrics", ",".join(METRICS), "--csv", "--print-units", "base"),
+        *("--metrics", ",".join(metrics), "--csv", "--print-units", "base"),
         *(sys.executable, __file__, case, "--inside", str(folder), "--order", *order),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (folder / f"{case}.ready").touch()
     (folder / f"{case}.done").touch()
-    found = ranges(done.stdout)
+    found = ranges(done.stdout, metrics)
     if len(found) != len(ARMS) * len(STATES):
         return {"problem": f"{len(found)} ranges were counted", "log": (done.stdout + done.stderr)[-1500:]}
     names = [(arm, state) for arm in ARMS for state in STATES]
@@ -154,7 +169,8 @@ def counted(case: str, folder: Path, order: list[str]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join([*MODELS, *KERNELS])}")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--dsm", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--order", nargs="+", help=argparse.SUPPRESS)
@@ -163,17 +179,19 @@ def main() -> int:
     if given.inside:
         inside(cases[0], given.inside, given.order)
         return 0
+    metrics = DSM if given.dsm else METRICS
+    out = given.out or OUT.with_stem("traffic_dsm" if given.dsm else "traffic")
     found: dict[str, Any] = {"schema": 1, "environment": environment(), "cases": {}}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(cases)) as pool:
-        runs = {} if given.dry_run else {c: pool.submit(counted, c, Path(folder), cases) for c in cases}
+        runs = {} if given.dry_run else {c: pool.submit(counted, c, Path(folder), cases, metrics) for c in cases}
         for case in cases:
             sizes = MODELS[case][1] if case in MODELS else {"rows": KERNELS[case]}
             found["cases"][case] = {"sizes": sizes, "planned": planned(case)}
         for case, run in runs.items():
             found["cases"][case]["counted"] = run.result()
-            given.out.write_text(json.dumps(found, indent=1) + "\n")
+            out.write_text(json.dumps(found, indent=1) + "\n")
             print(case, json.dumps(found["cases"][case]["counted"])[:2000], flush=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

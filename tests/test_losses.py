@@ -31,12 +31,13 @@ def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) 
     """Eager alone, and out of time after the first line."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     learning = importlib.import_module("learning")
-    monkeypatch.setattr(learning, "TOLD", 20)
+    monkeypatch.setattr(learning, "TOLD", 60)
+    monkeypatch.setattr(learning, "RATE", 1e-2)
     found = learning.task(case, tiny=True, device="cpu")
     (arm,) = learning.arms(found, ["eager"])
     told: list[str] = []
-    run = learning.train(arm, learning.Step(arm, found), found, 0, 60, 0.0, told.append)
-    assert run.steps == 20 and len(told) == 1 and run.end < run.start
+    run = learning.train(arm, learning.Step(arm, found), found, 0, 120, 0.0, told.append)
+    assert run.steps == 60 and len(told) == 1 and run.end < run.curve[0]
 
 
 def test_noise(monkeypatch: pytest.MonkeyPatch) -> None:
