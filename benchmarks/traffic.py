@@ -54,7 +54,7 @@ KERNELS = {"block": 16384, "G4": 128, "S2": 128}
 ARMS = ("tilestream", "inductor", "eager")
 STATES = ("warm", "cold")
 FLUSH_BYTES = 256 << 20
-WAIT_S = 30.0
+WAIT_S = 60.0
 """For the other processes to be compiled, or to have counted."""
 
 
