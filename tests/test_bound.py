@@ -10,7 +10,7 @@ import pytest
 import torch
 from programs import chain
 
-from tilestream.cuda.launch import CompiledPipeline
+from tilestream.cuda.launch import CompiledPipeline, addressable
 
 
 @dataclass
@@ -53,3 +53,16 @@ def test_rows_of_a_result_with_gaps():
     result = torch.empty(12, 80, dtype=torch.bfloat16)[:, :64]
     compiled.bind({}, 12, (output,))._prepared([result], 0, 0)
     assert launch.told[output][1] == 80
+
+
+def test_one_row_that_was_a_column():
+    """Torch calls it contiguous, whatever its stride, and copies nothing; a tensor map wants rows of 16 bytes."""
+    program = chain(1, 64)
+    launch = Recorder(SimpleNamespace(pipeline=program))
+    compiled = CompiledPipeline(program, [launch], torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    x = torch.zeros(64, 1, dtype=torch.bfloat16).T
+    assert x.is_contiguous() and x.stride(0) == 1 and addressable(x)
+    (output,) = (t.name for t in compiled.outputs)
+    result = torch.empty(64, 1, dtype=torch.bfloat16).T
+    compiled.bind({"x": x}, 1, (output,))._prepared([result], 0, 0)
+    assert launch.told["x"][1] == launch.told[output][1] == 64
