@@ -374,3 +374,14 @@ def test_two_streams():
     torch.cuda.synchronize()
     for k in (0, 1):
         assert all(torch.equal(out, wanted[k]) for out in got[k])
+
+
+@pytest.mark.gpu
+def test_one_row_that_was_a_column() -> None:
+    """Torch calls it contiguous and leaves its stride at one."""
+    module = mlp(BF16, 48, 128, 96, 24)
+    fast = compiled(module)
+    check(module, *data((1, 48)), fast=fast)
+    (x,) = data((48, 1))
+    check(module, x.T, fast=fast)
+    assert "vertical" in strategies()[-1]
