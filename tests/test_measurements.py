@@ -76,3 +76,9 @@ def test_losses_of_several_processes_are_one_result(tmp_path: Path) -> None:
     assert [t.arm for t in made] == ["eager", "tilestream"] and made[0].mean == pytest.approx(1.15)
     kept = json.loads(out.read_text())
     assert kept["environment"] == {"gpu": "one"} and kept["trained"][1]["runs"][1]["end"] == 1.3
+
+
+def test_the_page_of_applications_is_in_step_with_the_results() -> None:
+    applications = importlib.import_module("applications")
+    text = applications.PAGE.read_text(encoding="utf-8")
+    assert applications.filled(text) == text, "run benchmarks/applications.py"
