@@ -28,13 +28,13 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
@@ -151,9 +151,7 @@ def arm_of(run: Run, rank: int, arm: str, module: nn.Module, inputs: tuple[Tenso
 
 def of_process(rank: int, run: Run) -> None:
     """What one process does; the first one writes the results."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    own = visible[rank] if rank < len(visible) and visible[rank] else str(rank)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(run.port), "CUDA_VISIBLE_DEVICES": own}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(run.port)}
     dist.init_process_group("gloo" if run.dry else "nccl", rank=rank, world_size=run.gpus)
     found: dict[str, Any] = {}
     for name in run.names:
@@ -172,6 +170,23 @@ def of_process(rank: int, run: Run) -> None:
     dist.destroy_process_group()
 
 
+def started(run: Run) -> int:
+    """Start the processes, each with its own GPU to see, and wait for them; one that fails ends the others."""
+    all_ = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(run.gpus)))
+    processes = []
+    for rank, own in enumerate(all_.split(",")[: run.gpus]):
+        os.environ["CUDA_VISIBLE_DEVICES"] = own  # read when CUDA starts, which imports may do
+        processes.append(get_context("spawn").Process(target=of_process, args=(rank, run)))
+        processes[-1].start()
+    while any(p.is_alive() for p in processes) and not any(p.exitcode for p in processes):
+        time.sleep(0.2)
+    for p in processes:
+        if p.is_alive() and any(other.exitcode for other in processes):
+            p.terminate()
+        p.join()
+    return max(abs(p.exitcode or 0) for p in processes)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
@@ -186,8 +201,7 @@ def main() -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     run = Run(port, tuple(given.cases), given.gpus, str(given.out), given.dry_run)
-    spawn(of_process, (run,), nprocs=given.gpus)
-    return 0
+    return started(run)
 
 
 if __name__ == "__main__":
