@@ -134,17 +134,17 @@ def traffic() -> str:
     for case, (title, _) in CASES.items():
         one = found["cases"].get(case, {})
         for arm, called in ARM.items():
-            states = one.get("counted", {}).get(arm)
-            if states is None:
+            states, planned = one.get("counted", {}).get(arm, {}), one.get("planned", {})
+            plan, levels = planned.get(arm), planned.get("levels") if arm == "tilestream" else None
+            if not states and plan is None:
                 continue
-            plan, levels = one["planned"].get(arm), one["planned"].get("levels") if arm == "tilestream" else None
-            cells = [megabytes(states["cold"]), megabytes(states.get("warm"))]
-            cells.append("-" if plan is None else f"{plan / 1e6:,.1f}")
-            cells.append(f"{states['cold']['l2'] / 1e6:,.1f}")
+            cold = states.get("cold")
+            cells = ["-" if plan is None else f"{plan / 1e6:,.1f}", megabytes(cold), megabytes(states.get("warm"))]
             cells.append("-" if levels is None else f"{levels['l2'] / 1e6:,.1f}")
-            lines.append([title, called, str(int(states["cold"]["kernels"])), *cells])
-    heads = ["MB of one call", "arm", "kernels", "DRAM, cold: read + written", "DRAM, warm", "DRAM by the plan"]
-    return table([*heads, "L2, cold", "L2 by the plan"], lines)
+            cells.append("-" if cold is None else f"{cold['l2'] / 1e6:,.1f}")
+            lines.append([title, called, *cells])
+    heads = ["MB of one call", "arm", "DRAM by the plan", "DRAM, cold: read + written", "DRAM, warm"]
+    return table([*heads, "L2 by the plan", "L2, cold"], lines)
 
 
 def saved() -> str:
@@ -161,6 +161,8 @@ def saved() -> str:
         own, base = (sum(counted[arm]["cold"][k] for k in ("read", "written")) for arm in ("tilestream", "eager"))
         published = [f"{paper[label]['paper'][k]:.2f}" for k in ("traffic_vertical", "traffic_kitsune")]
         lines.append([title, f"**{100 * (1 - own / base):.1f}**", *published])
+    if not lines:
+        return NONE.format("traffic.py")
     heads = ["DRAM traffic saved (%)", "tilestream, H200, by counters, cold", "paper: vertical fusion"]
     return table([*heads, "paper: Kitsune"], lines)
 
