@@ -13,6 +13,7 @@
 #define TS_EACH(t, count) \
   for (u32 ts_first = (t), ts_lane = 0, t = ts_first; ts_lane < 128 && t < (u32)(count); t = ts_first + ++ts_lane)
 #define TS_REG(r, k) (r).v[ts_lane][k]
+#define TS_REG_OF(r, k, lane) (r).v[(ts_lane & ~31u) + (lane)][k]
 #define TS_CONSTANT static const
 #define TS_GLOBAL static const
 #define TS_KERNEL(threads) static void
@@ -71,6 +72,12 @@ TS_DEV void stsf(u32 addr, float v) { sts32(addr, __builtin_bit_cast(u32, v)); }
 TS_DEV void sts64(u32 addr, float a, float b) {
   stsf(addr, a);
   stsf(addr + 4, b);
+}
+TS_DEV void sts_blocks(u32 chunk, u32 t, u32 block, const u32 (&v)[2][2]) {
+  for (u32 k = 0; k < 4; ++k) {
+    const u32 row = (t >> 5) * 16 + ((t & 31) >> 2) + 8 * (k & 1);
+    sts32(chunk + row * 128 + (((block + (k >> 1)) ^ (row & 7)) << 4) + (t & 3) * 4, v[k >> 1][k & 1]);
+  }
 }
 TS_DEV u32 lds32(u32 addr) { return shared_at<u32>(addr); }
 TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
@@ -226,6 +233,12 @@ struct Mma {
   template <int N>
   static void shared(Fragment<N>& acc, u64 a, u64 b) {
     ts_host::product({&acc.v[0][4 * AT], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b});
+  }
+  template <int N>
+  static void start(Fragment<N>& acc, u64 a, u64 b) {
+    for (auto& lane : acc.v)
+      for (int k = 4 * AT; k < 4 * (AT + BLOCKS); ++k) lane[k] = 0.0f;
+    shared(acc, a, b);
   }
   template <int N, int M>
   static void registers(Fragment<N>& acc, const Packed<M>& a, int k, u64 b) {
