@@ -46,7 +46,7 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr int FIRSTS = 2, STEPS = 4;
+  static constexpr int CLUSTER = 2, FIRSTS = 2, STEPS = 4;
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
   static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
   static constexpr int HIDDEN_WORDS = 1, RESULT_WORDS = 1, BESIDE_WORDS = 1;
@@ -137,7 +137,7 @@ struct Kernel {
 
 }  // namespace ts
 
-TS_PAIR_KERNEL(384) tilestream_ffn(const TS_PARAM ts::Params p) {
+TS_CLUSTER_KERNEL(384, 2) tilestream_ffn(const TS_PARAM ts::Params p) {
   TS_SHARED(smem);
   ts::run_tiled_block<ts::Kernel>(p, smem);
 }

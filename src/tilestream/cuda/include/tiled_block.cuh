@@ -4,7 +4,7 @@
 // same for all CTAs (Walk).
 //
 // A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
-// ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
+// ring. A cluster of CTAs takes as many tiles of rows and the same columns: each loads a part of a page of weights, for all.
 // Producers: warp 0 loads; warps 1 and 2 store what the warpgroups leave, and say so; warp 3 makes the rows of the operand
 // where something, a norm, stands in front of the first layer. The first of them all warps make.
 #pragma once
@@ -14,10 +14,8 @@
 namespace ts {
 
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
-constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
-constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
-constexpr int PAIR = 2;                // CTAs of a cluster
-constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup
+constexpr u32 LEFT_BYTES = TILE_ROWS * 128, STEP_BYTES = LEFT_BYTES + TILE_COLUMNS * 128;
+constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
 
@@ -48,7 +46,7 @@ struct Deal {
     const bool is_second = at_second();
     const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
     (is_second ? second : first) += clusters;
-    return {is_second, index / blocks * PAIR + rank, index % blocks};
+    return {is_second, index / blocks * K::CLUSTER + rank, index % blocks};
   }
 };
 
@@ -67,7 +65,7 @@ TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(
 
 // Tiles of rows, of whole clusters.
 template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * PAIR; }
+TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * K::CLUSTER; }
 
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
@@ -84,22 +82,39 @@ TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int cou
   sync_warp();
 }
 
+// A page is free when all CTAs of a cluster have used theirs: a part of it is loaded for all of them.
 template <class K>
-using StepRing = Ring<K::STEPS, STEP_BYTES, true>;
+struct StepRing : Ring<K::STEPS, STEP_BYTES> {
+  using Ring<K::STEPS, STEP_BYTES>::Ring;
+  TS_DEV void release() {
+    group_arrive_cluster<K::CLUSTER>(this->bars + (u32)this->behind * 16 + 8);
+    this->next_behind();
+  }
+};
 using SlabRing = Ring<SLABS, CHUNK_BYTES>;
 template <class K>
 TS_DEV StepRing<K> step_ring(u32 smem) { return StepRing<K>(smem + K::BARS, smem); }
 template <class K>
-TS_DEV SlabRing slab_ring(u32 smem, int g) {
-  return SlabRing(smem + K::BARS + 16 * (K::STEPS + g * SLABS), smem + K::STEPS * STEP_BYTES + g * SLABS * CHUNK_BYTES);
+TS_DEV u32 slab_bars(u32 smem, int g) { return smem + K::BARS + 16 * (K::STEPS + g * 2 * SLABS); }
+template <class K>
+TS_DEV SlabRing early_slabs(u32 smem, int g) {
+  return SlabRing(slab_bars<K>(smem, g), smem + K::STEPS * STEP_BYTES + g * SLABS * CHUNK_BYTES);
 }
+// Nobody waits for a tile's first slabs to leave: the others lie in a page of the ring, which is not loaded then and is free
+// again when they were stored.
+template <class K>
+TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
+  return SlabRing(slab_bars<K>(smem, g) + 16 * SLABS, page + g * SLABS * CHUNK_BYTES);
+}
+template <class K>
+TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second ? 1 : K::FIRSTS); }
 template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
-    bar_init(smem + K::BARS + 16 * i + 8, 8 * PAIR);  // one a warp, of both CTAs
+    bar_init(smem + K::BARS + 16 * i + 8, 8 * K::CLUSTER);  // one a warp, of all CTAs
   }
-  for (int i = K::STEPS; i < K::STEPS + 2 * SLABS; ++i) {
+  for (int i = K::STEPS; i < K::STEPS + 4 * SLABS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 4);
     bar_init(smem + K::BARS + 16 * i + 8, 1);
   }
@@ -113,7 +128,7 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
   const Flags flags = flags_of<K>(p);
   auto ring = step_ring<K>(smem);
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots;
     if (x.second)
@@ -130,10 +145,17 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      const int h = rank;  // its half of the page of weights, for both CTAs
-      const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
-      const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
-      tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
+      // Its part of the page of weights, for all CTAs.
+      constexpr int PART = TILE_COLUMNS / K::CLUSTER, OF_FIRST = K::CLUSTER / K::FIRSTS;
+      const int f = x.second ? 0 : rank / OF_FIRST;
+      const TensorMap* right = x.second ? &p.second : &p.firsts[f];
+      const int row = x.second ? x.column * TILE_COLUMNS + rank * PART : K::offset(f) + x.column * (TILE_COLUMNS / K::FIRSTS) + rank % OF_FIRST * PART;
+      tma_multicast(ring.addr() + LEFT_BYTES + rank * PART * 128, right, i * TILE_DEPTH, row, ring.full(), (1 << K::CLUSTER) - 1, EVICT_LAST);
+    }
+    if (slabs_of<K>(x) > SLABS) {
+      ring.wait_empty();
+      bar_arrive(ring.full());
+      ring.advance();
     }
   }
 }
@@ -143,24 +165,37 @@ template <class K, class P>
 TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank, int g) {
   const Walk& w = p.walk;
   const Flags flags = flags_of<K>(p);
-  auto ring = slab_ring<K>(smem, g);
+  auto early = early_slabs<K>(smem, g);
+  auto late = late_slabs<K>(smem, g, 0);
+  auto pages = step_ring<K>(smem);
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots, mine = 2 * slot + g;
     if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
       await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
-    const int wide = x.second ? TILE_COLUMNS : TILE_COLUMNS / K::FIRSTS;
-    const int y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
-#pragma unroll 1
-    for (int c = 0; c < wide; c += 64, ring.advance()) {
+    const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
+    const auto store = [&](SlabRing& ring, int s) {
       ring.wait_full();
-      tma_store(x.second ? &p.result : &p.hidden_out, x.column * wide + c, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
+      tma_store(x.second ? &p.result : &p.hidden_out, (x.column * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
       store_commit();
+    };
+#pragma unroll 1
+    for (int s = 0; s < SLABS; ++s, early.advance()) {
+      store(early, s);
       store_wait_read<0>();
-      bar_arrive(ring.empty());
+      bar_arrive(early.empty());
+    }
+    pages.skip(x.second ? K::SECOND_STEPS : K::FIRST_STEPS);
+    if (slabs > SLABS) {
+      late.data = late_slabs<K>(smem, g, pages.addr()).data;
+#pragma unroll 1
+      for (int s = SLABS; s < slabs; ++s, late.advance()) store(late, s);
+      store_wait_read<0>();
+      arrive_cluster<K::CLUSTER>(pages.empty(), 4);
+      pages.skip(1);
     }
     if (x.second) continue;
     store_wait<0>();
@@ -267,15 +302,38 @@ TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
 
-TS_DEV void slab_is_there(SlabRing& slabs) {
-  fence_async_shared();
-  group_arrive(slabs.full());
-  slabs.advance();
-}
+// Where a warpgroup leaves its tiles, slab by slab.
+template <class K>
+struct Slabs {
+  StepRing<K>& ring;
+  SlabRing early, late;
+  u32 smem;
+  int g;
+  TS_DEV Slabs(StepRing<K>& ring, u32 smem, int g)
+      : ring(ring), early(early_slabs<K>(smem, g)), late(late_slabs<K>(smem, g, 0)), smem(smem), g(g) {}
+  TS_DEV u32 open(int s) {
+    if (s < SLABS) {
+      early.wait_empty();
+      return early.addr();
+    }
+    if (s == SLABS) {
+      late.data = late_slabs<K>(smem, g, ring.take()).data;
+      ring.advance();
+      ring.next_behind();  // the page is given back by who stores
+    }
+    return late.addr();
+  }
+  TS_DEV void close(int s) {
+    SlabRing& slabs = s < SLABS ? early : late;
+    fence_async_shared();
+    group_arrive(slabs.full());
+    slabs.advance();
+  }
+};
 // Slab s of a hidden tile: 64 columns, rounded.
 template <class K>
-TS_DEV void leave_hidden(const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const ColumnWords<K>& columns, int s) {
-  slabs.wait_empty();
+TS_DEV void leave_hidden(const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, int s) {
+  const u32 slab = slabs.open(s);
   TS_PASS
   TS_LANES {
     const u32 t = TS_PASS_LANE;
@@ -296,10 +354,10 @@ TS_DEV void leave_hidden(const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, cons
           for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
         made[i & 1][j] = K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1]));
       }
-      if (i & 1) sts_blocks(slabs.addr(), t, i - 1, made);
+      if (i & 1) sts_blocks(slab, t, i - 1, made);
     }
   }
-  slab_is_there(slabs);
+  slabs.close(s);
 }
 
 // What is read beside a result: words of one slab, each loaded anew, for the next slab, as soon as it was used.
@@ -321,11 +379,11 @@ TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
   pin(beside);
 }
 template <class K, class P>
-TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
+TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
                          const Unit& x, int g) {
 #pragma unroll
   for (int s = 0; s < TILE_BLOCKS; s += 8) {
-    slabs.wait_empty();
+    const u32 slab = slabs.open(s / 8);
     TS_PASS
     TS_LANES {
       const u32 t = TS_PASS_LANE;
@@ -347,11 +405,11 @@ TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing&
           for (int e = 0; e < 2; ++e) both[e] = K::after(v, e, TS_REG(acc, 4 * (s + i) + 2 * j + e), r[e]);
           made[i & 1][j] = K::Result::pack(both[0], both[1]);
         }
-        if (i & 1) sts_blocks(slabs.addr(), t, i - 1, made);
+        if (i & 1) sts_blocks(slab, t, i - 1, made);
       }
     }
     pin(beside);
-    slab_is_there(slabs);
+    slabs.close(s / 8);
   }
 }
 
@@ -373,10 +431,10 @@ template <class K, class P>
 TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank, int g) {
   const Walk& w = p.walk;
   auto ring = step_ring<K>(smem);
-  auto slabs = slab_ring<K>(smem, g);
+  Slabs<K> slabs(ring, smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
     const Unit x = deal.take();
     Fragment<TILE_BLOCKS> acc;
     ColumnWords<K> columns;
@@ -404,7 +462,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
 template <class K, class P>
 TS_DEV void run_tiled_block(const P& p, u32 smem) {
   const int warp = warp_index(), group = warp >> 2;
-  const int cta = cta_index(), rank = (int)cluster_rank(), cluster = cta / PAIR;
+  const int cta = cta_index(), rank = (int)cluster_rank(), cluster = cta / K::CLUSTER;
   const Team team = {p.flags, p.dump, p.limit_ns, cta, p.ctas};
   const u64 epoch = flag_acquire(p.flags + cta);
   if (cta_leader()) init_tiled<K>(smem);

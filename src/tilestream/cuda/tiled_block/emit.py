@@ -106,7 +106,8 @@ def _columns(pipeline: Pipeline, vectors: Sequence[View], first: int, size: int,
             values.append(f"v[{k}][0] = v[{k}][1] = float_of(w[{words}]);")
             words += 1
             continue
-        loads.append(f"Pair<{dtype}>::load<{'true' if offset % 2 == 0 else 'false'}>({start}, {_inside(size, block)}, w + {words});")
+        aligned = str(offset % 2 == 0).lower()
+        loads.append(f"Pair<{dtype}>::load<{aligned}>({start}, {_inside(size, block)}, w + {words});")
         values.append(f"Pair<{dtype}>::values(w + {words}, v[{k}][0], v[{k}][1]);")
         words += DTYPE_BYTES[dtype] // 2
     return Columns(tuple(loads), tuple(values), words)
