@@ -325,6 +325,7 @@ TS_DEV float rsq(float x) { return 1.0f / __builtin_sqrtf(x); }
 TS_DEV float sqr(float x) { return __builtin_sqrtf(x); }
 TS_DEV float max_nan(float a, float b) { return larger_of(a, b); }
 TS_DEV float min_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a < b ? a : b; }
+TS_DEV float min_number(float a, float b) { return __builtin_fminf(a, b); }
 TS_DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // In the order of the device's shuffles: neighbours first.
 TS_DEV void row_sum(Registers<float, 2>& r) {

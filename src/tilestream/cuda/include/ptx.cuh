@@ -466,6 +466,7 @@ TS_DEV float min_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
+TS_DEV float min_number(float a, float b) { return fminf(a, b); }  // the other one where one is NaN
 TS_DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // The four lanes of a row combine what they hold; all get the result.
 TS_DEV void row_sum(Registers<float, 2>& r) {

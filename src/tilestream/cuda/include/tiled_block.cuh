@@ -352,7 +352,9 @@ TS_DEV void leave_hidden(const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, cons
         for (int e = 0; e < 2; ++e)
 #pragma unroll
           for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
-        made[i & 1][j] = K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1]));
+        float both[2];
+        K::middle(v, sums, both);
+        made[i & 1][j] = K::T::pack(both[0], both[1]);
       }
       if (i & 1) sts_blocks(slab, t, i - 1, made);
     }
@@ -398,11 +400,12 @@ TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>&
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           u32* const words = &TS_REG(beside, (2 * i + j) * K::BESIDE_WORDS);
-          float r[2][K::LOADS + 1], both[2];
+          float r[2][K::LOADS + 1], y[2], both[2];
           K::beside_values(words, r);
           if (K::LOADS > 0 && s + 8 < TILE_BLOCKS) load_beside<K>(p, words, x, g, t, s + 8 + i, j);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) both[e] = K::after(v, e, TS_REG(acc, 4 * (s + i) + 2 * j + e), r[e]);
+          for (int e = 0; e < 2; ++e) y[e] = TS_REG(acc, 4 * (s + i) + 2 * j + e);
+          K::after(v, y, r, both);
           made[i & 1][j] = K::Result::pack(both[0], both[1]);
         }
         if (i & 1) sts_blocks(slab, t, i - 1, made);

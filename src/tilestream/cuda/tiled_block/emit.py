@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import jinja2
 
-from tilestream.cuda.element import element_function
+from tilestream.cuda.element import pair_function
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.templating import template
 from tilestream.cuda.tiled_block.before import prefetch_code, row_code, row_vectors
@@ -52,7 +52,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
     result = _columns(written, after, len(middle), b.sizes[2], COLUMNS)
     vectors = (*middle, *after, *row_vectors(b))
     beside = _beside(written, [op for op in b.after if op.kind == "load"], b.sizes[2])
-    sums = {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}
+    sums = {f.tile: f"x[e][{i}]" for i, f in enumerate(b.firsts)}
     text = _template().render(
         name="tilestream_" + re.sub(r"\W", "_", pipeline.name),
         pipeline=pipeline,
@@ -64,8 +64,8 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         hidden=hidden,
         result=result,
         beside=beside,
-        middle=element_function(b.middle, sums, b.hidden, _in_registers(middle)),
-        after=element_function(b.after, {b.last.total: "y"}, b.last.result, _in_registers(after)),
+        middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)),
+        after=pair_function(b.after, {b.last.total: "y[e]"}, b.last.result, _in_registers(after)),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),
     )
