@@ -27,9 +27,10 @@ SHALLOW = Ffn(192, 128, 256)
 """Tiles of fewer pages than the ring has: none of them waits for the page through which slabs have left."""
 
 
-def check(block: Ffn, rows: int, folder: Path, cluster: int = 2, **options) -> torch.Tensor:
-    """The kernel's error against float64 is eager's."""
+def check(block: Ffn, rows: int, folder: Path, cluster: int = 2, large: float = 1.0, **options) -> torch.Tensor:
+    """The kernel's error against float64 is eager's. ``large``: times the first layer's weights."""
     tensors = block.tensors(rows)
+    tensors["up"] *= large
     exact = block.eager({n: t.double() for n, t in tensors.items()})
     got = run_tiled_on_host(tile_block(block.program(), TWO, cluster), tensors, HostRun(folder=folder, **options))
 
@@ -45,6 +46,11 @@ def check(block: Ffn, rows: int, folder: Path, cluster: int = 2, **options) -> t
 )
 def test_values(block: Ffn, rows: int, folder: Path) -> None:
     check(block, rows, folder)
+
+
+def test_silu_of_large_values_beside_others(folder: Path) -> None:
+    got = check(Ffn(256, 128, 256, act="silu"), 100, folder, large=100.0)  # up to 400 either way
+    assert got.isfinite().all()
 
 
 @pytest.mark.parametrize("block", [replace(PLAIN, hid=264), replace(GATED, out=256)], ids=str)
