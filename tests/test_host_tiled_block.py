@@ -18,7 +18,7 @@ from tilestream.plan.passes import tile_block
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-TWO = replace(devices.get("h200"), clusters=((2, 2), (4, 1)))
+TWO = replace(devices.get("h200"), clusters=((2, 2),))
 PLAIN = Ffn(512, 256, 256, act="gelu", bias=True, residual=True)
 GATED = Ffn(520, 264, 272, gated=True, act="silu", bias=True, residual=True)
 BUSY = Ffn(256, 256, 256)
@@ -27,12 +27,12 @@ SHALLOW = Ffn(192, 128, 256)
 """Tiles of fewer pages than the ring has: none of them waits for the page through which slabs have left."""
 
 
-def check(block: Ffn, rows: int, folder: Path, cluster: int = 2, large: float = 1.0, **options) -> torch.Tensor:
+def check(block: Ffn, rows: int, folder: Path, large: float = 1.0, **options) -> torch.Tensor:
     """The kernel's error against float64 is eager's. ``large``: times the first layer's weights."""
     tensors = block.tensors(rows)
     tensors["up"] *= large
     exact = block.eager({n: t.double() for n, t in tensors.items()})
-    got = run_tiled_on_host(tile_block(block.program(), TWO, cluster), tensors, HostRun(folder=folder, **options))
+    got = run_tiled_on_host(tile_block(block.program(), TWO), tensors, HostRun(folder=folder, **options))
 
     def error(y: torch.Tensor) -> float:
         return float((y.double() - exact).norm() / exact.norm())
@@ -51,11 +51,6 @@ def test_values(block: Ffn, rows: int, folder: Path) -> None:
 def test_silu_of_large_values_beside_others(folder: Path) -> None:
     got = check(Ffn(256, 128, 256, act="silu"), 100, folder, large=100.0)  # up to 400 either way
     assert got.isfinite().all()
-
-
-@pytest.mark.parametrize("block", [replace(PLAIN, hid=264), replace(GATED, out=256)], ids=str)
-def test_clusters_of_four_share_weights(block: Ffn, folder: Path) -> None:
-    check(block, 1100, folder, cluster=4, sanitize=True)
 
 
 def test_a_ring_that_comes_round_and_launches_one_behind_the_other(folder: Path) -> None:
@@ -79,10 +74,10 @@ MUTANTS = {
     "a tile is announced before it is stored": Mutation(OWN, f"    store_wait<0>();\n{FENCED}", ""),
     "what other CTAs stored is loaded without a fence": Mutation(OWN, FENCED + LOADS, LOADS),
     "a slot is filled before its readers have it": Mutation(OWN, "if (!x.second && x.rows >= w.slots)", "if (false)"),
-    "pages are freed in one CTA alone": Mutation(OWN, "    group_arrive_cluster<K::CLUSTER>(", "    group_arrive("),
+    "pages are freed in one CTA alone": Mutation(OWN, "K::STEPS, STEP_BYTES, true>", "K::STEPS, STEP_BYTES, false>"),
     "a slab is written while it is stored": Mutation(OWN, "      early.wait_empty();\n", ""),
     "a slab is stored without a fence": Mutation(OWN, f"    fence_async_shared();\n{ANNOUNCED}", ANNOUNCED),
-    "a page is loaded while slabs lie in it": Mutation(OWN, f"{STORED}      arrive_cluster", "      arrive_cluster"),
+    "a page is loaded while slabs lie in it": Mutation(OWN, f"{STORED}      arrive_pair", "      arrive_pair"),
     "slabs are written to a page that is in use": Mutation(OWN, "smem, g, ring.take()", "smem, g, ring.addr()"),
     "sums begin with those of the tile before": Mutation(OWN, "if (FIRST && k == 0)", "if (false)"),
     "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 8 < TILE_BLOCKS", "false"),

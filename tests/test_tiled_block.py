@@ -23,7 +23,7 @@ from tilestream.plan.passes import tile_block
 from tilestream.plan.planner import plan
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import KernelShape, kernel_shape, why_no_kernel
-from tilestream.schedule.tiled_block import CLUSTERS, TiledBlock, build, space_bytes
+from tilestream.schedule.tiled_block import TiledBlock, build, space_bytes
 
 H200 = devices.get("h200")
 TWO = replace(H200, clusters=((2, 2),))
@@ -57,13 +57,6 @@ def test_a_block_of_a_vision_transformer() -> None:
     assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
 
 
-def test_four_ctas_share_weights_where_they_are_asked_to() -> None:
-    s = schedule(tile_block(VIT.program(), H200, 4))
-    assert (s.clusters, s.cluster, s.ctas) == (30, 4, 120)
-    assert s.turn == 10 and s.slots == 4 * (10 + 2 * 3)
-    assert s.walk(16_384).all_firsts == 32 * 12
-
-
 def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
     """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_block.cuh)."""
     w, made = s.walk(rows), []
@@ -82,17 +75,16 @@ def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
     return made
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("rows", [1, 5000, 40_000])
 @pytest.mark.parametrize(
     ("hid", "out"), [(3072, 768), (512, 512), (1000, 4096), (11_008, 4096), (256, 272), (4096, 520)]
 )
-def test_no_order_of_units_waits_for_itself(hid: int, out: int, rows: int, cluster: int) -> None:
+def test_no_order_of_units_waits_for_itself(hid: int, out: int, rows: int) -> None:
     """Clusters that take their units in order, each as soon as what it is made from, or overwrites, is through."""
-    s = schedule(tile_block(Ffn(max(hid, out), 512, out).program(), H200, cluster))
+    s = schedule(tile_block(Ffn(max(hid, out), 512, out).program(), H200))
     waiting = [list(reversed(units)) for units in dealt(s, rows)]
     done: set[tuple[int, int]] = set()
-    ring = s.slots // s.cluster
+    ring = s.slots // 2
 
     def ready(product: int, index: int) -> bool:
         pair = index // (s.out_blocks if product else s.hid_blocks)
@@ -142,8 +134,6 @@ def test_another_mesh_or_another_loop_is_refused() -> None:
         build(replace(stage, loops=(rows, Loop(hidden.axis, 256))), pipeline)
     with pytest.raises(VerifyError, match="mesh of a tiled block"):
         build(replace(stage, mesh=stage.mesh[:2]), pipeline)
-    with pytest.raises(VerifyError, match="clusters of 2 or 4 over rows"):
-        build(replace(stage, mesh=(*stage.mesh[:2], replace(stage.mesh[2], size=8))), pipeline)
     wide = replace(stage.mesh[1], size=1)
     with pytest.raises(VerifyError, match="1 workers divide 272 columns, of 256 each"):
         build(replace(stage, mesh=(stage.mesh[0], wide, stage.mesh[2])), pipeline)
@@ -159,9 +149,7 @@ def test_a_device_without_clusters_has_no_tiled_blocks() -> None:
 
 def test_the_planner_takes_it_on_many_rows_alone() -> None:
     many = plan(VIT.program(), 16_384, H200, Options())
-    assert many.chosen.detail.startswith("wide layers as tiles over the grid")
-    tiled = [c for c in many.candidates if "tiles over the grid" in c.detail]
-    assert [c.detail.endswith("4 CTAs share weights") for c in tiled] == [False, True]
+    assert many.chosen.detail == "wide layers as tiles over the grid"
     few = plan(VIT.program(), 128, H200, Options())
     assert all("tiles over the grid" not in c.detail for c in few.candidates)
     narrow = plan(Ffn(1024, 256, 256, act="gelu").program(), 65_536, H200, Options())
@@ -211,9 +199,9 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize(("block", "cluster"), [(VIT, 2), (VIT, 4), (GATED, 4)], ids=["norm", "of four", "gated"])
-def test_kernels_compile_without_spills(block: Ffn, cluster: int) -> None:
-    assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200, cluster))] == [0]
+@pytest.mark.parametrize("block", [VIT, GATED], ids=["norm", "gated"])
+def test_kernels_compile_without_spills(block: Ffn) -> None:
+    assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
 
 
 @pytest.mark.nvrtc

@@ -46,7 +46,7 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr int CLUSTER = 2, FIRSTS = 2, STEPS = 4;
+  static constexpr int FIRSTS = 2, STEPS = 4;
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
   static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
   static constexpr int HIDDEN_WORDS = 1, RESULT_WORDS = 1, BESIDE_WORDS = 1;
@@ -120,24 +120,27 @@ struct Kernel {
   static TS_DEV void prefetch(const Params& p, int row, u32 t) {
     prefetch_row<528>((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
   }
-  // From the sums x of the first layer to the hidden one, column e of a pair.
-  static TS_DEV float middle(const float (&v)[HIDDEN_VECTORS][2], int e, const float (&x)[FIRSTS]) {
-    const float v0 = add(x[0], v[0][e]);
-    const float v1 = silu(x[1]);
-    const float v2 = mul(v1, v0);
-    return v2;
+  // From the sums x of the first layer to the hidden one, two neighbouring columns.
+  static TS_DEV void middle(const float (&v)[HIDDEN_VECTORS][2], const float (&x)[2][FIRSTS], float (&made)[2]) {
+    const float v0[2] = {add(x[0][0], v[0][0]), add(x[1][0], v[0][1])};
+    float v1[2];
+    silu_pair(x[0][1], x[1][1], v1);
+    const float v2[2] = {mul(v1[0], v0[0]), mul(v1[1], v0[1])};
+    made[0] = v2[0];
+    made[1] = v2[1];
   }
   // From the sum y of the second layer to the result, r beside it.
-  static TS_DEV float after(const float (&v)[RESULT_VECTORS][2], int e, float y, const float* r) {
-    const float v0 = add(y, v[0][e]);
-    const float v2 = add(r[0], v0);
-    return v2;
+  static TS_DEV void after(const float (&v)[RESULT_VECTORS][2], const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v2[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
+    made[0] = v2[0];
+    made[1] = v2[1];
   }
 };
 
 }  // namespace ts
 
-TS_CLUSTER_KERNEL(384, 2) tilestream_ffn(const TS_PARAM ts::Params p) {
+TS_PAIR_KERNEL(384) tilestream_ffn(const TS_PARAM ts::Params p) {
   TS_SHARED(smem);
   ts::run_tiled_block<ts::Kernel>(p, smem);
 }

@@ -36,9 +36,7 @@ _TOGETHER = {"silu": "silu_pair"}
 """Functions that cost less for two values than twice (math.cuh)."""
 
 
-def pair_function(
-    ops: Sequence[TileOp], values: Mapping[str, str], result: str, vector: Callable[[View], str]
-) -> str:
+def pair_function(ops: Sequence[TileOp], values: Mapping[str, str], result: str, vector: Callable[[View], str]) -> str:
     """The same for two neighbours, whose results are ``made[0]`` and ``made[1]``.
 
     C++ of a value is of neighbour ``[e]``: ``values``, what ``vector`` gives, and loads, ``r[e][0]`` and so on.

@@ -1,4 +1,4 @@
-"""The candidates for a feed-forward block on many rows that is too wide for a row stream: tiles of both products."""
+"""The candidate for a feed-forward block on many rows that is too wide for a row stream: tiles of both products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shared_tile import MOST_ROWS, is_block, is_projection
-from tilestream.schedule.tiled_block import CLUSTERS
 
 STRATEGY = "vertical"
 
@@ -22,19 +21,10 @@ Pass = Callable[[Pipeline], Pipeline]
 
 @dataclass(frozen=True)
 class TiledRecipe:
-    """How a candidate is made.
+    """How the candidate is made."""
 
-    Attributes:
-        cluster: CTAs that share weights.
-    """
-
-    cluster: int
     strategy: str = STRATEGY
-
-    @property
-    def detail(self) -> str:
-        shared = "" if self.cluster == CLUSTERS[0] else f", {self.cluster} CTAs share weights"
-        return f"wide layers as tiles over the grid{shared}"
+    detail: str = "wide layers as tiles over the grid"
 
     def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
         """What turns a program into this candidate; the last one raises where it is not legal."""
@@ -44,11 +34,11 @@ class TiledRecipe:
             verify_on(p, device)
             return p
 
-        return (remove_dead_ops, merge_common_ops, partial(tile_block, device=device, cluster=self.cluster), verified)
+        return (remove_dead_ops, merge_common_ops, partial(tile_block, device=device), verified)
 
 
 def recipes(program: Pipeline, rows: int, options: Options) -> list[TiledRecipe]:
-    """The recipes where ``program`` is a block on many rows whose result no fragment holds; else none.
+    """The recipe where ``program`` is a block on many rows whose result no fragment holds; else none.
 
     Narrower results are sums that stay in registers (``plan.passes.chunk_hidden``).
     """
@@ -57,6 +47,4 @@ def recipes(program: Pipeline, rows: int, options: Options) -> list[TiledRecipe]
     if not is_block(program) or is_projection(program):
         return []
     stored = [op.ins[0] for op in program.stages[0].ops if op.kind == "store"]
-    if all(program.tiles()[t].features <= WIDEST[0] for t in stored):
-        return []
-    return [TiledRecipe(cluster) for cluster in CLUSTERS]
+    return [TiledRecipe()] if any(program.tiles()[t].features > WIDEST[0] for t in stored) else []

@@ -28,7 +28,7 @@ from tilestream.schedule.model import Schedule
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.tiled_block import ROWS
+from tilestream.schedule.tiled_block import CLUSTER, ROWS
 from tilestream.schedule.tiled_block import build as tiled_block
 from tilestream.schedule.tiled_block_cost import START_S, tiled_block_cost
 
@@ -143,7 +143,7 @@ def _tiled_block(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     """A step is a round of all CTAs: as many rows as each has one tile of. A turn has several."""
     written = plain(pipeline)
     schedule = tiled_block(written.stages[0], written, device.shared_bytes_per_cta)
-    turn = schedule.turn * schedule.cluster * ROWS
+    turn = schedule.turn * CLUSTER * ROWS
     cost = tiled_block_cost(schedule, turn, device)
     share = stage.replicas * stage.tiles_per_step * stage.tile_rows / turn
     return StageCost(

@@ -28,8 +28,7 @@ BARRIER_BYTES = 16 * (STEPS + 4 * SLABS)
 THREADS = 384
 WIDEST_ROW = 1024
 """Columns of an operand that a warp makes by itself: 32 values a lane and array."""
-CLUSTERS = (2, 4)
-"""CTAs that may share weights. Four read a quarter less from the L2 than two; a GPU holds fewer of them."""
+CLUSTER = 2
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,11 @@ class TiledBlock:
     """A feed-forward block on many rows.
 
     Attributes:
-        clusters: how many there are of
-        cluster: CTAs, which take as many tiles of rows and the same columns.
+        clusters: of ``CLUSTER`` CTAs, which take as many tiles of rows and the same columns.
     """
 
     block: Block
     clusters: int
-    cluster: int
 
     @property
     def hidden_columns(self) -> int:
@@ -89,17 +86,17 @@ class TiledBlock:
 
     @property
     def ctas(self) -> int:
-        return self.clusters * self.cluster
+        return self.clusters * CLUSTER
 
     @property
     def turn(self) -> int:
-        """Row tiles of a cluster between a switch of products: as many as give each a unit of the second."""
+        """Pairs of row tiles between a switch of products: as many as give each cluster a unit of the second."""
         return max(1, self.clusters // self.out_blocks)
 
     @property
     def slots(self) -> int:
         """Tiles of rows in the hidden layer's ring: of a turn, and of two units for each cluster ahead of it."""
-        return self.cluster * (self.turn + 2 * ceil(self.clusters / self.hid_blocks))
+        return CLUSTER * (self.turn + 2 * ceil(self.clusters / self.hid_blocks))
 
     @property
     def hidden_bytes(self) -> int:
@@ -111,11 +108,11 @@ class TiledBlock:
 
     def walk(self, rows: int) -> Walk:
         """The order of units for ``rows`` rows."""
-        groups = ceil(rows / (ROWS * self.cluster))
+        pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
         head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made
-        early = self.cluster * min(groups, ceil(self.clusters / self.hid_blocks)) if self.block.before else 0
-        return Walk(groups * self.hid_blocks, groups * self.out_blocks, head, firsts, seconds, self.slots, early)
+        early = CLUSTER * min(pairs, ceil(self.clusters / self.hid_blocks)) if self.block.before else 0
+        return Walk(pairs * self.hid_blocks, pairs * self.out_blocks, head, firsts, seconds, self.slots, early)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -153,7 +150,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> TiledB
     """
     block = find_two_layers(stage, pipeline)
     _loops(stage, block)
-    made = _checked(stage.name, block, *_clusters(stage, block))
+    made = _checked(stage.name, block, _clusters(stage, block))
     if made.shared_bytes > limit:
         parts = " + ".join(f"{name} {size}" for name, size in made.parts)
         raise VerifyError(
@@ -167,13 +164,13 @@ def is_tileable(program: Pipeline) -> bool:
     """Whether ``program``, one stage of row ops, is a block that such a kernel can be made of, as far as sizes go."""
     try:
         written = written_out(program)
-        _checked("", find_two_layers(written.stages[0], written), 1, CLUSTERS[0])
+        _checked("", find_two_layers(written.stages[0], written), 1)
     except (VerifyError, IRError):
         return False
     return True
 
 
-def _checked(name: str, block: Block, clusters: int, cluster: int) -> TiledBlock:
+def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     for axis, size in zip((block.k, block.hid, block.last.out), block.sizes, strict=True):
         if size * 2 % 16:
             raise VerifyError(
@@ -190,7 +187,7 @@ def _checked(name: str, block: Block, clusters: int, cluster: int) -> TiledBlock
             " warp makes them",
             "leave what is in front of the first layer outside",
         )
-    return TiledBlock(block, clusters, cluster)
+    return TiledBlock(block, clusters)
 
 
 def _loops(stage: Stage, block: Block) -> None:
@@ -200,16 +197,16 @@ def _loops(stage: Stage, block: Block) -> None:
         raise VerifyError(f"stage {stage.name!r}: a tiled block loops over {tiles}", "use plan.passes.tile_block")
 
 
-def _clusters(stage: Stage, block: Block) -> tuple[int, int]:
-    """Clusters of the mesh, over rows by columns, and the tiles of rows of each."""
+def _clusters(stage: Stage, block: Block) -> int:
+    """Clusters of the mesh: over rows by columns, of two tiles of rows each."""
     sizes = {(d.level, d.axes): d.size for d in stage.mesh if d.size > 1}
-    cluster = sizes.pop((Level.CLUSTER, (block.rows,)), 1)
+    pair = sizes.pop((Level.CLUSTER, (block.rows,)), 1)
     rows = sizes.pop((Level.GRID, (block.rows,)), 1)
     columns = sizes.pop((Level.GRID, (block.last.out, block.hid)), 1)
-    if sizes or cluster not in CLUSTERS:
+    if sizes or pair != CLUSTER:
         raise VerifyError(
             f"stage {stage.name!r}: the mesh of a tiled block is rows, ({block.last.out}, {block.hid}), and clusters of"
-            f" {' or '.join(map(str, CLUSTERS))} over rows",
+            f" {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
     if columns != ceil(block.sizes[2] / COLUMNS):
@@ -217,7 +214,7 @@ def _clusters(stage: Stage, block: Block) -> tuple[int, int]:
             f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of {COLUMNS} each",
             f"divide them over {ceil(block.sizes[2] / COLUMNS)}",
         )
-    return rows * columns, cluster
+    return rows * columns
 
 
 def space_bytes(s: TiledBlock) -> tuple[int, int, int]:

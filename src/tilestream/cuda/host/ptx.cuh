@@ -111,14 +111,7 @@ TS_DEV void bar_arrive(u32 bar) { ts_host::bar_arrive(bar, 1, 0); }
 TS_DEV void bar_expect(u32 bar, u32 bytes) { ts_host::bar_arrive(bar, 1, bytes); }
 TS_DEV void group_arrive(u32 bar) { ts_host::bar_arrive(bar, 4, 0); }
 TS_DEV void group_arrive_pair(u32 bar) { ts_host::bar_arrive_cluster(bar, 4); }
-template <u32 CTAS>
-TS_DEV void group_arrive_cluster(u32 bar) {
-  ts_host::bar_arrive_cluster(bar, 4);
-}
-template <u32 CTAS>
-TS_DEV void arrive_cluster(u32 bar, u32 count) {
-  ts_host::bar_arrive_cluster(bar, count);
-}
+TS_DEV void arrive_pair(u32 bar, u32 count) { ts_host::bar_arrive_cluster(bar, count); }
 TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity) || ts_host::rest(); }
 TS_DEV bool bar_ready(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }

@@ -17,7 +17,7 @@ from tilestream.cuda.tiled_block.launch import TiledDump
 from tilestream.cuda.tiled_block.params import params
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
-from tilestream.schedule.tiled_block import space_bytes
+from tilestream.schedule.tiled_block import CLUSTER, space_bytes
 
 
 def run_tiled_on_host(
@@ -61,7 +61,7 @@ def _run(source: TiledBlockSource, tensors: dict[str, torch.Tensor], rows: int, 
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
-        done = execute(program, path, source, (s.ctas, s.cluster), options)
+        done = execute(program, path, source, (s.ctas, CLUSTER), options)
         raw = bytearray(path.read_bytes())
     dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
     dump.check()

@@ -137,21 +137,10 @@ TS_DEV void group_arrive_pair(u32 bar) {
         "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(lane)
         : "memory");
 }
-// The same for a cluster of so many.
-template <u32 CTAS>
-TS_DEV void group_arrive_cluster(u32 bar) {
-  __syncwarp();
-  u32 lane = threadIdx.x & 31;
-  if (lane < CTAS)
-    asm volatile(
-        "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(lane)
-        : "memory");
-}
-// By one thread: `count` arrivals at the barriers of all of them.
-template <u32 CTAS>
-TS_DEV void arrive_cluster(u32 bar, u32 count) {
+// By one thread: `count` arrivals at the barriers of both.
+TS_DEV void arrive_pair(u32 bar, u32 count) {
 #pragma unroll
-  for (u32 rank = 0; rank < CTAS; ++rank)
+  for (u32 rank = 0; rank < 2; ++rank)
     asm volatile(
         "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r], %2;\n}" ::"r"(bar), "r"(rank),
         "r"(count)

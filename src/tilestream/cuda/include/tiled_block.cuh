@@ -4,7 +4,7 @@
 // same for all CTAs (Walk).
 //
 // A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
-// ring. A cluster of CTAs takes as many tiles of rows and the same columns: each loads a part of a page of weights, for all.
+// ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
 // Producers: warp 0 loads; warps 1 and 2 store what the warpgroups leave, and say so; warp 3 makes the rows of the operand
 // where something, a norm, stands in front of the first layer. The first of them all warps make.
 #pragma once
@@ -14,7 +14,9 @@
 namespace ts {
 
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
-constexpr u32 LEFT_BYTES = TILE_ROWS * 128, STEP_BYTES = LEFT_BYTES + TILE_COLUMNS * 128;
+constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
+constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
+constexpr int PAIR = 2;                // CTAs of a cluster
 constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
@@ -46,7 +48,7 @@ struct Deal {
     const bool is_second = at_second();
     const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
     (is_second ? second : first) += clusters;
-    return {is_second, index / blocks * K::CLUSTER + rank, index % blocks};
+    return {is_second, index / blocks * PAIR + rank, index % blocks};
   }
 };
 
@@ -65,7 +67,7 @@ TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(
 
 // Tiles of rows, of whole clusters.
 template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * K::CLUSTER; }
+TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * PAIR; }
 
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
@@ -82,15 +84,8 @@ TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int cou
   sync_warp();
 }
 
-// A page is free when all CTAs of a cluster have used theirs: a part of it is loaded for all of them.
 template <class K>
-struct StepRing : Ring<K::STEPS, STEP_BYTES> {
-  using Ring<K::STEPS, STEP_BYTES>::Ring;
-  TS_DEV void release() {
-    group_arrive_cluster<K::CLUSTER>(this->bars + (u32)this->behind * 16 + 8);
-    this->next_behind();
-  }
-};
+using StepRing = Ring<K::STEPS, STEP_BYTES, true>;
 using SlabRing = Ring<SLABS, CHUNK_BYTES>;
 template <class K>
 TS_DEV StepRing<K> step_ring(u32 smem) { return StepRing<K>(smem + K::BARS, smem); }
@@ -112,7 +107,7 @@ template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
-    bar_init(smem + K::BARS + 16 * i + 8, 8 * K::CLUSTER);  // one a warp, of all CTAs
+    bar_init(smem + K::BARS + 16 * i + 8, 8 * PAIR);  // one a warp, of both CTAs
   }
   for (int i = K::STEPS; i < K::STEPS + 4 * SLABS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 4);
@@ -128,7 +123,7 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
   const Flags flags = flags_of<K>(p);
   auto ring = step_ring<K>(smem);
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots;
     if (x.second)
@@ -145,12 +140,10 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      // Its part of the page of weights, for all CTAs.
-      constexpr int PART = TILE_COLUMNS / K::CLUSTER, OF_FIRST = K::CLUSTER / K::FIRSTS;
-      const int f = x.second ? 0 : rank / OF_FIRST;
-      const TensorMap* right = x.second ? &p.second : &p.firsts[f];
-      const int row = x.second ? x.column * TILE_COLUMNS + rank * PART : K::offset(f) + x.column * (TILE_COLUMNS / K::FIRSTS) + rank % OF_FIRST * PART;
-      tma_multicast(ring.addr() + LEFT_BYTES + rank * PART * 128, right, i * TILE_DEPTH, row, ring.full(), (1 << K::CLUSTER) - 1, EVICT_LAST);
+      const int h = rank;  // its half of the page of weights, for both CTAs
+      const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
+      const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
+      tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
     }
     if (slabs_of<K>(x) > SLABS) {
       ring.wait_empty();
@@ -169,7 +162,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
   auto late = late_slabs<K>(smem, g, 0);
   auto pages = step_ring<K>(smem);
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots, mine = 2 * slot + g;
     if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
@@ -194,7 +187,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
 #pragma unroll 1
       for (int s = SLABS; s < slabs; ++s, late.advance()) store(late, s);
       store_wait_read<0>();
-      arrive_cluster<K::CLUSTER>(pages.empty(), 4);
+      arrive_pair(pages.empty(), 4);
       pages.skip(1);
     }
     if (x.second) continue;
@@ -437,7 +430,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
   Slabs<K> slabs(ring, smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
 #pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / K::CLUSTER, rank); deal.more();) {
+  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     Fragment<TILE_BLOCKS> acc;
     ColumnWords<K> columns;
@@ -465,7 +458,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
 template <class K, class P>
 TS_DEV void run_tiled_block(const P& p, u32 smem) {
   const int warp = warp_index(), group = warp >> 2;
-  const int cta = cta_index(), rank = (int)cluster_rank(), cluster = cta / K::CLUSTER;
+  const int cta = cta_index(), rank = (int)cluster_rank(), cluster = cta / PAIR;
   const Team team = {p.flags, p.dump, p.limit_ns, cta, p.ctas};
   const u64 epoch = flag_acquire(p.flags + cta);
   if (cta_leader()) init_tiled<K>(smem);

@@ -17,7 +17,7 @@ from tilestream.cuda.tiled_block.emit import TiledBlockSource
 from tilestream.cuda.tiled_block.params import params
 from tilestream.cuda.workspace import Workspaces
 from tilestream.errors import DeviceError
-from tilestream.schedule.tiled_block import THREADS, TiledBlock, space_bytes
+from tilestream.schedule.tiled_block import CLUSTER, THREADS, TiledBlock, space_bytes
 
 WORDS = 8  # 64-bit words; struct ExchangeDump of collectives.cuh
 WAITED_FOR = ("the readers of a slot of the hidden layer", "the hidden layer", "", "the operand")
@@ -60,12 +60,12 @@ class TiledBlockLaunch:
         self.source, self.report, self.device = source, report, device
         s = source.schedule
         driver.ensure_context(device.index or 0)
-        self.function = driver.Function(report.cubin, source.name, source.shared_bytes, s.cluster)
-        room = self.function.resident_clusters(THREADS, s.cluster)
+        self.function = driver.Function(report.cubin, source.name, source.shared_bytes, CLUSTER)
+        room = self.function.resident_clusters(THREADS, CLUSTER)
         if s.clusters > room:
             raise DeviceError(
-                f"pipeline {source.pipeline.name!r} needs {s.clusters} clusters of {s.cluster} CTAs at once and this"
-                f" GPU holds {room}",
+                f"pipeline {source.pipeline.name!r} needs {s.clusters} clusters of {CLUSTER} CTAs at once and this GPU"
+                f" holds {room}",
                 "plan for this GPU (options device=None)",
             )
         self.workspaces = Workspaces(lambda: TiledWorkspace(s))

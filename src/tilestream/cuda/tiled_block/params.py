@@ -39,7 +39,7 @@ def params(
 
     def weight(name: str, columns: int) -> bytes:
         held = source.pipeline.tensor(name).shape[0]
-        return make_map(b.dtype, where[name].address, columns, held, row_bytes(name), COLUMNS // s.cluster)
+        return make_map(b.dtype, where[name].address, columns, held, row_bytes(name), COLUMNS // 2)
 
     if b.before:
         left = make_map(b.dtype, operand, k, ring_rows, 2 * k, ROWS)

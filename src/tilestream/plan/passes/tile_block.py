@@ -1,4 +1,4 @@
-"""A feed-forward block on many rows: both products as tiles, dealt over clusters of CTAs."""
+"""A feed-forward block on many rows: both products as tiles, dealt over clusters of two CTAs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import find_two_layers, written_out
-from tilestream.schedule.tiled_block import CLUSTERS, COLUMNS, ROWS
+from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, ROWS
 
 
-def tile_block(program: Pipeline, device: Device, cluster: int = CLUSTERS[0]) -> Pipeline:
+def tile_block(program: Pipeline, device: Device) -> Pipeline:
     """One stage whose grid divides rows, and columns of the hidden layer and of the result.
 
     A cluster's columns of the hidden layer are made by 256 at a time (128 of each product of a gated block); all are
     gathered through the L2 before the second product.
-
-    Args:
-        cluster: CTAs that share weights, one of ``CLUSTERS``.
 
     Raises:
         VerifyError: the program is no feed-forward block, or ``device`` has too few SMs.
@@ -31,16 +28,16 @@ def tile_block(program: Pipeline, device: Device, cluster: int = CLUSTERS[0]) ->
     stage = written.stages[0]
     block = find_two_layers(stage, written)
     columns = ceil(block.sizes[2] / COLUMNS)
-    room = device.resident_clusters(cluster) if device.largest_cluster >= cluster else 0
+    room = device.resident_clusters(CLUSTER) if device.largest_cluster >= CLUSTER else 0
     if room < columns:
         raise VerifyError(
-            f"{columns} blocks of {COLUMNS} columns want as many clusters of {cluster}, {device.name} holds {room}",
+            f"{columns} blocks of {COLUMNS} columns want as many clusters of {CLUSTER}, {device.name} holds {room}",
             "leave the block to row streams",
         )
     mesh = (
         Spread(Level.GRID, room // columns, (block.rows,)),
         Spread(Level.GRID, columns, (block.last.out, block.hid)),
-        Spread(Level.CLUSTER, cluster, (block.rows,)),
+        Spread(Level.CLUSTER, CLUSTER, (block.rows,)),
     )
     loops = (Loop(block.rows, ROWS), Loop(block.hid, COLUMNS // len(block.firsts)))
     return replace(written, stages=(Stage("tiles", stage.ops, loops, mesh),), strategy="tiled block")
