@@ -11,8 +11,8 @@ from tilestream.ir.tileops import OPS
 from tilestream.schedule.tiled_block import COLUMNS, DEPTH, ROWS, TiledBlock
 
 SHARE = 0.84
-"""Of the tensor cores' rate while pages flow, at the power limit. This and the next two are fitted to six blocks on an H200
-(``fitted_us`` of benchmarks/results/tiled_blocks.json): 3 % off on average, 5 % at most."""
+"""Of the tensor cores' rate while pages flow, at the power limit. This and the next two are fitted to six blocks on an
+H200 (``fitted_us`` of benchmarks/results/tiled_blocks.json): 3 % off on average, 5 % at most."""
 BETWEEN_S = 0.2e-6
 """Between two sums, besides the arithmetic of an epilogue."""
 ISSUE = 1.4
