@@ -115,6 +115,7 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
     """``module`` in every arm that ends in time, all timed together."""
     calls: dict[str, Callable[..., Any]] = {"eager": module}
     firsts, errors, details = {"eager": 0.0}, {}, dict.fromkeys(run.given.arms, how)
+    torch._dynamo.reset()  # here alone: it would drop what an arm before has compiled
     with torch.no_grad():
         want = pytree.tree_leaves(module(*inputs))[0].double()
         if isinstance(module, Repeated):
@@ -127,7 +128,6 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
             if not run.budget.affords(arm, GUESS_S[arm]):
                 print(f"{case} {rows} rows: {arm} left out, {run.budget.left_s:.0f} s are left", flush=True)
                 continue
-            torch._dynamo.reset()
             before, start = len(prepare.analyses()), time.perf_counter()
             with run.budget.step(arm):
                 calls[arm] = run.compiled(module, arm)
