@@ -31,9 +31,9 @@ def share_keys(graph: fx.GraphModule) -> int:
     the same kernel. Left alone is what has other shapes, symbolic ones among them, and a mask that differs by head.
 
     Args:
-        graph: functional ATen with ``val`` in its nodes' meta, which new nodes lack; changed in place.
+        graph: functional ATen with ``val`` in its nodes' meta; changed in place.
     """
-    made = sum(_share(graph.graph, node) for node in list(graph.graph.nodes) if _is_attention(node))
+    made = sum(_share(graph.graph, node) for node in list(graph.graph.nodes) if is_attention(node))
     if made:
         graph.graph.eliminate_dead_code()
         graph.graph.lint()
@@ -41,7 +41,7 @@ def share_keys(graph: fx.GraphModule) -> int:
     return made
 
 
-def _is_attention(node: fx.Node) -> bool:
+def is_attention(node: fx.Node) -> bool:
     """Whether a node is a fused attention of which the result alone is used."""
     name = str(node.target)
     if not name.startswith("aten._scaled_dot_product_") or "backward" in name:
@@ -50,7 +50,7 @@ def _is_attention(node: fx.Node) -> bool:
 
 
 def _share(graph: fx.Graph, node: fx.Node) -> bool:
-    given = _given(node)
+    given = given_to(node)
     query, key, values = given["query"], _unrepeated(given["key"]), _unrepeated(given["value"])
     shape = value(query).shape  # pyright: ignore[reportOptionalMemberAccess]
     if key is None or values is None or given.get("is_causal") or len(shape) != 4 or shape[2] != 1:
@@ -65,16 +65,15 @@ def _share(graph: fx.Graph, node: fx.Node) -> bool:
     if name is not None and not _is_for_all_heads(given[name], batch):
         return False
     with graph.inserting_before(node):
-        given["query"] = graph.call_function(aten.reshape.default, (query, [batch * groups, 1, rows, features]))
-        given["key"] = graph.call_function(aten.reshape.default, (key, [batch * groups, 1, positions, features]))
-        given["value"] = graph.call_function(aten.reshape.default, (values, [batch * groups, 1, positions, width]))
+        given["query"] = call(graph, aten.reshape.default, query, [batch * groups, 1, rows, features])
+        given["key"] = call(graph, aten.reshape.default, key, [batch * groups, 1, positions, features])
+        given["value"] = call(graph, aten.reshape.default, values, [batch * groups, 1, positions, width])
         if name is not None:
             given[name] = _mask(graph, given[name], batch, groups, rows)
         in_order = [a.name for a in node.target._schema.arguments if not a.kwarg_only]  # pyright: ignore
-        arguments = tuple(given.pop(n) for n in in_order if n in given)
-        attention = graph.call_function(node.target, arguments, given)  # pyright: ignore
-        result = graph.call_function(operator.getitem, (attention, 0))
-        back = graph.call_function(aten.reshape.default, (result, [batch, heads, 1, width]))
+        attention = call(graph, node.target, *(given.pop(n) for n in in_order if n in given), **given)
+        result = call(graph, operator.getitem, attention, 0)
+        back = call(graph, aten.reshape.default, result, [batch, heads, 1, width])
     for user in list(node.users):
         if user.users:
             back.meta = dict(user.meta)
@@ -84,7 +83,15 @@ def _share(graph: fx.Graph, node: fx.Node) -> bool:
     return True
 
 
-def _given(node: fx.Node) -> dict[str, Any]:
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node that calls ``target``, with its fake tensors."""
+    made = graph.call_function(target, args, kwargs)
+    held = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    made.meta["val"] = target(*held[0], **held[1])  # pyright: ignore
+    return made
+
+
+def given_to(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call, by name."""
     names = [a.name for a in node.target._schema.arguments]  # pyright: ignore
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -131,10 +138,10 @@ def _mask(graph: fx.Graph, mask: fx.Node, batch: int, groups: int, rows: int) ->
     if fake.dim() == 2:
         return mask
     positions = fake.shape[3]
-    one = graph.call_function(aten.slice.Tensor, (mask, 1, 0, 1))
+    one = call(graph, aten.slice.Tensor, mask, 1, 0, 1)
     if _is_for_all_sequences(fake):
-        one = graph.call_function(aten.slice.Tensor, (one, 0, 0, 1))
+        one = call(graph, aten.slice.Tensor, one, 0, 0, 1)
     else:
-        each = graph.call_function(aten.expand.default, (one, [batch, groups, 1, positions]))
-        one = graph.call_function(aten.reshape.default, (each, [batch * groups, 1, 1, positions]))
-    return graph.call_function(aten.expand.default, (one, [batch * groups, 1, rows, positions]))
+        each = call(graph, aten.expand.default, one, [batch, groups, 1, positions])
+        one = call(graph, aten.reshape.default, each, [batch * groups, 1, 1, positions])
+    return call(graph, aten.expand.default, one, [batch * groups, 1, rows, positions])
