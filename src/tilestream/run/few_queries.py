@@ -29,8 +29,8 @@ from tilestream.run.timing import ROUNDS, capture, interleaved
 
 log = logging.getLogger(__name__)
 
-FEATURES, MOST_QUERIES, MOST_POSITIONS = (32, 64, 128, 256), 8, 4096
-"""What ``cuda.few_queries`` has kernels for, and more positions than which one CTA a head would take long."""
+MOST_POSITIONS = 4096
+"""A head of keys has one CTA, which takes longer than the library's over more of them."""
 
 _library = torch.library.Library("tilestream", "FRAGMENT")
 _library.define(
@@ -120,6 +120,8 @@ def stream_attention(graph: fx.GraphModule, options: Options, target: Target) ->
 
 def kind_of(node: fx.Node) -> Kind | None:
     """What an attention is, if it is one of few queries: one head, all that its kernel needs; else None."""
+    from tilestream.cuda.few_queries import FEATURES, MOST_QUERIES
+
     given = given_to(node)
     query, key, values = (value(given[name]) for name in ("query", "key", "value"))
     if query is None or key is None or values is None or given.get("is_causal") or given.get("dropout_p"):
@@ -179,12 +181,10 @@ def measured(kind: Kind, library: Any, target: Target) -> Choice:
         out.fill_(float("nan"))
         arms[0].graph.replay()
         torch.cuda.synchronize()
-        wide = [t if t is None else t.double() for t in (query, key, values, mask)]
-        error, own, good = oracle.judge(
-            [out],
-            [arms[1].outputs],
-            [_eager(*wide, scale)],  # pyright: ignore[reportArgumentType]
-        )
+        wide = None if mask is None else mask.double()
+        exact = _eager(query.double(), key.double(), values.double(), wide, scale)
+        library_out: Any = arms[1].outputs
+        error, own, good = oracle.judge([out], [library_out], [exact])
         if not good:
             raise PlanError(
                 f"attention of {kind.queries} queries computes a wrong result: its error against float64 is "

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from tilestream.graph.nodes import value
 
@@ -86,8 +87,8 @@ def _share(graph: fx.Graph, node: fx.Node) -> bool:
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A node that calls ``target``, with its fake tensors."""
     made = graph.call_function(target, args, kwargs)
-    held = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-    made.meta["val"] = target(*held[0], **held[1])  # pyright: ignore
+    held: Any = map_arg((args, kwargs), lambda n: n.meta["val"])
+    made.meta["val"] = target(*held[0], **held[1])
     return made
 
 
