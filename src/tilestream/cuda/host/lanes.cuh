@@ -131,6 +131,7 @@ TS_DEV void load128(const void* p, u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
   for (int k = 0; k < 4; ++k) v[k] = ((const u32*)p)[k];
 }
+TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a store of 16 bytes is not aligned");
   for (int k = 0; k < 4; ++k) ((u32*)p)[k] = v[k];

@@ -10,7 +10,7 @@
 #include "lanes.cuh"
 
 constexpr int LANES = 32, HALF = 8, GROUP = FEATURES / HALF, GROUPS = WARPS * LANES / GROUP;
-constexpr int AHEAD = 4;                 // positions of a group that are loaded at once
+constexpr int AHEAD = QUERIES > 2 ? 4 : 8;  // positions of a group that are loaded at once
 constexpr int PART = FEATURES + HALF;    // floats that a warp leaves of a query: weighted values, maximum, sum
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 constexpr float LEAST = -1.0e38f, NEVER = -3.4e38f;        // of masks: the lowest numbers count as this, and less is left out
@@ -40,10 +40,9 @@ struct Softmax {
 #pragma unroll
     for (int k = 0; k < HALF; ++k) values[k] = 0;
   }
-  // Another position, or several that were put together: their maximum, sum and weighted values.
+  // That of other positions, put together.
   TS_DEV void add(float score, float times, const float (&v)[HALF]) {
-    const float now = score > most ? score : most;
-    const float before = ts::ex2(most - now), weight = ts::ex2(score - now);
+    const float now = score > most ? score : most, before = ts::ex2(most - now), weight = ts::ex2(score - now);
     sum = sum * before + times * weight;
 #pragma unroll
     for (int k = 0; k < HALF; ++k) values[k] = values[k] * before + v[k] * weight;
@@ -54,54 +53,99 @@ struct Softmax {
 TS_DEV void put_float(u32 at, float v) { lanes::put32(at, ts::bits_of(v)); }
 TS_DEV float get_float(u32 at) { return ts::float_of(lanes::get32(at)); }
 
-// Scores of AHEAD positions from `first` on, and their values, into every query's softmax.
-TS_DEV void attend(const FewQueriesParams& p, const float (&query)[QUERIES][HALF], int first, int feature, Softmax (&to)[QUERIES]) {
-  const long long head = lanes::block();
-  u32 keys[AHEAD][4] = {}, values[AHEAD][4] = {};
-  float bias[AHEAD];
+// Positions of a group that are loaded at once.
+struct Loaded {
+  u32 keys[AHEAD][4], values[AHEAD][4];
+  float bias[AHEAD];  // NOTHING: no position, or one that is masked for good
+  TS_DEV void load(const FewQueriesParams& p, long long head, int first, int feature) {
 #pragma unroll
-  for (int a = 0; a < AHEAD; ++a) {
-    const int s = first + a * GROUPS;
-    bias[a] = NOTHING;
-    if (s >= p.positions) continue;
-    lanes::load128(p.key + head * p.key_stride + (long long)s * p.key_row + feature * 2, keys[a]);
-    lanes::load128(p.value + head * p.value_stride + (long long)s * p.value_row + feature * 2, values[a]);
-    const float masked = p.mask == nullptr ? 0.0f : Element::low(lanes::load16(p.mask + head * p.mask_stride + s * 2));
-    if (masked >= NEVER) bias[a] = masked * LOG2_E > LEAST ? masked * LOG2_E : LEAST;
-  }
+    for (int a = 0; a < AHEAD; ++a) {
+      const int s = first + a * GROUPS;
+      bias[a] = NOTHING;
 #pragma unroll
-  for (int a = 0; a < AHEAD; ++a) {
-    float key[HALF], value[HALF];
-    unpack(keys[a], key);
-    unpack(values[a], value);
-#pragma unroll
-    for (int r = 0; r < QUERIES; ++r) {
-      float score = 0;
-#pragma unroll
-      for (int k = 0; k < HALF; ++k) score += query[r][k] * key[k];
-#pragma unroll
-      for (int far = 1; far < GROUP; far *= 2) score += lanes::across(score, far);
-      if (bias[a] > NOTHING) to[r].add(score + bias[a], 1.0f, value);
+      for (int k = 0; k < 4; ++k) keys[a][k] = values[a][k] = 0;
+      if (s >= p.positions) continue;
+      lanes::load128(p.key + head * p.key_stride + (long long)s * p.key_row + feature * 2, keys[a]);
+      lanes::load128(p.value + head * p.value_stride + (long long)s * p.value_row + feature * 2, values[a]);
+      const float masked = p.mask == nullptr ? 0.0f : Element::low(lanes::load16(p.mask + head * p.mask_stride + s * 2));
+      if (masked >= NEVER) bias[a] = masked * LOG2_E > LEAST ? masked * LOG2_E : LEAST;
     }
   }
-}
+  // Into every query's softmax. All scores are summed over the group's lanes at once: shuffles wait for each other.
+  TS_DEV void attend(const float (&query)[QUERIES][HALF], Softmax (&to)[QUERIES]) const {
+    float scores[QUERIES][AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      float key[HALF];
+      unpack(keys[a], key);
+#pragma unroll
+      for (int r = 0; r < QUERIES; ++r) {
+        scores[r][a] = 0;
+#pragma unroll
+        for (int k = 0; k < HALF; ++k) scores[r][a] += query[r][k] * key[k];
+      }
+    }
+#pragma unroll
+    for (int far = 1; far < GROUP; far *= 2)
+#pragma unroll
+      for (int r = 0; r < QUERIES; ++r)
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) scores[r][a] += lanes::across(scores[r][a], far);
+#pragma unroll
+    for (int r = 0; r < QUERIES; ++r) {
+      float now = to[r].most;
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) {
+        scores[r][a] = bias[a] > NOTHING ? scores[r][a] + bias[a] : NOTHING;
+        now = scores[r][a] > now ? scores[r][a] : now;
+      }
+      const float before = ts::ex2(to[r].most - now);
+      to[r].most = now;
+      to[r].sum *= before;
+#pragma unroll
+      for (int k = 0; k < HALF; ++k) to[r].values[k] *= before;
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) {
+        scores[r][a] = bias[a] > NOTHING ? ts::ex2(scores[r][a] - now) : 0.0f;
+        to[r].sum += scores[r][a];
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      float value[HALF];
+      unpack(values[a], value);
+#pragma unroll
+      for (int r = 0; r < QUERIES; ++r)
+#pragma unroll
+        for (int k = 0; k < HALF; ++k) to[r].values[k] += scores[r][a] * value[k];
+    }
+  }
+};
 
 TS_LANES_KERNEL(WARPS* LANES, RESIDENT) tilestream_few_queries(const TS_PARAM FewQueriesParams p) {
   TS_LANES_SHARED(base);
   const long long head = lanes::block();
   const int group = lanes::thread() / GROUP, feature = lanes::thread() % GROUP * HALF;
   float query[QUERIES][HALF];
+  u32 words[QUERIES][4];
   Softmax under_way[QUERIES];
+  Loaded next;
+#pragma unroll
+  for (int r = 0; r < QUERIES; ++r)
+    lanes::load128(p.query + head * p.query_stride + (long long)r * p.query_row + feature * 2, words[r]);
+  next.load(p, head, group, feature);
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r) {
-    u32 words[4];
-    lanes::load128(p.query + head * p.query_stride + (long long)r * p.query_row + feature * 2, words);
-    unpack(words, query[r]);
+    unpack(words[r], query[r]);
 #pragma unroll
     for (int k = 0; k < HALF; ++k) query[r][k] *= p.scale * LOG2_E;
     under_way[r].begin();
   }
-  for (int first = 0; first < p.positions; first += AHEAD * GROUPS) attend(p, query, first + group, feature, under_way);
+  for (int first = AHEAD * GROUPS;; first += AHEAD * GROUPS) {
+    next.attend(query, under_way);
+    if (first >= p.positions) break;
+    next.load(p, head, first + group, feature);
+  }
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r) {
     Softmax& mine = under_way[r];
@@ -121,22 +165,24 @@ TS_LANES_KERNEL(WARPS* LANES, RESIDENT) tilestream_few_queries(const TS_PARAM Fe
     if (lanes::lane() == 0) put_float(to + 4 * FEATURES, mine.most), put_float(to + 4 * FEATURES + 4, mine.sum);
   }
   lanes::all_together();
-  for (int item = lanes::thread(); item < QUERIES * GROUP; item += WARPS * LANES) {
-    const int r = item / GROUP, f = item % GROUP * HALF;
-    Softmax all;
-    all.begin();
-#pragma unroll 4
+  for (int item = lanes::thread(); item < QUERIES * FEATURES / 2; item += WARPS * LANES) {
+    const int r = item / (FEATURES / 2), f = item % (FEATURES / 2) * 2;
+    const u32 from = base + 4 * r * PART, step = 4 * QUERIES * PART;
+    float most = NOTHING, sum = 0, low = 0, high = 0;
+#pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-      const u32 from = base + 4 * (w * QUERIES + r) * PART;
-      float theirs[HALF];
-#pragma unroll
-      for (int k = 0; k < HALF; ++k) theirs[k] = get_float(from + 4 * (f + k));
-      all.add(get_float(from + 4 * FEATURES), get_float(from + 4 * FEATURES + 4), theirs);
+      const float theirs = get_float(from + w * step + 4 * FEATURES);
+      most = theirs > most ? theirs : most;
     }
-    const float share = all.sum > 0 ? 1.0f / all.sum : 0.0f;  // zeros where all is masked
-    u32 words[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) words[k] = Element::pack(all.values[2 * k] * share, all.values[2 * k + 1] * share);
-    lanes::store128(p.out + ((head * QUERIES + r) * FEATURES + f) * 2, words);
+    for (int w = 0; w < WARPS; ++w) {
+      const u32 at = from + w * step;
+      const float weight = ts::ex2(get_float(at + 4 * FEATURES) - most);
+      sum += weight * get_float(at + 4 * FEATURES + 4);
+      low += weight * get_float(at + 4 * f);
+      high += weight * get_float(at + 4 * f + 4);
+    }
+    const float share = sum > 0 ? 1.0f / sum : 0.0f;  // zeros where all is masked
+    lanes::store32(p.out + ((head * QUERIES + r) * FEATURES + f) * 2, Element::pack(low * share, high * share));
   }
 }

@@ -43,6 +43,7 @@ TS_DEV void load128(const void* p, u32 (&v)[4]) {
   const uint4 all = __ldg((const uint4*)p);
   v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
 }
+TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }
 TS_DEV void copy128(u32 to, const void* from, u32 bytes) { copy_async(to, from, bytes); }  // zeros behind `bytes`
 TS_DEV void copies_here() { copies_wait(); }                                               // this lane's own
