@@ -218,7 +218,7 @@ def models(run: Run) -> Iterator[list[Row]]:
             sizes, tokens = (TINY if run.given.cpu else BLOCKS)["bert-base"], 8 if run.given.cpu else 128
             module = run.ready(Bert(depth or BERT_LAYERS, sizes))
             x = run.data(batch, tokens, sizes.width)
-            yield guarded(f"bert-base{suffix}", batch * tokens, module, (x,), run, how)
+            yield guarded(f"encode bert-base{suffix}", batch * tokens, module, (x,), run, how)
         if wanted("resnet-50", run) and batch in (1, 32):
             made = ResNet((1, 1), 8) if run.given.cpu else ResNet()
             module = run.ready(made).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]

@@ -134,9 +134,10 @@ def test_heads_that_share_an_sm_have_fewer_warps(monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_stands_where_queries_share_keys() -> None:
-    for features, taken in ((16, 0), (32, 1)):  # no kernel has lanes for 16
+    rows = [(1, 32), (1, 1, 1, 32), (2, 1, 1, 32)]
+    for features, taken, shape in ((16, 0, rows[0]), *((32, 1, shape) for shape in rows)):  # no kernel has lanes for 16
         q, k, v = (t.bfloat16() for t in operands())
-        inputs = [t.repeat(1, 1, 1, features // 16) for t in (q, k, v)] + [torch.randn(1, 1, 1, 32).bfloat16()]
+        inputs = [t.repeat(1, 1, 1, features // 16) for t in (q, k, v)] + [torch.randn(shape).bfloat16()]
         graph = trace(attended, inputs)
         (want,) = graph(*inputs)
         options, target = Options(attention=True, target="reference"), resolve(Options(target="reference"), inputs)

@@ -7,7 +7,7 @@ import json
 import logging
 import operator
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,13 @@ from tilestream.options import Options
 from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.planner import MARGIN
 from tilestream.run import oracle, prepare
-from tilestream.run.grouped_queries import MASKS, given_to, is_attention
+from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.timing import ROUNDS, capture, interleaved
 
 log = logging.getLogger(__name__)
+aten = torch.ops.aten
 
 MOST_POSITIONS = 4096
 """A head of keys has one CTA, which takes longer than the library's over more of them."""
@@ -57,7 +58,7 @@ torch.library.register_fake("tilestream::few_queries", lambda query, *_: query.n
 
 @dataclass(frozen=True)
 class Kind:
-    """All that decides how long attention takes. ``operator``: the library's."""
+    """All that decides how long attention takes. ``operator``: the library's; ``mask``: its dimensions, 0 for none."""
 
     operator: str
     heads: int
@@ -65,7 +66,7 @@ class Kind:
     positions: int
     features: int
     dtype: str
-    masked: bool
+    mask: int
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,23 @@ def kind_of(node: fx.Node) -> Kind | None:
     fits = one == 1 and queries <= MOST_QUERIES and features in FEATURES and key.shape[2] <= MOST_POSITIONS
     if not fits or query.dtype not in (torch.bfloat16, torch.float16) or list(key.shape[:2]) != [heads, 1]:
         return None
-    mask = next((given[n] for n in MASKS if given.get(n) is not None), None)
-    if mask is not None:
-        fake = value(mask)
-        if fake is None or fake.dim() != 4 or fake.dtype != query.dtype or (queries > 1 and fake.stride(2)):
-            return None
-    return Kind(str(node.target), heads, queries, key.shape[2], features, str(query.dtype), mask is not None)
+    mask = _mask(given)
+    fake = None if mask is None else value(mask)
+    if mask is not None and (fake is None or fake.dtype != query.dtype or not _is_alike(fake)):
+        return None
+    dims = 0 if fake is None else fake.dim()
+    return Kind(str(node.target), heads, queries, key.shape[2], features, str(query.dtype), dims)
+
+
+def _mask(given: Mapping[str, Any]) -> fx.Node | None:
+    return next((given[n] for n in MASKS if given.get(n) is not None), None)
+
+
+def _is_alike(mask: Tensor) -> bool:
+    """Whether all queries of a head have the same row of a mask."""
+    if mask.dim() == 2:
+        return mask.shape[0] == 1
+    return mask.dim() == 4 and (mask.shape[2] == 1 or mask.stride(2) == 0)
 
 
 def choose(kind: Kind, library: Any, options: Options, target: Target) -> Choice:
@@ -168,14 +180,14 @@ def measured(kind: Kind, library: Any, target: Target) -> Choice:
         dtype = getattr(torch, kind.dtype.removeprefix("torch."))
         shapes = [(kind.heads, 1, n, kind.features) for n in (kind.queries, kind.positions, kind.positions)]
         query, key, values = (torch.randn(shape, device=target.device, dtype=dtype) for shape in shapes)
-        mask = None
-        if kind.masked:
-            row = torch.randn(1, 1, 1, kind.positions, device=target.device, dtype=dtype)
-            mask = row.expand(kind.heads, 1, kind.queries, kind.positions)
+        mask = seen = None
+        if kind.mask:
+            seen = mask = torch.randn(1, 1, 1, kind.positions, device=target.device, dtype=dtype)
+            seen = seen[0, 0] if kind.mask == 2 else seen.expand(kind.heads, 1, kind.queries, kind.positions)
         scale = kind.features**-0.5
         arms = [
             capture(lambda: FEW_QUERIES(query, key, values, mask, scale)),
-            capture(_library_call(library, query, key, values, mask)),
+            capture(_library_call(library, query, key, values, seen)),
         ]
         out: Any = arms[0].outputs
         out.fill_(float("nan"))
@@ -211,9 +223,11 @@ def _library_call(
 def _replace(graph: fx.Graph, node: fx.Node) -> None:
     given = given_to(node)
     query = given["query"]
-    mask = next((given[n] for n in MASKS if given.get(n) is not None), None)
+    mask = _mask(given)
     scale = given.get("scale") or query.meta["val"].shape[-1] ** -0.5
     with graph.inserting_before(node):
+        if mask is not None and mask.meta["val"].dim() == 2:
+            mask = call(graph, aten.reshape.default, mask, [1, 1, 1, -1])
         made = graph.call_function(FEW_QUERIES, (query, given["key"], given["value"], mask, scale))
     for user in list(node.users):
         if user.target is operator.getitem and user.users:
