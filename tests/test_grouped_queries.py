@@ -87,10 +87,19 @@ def test_other_attention_is_left_alone(run: Callable[..., Tensor], inputs: tuple
     assert grouped_queries.share_keys(graph) == 0
 
 
+def test_what_the_library_has_no_kernel_for_is_left_alone():
+    inputs = (*operands(), MASKS["all sequences"])
+    graph, asked = trace(attended, inputs), []
+    assert grouped_queries.share_keys(graph, lambda called, args, kwargs: asked.append((args, kwargs))) == 0  # pyright: ignore
+    ((args, kwargs),) = asked
+    assert [tuple(x.shape) for x in args[:3]] == [(4, 1, 3, 16), (4, 1, 32, 16), (4, 1, 32, 16)]
+    assert len(graph.graph.find_nodes(op="call_function", target=aten.clone.default)) == 2, "keys stay repeated"
+
+
 def test_a_decoder_gives_the_same_values(fresh: None, monkeypatch: pytest.MonkeyPatch):
     found: list[int] = []
     share = grouped_queries.share_keys
-    monkeypatch.setattr(grouped_queries, "share_keys", lambda graph: found.append(share(graph)))
+    monkeypatch.setattr(grouped_queries, "share_keys", lambda *given: found.append(share(*given)))
     sizes = llama.Sizes(
         batch=2, tokens=1, context=15, layers=1, width=48, heads=4, kv_heads=2, hidden=520, sdpa=True, layers_only=True
     )

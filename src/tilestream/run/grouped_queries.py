@@ -7,16 +7,25 @@ read again in every layer. With one token a sequence the queries that share a he
 
 from __future__ import annotations
 
+import logging
 import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
 
 from tilestream.graph.nodes import value
+from tilestream.graph.real import real
+from tilestream.run.measure import random_tensor
 
 aten = torch.ops.aten
+
+log = logging.getLogger(__name__)
+Runs = Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]
+_ran: dict[str, bool] = {}
 
 MASKS = ("attn_bias", "attn_mask")
 IN_ORDER = (aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -25,7 +34,7 @@ ALIGNED = 16
 """Positions in a row of a mask that is copied: kernels read it in vectors."""
 
 
-def share_keys(graph: fx.GraphModule) -> int:
+def share_keys(graph: fx.GraphModule, runs: Runs = lambda *_: True) -> int:
     """Let every attention of one token a sequence read keys and values that are not repeated; how many do now.
 
     Each head of keys becomes a sequence of its own, whose tokens are the queries that share it; results are those of
@@ -33,13 +42,36 @@ def share_keys(graph: fx.GraphModule) -> int:
 
     Args:
         graph: functional ATen with ``val`` in its nodes' meta; changed in place.
+        runs: whether an operator has a kernel for arguments like these fake ones (``runs_here``).
     """
-    made = sum(_share(graph.graph, node) for node in list(graph.graph.nodes) if is_attention(node))
-    if made:
-        graph.graph.eliminate_dead_code()
-        graph.graph.lint()
-        graph.recompile()
+    made = sum(_share(graph.graph, node, runs) for node in list(graph.graph.nodes) if is_attention(node))
+    graph.graph.eliminate_dead_code()
+    graph.graph.lint()
+    graph.recompile()
     return made
+
+
+def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a library's attention takes arguments like these fake ones: it is called with random values, once a
+    shape. PyTorch chose it for other shapes, and its own limits are not told."""
+    fakes = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    if any(x.device.type != "cuda" for x in fakes) or torch.cuda.is_current_stream_capturing():
+        return True
+    shapes = [(tuple(x.shape), tuple(x.stride()), x.dtype, x.device) for x in fakes]
+    key = str((called, shapes, [x for x in (*args, *kwargs.values()) if not isinstance(x, torch.Tensor)]))
+    if key not in _ran:
+        try:
+            with real(fakes[0].device):
+                values = [random_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
+                called(
+                    *values, **{n: random_tensor(x) if isinstance(x, torch.Tensor) else x for n, x in kwargs.items()}
+                )
+                torch.cuda.synchronize()
+            _ran[key] = True
+        except RuntimeError as failure:
+            log.info("keys stay repeated: %s", failure)
+            _ran[key] = False
+    return _ran[key]
 
 
 def is_attention(node: fx.Node) -> bool:
@@ -50,7 +82,7 @@ def is_attention(node: fx.Node) -> bool:
     return all(user.target is operator.getitem and (user.args[1] == 0 or not user.users) for user in node.users)
 
 
-def _share(graph: fx.Graph, node: fx.Node) -> bool:
+def _share(graph: fx.Graph, node: fx.Node, runs: Runs) -> bool:
     given = given_to(node)
     query, key, values = given["query"], _unrepeated(given["key"]), _unrepeated(given["value"])
     shape = value(query).shape  # pyright: ignore[reportOptionalMemberAccess]
@@ -72,7 +104,11 @@ def _share(graph: fx.Graph, node: fx.Node) -> bool:
         if name is not None:
             given[name] = _mask(graph, given[name], batch, groups, rows)
         in_order = [a.name for a in node.target._schema.arguments if not a.kwarg_only]  # pyright: ignore
-        attention = call(graph, node.target, *(given.pop(n) for n in in_order if n in given), **given)
+        arguments = [given.pop(n) for n in in_order if n in given]
+        held: Any = map_arg((arguments, given), lambda n: n.meta["val"])
+        if not runs(node.target, *held):
+            return False
+        attention = call(graph, node.target, *arguments, **given)
         result = call(graph, operator.getitem, attention, 0)
         back = call(graph, aten.reshape.default, result, [batch, heads, 1, width])
     for user in list(node.users):

@@ -129,7 +129,7 @@ def _inner(
             messages.sort_messages(streamed)
         if taken and kwargs.get("is_inference"):
             complex_products.make_real(streamed)
-            grouped_queries.share_keys(streamed)
+            grouped_queries.share_keys(streamed, grouped_queries.runs_here)
             few_queries.stream_attention(streamed, compilation.options, compilation.target)
         made: list[tuple[Any, list[Any]]] = []
 
