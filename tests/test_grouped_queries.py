@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from eager_regions import trace
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilestream.apps import llama
 from tilestream.run import grouped_queries
@@ -112,3 +114,27 @@ def test_a_decoder_gives_the_same_values(fresh: None, monkeypatch: pytest.Monkey
     torch.testing.assert_close(got, want, atol=0.03, rtol=0.03)
     torch.testing.assert_close(own[1], own[0], atol=0.03, rtol=0.03)  # the caches hold the new keys and values
     assert found == [1]
+
+
+def test_a_library_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    """Of tensors on a GPU, which are fake here."""
+    with FakeTensorMode():
+        fake = torch.empty(4, 1, 3, 16, device="cuda", dtype=torch.bfloat16)
+    monkeypatch.setattr(grouped_queries, "real", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(grouped_queries, "random_tensor", lambda x: torch.ones(x.shape))
+    monkeypatch.setattr(grouped_queries, "_ran", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    asked: list[tuple[int, ...]] = []
+
+    def takes(x: Tensor, causal: bool, scale: float) -> None:
+        asked.append(tuple(x.shape))
+
+    def refuses(x: Tensor, causal: bool, scale: float) -> None:
+        asked.append(tuple(x.shape))
+        raise RuntimeError("no valid plan")
+
+    for called, works in ((takes, True), (refuses, False)):
+        asked.clear()
+        assert [grouped_queries.runs_here(called, [fake, False], {"scale": 0.5}) for _ in range(2)] == [works, works]
+        assert asked == [(4, 1, 3, 16)]

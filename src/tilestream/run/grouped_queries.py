@@ -62,10 +62,8 @@ def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     if key not in _ran:
         try:
             with real(fakes[0].device):
-                values = [random_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
-                called(
-                    *values, **{n: random_tensor(x) if isinstance(x, torch.Tensor) else x for n, x in kwargs.items()}
-                )
+                made = tree_map_only(torch.Tensor, random_tensor, (list(args), dict(kwargs)))
+                called(*made[0], **made[1])
                 torch.cuda.synchronize()
             _ran[key] = True
         except RuntimeError as failure:
