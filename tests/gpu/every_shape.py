@@ -132,12 +132,8 @@ def interactions() -> None:
 
 def attention() -> None:
     """Heads alone on an SM and side by side, with positions that no group has, with masks and without."""
-    for heads, queries, features, positions, mask in (
-        (3, 2, 128, 70, "one"),
-        (140, 4, 64, 33, "each"),
-        (2, 8, 32, 5, ""),
-    ):
-        q, k, v, added = (None if t is None else t.cuda() for t in case(heads, queries, features, positions, mask=mask))
+    for *sizes, mask in ((3, 2, 128, 70, "one"), (140, 4, 64, 33, "each"), (2, 8, 32, 5, "")):
+        q, k, v, added = (None if t is None else t.cuda() for t in attended(*sizes, mask=mask))
         few_queries.attention(q, k, v, added, 0.1)  # pyright: ignore[reportArgumentType]
 
 
