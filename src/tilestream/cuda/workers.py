@@ -89,6 +89,6 @@ os.register_at_fork(after_in_child=_all.clear)  # the threads stay in the parent
 def workers() -> Workers:
     """Those of this process."""
     if not _all:
-        _all.append(Workers(os.cpu_count() or 1))
+        _all.append(Workers(len(os.sched_getaffinity(0))))
         atexit.register(_all[0].end)
     return _all[0]

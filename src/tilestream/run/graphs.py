@@ -151,9 +151,9 @@ class Compilation:
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
-    def keep(self) -> None:
+    def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""
-        self._whole().note()
+        self._whole().note(training)
 
     def _whole(self) -> Whole:
         plans = [prepare.plan(p.region, self._planned, self.target) for p in self.placed]

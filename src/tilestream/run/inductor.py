@@ -121,7 +121,7 @@ def _inner(
             calls_alone = taken and not kwargs.get("cudagraphs") and is_direct(streamed)
             note.settle(calls_alone)
             if calls_alone:
-                compilation.keep()
+                compilation.keep(not kwargs.get("is_inference", False))
                 return direct(streamed)
         if taken and compilation.target.kind == "cuda":
             epilogues.fuse(streamed, compilation.patches)
