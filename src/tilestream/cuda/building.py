@@ -1,4 +1,4 @@
-"""A kernel that is being compiled in the background: further register splits side by side, once the first has spilled."""
+"""A kernel that is being compiled in the background: further splits of registers once the first has spilled."""
 
 from __future__ import annotations
 
