@@ -164,6 +164,18 @@ def test_fp32_runs_at_half_rate():
     assert f32 == pytest.approx(2 * bf16)
 
 
+def test_wide_rows_that_no_bulk_copy_addresses_are_what_a_kernel_waits_for():
+    """A loader warp reads all of such rows again for each of their chunks; those of one chunk hide behind products."""
+
+    def layer(features: int) -> float:
+        p = Program("layer")
+        p.store(p.linear(p.load("x", features), 256, "silu"))
+        return predict(best(p.build(), 65_160, "vertical"), 65_160, H200).us
+
+    assert layer(474) > 5 * layer(480)
+    assert layer(58) < 1.2 * layer(64)
+
+
 def test_special_functions_cost_more_than_relu():
     seconds = {
         act: stage_cost(chain(2, 256, act).stages[0], chain(2, 256, act), H200).lane_s for act in ("relu", "silu")

@@ -30,6 +30,9 @@ from tilestream.run.stopwatch import timed
 
 log = logging.getLogger(__name__)
 
+ALONE = {"triton.cudagraphs": False}
+"""Inductor's configuration while candidates are measured: they are captured in CUDA graphs of their own."""
+
 
 class NothingTakenError(Exception):
     """No region of the graph is ours: what Dynamo captured goes to Inductor as it is. Never leaves this module."""
@@ -59,7 +62,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     changed: dict[str, Any] = {
         "use_joint_graph_passes": False,
         "joint_custom_pre_pass": Identity(identity, config.joint_custom_pre_pass),
-        **partitioner(compilation),
+        **partitioner(compilation, ALONE | {"use_joint_graph_passes": joint_passes}),
     }
     if note.was_direct:
         changed["compile_threads"] = 1  # Inductor would start processes to compile in, and has nothing to compile
@@ -110,8 +113,7 @@ def _inner(
     with config.patch(use_joint_graph_passes=joint_passes):
         streamed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         streamed.meta = dict(gm.meta)
-        # Candidates are captured in CUDA graphs of their own when they are measured.
-        with config.patch({"triton.cudagraphs": False}):
+        with config.patch(ALONE):
             taken = compilation.stream(streamed, kwargs)
         if not taken and not backward:
             raise NothingTakenError

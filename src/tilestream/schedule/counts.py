@@ -20,6 +20,8 @@ K_BYTES = 32  # of an operand's row that one wgmma takes
 LEAST_COLUMNS = 32  # a wgmma of fewer takes as long: its left operand takes 16 cycles to come
 QUAD_COLUMNS = 8  # of a row that four threads hold side by side, two each
 SECTOR = 32  # bytes that the L2 reads and writes at once
+BULK_BYTES = 16  # that rows are multiples of where bulk copies can address them
+ODD_LOAD_BYTES = 1024  # of other rows: what a loader warp has on its way at once
 PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the ring
 BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
 VECTOR = 2.0  # of a row vector that an operation takes
@@ -93,6 +95,19 @@ def gathered_chunks(schedule: Schedule) -> int:
 def tapped_chunks(schedule: Schedule) -> int:
     """Chunks of one tile whose rows are pixels that lanes copy."""
     return _chunks_of({name for name, stream in schedule.streams.items() if stream.tap and stream.by_lanes}, schedule)
+
+
+def odd_rounds(schedule: Schedule, pipeline: Pipeline) -> int:
+    """How often a loader warp waits for memory, for one tile's rows that bulk copies cannot address: for each chunk it
+    reads whole rows, all columns of them, and keeps the chunk's."""
+    total = 0
+    for name, stream in schedule.streams.items():
+        if not stream.tensor or stream.by_lanes or stream.tap:
+            continue
+        row = pipeline.tensor(stream.tensor).features * DTYPE_BYTES[stream.dtype]
+        if row % BULK_BYTES or stream.start * DTYPE_BYTES[stream.dtype] % BULK_BYTES:
+            total += _chunks_of({name}, schedule) * ceil(TILE_ROWS * row / ODD_LOAD_BYTES)
+    return total
 
 
 def _chunks_of(taken: set[str], schedule: Schedule) -> int:
