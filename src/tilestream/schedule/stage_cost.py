@@ -133,13 +133,13 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
     gathers = GATHER_CHUNK_S * gathered_chunks(schedule) + TAP_CHUNK_S * tapped_chunks(schedule)
-    gathers += ODD_ROUND_S * odd_rounds(schedule, pipeline)
-    compute = overlapped(compute, gathers) + joining_s(schedule, device)
+    odd = ODD_ROUND_S * odd_rounds(schedule, pipeline)  # a warp waits: nothing that others want is taken
+    compute = max(overlapped(compute, gathers), odd) + joining_s(schedule, device)
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
         lane_s=epilogue,
-        inputs_s=max(inputs, gathers),
+        inputs_s=max(inputs, gathers, odd),
         step_s=max(compute, weights) + queue,
         scattered=scattered_bytes(schedule, pipeline),
     )
