@@ -102,5 +102,5 @@ def test_both_graphs_are_planned_when_they_are_cut(monkeypatch: pytest.MonkeyPat
 def test_the_compilation_is_no_part_of_the_key_of_torchs_caches() -> None:
     x = torch.zeros(4, 4)
     options = Options(target="reference")
-    made = [Partitioner(Compilation(options, resolve(options, [x]), [x]), {}) for _ in range(2)]
+    made = [Partitioner(Compilation(options, resolve(options, [x]), [x])) for _ in range(2)]
     assert len({pickle.dumps(p) for p in (*made, copy.deepcopy(made[0]))}) == 1

@@ -34,9 +34,9 @@ class Partitioner(CustomPartitionerFn):
     _compilation: Compilation | None = None
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
-    def __init__(self, compilation: Compilation, alone: Mapping[str, Any]) -> None:
+    def __init__(self, compilation: Compilation, alone: Mapping[str, Any] | None = None) -> None:
         self._cut, self._identity = Cutter(least_rows(compilation.options)), compilation.identity
-        self._alone = dict(alone)
+        self._alone = dict(alone or {})
         self._compilation = compilation
 
     def __getstate__(self) -> dict[str, object]:
