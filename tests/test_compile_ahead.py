@@ -100,6 +100,28 @@ def test_what_is_wanted_most_is_compiled_first() -> None:
     alone.end()
 
 
+def test_half_of_many_cores_are_kept_for_what_is_wanted_first() -> None:
+    many, go, begun, done = Workers(12), threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def busy() -> None:
+        begun.release()
+        go.wait(WAIT_S)
+        done.release()
+
+    def how_many_begin(wanted: int) -> bool:
+        return all(begun.acquire(timeout=WAIT_S) for _ in range(wanted)) and not begun.acquire(timeout=0.05)
+
+    for _ in range(9):
+        many.submit(Task(busy), 1)
+    assert how_many_begin(6)
+    for _ in range(4):
+        many.submit(Task(busy), 0)
+    assert how_many_begin(4)
+    go.set()
+    assert all(done.acquire(timeout=WAIT_S) for _ in range(13))
+    many.end()
+
+
 def test_a_process_that_ends_drops_what_has_not_begun() -> None:
     alone, begun, go, done = Workers(1), threading.Event(), threading.Event(), []
     alone.submit(Task(lambda: (begun.set(), go.wait(WAIT_S), done.append("begun"))[0]), 0)
