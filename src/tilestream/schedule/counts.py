@@ -97,17 +97,23 @@ def tapped_chunks(schedule: Schedule) -> int:
     return _chunks_of({name for name, stream in schedule.streams.items() if stream.tap and stream.by_lanes}, schedule)
 
 
-def odd_rounds(schedule: Schedule, pipeline: Pipeline) -> int:
-    """How often a loader warp waits for memory, for one tile's rows that bulk copies cannot address: for each chunk it
-    reads whole rows, all columns of them, and keeps the chunk's."""
-    total = 0
+def odd_rounds(schedule: Schedule, pipeline: Pipeline) -> tuple[int, int]:
+    """How often a loader warp waits for memory, for one tile's rows that bulk copies cannot address: for rows of one
+    chunk, read flat, and for chunks that are a part of theirs, of which it reads the vectors that hold it."""
+    flat, parts = 0, 0
     for name, stream in schedule.streams.items():
         if not stream.tensor or stream.by_lanes or stream.tap:
             continue
-        row = pipeline.tensor(stream.tensor).features * DTYPE_BYTES[stream.dtype]
-        if row % BULK_BYTES or stream.start * DTYPE_BYTES[stream.dtype] % BULK_BYTES:
-            total += _chunks_of({name}, schedule) * ceil(TILE_ROWS * row / ODD_LOAD_BYTES)
-    return total
+        size, features = DTYPE_BYTES[stream.dtype], pipeline.tensor(stream.tensor).features
+        if features * size % BULK_BYTES == 0 and stream.start * size % BULK_BYTES == 0:
+            continue
+        chunks, columns = _chunks_of({name}, schedule), min(stream.features, schedule.chunk_columns)
+        if features == columns:
+            flat += chunks * ceil(TILE_ROWS * features * size / ODD_LOAD_BYTES)
+        else:
+            vectors = (columns * size + BULK_BYTES - 2 * size) // BULK_BYTES + 1
+            parts += chunks * ceil(TILE_ROWS * vectors * BULK_BYTES / ODD_LOAD_BYTES)
+    return flat, parts
 
 
 def _chunks_of(taken: set[str], schedule: Schedule) -> int:
