@@ -130,6 +130,7 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
             found["parts_s"] = {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()}
         own.step()
         found["arms"][arm]["peak_bytes"] = peak(own.step)
+        print(f"   {arm} of {name}: {found['arms'][arm]}", flush=True)
         steps[arm], gradients[arm] = own.step, own.gradients
     for key, calls in (("us", steps), ("gradients_us", gradients)):
         times = timing.timed_side_by_side(list(calls.values()))

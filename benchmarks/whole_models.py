@@ -6,6 +6,7 @@
     python benchmarks/whole_models.py --host                 a plain loop without CUDA graphs, by parts
     python benchmarks/whole_models.py --max-autotune ...     that arm too, which takes minutes to compile
     python benchmarks/whole_models.py --library ...          eager and Inductor alone, with the kernels that each runs
+    python benchmarks/whole_models.py --warm ...             with the caches of the environment; first calls say nothing
 
 Needs an H100 or H200. bf16, random data; the protocol is CONTRIBUTING's: CUDA graphs in every arm, rounds interleaved,
 medians. ``first_call_s`` is the call that compiles, with empty caches of Inductor's, Triton's and ours, in a process
@@ -44,11 +45,16 @@ RESULTS = Path(__file__).parent / "results" / "whole"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_16384": ("nerf", {"rows": 16384}),
     "nerf_65536": ("nerf", {"rows": 65536}),
+    "nerf_262144": ("nerf", {"rows": 262144}),
     "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
     "dlrm_32768": ("dlrm", {"batch": 32768, "max_rows": 100_000}),
     "mgn": ("mgn", {"batch": 8}),
+    "mgn_200000": ("mgn", {"batch": 18}),
     "graphcast_small": ("graphcast_small", {"steps": 4}),
+    "graphcast_small_16": ("graphcast_small", {}),
     "llama_layer": ("llama_prefill+sdpa", {"layers": 1, "layers_only": True}),
+    "llama_decode_1": ("llama_decode+sdpa", {"layers": 1, "layers_only": True}),
+    "llama_decode_16": ("llama_decode+sdpa", {"layers": 1, "layers_only": True, "batch": 16}),
 }
 HOST = (("nerf", 16384), ("nerf", 256), ("meshgraphnets", 32768), ("classifier", 1024), ("policy_value", 64))
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
@@ -169,6 +175,7 @@ def main() -> int:
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--library", action="store_true", help="eager and Inductor alone, and their kernels")
     parser.add_argument("--host", action="store_true")
+    parser.add_argument("--warm", action="store_true", help="compiled before: first calls say nothing then")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if unknown := [name for name in given.cases if name not in CASES]:
@@ -180,7 +187,7 @@ def main() -> int:
     if given.library:
         arms = ("eager", "inductor")
     with tempfile.TemporaryDirectory() as caches:
-        os.environ.update(cache_folders(caches))
+        os.environ.update({} if given.warm else cache_folders(caches))
         if given.host:
             for model, rows in HOST:
                 made = host.run(load(model, rows, device="cuda"), Options())
