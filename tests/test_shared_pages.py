@@ -41,7 +41,7 @@ def mlp(*widths: int) -> Pipeline:
 
 
 def test_narrow_layers_take_as_few_pages_as_they_fill() -> None:
-    # Points 1, four layers of 4, the skip 1 + 4, two of 4; density 1 (not 4), features 4, views 1 + 2 (not 4), colour 1.
+    # Points 1, four layers of 4, the skip 1 + 4, two of 4; density 1 (not 4), features 4, views 1 + 2 (not 4), colour.
     assert pages(one_stage(nerf())) == [1, 4, 4, 4, 4, 5, 4, 4, 1, 4, 3, 1]
     text = emit(one_stage(nerf())).text
     assert {("1", "16", "1024"), ("16", "8", "16384"), ("1", "8", "1024")} == set(PRODUCT.findall(text))
