@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from whole_models import compiled, kernels_of
+from whole_models import compiled, kernels_of, told
 
 from tilestream.apps.models import find
-from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare, timing
 from tilestream.run.stopwatch import spent
 from tilestream.run.whole import wholes
@@ -155,18 +154,6 @@ def scatters(kernels: list[dict[str, Any]]) -> dict[str, float]:
         if (kind := next(kinds, None)) is not None:
             found[kind] += kernel["us"]
     return found
-
-
-def told(region: RegionAnalysis) -> dict[str, Any]:
-    """A launch and the times of its candidates."""
-    candidates = region.plan.candidates if region.plan is not None else ()
-    return {
-        "name": region.name,
-        "operators": len(region.operators),
-        "problem": region.problem,
-        "chosen": region.plan.chosen.name if region.plan is not None else "",
-        "candidates": [[c.name, c.predicted_us, c.measured_us, c.rejected] for c in candidates],
-    }
 
 
 def mlp(width: int, hidden: int, rows: int, arms: list[str]) -> dict[str, float]:

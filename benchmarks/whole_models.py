@@ -36,7 +36,8 @@ from tilestream.apps.models import find
 from tilestream.bench import host
 from tilestream.bench.environment import environment
 from tilestream.options import Options
-from tilestream.run import oracle, timing
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.run import oracle, prepare, timing
 from tilestream.run.backend import tilestream
 from tilestream.run.stopwatch import spent
 from tilestream.run.whole import wholes
@@ -100,7 +101,7 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, list[Tensor]] = {}
     made["arms"] = {}
-    graphs = len(wholes())
+    graphs, regions = len(wholes()), len(prepare.analyses())
     for arm in arms:
         torch.compiler.reset()
         function = compiled(arm, module)
@@ -127,10 +128,23 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
         others = min(v["us"] for arm, v in made["arms"].items() if arm != "tilestream")
         made["speedup"] = others / made["arms"]["tilestream"]["us"]
         made["graphs"] = [asdict(w) for w in wholes()[graphs:]]
+        made["launches"] = [told(r) for r in prepare.analyses()[regions:]]
     else:
         for arm, call in calls.items():
             made["arms"][arm]["kernels"] = kernels_of(call)
     return made
+
+
+def told(region: RegionAnalysis) -> dict[str, Any]:
+    """A launch and the times of its candidates."""
+    candidates = region.plan.candidates if region.plan is not None else ()
+    return {
+        "name": region.name,
+        "operators": len(region.operators),
+        "problem": region.problem,
+        "chosen": region.plan.chosen.name if region.plan is not None else "",
+        "candidates": [[c.name, c.predicted_us, c.measured_us, c.rejected] for c in candidates],
+    }
 
 
 def kernels_of(call: Callable[[], object]) -> list[dict[str, Any]]:
