@@ -1,4 +1,4 @@
-"""Write the tables of README.md and of some pages of docs/ from ``benchmarks/results``: what stands between two markers.
+"""Write the tables of README.md and some pages of docs/ from ``benchmarks/results``: what stands between two markers.
 
 python benchmarks/make_tables.py             rewrite the pages
 python benchmarks/make_tables.py --check     exit code 1 if a page is not what the results say
