@@ -23,6 +23,7 @@ settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("same")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist asks for the groups when it comes to its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     lacking = {"gpu": cuda.available()}
     if compiler_version() == "none":

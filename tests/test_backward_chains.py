@@ -111,8 +111,8 @@ def test_waits_are_bounded_and_say_for_whom(folder: Path) -> None:
 MUTANTS = {
     "a slot is filled while it is in use": ("      ring.wait_empty();\n", ""),
     "partial sums are announced before both warpgroups have left theirs": (
-        "  named_sync(MEETING, MEMBERS);\n  if (lane_in_warp() == 0) flag_release(mine, launch);",
-        "  if (lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(MEETING, MEMBERS);",
+        "  named_sync(LEFT, MEMBERS);\n  if (lane_in_warp() == 0) flag_release(mine, launch);",
+        "  if (lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(LEFT, MEMBERS);",
     ),
     "partial sums are announced without a release": ("flag_release(mine, launch)", "flag_relaxed(mine, launch)"),
     "partial sums are added before they have come": ("flag_wait(sync, peer, launch, cta, peer, 0);", ";"),
@@ -129,6 +129,10 @@ def test_mutants_are_caught(name: str, folder: Path) -> None:
 
 
 KERNEL_MUTANTS = {
+    "sums are added before this CTA knows of the others'": (
+        "  named_sync(MET, MEMBERS);     // and so have all others, of all CTAs\n",
+        "",
+    ),
     "a gradient is multiplied before all lanes have written it": (
         "    fence_async_shared();\n    named_sync(GROUP_BARRIER + g, 128);\n    const u32 x1_0",
         "    const u32 x1_0",
@@ -221,3 +225,5 @@ def test_machine_code(name: str) -> None:
     tile = code.instructions[products[0] : products[-1]]
     slow = [i for i in tile if i.name in ("MEMBAR", "ERRBAR", "LDG", "STG") and not i.opcode.endswith("ALL.CTA")]
     assert slow == []  # a fence between proxies is a barrier of the CTA alone
+    assert sass.one_role_waits_at_a_named_barrier(code) == []
+    assert len(code.having("BAR.ARV")) == 2

@@ -10,7 +10,9 @@ import pytest
 import torch
 from programs import chain
 
-from tilestream.cuda.launch import CompiledPipeline
+from tilestream.cuda import driver
+from tilestream.cuda.launch import CompiledPipeline, addressable
+from tilestream.errors import DeviceError
 
 
 @dataclass
@@ -53,3 +55,24 @@ def test_rows_of_a_result_with_gaps():
     result = torch.empty(12, 80, dtype=torch.bfloat16)[:, :64]
     compiled.bind({}, 12, (output,))._prepared([result], 0, 0)
     assert launch.told[output][1] == 80
+
+
+def test_a_single_row_that_is_a_column():
+    """What torch says of a single row's pitch is any number: ``[64, 1].t()`` is contiguous, with rows 2 bytes apart."""
+    program = chain(1, 64)
+    launch = Recorder(SimpleNamespace(pipeline=program))
+    compiled = CompiledPipeline(program, [launch], torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    row = torch.zeros(64, 1, dtype=torch.bfloat16).t().contiguous()
+    (output,) = (t.name for t in compiled.outputs)
+    result = torch.empty(64, 1, dtype=torch.bfloat16).t()
+    assert row.stride(0) == result.stride(0) == 1 and addressable(row) and addressable(result)
+    compiled.bind({"x": row}, 1, (output,))._prepared([result], 0, 0)
+    assert launch.told["x"][1] == launch.told[output][1] == 64
+    compiled.bind({}, 1, (output, "x"))._prepared([result, row], 0, 0)
+    assert launch.told["x"][1] == 64
+
+
+@pytest.mark.parametrize("address, row_bytes, said", [(4096, 2, "apart: 2 = 16 x 0 "), (4104, 128, "byte 4104 = ")])
+def test_a_tensor_map_that_the_driver_would_refuse(address: int, row_bytes: int, said: str):
+    with pytest.raises(DeviceError, match=said):
+        driver.tensor_map("bf16", address, 64, 1, row_bytes, 64)

@@ -104,6 +104,7 @@ def _source(pipeline: Pipeline | None = None) -> KernelSource:
 READ, DROP_L1 = "LDG.E.64.STRONG.GPU R2, desc[UR4][R4.64]", "CCTL.IVALL"
 WRITE, DRAIN, PROXY = "STG.E.64.STRONG.GPU [R2], R4", "MEMBAR.ALL.GPU", "FENCE.VIEW.ASYNC.G"
 TAKE, GIVE = "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xd0", "USETMAXREG.DEALLOC.CTAPOOL 0x58"
+MEET, ARRIVE, ALL = "BAR.SYNC.DEFER_BLOCKING 0x4, 0x120", "BAR.ARV 0x5, 0x120", "BAR.SYNC.DEFER_BLOCKING 0x0"
 BREACHES = {
     sass.products_on_tensor_cores: ("FFMA R1, R2, R3, R1",),
     sass.tiles_by_tma: ("LDG.E R1, desc[UR4][R2.64]",),
@@ -112,6 +113,7 @@ BREACHES = {
     sass.no_generic_addresses: ("LD.E R4, desc[UR4][R2.64]",),
     sass.consumers_never_wait_for_the_l2: (TAKE, DRAIN, GIVE),
     sass.consumer_barriers_belong_to_proxy_fences: (TAKE, "MEMBAR.ALL.CTA", "STS [R2], R4", "BAR.SYNC 0x1", GIVE),
+    sass.one_role_waits_at_a_named_barrier: (TAKE, MEET, GIVE, MEET),
 }
 
 
@@ -141,7 +143,9 @@ def test_rules_accept_what_is_right() -> None:
         "MEMBAR.ALL.CTA",
         "FENCE.VIEW.ASYNC.S",
         WRITE,
+        *(ALL, MEET, ARRIVE),
         GIVE,
+        *(ALL, MEET.replace("0x4", "0x5"), ARRIVE.replace("0x5", "0x4")),
         READ,
         DROP_L1,
         PROXY,

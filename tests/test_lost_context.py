@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = """
 import lost_context, pytest
 lost = []
@@ -47,3 +49,21 @@ def test_the_tests_behind_it_run(tmp_path: Path) -> None:
     said = done.stdout + done.stderr
     assert "1 failed, 6 passed" in done.stdout, said
     assert "test_that_traps lost the CUDA context" in said and "an illegal access" in said
+
+
+class Late:
+    """A plugin that comes after the conftest files, as xdist's does in a worker."""
+
+    def pytest_collection_modifyitems(self) -> None: ...
+
+
+def test_tests_have_their_groups_before_xdist_reads_them(pytestconfig: pytest.Config) -> None:
+    """Hooks are called last come, first served: xdist's would find no groups, and every process would take the GPU."""
+    late = Late()
+    pytestconfig.pluginmanager.register(late)
+    try:
+        called = [each.function for each in reversed(pytestconfig.hook.pytest_collection_modifyitems.get_hookimpls())]
+    finally:
+        pytestconfig.pluginmanager.unregister(late)
+    where = [f.__code__.co_filename if f != late.pytest_collection_modifyitems else "late" for f in called]
+    assert where.index(str(Path(__file__).with_name("conftest.py"))) < where.index("late")

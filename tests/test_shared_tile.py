@@ -16,6 +16,7 @@ from torch import nn
 from tilestream import cuda, devices, reference
 from tilestream.apps import llama
 from tilestream.cuda import sass
+from tilestream.cuda.shared_tile import emit
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.graph.capture import capture
@@ -53,6 +54,21 @@ def changed(p: Pipeline, **changes: object) -> Pipeline:
 
 
 # -- schedules
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 4), (16, 4), (32, 2), (64, 8)])
+def test_products_of_a_gathered_middle_stay_in_shared_memory(rows: int, columns: int):
+    """A product takes 64 rows of 16 columns, 2048 bytes, from where its columns begin. Of a shorter tile that reaches
+    past the middle: the ring of weights lies behind it, not the end of shared memory."""
+    split = Split(8, columns, middle=Middle.DSM, tile_rows=rows)
+    source = emit(share_tile(Ffn(1000, 264, 328).program(), split))
+    at = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)[,;]", source.text)}
+    gathered = source.schedule.gather_bytes
+    assert gathered == 2 * rows * 128 * -(-columns * at["MIDDLE"] // 128)
+    assert at["GATHER"] % 128 == at["WEIGHTS"] % 1024 == 0
+    assert at["LEFT_STAGES"] * source.schedule.left_bytes <= at["GATHER"] == at["WEIGHTS"] - gathered
+    last = at["GATHER"] + gathered - 16 * 2 * rows
+    assert last + 2048 <= at["WEIGHTS"] + at["WEIGHT_STAGES"] * at["WEIGHT_BYTES"] <= at["SCATTER"] <= at["BARS"]
 
 
 @pytest.mark.parametrize(

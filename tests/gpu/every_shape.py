@@ -35,11 +35,12 @@ from torch import Tensor
 from tilestream import cuda
 from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
+from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda.interaction import backward, forward
 from tilestream.devices import get
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run.segments import segment_sum, segments
@@ -127,9 +128,12 @@ def interactions() -> None:
         backward(*case.operands("cuda"), case.given("cuda"))
 
 
+EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
+
+
 def collectives() -> None:
-    for kind in Kind:
-        Runner(Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES)).error()
+    for exchange in EXCHANGES:
+        Runner(exchange).error()
 
 
 def stamps() -> None:
@@ -137,8 +141,20 @@ def stamps() -> None:
     cuda.build(pipeline, stamped=True)(tensors(), rows)
 
 
+def turned_weights() -> None:
+    """Weights that lie transposed, of even and of odd sizes."""
+    for pipeline, tensors, rows in named("chain", "odd_widths"):
+        compiled, given = cuda.build(pipeline), dict(tensors())
+        for weight in pipeline.by_role(Role.PARAMETER):
+            if len(weight.shape) == 2:
+                given[weight.name] = given[weight.name].t().contiguous().t()
+        results = [compiled.empty(t, rows) for t in compiled.outputs]
+        compiled.bind(given, rows, [t.name for t in compiled.outputs])(results)
+
+
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
+    "turned weights": turned_weights,
 }  # fmt: skip
 
 
@@ -152,9 +168,12 @@ def main() -> None:
         every_lane.use()
     made = {shape: make() for shape, make in PIPELINES.items() if shape in given.only}
     pipelines = [p for shape in made.values() for p, _, _ in shape]
+    exchanges = EXCHANGES if "collectives" in given.only else []
     cuda.start(pipelines)
+    compile_ahead(exchanges)
     if given.build:
-        spills = [report.spills for p in pipelines for report in cuda.compile_only(p)]
+        reports = [*(r for p in pipelines for r in cuda.compile_only(p)), *map(compiled, exchanges)]
+        spills = [report.spills for report in reports]
         print(f"{len(spills)} kernels, {sum(s > 0 for s in spills)} of them spill")
         return
     for shape, launches in made.items():

@@ -1,7 +1,7 @@
 """compute-sanitizer over one kernel of every shape (every_shape.py). Needs an H100 or H200 and two minutes.
 
-    python tests/gpu/sanitize.py                           memcheck, racecheck, initcheck, synccheck; then racecheck of
-                                                           kernels in which every lane arrives (every_lane.py)
+    python tests/gpu/sanitize.py                           memcheck, initcheck, synccheck, and racecheck of kernels in
+                                                           which every lane arrives (every_lane.py)
     python tests/gpu/sanitize.py racecheck --only gathers  some tools and shapes
 
 Prints what each tool reports by kernel, and exits with 1 where there is anything. Kernels are compiled before, and
@@ -30,12 +30,14 @@ TOOLS: dict[str, list[str]] = {
     "synccheck": ["--tool", "synccheck"],
     "racecheck-every-lane": ["--tool", "racecheck"],
 }
+BLIND = "racecheck"
+"""Reports what every_lane.py shows to be no races (docs/testing.md): it runs where it is asked for."""
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: .*", re.MULTILINE)
 REPORT = re.compile(r"^=+ (?:Error|Warning|Invalid|Uninitialized|Barrier|Trace|Misaligned|Divergent|Potential)")
 KERNEL = re.compile(r"\bat (tilestream\w+|[\w:<>~]+)(?:\(.*?\))?\+0x")
 
 
-def run(tool: str, only: list[str], limit_s: float) -> tuple[str, bool]:
+def run(tool: str, only: list[str], limit_s: float, logs: Path | None) -> tuple[str, bool]:
     """What a tool says of the shapes, and whether that is nothing."""
     start = time.perf_counter()
     script = [sys.executable, str(HERE / "every_shape.py"), *(["--only", *only] if only else [])]
@@ -48,6 +50,8 @@ def run(tool: str, only: list[str], limit_s: float) -> tuple[str, bool]:
         text, code = done.stdout.decode(errors="replace"), str(done.returncode)
     except subprocess.TimeoutExpired as late:
         text, code = (late.stdout or b"").decode(errors="replace"), f"none after {limit_s:.0f} s"
+    if logs is not None:
+        (logs / f"{tool}.log").write_text(text)
     summary, launched = SUMMARY.search(text), re.findall(r"launched: (.*)", text)
     clean = code == "0" and summary is not None and reports(text) == Counter()
     said = [f"{tool}: {summary[0].strip('= ') if summary else 'no summary'}; exit code {code}; {len(launched)} shapes"]
@@ -79,12 +83,15 @@ def main() -> int:
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"some of {', '.join(TOOLS)}")
     parser.add_argument("--only", nargs="+", default=[], metavar="SHAPE")
     parser.add_argument("--seconds", type=float, default=600.0, help="for each tool")
+    parser.add_argument("--logs", type=Path, help="a folder for all that the tools say")
     given = parser.parse_args()
+    if given.logs is not None:
+        given.logs.mkdir(parents=True, exist_ok=True)
     if unknown := [tool for tool in given.tools if tool not in TOOLS]:
         parser.error(f"no tool is called {unknown[0]!r}")
     with tempfile.TemporaryDirectory() as kept:
         os.environ.setdefault("TILESTREAM_CACHE_DIR", kept)
-        tools = given.tools or list(TOOLS)
+        tools = given.tools or [tool for tool in TOOLS if tool != BLIND]
         variants = {tool.endswith("every-lane") for tool in tools}
         build = [sys.executable, str(HERE / "every_shape.py"), "--build"]
         build += ["--only", *given.only] if given.only else []
@@ -93,7 +100,7 @@ def main() -> int:
             return 1
         with ThreadPoolExecutor(len(tools)) as pool:  # one GPU holds them all: nothing is timed
             clean = True
-            for made in [pool.submit(run, tool, given.only, given.seconds) for tool in tools]:
+            for made in [pool.submit(run, tool, given.only, given.seconds, given.logs) for tool in tools]:
                 said, good = made.result()
                 print(said, flush=True)
                 clean &= good

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tilestream import cuda
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.run.backend import tilestream
 
 pytestmark = pytest.mark.gpu
 
@@ -78,7 +79,7 @@ def test_a_training_step(hidden: int) -> None:
     x = torch.randn(16_384, 64, device="cuda", dtype=torch.float16, requires_grad=True)
     dy = torch.randn(16_384, 16, device="cuda", dtype=torch.float16)
     wide, x64 = copy.deepcopy(module).double(), x.detach().double().requires_grad_()
-    compiled = torch.compile(module, backend="tilestream")
+    compiled = torch.compile(module, backend=tilestream)
     got, own, want = (
         torch.autograd.grad(f(a), [a, *m.parameters()], g)
         for f, m, a, g in ((compiled, module, x, dy), (module, module, x, dy), (wide, wide, x64, dy.double()))

@@ -236,6 +236,15 @@ def test_non_contiguous_and_overlapping_inputs():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["vertical", "bulk"])
+def test_a_single_row_that_is_a_column(strategy: str):
+    """``x.t()`` is contiguous, and its rows are 2 bytes apart, which no tensor map can say."""
+    module = Fn(lambda m, x: m.layers[1](m.layers[0](x.t()).relu()), linear(256, 64), linear(64, 40)).to("cuda", BF16)
+    check(module, *data((256, 1)), strategy=strategy)
+    assert strategies() == [strategy]
+
+
+@pytest.mark.gpu
 def test_inputs_that_alias_each_other_and_outputs_that_alias_inputs():
     module = Fn(lambda m, x, y: (m.layers[0](x) + y, x, y[:, :8], m.layers[0](y)), linear(48, 48)).to("cuda", BF16)
     fast = compiled(module)

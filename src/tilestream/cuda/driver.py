@@ -275,7 +275,17 @@ def tensor_map(
 
     Boxes of ``box_columns`` columns, where that is given, are swizzled only where they are 128 bytes wide.
     ``address`` and ``row_bytes`` are multiples of 16. Cached: a module's weights keep their addresses.
+
+    Raises:
+        DeviceError: they are not, or the driver refuses them.
     """
+    for what, size in (("it starts at byte", address), ("its rows are so many bytes apart:", row_bytes)):
+        if size % 16:
+            raise DeviceError(
+                f"tensor map of {rows} x {columns} {dtype}: {what} {size} = 16 x {size // 16} + {size % 16}, and bulk"
+                " copies start on multiples of 16",
+                "report it with the pipeline",
+            )
     d = _driver()
     element = 4 if dtype in ("f32", "tf32") else 2
     box_columns = box_columns or 128 // element

@@ -177,13 +177,18 @@ def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
 
 
 def _where(t: torch.Tensor) -> Where:
+    if t.dim() == 2:
+        return Where(t.data_ptr(), _row_stride(t, t.shape[1]), t.shape[0])
     return Where(t.data_ptr(), t.stride(0) if t.dim() else 1, t.shape[0] if t.dim() else 1)
 
 
 def _row_stride(t: torch.Tensor, features: int) -> int:
     """Elements from one row to the next of a matrix of ``features`` columns, which may have any other shape where it is
-    contiguous: a result ``[clouds, points, features]`` has as many rows as both of these together."""
-    return t.stride(0) if t.dim() == 2 and t.shape[1] == features else features
+    contiguous: a result ``[clouds, points, features]`` has as many rows as both of these together.
+
+    What torch says of a single row is any number, also of a contiguous one: ``[n, 1].t()`` has rows 1 apart, and no
+    tensor map has that."""
+    return t.stride(0) if t.dim() == 2 and t.shape[1] == features and t.shape[0] > 1 else features
 
 
 class _Thread(threading.local):
@@ -433,6 +438,8 @@ def addressable(t: torch.Tensor) -> bool:
         return True
     if t.dim() == 4:  # pictures: a pixel's place is computed
         return t.is_contiguous()
+    if t.dim() == 2 and t.shape[0] < 2:
+        return True
     row = t.stride(0) * t.element_size()
     # Rows that bulk copies address start on 16 bytes; rows of odd widths are read element by element.
     return t.stride(0) >= t.shape[-1] and (row % 16 == 0 or t.shape[-1] * t.element_size() % 16 != 0)

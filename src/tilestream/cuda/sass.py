@@ -180,6 +180,17 @@ def consumer_barriers_belong_to_proxy_fences(code: Code, source: KernelSource) -
     ]
 
 
+def one_role_waits_at_a_named_barrier(code: Code, source: KernelSource | None = None) -> list[str]:
+    """bar.sync is barrier.sync.aligned: all that wait at it do so by one instruction, and roles share none.
+
+    Another role may arrive at it (BAR.ARV). Barrier 0 is the CTA's. Barriers of groups are numbered in registers.
+    """
+    inside = code.consumers()
+    waits = [i for i in code.having("BAR.SYNC") if i.operands.startswith("0x") and not i.operands.startswith("0x0")]
+    own = {i.operands for i in waits if i in inside}
+    return [f"consumers wait at it too: {i}" for i in waits if i not in inside and i.operands in own]
+
+
 _OPERANDS = re.compile(r"R\d+, R(\d+), gdesc")
 _NO_RESULT = ("HGMMA", "ST", "RED", "BRA", "SYNCS", "BAR")
 
@@ -223,6 +234,7 @@ RULES: tuple[Rule, ...] = (
     no_generic_addresses,
     consumers_never_wait_for_the_l2,
     consumer_barriers_belong_to_proxy_fences,
+    one_role_waits_at_a_named_barrier,
     loops_keep_their_operands,
 )
 

@@ -85,7 +85,7 @@ void bar_wait(u32 bar, u32 parity) {
 }
 
 // Generations in the high half, threads that have come in the low one.
-static void meet(Cta& c, int id, int threads) {
+static u64 come(Cta& c, int id, int threads) {  // the generation that it belongs to
   std::atomic<u64>& w = c.named[id];
   self->visible_shared.release(&c.named_clock[id]);
   release_edge(&w);
@@ -95,15 +95,22 @@ static void meet(Cta& c, int id, int threads) {
     next = come == (u32)threads ? ((old >> 32) + 1) << 32 : old + 128;
   } while (!w.compare_exchange_weak(old, next, std::memory_order_acq_rel, relaxed));
   c.event.notify();
-  wait_until(c.event, "a named barrier was waited for too long", [&] { return w.load(relaxed) >> 32 != old >> 32; });
+  return old >> 32;
+}
+static void meet(Cta& c, int id, int threads) {
+  std::atomic<u64>& w = c.named[id];
+  const u64 generation = come(c, id, threads);
+  wait_until(c.event, "a named barrier was waited for too long", [&] { return w.load(relaxed) >> 32 != generation; });
   std::atomic_thread_fence(std::memory_order_acquire);
   acquire_edge(&w);
   self->visible_shared.acquire(&c.named_clock[id]);
 }
-void named(int id, int threads) {
+static int of_whole_groups(int id, int threads) {
   if (id < 1 || id > 15) trap("named barriers are 1 to 15");
-  meet(*self->cta, id, (threads + 127) / 128 * 128);  // some warps of a warpgroup are all of it
+  return (threads + 127) / 128 * 128;  // some warps of a warpgroup are all of it
 }
+void named(int id, int threads) { meet(*self->cta, id, of_whole_groups(id, threads)); }
+void named_arrive(int id, int threads) { come(*self->cta, id, of_whole_groups(id, threads)); }
 void sync_cta() { meet(*self->cta, 0, self->cta->threads * 128); }
 void sync_cluster() {
   self->sent = false;

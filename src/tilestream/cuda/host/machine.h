@@ -56,6 +56,7 @@ bool bar_try(u32 bar, u32 parity);
 bool rest();  // false, after a little while
 void bar_wait(u32 bar, u32 parity);
 void named(int id, int threads);
+void named_arrive(int id, int threads);
 
 void fence_async_shared();
 void fence_async_global();

@@ -111,6 +111,7 @@ TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity) 
 TS_DEV bool bar_ready(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
 TS_DEV void named_sync(int id, int threads) { ts_host::named(id, threads); }
+TS_DEV void named_arrive(int id, int threads) { ts_host::named_arrive(id, threads); }
 
 // ---- the shared memory of the other CTAs of a cluster: an address says in its upper bits whose it is
 TS_DEV u32 at_peer(u32 addr, u32 rank) { return (addr & 0xFFFFFF) | rank << 24; }

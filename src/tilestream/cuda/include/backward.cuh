@@ -222,17 +222,17 @@ TS_DEV void add_partials(const P& p, u32 smem, int cta, int g) {
 // All CTAs have left their sums: a flag each, raised by one in every launch. Nothing is reset, so that a captured launch can
 // be replayed. Stores of all threads come before the barrier, and that before the release. A warp of its own does it: with a
 // trap behind the products ptxas gives these 168 registers, not what was asked for.
-constexpr int MEETING = 4, MEMBERS = 256 + 32;
+constexpr int LEFT = 4, MET = 5, MEMBERS = 256 + 32;
 
 template <class S>
 TS_DEV void meet(const Sync& sync, int cta) {
   u64* const mine = sync.flags + (u64)cta * LINE;
   const u64 launch = flag_acquire(mine) + 1;
-  named_sync(MEETING, MEMBERS);
+  named_sync(LEFT, MEMBERS);
   if (lane_in_warp() == 0) flag_release(mine, launch);
   for (int peer = (int)lane_in_warp(); peer < S::CTAS; peer += WARP) flag_wait(sync, peer, launch, cta, peer, 0);
   sync_warp();
-  named_sync(MEETING, MEMBERS);
+  named_arrive(MET, MEMBERS);
 }
 
 }  // namespace ts

@@ -162,12 +162,12 @@ TS_DEV void run_exchange(const ExchangeParams& p, u32 smem) {
       bar_init(bars, 1);
     }
     bar_init_done();
-    if constexpr (E::KIND == ADD_MEMORY) bar_arrive(bars);  // what is added to was zero before the launch
   }
   if (OVER_CLUSTER<E>)
     cluster_sync();
   else
     sync_cta();
+  if (E::KIND == ADD_MEMORY && cta_leader()) bar_arrive(smem + E::BARS);  // what is added to was zero before the launch
   if constexpr (IS_GATHER<E>) {
     gather<E>(p, team, smem, role);
   } else if (role < 0) {

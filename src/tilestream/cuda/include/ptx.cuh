@@ -182,7 +182,9 @@ TS_DEV void bar_wait(u32 bar, u32 parity) {
     if (bar_try(bar, parity)) return;
   trap();
 }
+// All that wait come to it by one instruction, as bar.sync is barrier.sync.aligned; who goes on at once may be elsewhere.
 TS_DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+TS_DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- proxies: generic accesses and bulk copies see each other only through these
 TS_DEV void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

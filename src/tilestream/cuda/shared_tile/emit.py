@@ -71,7 +71,8 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     vectors = _vectors(s, written)
     add_width = box_width(s.out_columns)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
-    scatter = s.left_stages * s.left_bytes + s.weight_stages * s.weight_bytes
+    weights = s.left_stages * s.left_bytes + s.gather_bytes
+    scatter = weights + s.weight_stages * s.weight_bytes
     blocks = sorted({s.middle_columns // 8, s.out_columns // 8} - {0})
     text = _template().render(
         name=name,
@@ -82,8 +83,9 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         row_vectors=row_vectors(s),
         before=row_code(s, written, len(vectors)) if s.block.before else "",
         add_width=add_width,
+        weights=weights,
         scatter=scatter,
-        bars=scatter + s.scatter_bytes + s.gather_bytes + s.vector_bytes,
+        bars=scatter + s.scatter_bytes + s.vector_bytes,
         mma=[specialisation(s.block.dtype, n) for n in blocks],
         even=all(last.columns % 2 == 0 for last in s.block.lasts),
         middle="" if s.block.one_layer else _middle(s, vectors),

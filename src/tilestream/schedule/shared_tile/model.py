@@ -190,7 +190,10 @@ class SharedTile:
 
     @property
     def gather_bytes(self) -> int:
-        """Where the middle of the group comes together, up to whole stages, if it does so through DSM."""
+        """Where the middle of the group comes together, up to whole stages, if it does so through DSM.
+
+        It lies between the rings: a product takes 64 rows of it, and what a shorter tile lacks is read of the weights.
+        """
         if self.middle is not Middle.DSM:
             return 0
         return ceil(self.group_columns / self.depth) * self.depth * self.tile_rows * 2
