@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from whole_models import compiled, kernels_of
+from whole_models import compiled, kernels_of, told
 
 from tilestream.apps.models import find
-from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare, timing
 from tilestream.run.stopwatch import spent
 from tilestream.run.whole import wholes
@@ -128,6 +127,7 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
             found["parts_s"] = {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()}
         own.step()
         found["arms"][arm]["peak_bytes"] = peak(own.step)
+        print(f"   {arm} of {name}: {found['arms'][arm]}", flush=True)
         steps[arm], gradients[arm] = own.step, own.gradients
     for key, calls in (("us", steps), ("gradients_us", gradients)):
         times = timing.timed_side_by_side(list(calls.values()))
@@ -154,16 +154,6 @@ def scatters(kernels: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def told(region: RegionAnalysis) -> dict[str, Any]:
-    """A launch and the times of its candidates."""
-    candidates = region.plan.candidates if region.plan is not None else ()
-    return {
-        "name": region.name,
-        "operators": len(region.operators),
-        "problem": region.problem,
-        "chosen": region.plan.chosen.name if region.plan is not None else "",
-        "candidates": [[c.name, c.predicted_us, c.measured_us, c.rejected] for c in candidates],
-    }
 
 
 def line(found: dict[str, Any]) -> str:

@@ -84,6 +84,9 @@ TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
 TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
   for (u32 k = 0; k < 4; ++k) v[k] = lds32(addr + 4 * k);
 }
+TS_DEV void sts_words(u32 addr, const u32 (&v)[4]) {
+  for (u32 k = 0; k < 4; ++k) sts32(addr + 4 * k, v[k]);
+}
 TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
 
 // ---- copies past the registers come as late as they may: when they are waited for

@@ -192,71 +192,9 @@ TS_DEV void load_weights(const P& p, const Sync& sync, u32 smem, const Worker& w
 }
 
 // ---- inputs
-// Rows whose width TMA cannot address. Contiguous rows are read 16 bytes at a time (64 rows always start on 16 bytes),
-// flat or, where a chunk is a part of them, that part of each, and scattered; any others element by element. Columns up
-// to `padded` become zero.
-template <class T>
-TS_DEV float rounded(float x, bool rounds) {
-  return T::BYTES == 4 && rounds ? f32::to_tf32(x) : x;
-}
-template <class T>
-TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int cols, bool rounds) {
-  int r = element / features, c = element - r * features - col;
-  const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int k = 0; k < 16 / T::BYTES; ++k) {
-    if ((u32)c < (u32)cols) {
-      u32 at = element_addr<T>(dst, (u32)r, (u32)c);
-      if (T::BYTES == 2)
-        sts16(at, (u16)(words[k / 2] >> (16 * (k & 1))));
-      else
-        stsf(at, rounded<T>(float_of(words[k % 4]), rounds));
-    }
-    if (++c == features - col) {
-      c = -col;
-      ++r;
-    }
-  }
-}
-// Which vector of PER elements a lane reads as its i-th: the i-th of all, or of `each` a row, those that hold columns of
-// the chunk; `none` where there is no such vector.
-template <int PER>
-TS_DEV int vector_of(int i, int each, int features, int col, int cols, int none) {
-  if (each == 0) return i;
-  const int r = i / each, from = r * features + col, v = from / PER + i - r * each;
-  return v * PER < from + cols ? v : none;
-}
-template <class T>
-TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded,
-                          bool rounds) {
-  const int left = rows - row0 < ROWS ? rows - row0 : ROWS;
-  const int lane = (int)lane_in_warp();
-  int flat = 0;
-  if (stride == features && left > 0) {
-    constexpr int PER = 16 / T::BYTES;
-    const uint4* base = (const uint4*)((const char*)src + (u64)row0 * (u64)features * T::BYTES);
-    const int vectors = left * features / PER;
-    const int each = cols < features ? (cols + PER - 2) / PER + 1 : 0;  // that hold a row's part, where that is not all
-    const int wanted = each > 0 ? left * each : vectors;
-    for (int i = lane; i < wanted; i += 2 * WARP) {
-      const int v = vector_of<PER>(i, each, features, col, cols, vectors);
-      const int w = i + WARP < wanted ? vector_of<PER>(i + WARP, each, features, col, cols, vectors) : vectors;
-      uint4 a = {}, b = {};
-      if (v < vectors) a = load_global(base + v);
-      if (w < vectors) b = load_global(base + w);
-      if (v < vectors) scatter<T>(dst, a, v * PER, features, col, cols, rounds);
-      if (w < vectors) scatter<T>(dst, b, w * PER, features, col, cols, rounds);
-    }
-    flat = vectors * PER;
-  }
-  const int first = flat / features;  // rows before it are whole
-  for (int r = first; r < left; ++r)
-    for (int c = lane; c < cols; c += WARP)
-      Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c),
-                    rounded<T>(Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c), rounds));
-  for (int r = lane; r < ROWS; r += WARP)
-    for (int c = cols; c < padded; ++c) Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), 0.0f);
-}
+}  // namespace ts
+#include "odd_rows.cuh"
+namespace ts {
 
 // Whether a kind of stage has odd rows that are not of the operands' type; kernels specialise it where it has.
 template <class S>
