@@ -4,7 +4,7 @@
     python benchmarks/few_rows_phases.py gpt2
 
 Needs an H100 or H200. Kernels are compiled with TS_MARKS: a thread of each CTA writes the SM's clock at a dozen places
-(``Mark`` of shared_tile.cuh). Printed are microseconds from a CTA's start, the median and the last over all
+(``Mark`` of marks.cuh). Printed are microseconds from a CTA's start, the median and the last over all
 CTAs, of the median launch of several; and what the kernel without marks takes in a CUDA graph.
 """
 
@@ -44,7 +44,7 @@ MARKS = (
     "started", "rows made", "first stage", "first sum", "middle stored", "middle back", "second sum", "ended",
     "rows there", "start ns", "end ns",
 )  # fmt: skip
-"""As ``Mark`` of shared_tile.cuh has them; the last two are of the GPU's common time, not of the SM's clock."""
+"""As ``Mark`` of marks.cuh has them; the last two are of the GPU's common time, not of the SM's clock."""
 PLACES, LAUNCHES, ROWS = 16, 21, 128
 
 

@@ -1,4 +1,5 @@
-"""What the five applications save from forward to backward: MiB by Inductor's partition and by ours. No GPU is needed.
+"""What the five applications save from forward to backward, by Inductor's partition and by ours, and what lives at most
+in the backward graph, by both: MiB, Inductor's peak before it fuses. No GPU is needed.
 
 python benchmarks/saved.py [nerf_65536 mgn ...]
 """
@@ -27,7 +28,8 @@ def main() -> None:
     for name in parser.parse_args().cases or CASES:
         model, sizes = CASES[name]
         found = saved(*find(model).make(training=True, **sizes))
-        print(f"{name:16s} {found.inductor / 2**20:9.1f} {found.ours / 2**20:9.1f}", flush=True)
+        counts = (found.inductor.saved, found.ours.saved, found.inductor.peak, found.ours.peak)
+        print(f"{name:16s}", *(f"{count / 2**20:9.1f}" for count in counts), flush=True)
 
 
 if __name__ == "__main__":

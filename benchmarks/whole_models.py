@@ -6,6 +6,7 @@
     python benchmarks/whole_models.py --host                 a plain loop without CUDA graphs, by parts
     python benchmarks/whole_models.py --max-autotune ...     that arm too, which takes minutes to compile
     python benchmarks/whole_models.py --library ...          eager and Inductor alone, with the kernels that each runs
+    python benchmarks/whole_models.py --warm ...             with the caches of the environment; first calls say nothing
 
 Needs an H100 or H200. bf16, random data; the protocol is CONTRIBUTING's: CUDA graphs in every arm, rounds interleaved,
 medians. ``first_call_s`` is the call that compiles, with empty caches of Inductor's, Triton's and ours, in a process
@@ -35,7 +36,8 @@ from tilestream.apps.models import find
 from tilestream.bench import host
 from tilestream.bench.environment import environment
 from tilestream.options import Options
-from tilestream.run import oracle, timing
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.run import oracle, prepare, timing
 from tilestream.run.backend import tilestream
 from tilestream.run.stopwatch import spent
 from tilestream.run.whole import wholes
@@ -44,11 +46,21 @@ RESULTS = Path(__file__).parent / "results" / "whole"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_16384": ("nerf", {"rows": 16384}),
     "nerf_65536": ("nerf", {"rows": 65536}),
+    "nerf_262144": ("nerf", {"rows": 262144}),
     "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
     "dlrm_32768": ("dlrm", {"batch": 32768, "max_rows": 100_000}),
     "mgn": ("mgn", {"batch": 8}),
+    "mgn_200000": ("mgn", {"batch": 18}),
     "graphcast_small": ("graphcast_small", {"steps": 4}),
+    "graphcast_small_16": ("graphcast_small", {}),
     "llama_layer": ("llama_prefill+sdpa", {"layers": 1, "layers_only": True}),
+    "llama_decode_1": ("llama_decode+sdpa", {"layers": 1, "layers_only": True}),
+    "llama_decode_16": ("llama_decode+sdpa", {"layers": 1, "layers_only": True, "batch": 16}),
+    "qwen3_decode": (
+        "llama_decode+sdpa",
+        {"batch": 1, "context": 255, "layers": 4, "layers_only": True, "width": 1024, "hidden": 3072, "heads": 16}
+        | {"kv_heads": 8, "head_features": 128, "head_norms": True},
+    ),
 }
 HOST = (("nerf", 16384), ("nerf", 256), ("meshgraphnets", 32768), ("classifier", 1024), ("policy_value", 64))
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
@@ -94,7 +106,7 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, list[Tensor]] = {}
     made["arms"] = {}
-    graphs = len(wholes())
+    graphs, regions = len(wholes()), len(prepare.analyses())
     for arm in arms:
         torch.compiler.reset()
         function = compiled(arm, module)
@@ -121,10 +133,23 @@ def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
         others = min(v["us"] for arm, v in made["arms"].items() if arm != "tilestream")
         made["speedup"] = others / made["arms"]["tilestream"]["us"]
         made["graphs"] = [asdict(w) for w in wholes()[graphs:]]
+        made["launches"] = [told(r) for r in prepare.analyses()[regions:]]
     else:
         for arm, call in calls.items():
             made["arms"][arm]["kernels"] = kernels_of(call)
     return made
+
+
+def told(region: RegionAnalysis) -> dict[str, Any]:
+    """A launch and the times of its candidates."""
+    candidates = region.plan.candidates if region.plan is not None else ()
+    return {
+        "name": region.name,
+        "operators": len(region.operators),
+        "problem": region.problem,
+        "chosen": region.plan.chosen.name if region.plan is not None else "",
+        "candidates": [[c.name, c.predicted_us, c.measured_us, c.rejected] for c in candidates],
+    }
 
 
 def kernels_of(call: Callable[[], object]) -> list[dict[str, Any]]:
@@ -169,6 +194,7 @@ def main() -> int:
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--library", action="store_true", help="eager and Inductor alone, and their kernels")
     parser.add_argument("--host", action="store_true")
+    parser.add_argument("--warm", action="store_true", help="compiled before: first calls say nothing then")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if unknown := [name for name in given.cases if name not in CASES]:
@@ -180,7 +206,7 @@ def main() -> int:
     if given.library:
         arms = ("eager", "inductor")
     with tempfile.TemporaryDirectory() as caches:
-        os.environ.update(cache_folders(caches))
+        os.environ.update({} if given.warm else cache_folders(caches))
         if given.host:
             for model, rows in HOST:
                 made = host.run(load(model, rows, device="cuda"), Options())

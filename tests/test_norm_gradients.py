@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
-from tilestream.graph.kept import SMALL_BYTES, pieces
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.row_sums import own_operands
 from tilestream.ir.pipeline import Pipeline, Role
@@ -188,26 +187,6 @@ def test_sums_over_rows_have_operators_of_their_own() -> None:
             value = operand.meta["val"]
             assert operand.name in names or value.element_size() == 2 or value.shape[-1] == 1
     assert len(ops(backward)) - before <= len(names)
-
-
-def test_what_was_spared_may_be_made_at_once() -> None:
-    rows = SMALL_BYTES // (2 * 128) // 3
-    graph = fx.Graph()
-    x = node = graph.placeholder("x")
-    x.meta["val"] = torch.empty(rows, 128, device="meta", dtype=torch.bfloat16)
-    weight = graph.placeholder("w")
-    weight.meta["val"] = torch.empty(128, 128, device="meta", dtype=torch.bfloat16)
-    group = []
-    for _ in range(4):
-        node = graph.call_function(aten.mm.default, (node, weight))
-        node.meta["val"] = x.meta["val"]
-        column = graph.call_function(aten.mean.dim, (node, [-1], True))
-        column.meta["val"] = torch.empty(rows, 1, device="meta")
-        group += [node, column]
-    graph.output(tuple(group))
-    assert [len(p) for p in pieces(group)] == [4, 4]  # columns are no gradients to count
-    assert [len(p) for p in pieces(group[:6])] == [6]
-    assert [len(p) for p in pieces(group, SMALL_BYTES)] == [8]
 
 
 # -- kernels ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ APPS = {
 def test_never_more_than_inductor_saves(app: str) -> None:
     sizes, most = APPS[app]
     found = saved(*find(app).make(training=True, **sizes))
-    assert 0 < found.ours <= most * found.inductor
+    assert 0 < found.ours.saved <= most * found.inductor.saved
 
 
 class Block(nn.Module):
@@ -66,7 +66,7 @@ def test_what_is_made_of_saved_values_is_made_again() -> None:
     assert kinds(backward).count(aten.gelu) == 1 and kinds(backward).count(aten.native_layer_norm) == 1
     assert spared_for(backward) == 2 * ROWS * 32 * 2  # the normalised rows, and what GELU makes of them
     assert spared_for(forward) == 0
-    assert saved(Block().bfloat16(), (rows(),)).ours == ROWS * 32 * 2  # what the norm reads, and no more
+    assert saved(Block().bfloat16(), (rows(),)).ours.saved == ROWS * 32 * 2  # what the norm reads, and no more
 
 
 class Gathered(nn.Module):
@@ -125,7 +125,8 @@ class Checkpointed(nn.Module):
 def test_checkpointed_blocks_save_their_inputs() -> None:
     (plain,) = [saved(nn.Sequential(Block(), Block()).bfloat16(), (rows(),))]
     found = saved(Checkpointed().bfloat16(), (rows(),))
-    assert found.ours <= found.inductor < plain.ours  # the second block's input, the first one's being the model's
+    # The second block's input, the first one's being the model's.
+    assert found.ours.saved <= found.inductor.saved < plain.ours.saved
     _, backward = halves(Checkpointed().bfloat16(), rows())
     assert kinds(backward).count(aten.gelu) == 2 and kinds(backward).count(aten.addmm) == 2
 

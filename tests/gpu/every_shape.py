@@ -19,6 +19,7 @@ from oracle_runs import to_gpu
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from stationary import data
+from test_few_queries import case as attended
 from test_gpu_backward_chains import CASES as CHAINS
 from test_gpu_blocks import KERNELS as BLOCKS
 from test_gpu_blocks import held
@@ -27,6 +28,7 @@ from test_gpu_convolutions import tensors as pictures
 from test_gpu_gathers import CASES as GATHERS
 from test_gpu_gathers import tensors as gathered
 from test_gpu_shared_layer import CASES as LAYERS
+from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED
@@ -35,6 +37,7 @@ from torch import Tensor
 from tilestream import cuda
 from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
+from tilestream.cuda import few_queries
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
@@ -63,6 +66,12 @@ def taps(name: str, channels: int, bulk: bool) -> Made:
     window = WINDOWS[name]
     pipeline = one_stage(chain(window, channels, 64, 128, residual=True, bulk=bulk))
     return pipeline, lambda: to_gpu(pictures(pipeline, window, 3)), 3 * window.out[0] * window.out[1]
+
+
+def pixels(name: str) -> Made:
+    program, window, split, counts = PIXELS[name]
+    rows = counts[0] * window.out[0] * window.out[1]
+    return share_tile(program, split), lambda: to_gpu(pictures(program, window, counts[0])), rows
 
 
 def blocks(name: str) -> Made:
@@ -98,6 +107,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "shared tiles": lambda: shared(Middle.L2),
     "shared tiles over clusters": lambda: shared(Middle.DSM),
     "single layers": lambda: [single(layer, split, min(counts)) for layer, split, counts in LAYERS],
+    "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
     "tiled blocks": lambda: [
         (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
         for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
@@ -128,6 +138,13 @@ def interactions() -> None:
         backward(*case.operands("cuda"), case.given("cuda"))
 
 
+def attention() -> None:
+    """Heads alone on an SM and side by side, with positions that no group has, with masks and without."""
+    for *sizes, mask in ((3, 2, 128, 70, "one"), (140, 4, 64, 33, "each"), (2, 8, 32, 5, "")):
+        q, k, v, added = (None if t is None else t.cuda() for t in attended(*sizes, mask=mask))
+        few_queries.attention(q, k, v, added, 0.1)  # pyright: ignore[reportArgumentType]
+
+
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -154,7 +171,7 @@ def turned_weights() -> None:
 
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
-    "turned weights": turned_weights,
+    "turned weights": turned_weights, "attention": attention,
 }  # fmt: skip
 
 

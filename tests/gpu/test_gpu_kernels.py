@@ -87,6 +87,26 @@ def test_strided_and_misaligned_tensors():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 65, 300])
+def test_odd_rows_from_any_place(rows: int):
+    """Columns of a wider tensor, from an odd or an even one on, up to its last one or not: what lies around is NaN."""
+    pipeline = NAMED["nerf"]()
+    compiled = cuda.build(pipeline)
+    given = {k: t.cuda() for k, t in expected("nerf")[0].items()}
+    names = [t.name for t in pipeline.by_role(Role.INPUT)]
+    given |= {name: given[name][:rows].contiguous() for name in names}
+    wanted = compiled(given, rows)
+    for columns, first in ((70, 5), (64, 1), (91, 0)):
+        views = {}
+        for name in names:
+            features = given[name].shape[1]
+            wide = torch.full((rows, max(columns, features + first)), float("nan"), device="cuda").bfloat16()
+            views[name] = wide[:, first : first + features]
+            views[name].copy_(given[name])
+        assert_same_bits(wanted, compiled({**given, **views}, rows))
+
+
+@pytest.mark.gpu
 def test_inputs_that_alias():
     pipeline = NAMED["edge_block"]()
     compiled = cuda.build(pipeline)

@@ -1,10 +1,12 @@
-"""Bytes that a training step keeps from its forward to its backward graph: by Inductor's partition, and by ours.
+"""Bytes of a training step's activations: by Inductor's partition, and by ours.
 
+What is kept from the forward to the backward graph, and what lives at most while the backward graph runs in its order.
 Both are counted on graphs, nothing is computed: a GPU is not needed, and modules may be on the meta device.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,45 +14,83 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tilestream import devices
+from tilestream.graph.capture import normalise
 from tilestream.graph.cut import Cutter
 from tilestream.graph.interaction import place_all
+from tilestream.graph.joint import narrow_products
+from tilestream.graph.live import peak
 from tilestream.graph.recompute import saved_bytes
+from tilestream.graph.row_sums import own_operands
+from tilestream.options import Options
+from tilestream.plan.regions import find_regions
+from tilestream.run.place import place
 
 Cut = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Bytes besides parameters, inputs and results."""
+class Bytes:
+    """``saved`` from forward to backward besides parameters, inputs and results; ``peak`` of the backward graph."""
 
-    inductor: int
-    ours: int
+    saved: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a step takes by Inductor and by us."""
+
+    inductor: Bytes
+    ours: Bytes
 
 
 def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int = 1) -> Saved:
-    """What one call of ``model`` saves. Inductor's part: its decompositions and its minimum cut, without its patterns
-    for attention."""
+    """What one call of ``model`` takes. Inductor's part: its decompositions and its minimum cut, without its patterns
+    for attention and before it fuses."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table())
     ours = Cutter(least_rows)
 
     def cut(joint: fx.GraphModule, given: Sequence[object], **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         place_all(joint, joint=True)
         return ours(joint, given, **kwargs)
 
-    return Saved(inductor, _counted(model, inputs, cut, {}))
+    inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
+    return Saved(inductor, _counted(model, inputs, cut, {}, _streamed_peak))
 
 
-def _counted(model: Callable[..., Any], inputs: Sequence[Tensor], cut: Cut, decompositions: dict[Any, Any]) -> int:
+def _peak(backward: fx.GraphModule) -> int:
+    return peak(backward.graph)
+
+
+def _streamed_peak(backward: fx.GraphModule) -> int:
+    """The peak of a backward graph with calls in the place of its regions."""
+    own = fx.GraphModule(backward, copy.deepcopy(backward.graph))
+    own.meta = dict(backward.meta)
+    narrow_products(own.graph)
+    kept_out = own_operands(own.graph)
+    graph = normalise(own)
+    found, _ = find_regions(graph, Options(), devices.get("h200"), kept_out, training=True, backward=True)
+    place(graph, found, lambda region: region.name)
+    return peak(graph.graph)
+
+
+def _counted(
+    model: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    cut: Cut,
+    decompositions: dict[Any, Any],
+    peak_of: Callable[[fx.GraphModule], int],
+) -> Bytes:
     from torch._dynamo.backends.common import aot_autograd
 
-    found: list[int] = []
+    found: list[Bytes] = []
 
     def counting(joint: fx.GraphModule, given: Sequence[object], **kwargs: Any) -> tuple[Any, Any]:
         forward, backward = cut(joint, given, **kwargs)
-        found.append(saved_bytes(forward, kwargs["num_fwd_outputs"]))
+        found.append(Bytes(saved_bytes(forward, kwargs["num_fwd_outputs"]), peak_of(backward)))
         return forward, backward
 
     def run(graph: fx.GraphModule, _: Sequence[object]) -> Callable[..., Any]:
@@ -65,4 +105,4 @@ def _counted(model: Callable[..., Any], inputs: Sequence[Tensor], cut: Cut, deco
         fw_compiler=run, bw_compiler=run, inference_compiler=run, partition_fn=counting, decompositions=decompositions
     )
     torch.compile(model, backend=backend)(*inputs)
-    return sum(found)
+    return Bytes(sum(b.saved for b in found), max((b.peak for b in found), default=0))

@@ -103,10 +103,11 @@ def _turn(e: Names, over: ColumnLoop, last: Step, blocks: int, operands: set[str
 def _products(e: Names, over: ColumnLoop, step: Step, halves: int, flight: Flight) -> list[int]:
     """The chunk's product, page by page, half by half; the number of each half's last part."""
     assert step.gemm is not None
-    columns, boxes = e.s.chunk_columns, boxes_of(e.s, step, e.layout.page_rows)
+    columns = e.s.chunk_columns
     wide = over.chunk // 8 // halves
     page, ready = 0, [0] * halves
     for segment in step.gemm.segments:
+        boxes = boxes_of(e.s, step, segment, e.layout.page_rows)
         for c in range(0, segment.chunks(columns), boxes):
             ksteps = sum(segment.ksteps(k, columns) for k in range(c, min(c + boxes, segment.chunks(columns))))
             if page:

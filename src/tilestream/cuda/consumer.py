@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from tilestream.cuda.annotate import comments
-from tilestream.cuda.column_loop import column_loop
+from tilestream.cuda.column_loop import ROW_BYTES, column_loop
 from tilestream.cuda.epilogue import Epilogue
 from tilestream.cuda.names import Names
 from tilestream.cuda.operand_copy import operand_copy
 from tilestream.cuda.tables import Tables
 from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.layout import Layout
+from tilestream.schedule.layout import Layout, boxes_of
 from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 
 _POINTER = re.compile(r"@P(\d+)@")
@@ -149,11 +149,8 @@ class ConsumerEmitter(Names):
         for seg in gemm.segments:
             if seg.place is Place.STREAM:
                 continue
-            done = 0
-            for count, ksteps in _runs([seg], self.s.chunk_columns):
-                body += self._resident_chunks(seg, done, count, ksteps, blocks, first, was_stream)
-                done += count
-                first, was_stream = False, False
+            body += self._resident_chunks(step, seg, blocks, first, was_stream)
+            first, was_stream = False, False
         body += self._credits(step.index, -1)
         if self.lag:
             body += ["mma_wait<0>();", *self._release(was_stream)]
@@ -191,15 +188,19 @@ class ConsumerEmitter(Names):
         """Wait for the product ``lag`` behind the one just started, and give back its page (and its input chunk)."""
         return " ".join([f"mma_wait<{self.lag}>();", *self._release(stream)])
 
-    def _resident_chunks(self, seg: Segment, done, count, ksteps, blocks, first, was_stream) -> list[str]:
-        """Chunks of an operand that waits in registers or shared memory."""
-        columns = self.s.chunk_columns
+    def _resident_chunks(self, step: Step, seg: Segment, blocks: int, first: bool, was_stream: bool) -> list[str]:
+        """Chunks of an operand that waits in registers or shared memory, those that share a page as one product."""
+        columns, chunks = self.s.chunk_columns, seg.chunks(self.s.chunk_columns)
+        boxes = boxes_of(self.s, step, seg, self.layout.page_rows)
         lines = []
-        for c in range(done, done + count):
+        for c in range(0, chunks, boxes):
+            shared = range(c, min(c + boxes, chunks))
+            ksteps = sum(seg.ksteps(k, columns) for k in shared)
             for sub, at in self.subs(blocks):
                 m = f"Mma<T, {sub}, {at}>, {ksteps}"
                 if seg.place is Place.REGISTERS:
                     block = (seg.start + c * columns) // 8
+                    m += f", {sub * 8 * ROW_BYTES}" if len(shared) > 1 else ""
                     lines.append(f"product_registers<{m}>(acc, r{self.s.slots[seg.tile]}, {block}, pages.take());")
                 else:
                     chunk = seg.start // columns + c

@@ -20,7 +20,7 @@ from tilestream.cuda.mma import specialisation
 from tilestream.cuda.tables import ODD_ROWS, TAPPED, TAPPED_IN_BULK, StageTables, Tables, add_queues, add_stage
 from tilestream.cuda.templating import template
 from tilestream.errors import CompileError
-from tilestream.ir.pipeline import Pipeline, Residency
+from tilestream.ir.pipeline import Pipeline, Residency, Stage
 from tilestream.schedule import build
 from tilestream.schedule.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.schedule.model import Schedule, ceil_to
@@ -112,7 +112,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
             stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
-            bool(schedule.loops), any(s.index for s in schedule.streams.values()),
+            bool(schedule.loops) or _boxed(tables, at, stage), any(s.index for s in schedule.streams.values()),
             _queued(tables, at),
             _taps(tables, at), emitter.declarations(), body,
         )  # fmt: skip
@@ -146,6 +146,11 @@ def _queued(tables: Tables, at: StageTables) -> bool:
     """Whether a stage is one of several joined by queues, and all that it loads comes by bulk copies."""
     loads = tables.load_ops[at.load_ops : at.load_ops + at.loads]
     return bool(tables.queues and loads) and all(op[0] >= 0 for op in loads)
+
+
+def _boxed(tables: Tables, at: StageTables, stage: Stage) -> bool:
+    """Whether chunks of weights share pages: entries of pairs of CTAs, whose pages do not, have their half there."""
+    return stage.group == 1 and any(op[-1] for op in tables.page_ops[at.page_ops : at.page_ops + at.pages])
 
 
 def _taps(tables: Tables, at: StageTables) -> str:

@@ -258,8 +258,8 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), dtype, at, half or box, out))
     loop = schedule.loop_of(step)
     if loop is not None:
-        boxes = boxes_of(schedule, step, layout.page_rows)
         for segment in gemm.segments:
+            boxes = boxes_of(schedule, step, segment, layout.page_rows)
             for c in range(0, segment.chunks(columns), boxes):
                 more = min(boxes, segment.chunks(columns) - c) - 1
                 for y in range(0, width, layout.page_rows):
@@ -272,11 +272,13 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     for segment in gemm.segments:
         # The last turn takes whole pages too: beyond the weight's columns they are zeros.
         whole = range(segment.chunks(columns)) if summed is None else range(turn * share, (turn + 1) * share)
-        for c in whole:
+        boxes = boxes_of(schedule, step, segment, layout.page_rows)
+        for c in whole[::boxes]:
+            more = min(boxes, len(whole) - whole.index(c)) - 1
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
                     y = gemm.part + gemm.first + first + sub * layout.page_rows
-                    tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half))
+                    tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half or more))
 
 
 def _load(

@@ -1,22 +1,25 @@
 """How much a backward graph keeps at once: a region makes a few gradients, whose weights' gradients follow.
 
 A chain of layers as one region has the gradients of all of them beside all that the forward graph saved. Cut into
-pieces, what a piece made and what was saved for it is freed before the next one runs.
+pieces, what a piece made and what was saved for it is freed before the next one runs. So the first pieces are short,
+while most of what was saved is there, and the last ones long.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from math import ceil, prod
+from itertools import pairwise
+from math import ceil
 
 from torch import fx
 
+from tilestream.graph.live import Live, tensor_bytes
 from tilestream.graph.nodes import aten, is_product, is_view, packet, value
-from tilestream.graph.sizes import hint
 
 MOST_RESULTS = 3
-"""Gradients of one region of a backward graph, as Inductor's own code has at a time. NeRF's step at 65,536 points takes
-807 us with three of them and 390 MiB, 790 us and 422 MiB with four, 819 us and 623 MiB uncut (H200)."""
+"""Gradients that a piece makes on average, as many as Inductor's own code has at a time. NeRF's step at 65,536 points
+takes 807 us with at most three of them and 390 MiB, 790 us and 422 MiB with four, 819 us and 623 MiB uncut (H200)."""
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
 CHAIN_WIDTH = 64
@@ -26,7 +29,10 @@ NARROW = 8
 
 
 def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
-    """A convex group, in graph order, as pieces of about equally many results; each begins at a product.
+    """A convex group, in graph order, as pieces of ``MOST_RESULTS`` gradients on average; each begins at a product.
+
+    Of all cuts into so many pieces, those during which least lives at once; of these, one whose pieces read least again
+    of what the ones before them made.
 
     Pieces are convex, since whatever lies between two nodes of one is in the group, and between them in its order.
 
@@ -35,20 +41,53 @@ def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
     """
     members = set(group)
     results = {n for n in group if value(n) is not None and any(u not in members for u in n.users)}
-    total, widest = sum(map(_bytes, results)), max(map(_bytes, results), default=0)
-    results = {n for n in results if NARROW * _bytes(n) >= widest}
-    count = ceil(len(results) / MOST_RESULTS)
+    total, widest = sum(map(tensor_bytes, results)), max(map(tensor_bytes, results), default=0)
+    count = ceil(sum(NARROW * tensor_bytes(n) >= widest for n in results) / MOST_RESULTS)
     if count < 2 or total <= SMALL_BYTES + spared or _stays_on_chip(group):
         return [list(group)]
-    most, have = ceil(len(results) / count), 0
+    steps = _steps(group, results)
+    bounds = _bounds(Live.of(steps), min(count, len(steps)), widest // NARROW)
+    return [[n for step in steps[start:end] for n in step] for start, end in pairwise(bounds)]
+
+
+def _steps(group: Sequence[fx.Node], results: set[fx.Node]) -> list[list[fx.Node]]:
+    """The shortest pieces: each begins at a product and makes a result at least."""
     made: list[list[fx.Node]] = [[]]
     for node in group:
-        if have >= most and is_product(node):
+        if is_product(node) and not results.isdisjoint(made[-1]):
             made.append([])
-            have = 0
         made[-1].append(node)
-        have += node in results
+    if len(made) > 1 and results.isdisjoint(made[-1]):
+        made[-2] += made.pop()
     return made
+
+
+def _bounds(live: Live, count: int, least: int) -> tuple[int, ...]:
+    """Where ``count`` pieces of all steps start, and where the last one ends: of the lowest peak, or up to ``least``
+    bytes above it."""
+    steps = len(live.made)
+    peaks = sorted({live.during(start, end) for start in range(steps) for end in range(start + 1, steps + 1)})
+    lowest = bisect_left(peaks, True, key=lambda peak: _within(live, count, peak) is not None)
+    found = _within(live, count, peaks[lowest] + least)
+    assert found is not None
+    return found
+
+
+def _within(live: Live, count: int, peak: int) -> tuple[int, ...] | None:
+    """The bounds of ``count`` pieces with at most ``peak`` bytes during each, if there are: those with least to read
+    again, then with the most even ones."""
+    # By where a piece ends: bytes read again, the squares of the pieces' lengths, bounds.
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, (0,))}
+    for _ in range(count):
+        longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for start, (again, squares, bounds) in best.items():
+            for end in range(start + 1, len(live.made) + 1):
+                if live.during(start, end) <= peak:
+                    cut = (again + live.handed(start), squares + (end - start) ** 2, (*bounds, end))
+                    longer[end] = min(longer.get(end, cut), cut)
+        best = longer
+    found = best.get(len(live.made))
+    return None if found is None else found[-1]
 
 
 def _stays_on_chip(group: Sequence[fx.Node]) -> bool:
@@ -64,8 +103,3 @@ def _stays_on_chip(group: Sequence[fx.Node]) -> bool:
         if not all(isinstance(n, int) and n <= CHAIN_WIDTH and n % 8 == 0 for n in columns):
             return False
     return True
-
-
-def _bytes(node: fx.Node) -> int:
-    made = node.meta["val"]
-    return prod(map(hint, made.shape)) * made.element_size()

@@ -15,7 +15,15 @@ from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, Block, build, find_block, is_block, written_out
+from tilestream.schedule.shared_tile import (
+    MOST_ROWS,
+    Block,
+    build,
+    find_block,
+    is_block,
+    is_projection,
+    written_out,
+)
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 TOP = 11
@@ -23,6 +31,9 @@ TOP = 11
 EACH = 2
 """Splits of one tail and one way to hand the middle over, and of the highest tiles, among them, as far as there is
 room: where the model errs, it errs between these."""
+TOP_ALONE = 6
+"""Splits of a single layer that are timed, one of each tail among them: of 24 layers, and in decoders, the best was
+among the best five by prediction, or a hundredth faster than these."""
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
@@ -91,10 +102,10 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
     ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind and of the highest tiles
-    among them.
-    ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage.
+    among them; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also with fewer groups and other
+    depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take turns.
     """
-    if rows > MOST_ROWS or not is_block(program):
+    if not is_block(program) or (rows > MOST_ROWS and (not is_projection(program) or _block(program).before)):
         return []
     thorough = options.effort == "exhaustive"
     gathered = by_cluster(options) and (thorough or not _block(program).before)
@@ -104,11 +115,13 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough:
-        kinds = [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
+        alone = is_projection(program)
+        top, each = (TOP_ALONE, 1) if alone else (TOP, EACH)
+        kinds = [] if alone else [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
         for kind in dict.fromkeys((s.middle, s.tail) for s in ranked):
             kinds.append([s for s in ranked if (s.middle, s.tail) == kind])
-        best = [some[place] for place in range(EACH) for some in kinds if len(some) > place]
-        kept = [*dict.fromkeys([*best, *ranked])][:TOP]
+        best = [some[place] for place in range(each) for some in kinds if len(some) > place]
+        kept = [*dict.fromkeys([*best, *ranked])][:top]
         ranked = [s for s in ranked if s in kept]
     return [SharedRecipe(split) for split in ranked]
 

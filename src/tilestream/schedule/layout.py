@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Residency
-from tilestream.schedule.model import Gemm, Place, Schedule, Step, ceil_to
+from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
 OPERAND_SLOTS = 2  # at least, of the input ring, where a tile's operand comes chunk by chunk, each through a slot
@@ -60,23 +60,32 @@ def _tapped(schedule: Schedule) -> list[Step]:
     return [s for s in schedule.steps if s.gemm is not None and any(g.tile in taps for g in s.gemm.segments)]
 
 
-def boxes_of(schedule: Schedule, step: Step, rows: int) -> int:
-    """Chunks of a product's depth that share a page of ``rows`` weight rows: one, but in a loop over columns,
+def boxes_of(schedule: Schedule, step: Step, segment: Segment, rows: int) -> int:
+    """Chunks of a segment's depth that share a page of ``rows`` weight rows: as many as have room, where the product is
+    narrow and its left operand waits in registers.
 
-    whose products are narrow, as many as have room.
+    A page is a slot of the ring, whatever it holds: a layer of one column in four pages would keep four slots from the
+    wide layers beside it, and with them what one warpgroup may be ahead of the other.
     """
-    loop = schedule.loop_of(step)
-    return max(1, rows // loop.chunk) if loop is not None else 1
+    loop, stage = schedule.loop_of(step), schedule.stage
+    if loop is not None:
+        return max(1, rows // loop.chunk)
+    whole = stage.placement.dim == 0 and stage.group == 1 and stage.residency is Residency.STREAMED
+    alone = schedule.summed(step) is None and not step.copied and not _tapped(schedule)
+    if not whole or not alone or segment.place is not Place.REGISTERS:
+        return 1
+    return max(1, rows // ceil_to(schedule.width(step), 8))
 
 
 def pages_of(schedule: Schedule, step: Step, gemm: Gemm, rows: int) -> int:
     """Pages of ``rows`` weight rows that one product takes from a weight ring; in a loop over columns, in all turns."""
     subs = -(-ceil_to(schedule.width(step), 8) // rows)
-    loop, boxes = schedule.loop_of(step), boxes_of(schedule, step, rows)
-    chunks = sum(-(-seg.chunks(schedule.chunk_columns) // boxes) for seg in gemm.segments)
+    loop = schedule.loop_of(step)
+    columns = schedule.chunk_columns
+    chunks = sum(-(-seg.chunks(columns) // boxes_of(schedule, step, seg, rows)) for seg in gemm.segments)
     summed = schedule.summed(step)
     if summed is not None:
-        chunks = summed.turns * summed.chunk // schedule.chunk_columns
+        chunks = summed.turns * summed.chunk // columns
     return subs * chunks * (loop.turns if loop is not None else 1)
 
 

@@ -192,57 +192,9 @@ TS_DEV void load_weights(const P& p, const Sync& sync, u32 smem, const Worker& w
 }
 
 // ---- inputs
-// Rows whose width TMA cannot address. Contiguous rows are read flat, 16 bytes at a time (64 rows always
-// start on 16 bytes), and scattered; any others element by element. Columns up to `padded` become zero.
-template <class T>
-TS_DEV float rounded(float x, bool rounds) {
-  return T::BYTES == 4 && rounds ? f32::to_tf32(x) : x;
-}
-template <class T>
-TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int cols, bool rounds) {
-  int r = element / features, c = element - r * features - col;
-  const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int k = 0; k < 16 / T::BYTES; ++k) {
-    if ((u32)c < (u32)cols) {
-      u32 at = element_addr<T>(dst, (u32)r, (u32)c);
-      if (T::BYTES == 2)
-        sts16(at, (u16)(words[k / 2] >> (16 * (k & 1))));
-      else
-        stsf(at, rounded<T>(float_of(words[k % 4]), rounds));
-    }
-    if (++c == features - col) {
-      c = -col;
-      ++r;
-    }
-  }
-}
-template <class T>
-TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded,
-                          bool rounds) {
-  const int left = rows - row0 < ROWS ? rows - row0 : ROWS;
-  const int lane = (int)lane_in_warp();
-  int flat = 0;
-  if (stride == features && left > 0) {
-    constexpr int PER = 16 / T::BYTES;
-    const uint4* base = (const uint4*)((const char*)src + (u64)row0 * (u64)features * T::BYTES);
-    const int vectors = left * features / PER;
-    for (int v = lane; v < vectors; v += 2 * WARP) {
-      const bool two = v + WARP < vectors;
-      uint4 a = load_global(base + v), b = two ? load_global(base + v + WARP) : a;
-      scatter<T>(dst, a, v * PER, features, col, cols, rounds);
-      if (two) scatter<T>(dst, b, (v + WARP) * PER, features, col, cols, rounds);
-    }
-    flat = vectors * PER;
-  }
-  const int first = flat / features;  // rows before it are whole
-  for (int r = first; r < left; ++r)
-    for (int c = lane; c < cols; c += WARP)
-      Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c),
-                    rounded<T>(Io<T>::param((const char*)src + (u64)(row0 + r) * (u64)stride * T::BYTES, col + c), rounds));
-  for (int r = lane; r < ROWS; r += WARP)
-    for (int c = cols; c < padded; ++c) Io<T>::store1(element_addr<T>(dst, (u32)r, (u32)c), 0.0f);
-}
+}  // namespace ts
+#include "odd_rows.cuh"
+namespace ts {
 
 // Whether a kind of stage has odd rows that are not of the operands' type; kernels specialise it where it has.
 template <class S>
