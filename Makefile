@@ -30,6 +30,8 @@ lint: $(INSTALLED)
 
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/make_tables.py
+	$(BIN)/python benchmarks/applications.py
+	$(BIN)/python benchmarks/mlps.py --tables
 	$(BIN)/python benchmarks/kitsune_tables.py
 	$(BIN)/python benchmarks/flashfuser_tables.py
 	$(BIN)/python benchmarks/conv_tables.py

@@ -1,6 +1,6 @@
 """Convolution chains and ResNet-50, channels last: tilestream against eager cuDNN, Inductor and max-autotune.
 
-    python benchmarks/conv_chains.py                        FlashFuser's C1 to C5, tails of bottlenecks, ResNet-50
+    python benchmarks/conv_chains.py                        FlashFuser's C1 to C8, tails of bottlenecks, ResNet-50
     python benchmarks/conv_chains.py C5 tail56 --images 1 32
     python benchmarks/conv_chains.py C1 C5 --autotune --seconds 80       max-autotune too; what ends in time
     python benchmarks/conv_chains.py --dry-run              predictions and floors alone: needs no GPU
@@ -43,7 +43,7 @@ ROUNDS = 20
 RESNET = "resnet50"
 SETTINGS: dict[str, dict[str, Any]] = {
     "inductor": {},
-    "tilestream": {"backend": tilestream, "options": {"convolutions": "bulk"}},
+    "tilestream": {"backend": tilestream},
     "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
 }
 """The slowest to compile comes last: it is the first to be left out."""
@@ -87,6 +87,8 @@ WORKLOADS = {
     "C3": Workload(256, 14, 1024, 256, 1),
     "C4": Workload(512, 7, 2048, 512, 1),
     "C5": Workload(64, 56, 64, 256, 3),
+    "C7": Workload(256, 14, 256, 1024, 3),
+    "C8": Workload(512, 7, 512, 2048, 3),
     "tail56": Workload(64, 56, 64, 256, 3, True),
     "tail28": Workload(128, 28, 128, 512, 3, True),
 }
@@ -155,7 +157,7 @@ def planned(name: str, images: int) -> Sequence[RegionAnalysis]:
     model, inputs = module(name, images, "cpu")
     torch._dynamo.reset()
     with torch.no_grad():
-        return analyse(model, inputs, Options(convolutions="bulk", device="h200")).regions
+        return analyse(model, inputs, Options(device="h200")).regions
 
 
 def prediction(name: str, images: int) -> str:

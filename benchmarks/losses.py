@@ -1,19 +1,20 @@
 """Train NeRF, MeshGraphNets and DLRM to a loss, eager beside ours: mean and spread over seeds.
 
     python benchmarks/losses.py                                      1,000 steps, three seeds, on a GPU
-    python benchmarks/losses.py nerf --steps 300 --seeds 5 --json losses.json
+    python benchmarks/losses.py nerf --arms tilestream --json a.json one arm, as a process beside the others
+    python benchmarks/losses.py --join a.json b.json --json losses.json
     python benchmarks/losses.py --device cpu --tiny --steps 4        a dry run on the reference machine
 
-bf16, Adam (fused on a GPU, where a step is a CUDA graph). A run goes through 100 batches of features again and again,
-on one graph or one set of indices; targets are what another initialisation of the same model makes of them, scaled to a
-variance of one, so that there is something to learn. All arms see the same. A loss is the mean over the last twentieth
-of the steps. A run that takes more than its part of ``--seconds`` ends early and says so.
+bf16, Adam (fused on a GPU, where a step is a CUDA graph, compiled once for all seeds). A run goes through 100 batches
+of features again and again, on one graph, or of lookups in other combinations of the same rows; targets are what
+another initialisation of the same model makes of them (``learning.py``). All arms see the same. A loss is the mean over
+the last twentieth of the steps. Runs divide what is left of ``--seconds``, compiling included; one that takes more than
+its part ends early and says so. Results are written after every run.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 import statistics
@@ -23,43 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from training import RATE, results
+from learning import CASES, RATE, Run, Step, arms, task, train
 
-from tilestream.apps.models import find
-from tilestream.run import timing
-from tilestream.run.backend import tilestream
-
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "nerf": ("nerf", {"rows": 65536}, {"rows": 64, "depth": 3, "width": 16, "skip": 1}),
-    "mgn": ("mgn", {"batch": 2}, {"batch": 1, "nodes": 12, "edges": 40, "width": 16, "hidden": 1, "steps": 1}),
-    "dlrm": (
-        "dlrm",
-        {"batch": 2048, "max_rows": 100_000},
-        {"batch": 32, "bottom": (16, 8), "top": (16, 1), "table_rows": (5, 5, 5)},
-    ),
-}
-"""Each case's model, its sizes, and those of a dry run."""
-BATCHES = 100
-"""Of each seed."""
-LAST = 20
-"""A loss is the mean over one of so many parts of the steps, the last."""
-TOLD = 50
-"""Steps between two lines of progress."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One arm trained from one seed: ``steps`` that it got to, its loss at the start and at the end, seconds."""
-
-    case: str
-    arm: str
-    seed: int
-    steps: int
-    start: float
-    end: float
-    seconds: float
+from tilestream.bench.environment import environment
 
 
 @dataclass(frozen=True)
@@ -73,130 +40,7 @@ class Trained:
     runs: tuple[Run, ...]
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A model that every seed starts anew, and what runs it: compiled once."""
-
-    name: str
-    module: nn.Module
-    function: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is learned: ``teacher`` makes the targets, divided by ``scales``."""
-
-    case: str
-    module: nn.Module
-    teacher: nn.Module
-    inputs: tuple[Tensor, ...]
-    scales: tuple[float, ...]
-
-    def batch(self, generator: torch.Generator) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Inputs with new features, and their targets in fp32."""
-        new = tuple(self._drawn(x, generator) if x.is_floating_point() else x for x in self.inputs)
-        with torch.no_grad():
-            made = results(self.teacher(*new))
-        return new, [(y.float() - y.float().mean()) / s for y, s in zip(made, self.scales, strict=True)]
-
-    @staticmethod
-    def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)
-
-
-def task(case: str, tiny: bool, device: str) -> Task:
-    """A case's model and its teacher, which differ by their seeds."""
-    model, sizes, small = CASES[case]
-    own = small if tiny else sizes
-    module, inputs = find(model).make(device=device, training=True, **own)
-    teacher, _ = find(model).make(device=device, training=True, seed=1234, **own)
-    with torch.no_grad():
-        scales = tuple(float(y.float().std()) + 1e-6 for y in results(teacher(*inputs)))
-    return Task(case, module, teacher, inputs, scales)
-
-
-def arms(found: Task, names: Sequence[str]) -> list[Arm]:
-    """A copy of the model for each arm. Ours is the reference machine where there is no GPU."""
-    made = []
-    on_cpu = found.inputs[0].device.type == "cpu"
-    how: dict[str, dict[str, Any]] = {
-        "inductor": {},
-        "tilestream": {"backend": tilestream, "options": {"target": "reference"} if on_cpu else None},
-    }
-    for name in names:
-        own = copy.deepcopy(found.module)
-        function = own if name == "eager" else torch.compile(own, dynamic=False, **how[name])
-        made.append(Arm(name, own, function))
-    return made
-
-
-class Step:
-    """One training step of an arm. On a GPU a CUDA graph, which reads inputs and targets where they are copied to."""
-
-    def __init__(self, arm: Arm, found: Task) -> None:
-        on_gpu = found.inputs[0].device.type == "cuda"
-        self._arm = arm
-        wanted = [p for p in arm.module.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.Adam(wanted, lr=RATE, fused=on_gpu, capturable=on_gpu)
-        self._inputs, self._targets = found.batch(torch.Generator(found.inputs[0].device))
-        self._captured = timing.capture(self._run, most_calls=1) if on_gpu else None
-
-    def _run(self) -> Tensor:
-        self._optimizer.zero_grad(set_to_none=True)
-        made = results(self._arm.function(*self._inputs))
-        loss = torch.stack([(y.float() - t).square().mean() for y, t in zip(made, self._targets, strict=True)]).sum()
-        loss.backward()
-        self._optimizer.step()
-        return loss.detach()
-
-    def start(self, seed: int) -> None:
-        """The parameters of this seed, and an optimizer that has seen nothing."""
-        started(self._arm.module, seed)
-        for state in self._optimizer.state.values():
-            for kept in state.values():
-                kept.zero_()
-
-    def __call__(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """The loss before the step."""
-        for own, new in zip((*self._inputs, *self._targets), (*inputs, *targets), strict=True):
-            own.copy_(new)
-        if self._captured is None:
-            return self._run()
-        self._captured.graph.replay()
-        loss = self._captured.outputs
-        assert isinstance(loss, Tensor)
-        return loss.clone()
-
-
-def started(module: nn.Module, seed: int) -> None:
-    """The parameters of this seed."""
-    torch.manual_seed(seed)
-    for part in module.modules():
-        reset = getattr(part, "reset_parameters", None)
-        if callable(reset):
-            reset()
-
-
-def train(
-    arm: Arm, run: Step, found: Task, seed: int, steps: int, seconds: float, told: Callable[[str], object] = print
-) -> Run:
-    """Train from this seed, for so many steps or seconds, whichever is over first."""
-    run.start(seed)
-    generator = torch.Generator(found.inputs[0].device).manual_seed(seed)
-    batches = [found.batch(generator) for _ in range(min(steps, BATCHES))]
-    losses: list[Tensor] = []
-    begin = time.perf_counter()
-    for step in range(steps):
-        losses.append(run(*batches[step % len(batches)]))
-        if step % TOLD == TOLD - 1 or step == steps - 1:
-            spent = time.perf_counter() - begin
-            at = f"step {step + 1} of {steps}, loss {losses[-1].item():.5f}, {spent:.0f} s"
-            told(f"{found.case} {arm.name} seed {seed}: {at}")
-            if spent > seconds:
-                break
-    values = torch.stack(losses).tolist()
-    end = statistics.fmean(values[-max(1, len(values) // LAST) :])
-    return Run(found.case, arm.name, seed, len(values), values[0], end, time.perf_counter() - begin)
+Kept = Callable[[Trained], None]
 
 
 def summary(case: str, arm: str, runs: Sequence[Run]) -> Trained:
@@ -210,36 +54,83 @@ def within_noise(one: Trained, other: Trained) -> bool:
     return abs(one.mean - other.mean) <= 2 * error
 
 
+def trained(case: str, names: Sequence[str], args: argparse.Namespace, end_s: float, keep: Kept) -> None:
+    """Train every arm from every seed by ``end_s``; ``keep`` is called after each run with the arm's runs so far."""
+    learned = task(case, args.tiny, args.device)
+    left = len(names) * args.seeds
+    for arm in arms(learned, names):
+        begin = time.perf_counter()
+        run = Step(arm, learned)
+        print(f"{case} {arm.name}: ready after {time.perf_counter() - begin:.1f} s", flush=True)
+        runs: list[Run] = []
+        for seed in range(args.seeds):
+            share = (end_s - time.perf_counter()) / left
+            runs.append(train(arm, run, learned, seed, args.steps, share))
+            keep(summary(case, arm.name, runs))
+            left -= 1
+
+
+def outcome(found: Sequence[Trained], steps: int) -> str:
+    """Lines: where each arm ends, and whether the last is where the first is."""
+    lines = []
+    for made in found:
+        least = min(run.steps for run in made.runs)
+        cut = "" if least == steps else f" (stopped after {least} steps)"
+        lines.append(f"{made.case} {made.arm}: {made.mean:.5f} +- {made.spread:.5f}{cut}")
+    for case in dict.fromkeys(made.case for made in found):
+        first, *_, last = [made for made in found if made.case == case] * 2
+        if first.arm != last.arm and len(first.runs) == len(last.runs):
+            same = "within noise" if within_noise(first, last) else "apart"
+            lines.append(f"{case}: {first.arm} and {last.arm} are {same}")
+    return "\n".join(lines)
+
+
+def written(path: Path, found: Sequence[Trained], steps: int, where: dict[str, Any]) -> None:
+    sizes = {made.case: CASES[made.case][1] for made in found}
+    made = {"schema": 1, "environment": where, "steps": steps, "rate": RATE, "sizes": sizes}
+    path.write_text(json.dumps({**made, "trained": [asdict(t) for t in found]}, indent=1) + "\n")
+
+
+def joined(paths: Sequence[Path]) -> list[Trained]:
+    """What several processes wrote, eager first, in the order of the cases."""
+    rows = [row for path in paths for row in json.loads(path.read_text())["trained"]]
+    made = [Trained(**{**row, "runs": tuple(Run(**run) for run in row["runs"])}) for row in rows]
+    order = ("eager", "inductor", "tilestream")
+    return sorted(made, key=lambda t: (list(CASES).index(t.case), order.index(t.arm)))
+
+
 def main(given: Sequence[str] | None = None) -> list[Trained]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--arms", nargs="+", default=["eager", "tilestream"], help="of eager, inductor, tilestream")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=480, help="for one case, compiling aside")
+    parser.add_argument("--seconds", type=float, default=1440, help="for all, from now on")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes of a dry run")
     parser.add_argument("--json", type=Path, help="write the runs here too")
+    parser.add_argument("--join", nargs="+", type=Path, help="train nothing: the results of other processes")
     args = parser.parse_args(given)
-    found: list[Trained] = []
-    for case in args.cases or CASES:
-        learned = task(case, args.tiny, args.device)
-        share = args.seconds / (len(args.arms) * args.seeds)
-        made = []
-        for arm in arms(learned, args.arms):
-            run = Step(arm, learned)
-            runs = [train(arm, run, learned, seed, args.steps, share) for seed in range(args.seeds)]
-            made.append(summary(case, arm.name, runs))
-            least = min(run.steps for run in runs)
-            cut = "" if least == args.steps else f" (stopped after {least} steps)"
-            print(f"{case} {arm.name}: {made[-1].mean:.5f} +- {made[-1].spread:.5f}{cut}", flush=True)
-        found += made
-        if len(made) > 1:
-            same = "within noise" if within_noise(made[0], made[-1]) else "apart"
-            print(f"{case}: {made[0].arm} and {made[-1].arm} are {same}", flush=True)
+    end_s = time.perf_counter() + args.seconds
+    found: dict[tuple[str, str], Trained] = {}
+    where = environment()
+
+    def keep(made: Trained) -> None:
+        found[made.case, made.arm] = made
         if args.json:
-            args.json.write_text(json.dumps([asdict(t) for t in found], indent=1) + "\n")
-    return found
+            written(args.json, list(found.values()), args.steps, where)
+
+    if args.join:
+        where = json.loads(args.join[0].read_text())["environment"]
+        for made in joined(args.join):
+            keep(made)
+    else:
+        cases = args.cases or list(CASES)
+        for index, case in enumerate(cases):
+            now = time.perf_counter()
+            trained(case, args.arms, args, now + (end_s - now) / (len(cases) - index), keep)
+    print(outcome(list(found.values()), args.steps), flush=True)
+    return list(found.values())
 
 
 if __name__ == "__main__":

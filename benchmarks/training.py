@@ -17,8 +17,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -156,21 +154,6 @@ def scatters(kernels: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def mlp(width: int, hidden: int, rows: int, arms: list[str]) -> dict[str, float]:
-    """Microseconds of forward and backward, dX and dW, of an MLP without biases: what tiny-cuda-nn is measured on."""
-    torch.compiler.reset()
-    layers = [m for _ in range(hidden) for m in (nn.Linear(width, width, bias=False), nn.ReLU())]
-    module = nn.Sequential(*layers, nn.Linear(width, 16, bias=False)).to("cuda", torch.float16)
-    x = torch.randn(rows, width, device="cuda", dtype=torch.float16, requires_grad=True)
-    gradient = torch.randn(rows, 16, device="cuda", dtype=torch.float16)
-
-    def step(function: Callable[..., Tensor]) -> list[Tensor]:
-        return list(torch.autograd.grad(function(x), [x, *module.parameters()], gradient))
-
-    calls = [partial(step, compiled(arm, module)) for arm in arms]
-    return dict(zip(arms, timing.timed_side_by_side(calls), strict=True))
-
-
 def line(found: dict[str, Any]) -> str:
     arms = ", ".join(
         f"{arm} {a['us']:.0f} us, {a['gradients_us']:.0f} without its optimizer, {a['peak_bytes'] / 2**20:.0f} MiB"
@@ -187,20 +170,12 @@ def main() -> None:
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--arms", nargs="+", help="of eager, inductor, inductor_max_autotune, tilestream")
-    parser.add_argument("--mlps", action="store_true", help="narrow MLPs in fp16, forward and backward with dX")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
     arms = ["eager", "inductor", *(["inductor_max_autotune"] if args.max_autotune else []), "tilestream"]
     arms = args.arms or arms
     found = []
-    if args.mlps:
-        for width, hidden, rows in product((64, 128), (2, 4, 8), (2**14, 2**18)):
-            us = mlp(width, hidden, rows, arms)
-            found.append({"width": width, "hidden": hidden, "rows": rows, "us": us})
-            told_us = ", ".join(f"{arm} {t:.1f}" for arm, t in us.items())
-            print(f"{hidden} hidden layers of {width}, {rows} rows: {told_us} us", flush=True)
-        args.cases = args.cases or [""]
-    for name in filter(None, args.cases or CASES):
+    for name in args.cases or CASES:
         found.append(measured(name, arms, args.kernels))
         print(line(found[-1]), flush=True)
         for launch in found[-1]["launches"]:

@@ -116,7 +116,7 @@ def main() -> int:
         times = ", ".join(f"{a} {r['us']:.1f}" for a, r in found["arms"].items() if r["us"])
         print(f"{name}: {times} us; ok {found['ok']}; {time.perf_counter() - start:.0f} s", flush=True)
         for region in found["plan"]["regions"]:
-            for c in (region.get("plan") or {}).get("candidates", ()):
+            for c in region["candidates"]:
                 print(
                     "   ",
                     {k: c[k] for k in ("strategy", "detail", "predicted_us", "measured_us", "rejected") if c.get(k)},

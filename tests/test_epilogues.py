@@ -7,6 +7,8 @@ import torch
 from eager_regions import trace
 from torch import Tensor, fx, nn
 
+from tilestream.graph.capture import capture
+from tilestream.graph.pixels import to_pixels
 from tilestream.run import epilogues
 
 aten = torch.ops.aten
@@ -74,3 +76,32 @@ def test_tuned_products_keep_their_own_epilogues(name: str):
     graph, _ = traced(nn.Sequential(nn.Linear(64, 64), nn.ReLU()).bfloat16(), 65)
     assert epilogues.fuse(graph, {name: True}) == 0
     assert epilogues.fuse(graph, {}) == 1
+
+
+class OneByOne(nn.Module):
+    """1 x 1 convolutions and ReLUs, channels last."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(16, 64, 1, bias=bias), nn.Conv2d(64, 24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x).relu()).relu()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_of_one_pixel_has_the_epilogue(bias: bool):
+    """Without a bias it adds zeros: the same bits but for the order of sums."""
+    model = OneByOne(bias).bfloat16().to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 16, 5, 6).bfloat16().contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        (graph,) = capture(model, (x,)).graphs
+        want, values = model(x), [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    to_pixels(graph.graph, bulk=True)
+    assert epilogues.of_pixels(graph, {}) and not epilogues.of_pixels(graph, {"max_autotune": True})
+    assert epilogues.fuse(graph, {}) == 2 and not epilogues.of_pixels(graph, {})
+    given = {tuple(p.shape): p for p in (*model.parameters(), x)}
+    with torch.no_grad():
+        (got,) = graph(*[given[tuple(v.shape)] for v in values])
+    assert len(products(graph)) == 2 and got.stride() == want.stride()
+    torch.testing.assert_close(got, want)

@@ -22,7 +22,7 @@ def test_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyte
     assert [t.arm for t in (eager, ours)] == ["eager", "tilestream"] and eager.spread > 0
     for one, other in zip(eager.runs, ours.runs, strict=True):  # the same seeds, data and order
         assert one.steps == other.steps == 4 and abs(one.end - other.end) < 0.02 * one.end
-    assert [found["mean"] for found in json.loads(out.read_text())] == [eager.mean, ours.mean]
+    assert [found["mean"] for found in json.loads(out.read_text())["trained"]] == [eager.mean, ours.mean]
     assert "nerf tilestream seed 1: step 4 of 4" in capsys.readouterr().out
 
 
@@ -30,13 +30,14 @@ def test_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyte
 def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager alone, and out of time after the first line."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    losses = importlib.import_module("losses")
-    monkeypatch.setattr(losses, "TOLD", 20)
-    found = losses.task(case, tiny=True, device="cpu")
-    (arm,) = losses.arms(found, ["eager"])
+    learning = importlib.import_module("learning")
+    monkeypatch.setattr(learning, "TOLD", 60)
+    monkeypatch.setattr(learning, "RATE", 1e-2)
+    found = learning.task(case, tiny=True, device="cpu")
+    (arm,) = learning.arms(found, ["eager"])
     told: list[str] = []
-    run = losses.train(arm, losses.Step(arm, found), found, 0, 60, 0.0, told.append)
-    assert run.steps == 20 and len(told) == 1 and run.end < run.start
+    run = learning.train(arm, learning.Step(arm, found), found, 0, 120, 0.0, told.append)
+    assert run.steps == 60 and len(told) == 1 and run.end < run.curve[0]
 
 
 def test_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +45,7 @@ def test_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = importlib.import_module("losses")
 
     def trained(*ends: float) -> object:
-        return losses.summary("a", "b", [losses.Run("a", "b", n, 1, 1.0, end, 1.0) for n, end in enumerate(ends)])
+        return losses.summary("a", "b", [losses.Run("a", "b", n, 1, 1.0, end, (), 1.0) for n, end in enumerate(ends)])
 
     assert losses.within_noise(trained(1.0, 1.2, 1.1), trained(1.1, 1.2, 1.15))
     assert not losses.within_noise(trained(1.0, 1.2, 1.1), trained(2.0, 2.2, 2.1))

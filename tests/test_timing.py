@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 
 from tilestream.run import timing
-from tilestream.run.timing import Captured, interleaved, settle
+from tilestream.run.timing import Captured, interleaved, settle, uncollected
 
 
 class Gpu:
@@ -63,3 +64,16 @@ def test_who_was_timed_just_before_is_warm(gpu: Gpu) -> None:
     gpu.now_s += 2 * timing.KEPT_S
     interleaved([arm], 3)
     assert gpu.replays >= before + 4 + 3 + 2 * timing.STRETCH_S / (gpu.us * 1e-6)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_a_graph_is_captured(enabled: bool) -> None:
+    """And the collector is as it was behind it, also where a capture fails."""
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(RuntimeError), uncollected():
+            assert not gc.isenabled()
+            raise RuntimeError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()

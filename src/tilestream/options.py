@@ -44,8 +44,7 @@ class Options:
             where that is faster.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
-            which is slower. ``auto``: in bulk, in graphs without batch norms, as no GPU has timed a whole network with
-            them. Inference alone.
+            which is slower. ``auto``: in bulk. Inference alone.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:

@@ -15,6 +15,12 @@ struct Mma<bf16, 32, AT> {
                  : "+f"(acc.v[4 * AT + 0]), "+f"(acc.v[4 * AT + 1]), "+f"(acc.v[4 * AT + 2]), "+f"(acc.v[4 * AT + 3]), "+f"(acc.v[4 * AT + 4]), "+f"(acc.v[4 * AT + 5]), "+f"(acc.v[4 * AT + 6]), "+f"(acc.v[4 * AT + 7]), "+f"(acc.v[4 * AT + 8]), "+f"(acc.v[4 * AT + 9]), "+f"(acc.v[4 * AT + 10]), "+f"(acc.v[4 * AT + 11]), "+f"(acc.v[4 * AT + 12]), "+f"(acc.v[4 * AT + 13]), "+f"(acc.v[4 * AT + 14]), "+f"(acc.v[4 * AT + 15]), "+f"(acc.v[4 * AT + 16]), "+f"(acc.v[4 * AT + 17]), "+f"(acc.v[4 * AT + 18]), "+f"(acc.v[4 * AT + 19]), "+f"(acc.v[4 * AT + 20]), "+f"(acc.v[4 * AT + 21]), "+f"(acc.v[4 * AT + 22]), "+f"(acc.v[4 * AT + 23]), "+f"(acc.v[4 * AT + 24]), "+f"(acc.v[4 * AT + 25]), "+f"(acc.v[4 * AT + 26]), "+f"(acc.v[4 * AT + 27]), "+f"(acc.v[4 * AT + 28]), "+f"(acc.v[4 * AT + 29]), "+f"(acc.v[4 * AT + 30]), "+f"(acc.v[4 * AT + 31]), "+f"(acc.v[4 * AT + 32]), "+f"(acc.v[4 * AT + 33]), "+f"(acc.v[4 * AT + 34]), "+f"(acc.v[4 * AT + 35]), "+f"(acc.v[4 * AT + 36]), "+f"(acc.v[4 * AT + 37]), "+f"(acc.v[4 * AT + 38]), "+f"(acc.v[4 * AT + 39]), "+f"(acc.v[4 * AT + 40]), "+f"(acc.v[4 * AT + 41]), "+f"(acc.v[4 * AT + 42]), "+f"(acc.v[4 * AT + 43]), "+f"(acc.v[4 * AT + 44]), "+f"(acc.v[4 * AT + 45]), "+f"(acc.v[4 * AT + 46]), "+f"(acc.v[4 * AT + 47]), "+f"(acc.v[4 * AT + 48]), "+f"(acc.v[4 * AT + 49]), "+f"(acc.v[4 * AT + 50]), "+f"(acc.v[4 * AT + 51]), "+f"(acc.v[4 * AT + 52]), "+f"(acc.v[4 * AT + 53]), "+f"(acc.v[4 * AT + 54]), "+f"(acc.v[4 * AT + 55]), "+f"(acc.v[4 * AT + 56]), "+f"(acc.v[4 * AT + 57]), "+f"(acc.v[4 * AT + 58]), "+f"(acc.v[4 * AT + 59]), "+f"(acc.v[4 * AT + 60]), "+f"(acc.v[4 * AT + 61]), "+f"(acc.v[4 * AT + 62]), "+f"(acc.v[4 * AT + 63]), "+f"(acc.v[4 * AT + 64]), "+f"(acc.v[4 * AT + 65]), "+f"(acc.v[4 * AT + 66]), "+f"(acc.v[4 * AT + 67]), "+f"(acc.v[4 * AT + 68]), "+f"(acc.v[4 * AT + 69]), "+f"(acc.v[4 * AT + 70]), "+f"(acc.v[4 * AT + 71]), "+f"(acc.v[4 * AT + 72]), "+f"(acc.v[4 * AT + 73]), "+f"(acc.v[4 * AT + 74]), "+f"(acc.v[4 * AT + 75]), "+f"(acc.v[4 * AT + 76]), "+f"(acc.v[4 * AT + 77]), "+f"(acc.v[4 * AT + 78]), "+f"(acc.v[4 * AT + 79]), "+f"(acc.v[4 * AT + 80]), "+f"(acc.v[4 * AT + 81]), "+f"(acc.v[4 * AT + 82]), "+f"(acc.v[4 * AT + 83]), "+f"(acc.v[4 * AT + 84]), "+f"(acc.v[4 * AT + 85]), "+f"(acc.v[4 * AT + 86]), "+f"(acc.v[4 * AT + 87]), "+f"(acc.v[4 * AT + 88]), "+f"(acc.v[4 * AT + 89]), "+f"(acc.v[4 * AT + 90]), "+f"(acc.v[4 * AT + 91]), "+f"(acc.v[4 * AT + 92]), "+f"(acc.v[4 * AT + 93]), "+f"(acc.v[4 * AT + 94]), "+f"(acc.v[4 * AT + 95]), "+f"(acc.v[4 * AT + 96]), "+f"(acc.v[4 * AT + 97]), "+f"(acc.v[4 * AT + 98]), "+f"(acc.v[4 * AT + 99]), "+f"(acc.v[4 * AT + 100]), "+f"(acc.v[4 * AT + 101]), "+f"(acc.v[4 * AT + 102]), "+f"(acc.v[4 * AT + 103]), "+f"(acc.v[4 * AT + 104]), "+f"(acc.v[4 * AT + 105]), "+f"(acc.v[4 * AT + 106]), "+f"(acc.v[4 * AT + 107]), "+f"(acc.v[4 * AT + 108]), "+f"(acc.v[4 * AT + 109]), "+f"(acc.v[4 * AT + 110]), "+f"(acc.v[4 * AT + 111]), "+f"(acc.v[4 * AT + 112]), "+f"(acc.v[4 * AT + 113]), "+f"(acc.v[4 * AT + 114]), "+f"(acc.v[4 * AT + 115]), "+f"(acc.v[4 * AT + 116]), "+f"(acc.v[4 * AT + 117]), "+f"(acc.v[4 * AT + 118]), "+f"(acc.v[4 * AT + 119]), "+f"(acc.v[4 * AT + 120]), "+f"(acc.v[4 * AT + 121]), "+f"(acc.v[4 * AT + 122]), "+f"(acc.v[4 * AT + 123]), "+f"(acc.v[4 * AT + 124]), "+f"(acc.v[4 * AT + 125]), "+f"(acc.v[4 * AT + 126]), "+f"(acc.v[4 * AT + 127])
                  : "l"(a), "l"(b));
   }
+  template <int BLOCKS>
+  static TS_DEV void start(Fragment<BLOCKS>& acc, u64 a, u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"
+                 : "=f"(acc.v[4 * AT + 0]), "=f"(acc.v[4 * AT + 1]), "=f"(acc.v[4 * AT + 2]), "=f"(acc.v[4 * AT + 3]), "=f"(acc.v[4 * AT + 4]), "=f"(acc.v[4 * AT + 5]), "=f"(acc.v[4 * AT + 6]), "=f"(acc.v[4 * AT + 7]), "=f"(acc.v[4 * AT + 8]), "=f"(acc.v[4 * AT + 9]), "=f"(acc.v[4 * AT + 10]), "=f"(acc.v[4 * AT + 11]), "=f"(acc.v[4 * AT + 12]), "=f"(acc.v[4 * AT + 13]), "=f"(acc.v[4 * AT + 14]), "=f"(acc.v[4 * AT + 15]), "=f"(acc.v[4 * AT + 16]), "=f"(acc.v[4 * AT + 17]), "=f"(acc.v[4 * AT + 18]), "=f"(acc.v[4 * AT + 19]), "=f"(acc.v[4 * AT + 20]), "=f"(acc.v[4 * AT + 21]), "=f"(acc.v[4 * AT + 22]), "=f"(acc.v[4 * AT + 23]), "=f"(acc.v[4 * AT + 24]), "=f"(acc.v[4 * AT + 25]), "=f"(acc.v[4 * AT + 26]), "=f"(acc.v[4 * AT + 27]), "=f"(acc.v[4 * AT + 28]), "=f"(acc.v[4 * AT + 29]), "=f"(acc.v[4 * AT + 30]), "=f"(acc.v[4 * AT + 31]), "=f"(acc.v[4 * AT + 32]), "=f"(acc.v[4 * AT + 33]), "=f"(acc.v[4 * AT + 34]), "=f"(acc.v[4 * AT + 35]), "=f"(acc.v[4 * AT + 36]), "=f"(acc.v[4 * AT + 37]), "=f"(acc.v[4 * AT + 38]), "=f"(acc.v[4 * AT + 39]), "=f"(acc.v[4 * AT + 40]), "=f"(acc.v[4 * AT + 41]), "=f"(acc.v[4 * AT + 42]), "=f"(acc.v[4 * AT + 43]), "=f"(acc.v[4 * AT + 44]), "=f"(acc.v[4 * AT + 45]), "=f"(acc.v[4 * AT + 46]), "=f"(acc.v[4 * AT + 47]), "=f"(acc.v[4 * AT + 48]), "=f"(acc.v[4 * AT + 49]), "=f"(acc.v[4 * AT + 50]), "=f"(acc.v[4 * AT + 51]), "=f"(acc.v[4 * AT + 52]), "=f"(acc.v[4 * AT + 53]), "=f"(acc.v[4 * AT + 54]), "=f"(acc.v[4 * AT + 55]), "=f"(acc.v[4 * AT + 56]), "=f"(acc.v[4 * AT + 57]), "=f"(acc.v[4 * AT + 58]), "=f"(acc.v[4 * AT + 59]), "=f"(acc.v[4 * AT + 60]), "=f"(acc.v[4 * AT + 61]), "=f"(acc.v[4 * AT + 62]), "=f"(acc.v[4 * AT + 63]), "=f"(acc.v[4 * AT + 64]), "=f"(acc.v[4 * AT + 65]), "=f"(acc.v[4 * AT + 66]), "=f"(acc.v[4 * AT + 67]), "=f"(acc.v[4 * AT + 68]), "=f"(acc.v[4 * AT + 69]), "=f"(acc.v[4 * AT + 70]), "=f"(acc.v[4 * AT + 71]), "=f"(acc.v[4 * AT + 72]), "=f"(acc.v[4 * AT + 73]), "=f"(acc.v[4 * AT + 74]), "=f"(acc.v[4 * AT + 75]), "=f"(acc.v[4 * AT + 76]), "=f"(acc.v[4 * AT + 77]), "=f"(acc.v[4 * AT + 78]), "=f"(acc.v[4 * AT + 79]), "=f"(acc.v[4 * AT + 80]), "=f"(acc.v[4 * AT + 81]), "=f"(acc.v[4 * AT + 82]), "=f"(acc.v[4 * AT + 83]), "=f"(acc.v[4 * AT + 84]), "=f"(acc.v[4 * AT + 85]), "=f"(acc.v[4 * AT + 86]), "=f"(acc.v[4 * AT + 87]), "=f"(acc.v[4 * AT + 88]), "=f"(acc.v[4 * AT + 89]), "=f"(acc.v[4 * AT + 90]), "=f"(acc.v[4 * AT + 91]), "=f"(acc.v[4 * AT + 92]), "=f"(acc.v[4 * AT + 93]), "=f"(acc.v[4 * AT + 94]), "=f"(acc.v[4 * AT + 95]), "=f"(acc.v[4 * AT + 96]), "=f"(acc.v[4 * AT + 97]), "=f"(acc.v[4 * AT + 98]), "=f"(acc.v[4 * AT + 99]), "=f"(acc.v[4 * AT + 100]), "=f"(acc.v[4 * AT + 101]), "=f"(acc.v[4 * AT + 102]), "=f"(acc.v[4 * AT + 103]), "=f"(acc.v[4 * AT + 104]), "=f"(acc.v[4 * AT + 105]), "=f"(acc.v[4 * AT + 106]), "=f"(acc.v[4 * AT + 107]), "=f"(acc.v[4 * AT + 108]), "=f"(acc.v[4 * AT + 109]), "=f"(acc.v[4 * AT + 110]), "=f"(acc.v[4 * AT + 111]), "=f"(acc.v[4 * AT + 112]), "=f"(acc.v[4 * AT + 113]), "=f"(acc.v[4 * AT + 114]), "=f"(acc.v[4 * AT + 115]), "=f"(acc.v[4 * AT + 116]), "=f"(acc.v[4 * AT + 117]), "=f"(acc.v[4 * AT + 118]), "=f"(acc.v[4 * AT + 119]), "=f"(acc.v[4 * AT + 120]), "=f"(acc.v[4 * AT + 121]), "=f"(acc.v[4 * AT + 122]), "=f"(acc.v[4 * AT + 123]), "=f"(acc.v[4 * AT + 124]), "=f"(acc.v[4 * AT + 125]), "=f"(acc.v[4 * AT + 126]), "=f"(acc.v[4 * AT + 127])
+                 : "l"(a), "l"(b));
+  }
   template <int BLOCKS, int ABLOCKS>
   static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}"
@@ -43,19 +49,29 @@ struct Kernel {
   static constexpr int FIRSTS = 2, STEPS = 4;
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
   static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
+  static constexpr int HIDDEN_WORDS = 1, RESULT_WORDS = 1, BESIDE_WORDS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   static constexpr bool BEFORE = true;
 
   static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
-  // Columns c and c + 1 of what the epilogues read beside their sums.
-  static TS_DEV void hidden_vectors(const Params& p, int c, float (&v)[HIDDEN_VECTORS][2]) {
-    Io<bf16>::param2((const char*)p.vectors[0] + 0, c < 520 ? c : 0, v[0][0], v[0][1]);
+  // Columns c and c + 1 of what the epilogues read beside their sums: as words, and what these say.
+  static TS_DEV void hidden_words(const Params& p, int c, u32* w) {
+    Pair<bf16>::load<true>((const char*)p.vectors[0] + 0, c < 520 ? c : 0, w + 0);
   }
-  static TS_DEV void result_vectors(const Params& p, int c, float (&v)[RESULT_VECTORS][2]) {
-    Io<bf16>::param2((const char*)p.vectors[1] + 0, c < 264 ? c : 0, v[0][0], v[0][1]);
+  static TS_DEV void hidden_values(const u32* w, float (*v)[2]) {
+    Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
   }
-  static TS_DEV void beside(const Params& p, int row, int c, float* r) {
-    Io<bf16>::param2((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], c < 264 ? c : 0, r[0], r[1]);
+  static TS_DEV void result_words(const Params& p, int c, u32* w) {
+    Pair<bf16>::load<true>((const char*)p.vectors[1] + 0, c < 264 ? c : 0, w + 0);
+  }
+  static TS_DEV void result_values(const u32* w, float (*v)[2]) {
+    Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
+  }
+  static TS_DEV void beside_words(const Params& p, int row, int c, u32* w) {
+    Pair<bf16>::load<true>((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], c < 264 ? c : 0, w + 0);
+  }
+  static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
+    Pair<bf16>::values(w + 0, r[0][0], r[1][0]);
   }
   // Row ``row`` of what the first layer reads, to row ``to`` of the operand, by lane t of a warp.
   static TS_DEV void before(const Params& p, int row, int to, u32 t) {
@@ -104,18 +120,21 @@ struct Kernel {
   static TS_DEV void prefetch(const Params& p, int row, u32 t) {
     prefetch_row<528>((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
   }
-  // From the sums x of the first layer to the hidden one, column e of a pair.
-  static TS_DEV float middle(const float (&v)[HIDDEN_VECTORS][2], int e, const float (&x)[FIRSTS]) {
-    const float v0 = add(x[0], v[0][e]);
-    const float v1 = silu(x[1]);
-    const float v2 = mul(v1, v0);
-    return v2;
+  // From the sums x of the first layer to the hidden one, two neighbouring columns.
+  static TS_DEV void middle(const float (&v)[HIDDEN_VECTORS][2], const float (&x)[2][FIRSTS], float (&made)[2]) {
+    const float v0[2] = {add(x[0][0], v[0][0]), add(x[1][0], v[0][1])};
+    float v1[2];
+    silu_pair(x[0][1], x[1][1], v1);
+    const float v2[2] = {mul(v1[0], v0[0]), mul(v1[1], v0[1])};
+    made[0] = v2[0];
+    made[1] = v2[1];
   }
   // From the sum y of the second layer to the result, r beside it.
-  static TS_DEV float after(const float (&v)[RESULT_VECTORS][2], int e, float y, const float* r) {
-    const float v0 = add(y, v[0][e]);
-    const float v2 = add(r[0], v0);
-    return v2;
+  static TS_DEV void after(const float (&v)[RESULT_VECTORS][2], const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v2[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
+    made[0] = v2[0];
+    made[1] = v2[1];
   }
 };
 

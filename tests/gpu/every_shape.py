@@ -27,6 +27,7 @@ from test_gpu_convolutions import tensors as pictures
 from test_gpu_gathers import CASES as GATHERS
 from test_gpu_gathers import tensors as gathered
 from test_gpu_shared_layer import CASES as LAYERS
+from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED
@@ -65,6 +66,12 @@ def taps(name: str, channels: int, bulk: bool) -> Made:
     return pipeline, lambda: to_gpu(pictures(pipeline, window, 3)), 3 * window.out[0] * window.out[1]
 
 
+def pixels(name: str) -> Made:
+    program, window, split, counts = PIXELS[name]
+    rows = counts[0] * window.out[0] * window.out[1]
+    return share_tile(program, split), lambda: to_gpu(pictures(program, window, counts[0])), rows
+
+
 def blocks(name: str) -> Made:
     program, over = BLOCKS[name]
     pipeline = held(program, 132, over)
@@ -98,6 +105,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "shared tiles": lambda: shared(Middle.L2),
     "shared tiles over clusters": lambda: shared(Middle.DSM),
     "single layers": lambda: [single(layer, split, min(counts)) for layer, split, counts in LAYERS],
+    "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
     "tiled blocks": lambda: [
         (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
         for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)

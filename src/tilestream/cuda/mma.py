@@ -9,28 +9,30 @@ _SHAPE = {
 }
 
 
-def specialisation(dtype: str, blocks: int) -> str:
+def specialisation(dtype: str, blocks: int, starts: bool = False) -> str:
     """C++ source for acc[64, 8 AT to 8 (AT + blocks)] += A @ B.T, A from shared memory or (16-bit) from registers.
 
-    Accumulators are initialised by the caller, so scale-d is always one. Operands are K-major.
+    Operands are K-major. Accumulators are initialised by the caller; with ``starts`` there is a product from shared
+    memory more, whose scale-d is zero: acc = A @ B.T.
     """
     depth, types, trans_both, trans_b = _SHAPE[dtype]
     count = 4 * blocks
     name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
-    outs = ", ".join(f'"+f"(acc.v[4 * AT + {i}])' for i in range(count))
     acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
     a_regs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
     a_ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
 
-    def method(head: str, operands: str, ins: str) -> str:
-        text = f"{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{name} {acc}, {operands};\\n}}"
+    def method(head: str, operands: str, ins: str, adds: bool = True) -> str:
+        outs = ", ".join(f'"{"+" if adds else "="}f"(acc.v[4 * AT + {i}])' for i in range(count))
+        scale = f"setp.{'eq' if adds else 'ne'}.u32 p, 0, 0;"
+        text = f"{{\\n.reg .pred p;\\n{scale}\\n{name} {acc}, {operands};\\n}}"
         return f'  {head} {{\n    asm volatile("{text}"\n                 : {outs}\n                 : {ins});\n  }}\n'
 
-    shared = method(
-        "template <int BLOCKS>\n  static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b)",
-        f"%{count}, %{count + 1}, p, 1, 1{trans_both}",
-        '"l"(a), "l"(b)',
-    )
+    def of_shared(what: str, adds: bool) -> str:
+        head = f"template <int BLOCKS>\n  static TS_DEV void {what}(Fragment<BLOCKS>& acc, u64 a, u64 b)"
+        return method(head, f"%{count}, %{count + 1}, p, 1, 1{trans_both}", '"l"(a), "l"(b)', adds)
+
+    shared = of_shared("shared", True) + (of_shared("start", False) if starts else "")
     registers = method(
         "template <int BLOCKS, int ABLOCKS>\n"
         "  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b)",

@@ -87,11 +87,16 @@ def why_not(node: fx.Node) -> str:
     most = OPS["cat"].ins[1]
     if len(window.taps()) > most:
         return f"a convolution of {len(window.taps())} taps, more than {most}"
-    for tap in window.taps():
+    return "a convolution of which a tap reads nothing but padding" if reads_padding_alone(window) else ""
+
+
+def reads_padding_alone(window: Window) -> bool:
+    """Whether some tap of a window does."""
+    return any(
+        first >= size or first + stride * (count - 1) < 0
+        for tap in window.taps()
         for first, stride, count, size in (
             (tap.y, tap.stride_y, tap.height, window.height),
             (tap.x, tap.stride_x, tap.width, window.width),
-        ):
-            if first >= size or first + stride * (count - 1) < 0:
-                return "a convolution of which a tap reads nothing but padding"
-    return ""
+        )
+    )

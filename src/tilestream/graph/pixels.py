@@ -15,10 +15,13 @@ from torch import fx
 from torch.utils._pytree import tree_map_only
 
 from tilestream.graph.convolutions import FIRST, LAST, convolution, is_convolution, pair, why_not
+from tilestream.graph.narrow_pixels import COPIED, narrow, side_by_side
 from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.sizes import expression
 
+PIXELS = "tilestream.pixels"
+"""In the meta of linears over pixels."""
 FOLDED = "of the vectors that batch norms become, a scale and a shift, for all norms at once: nothing streams"
 
 
@@ -34,14 +37,21 @@ def to_pixels(graph: fx.Graph, bulk: bool) -> dict[str, str]:
         Names of nodes that are to stay out of every region, and why: what ``selection.partition`` takes as ``apart``.
     """
     pixels: dict[fx.Node, fx.Node] = {}
-    folded = _folded(graph) if any(packet(n) is aten.convolution and not why_not(n) for n in graph.nodes) else {}
-    vectors = {name: FOLDED for both in folded.values() for name in _behind(both)}
+    taken = any((packet(n) is aten.convolution and not why_not(n)) or narrow(n) is not None for n in graph.nodes)
+    folded = _folded(graph) if taken else {}
+    apart = {name: FOLDED for both in folded.values() for name in _behind(both)}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         with graph.inserting_before(node):
             if packet(node) is aten.convolution and not why_not(node):
                 pixels[node] = _convolution(graph, node, pixels, bulk)
+            elif (few := narrow(node)) is not None:
+                taken, weight, names = side_by_side(graph, few, node)
+                apart |= dict.fromkeys(names, COPIED)
+                slid = [list(pair) for pair in (few.window.stride, few.window.padding, few.window.dilation)]
+                words = (taken, weight, few.bias, *slid, bulk)
+                pixels[node] = _call(graph, convolution, words, node, _rows(node.meta["val"]))
             elif packet(node) in ELEMENTWISE and _follows(node, pixels):
                 pixels[node] = _elementwise(graph, node, pixels)
             elif (
@@ -53,7 +63,7 @@ def to_pixels(graph: fx.Graph, bulk: bool) -> dict[str, str]:
             shown = _call(graph, aten.permute.default, (made, FIRST), node)
         node.replace_all_uses_with(shown, delete_user_cb=lambda user, made=pixels: user not in made)
     graph.eliminate_dead_code()
-    return vectors
+    return apart
 
 
 def from_pixels(graph: fx.Graph) -> None:
@@ -98,7 +108,9 @@ def _convolution(graph: fx.Graph, node: fx.Node, pixels: dict[fx.Node, fx.Node],
     if tuple(kernel.shape[2:]) == (1, 1) and numbers[:2] == [[1, 1], [0, 0]]:  # a linear over pixels
         shape = [kernel.shape[0], kernel.shape[1]]
         matrix = _call(graph, aten.view.default, (weight, shape), weight, kernel.view(shape))
-        return _call(graph, aten.linear.default, (_seen(graph, x, pixels), matrix, bias), node, _rows(node.meta["val"]))
+        made = _call(graph, aten.linear.default, (_seen(graph, x, pixels), matrix, bias), node, _rows(node.meta["val"]))
+        made.meta[PIXELS] = True
+        return made
     return _call(
         graph, convolution, (_seen(graph, x, pixels), weight, bias, *numbers, bulk), node, _rows(node.meta["val"])
     )
@@ -143,7 +155,8 @@ def _behind(vectors: tuple[fx.Node, ...]) -> set[str]:
 def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     """Scale and shift, fp32, of batch norms with running statistics whose vectors the graph is given.
 
-    Those of one epsilon and one set of dtypes are computed side by side, which Inductor makes one kernel of.
+    Those of one epsilon and one set of dtypes are computed side by side, once for all: Inductor has what
+    ``as_strided`` reads in memory, where slices would be computed by a kernel each.
     """
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     given = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
@@ -156,14 +169,14 @@ def _folded(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     for (eps, *_), nodes in groups.items():
         with graph.inserting_after(given[-1]):
             made = _Chain(graph, nodes[0])
-            weight, bias, mean, variance = (made.joined([n.args[k] for n in nodes]) for k in range(1, 5))
+            weight, bias, mean, variance = made.joined([[n.args[k] for n in nodes] for k in range(1, 5)])
             rstd = made.call(aten.rsqrt.default, made.call(aten.add.Tensor, variance, eps))
             scale = made.call(aten.mul.Tensor, weight, rstd)
             shift = made.call(aten.sub.Tensor, bias, made.call(aten.mul.Tensor, mean, scale))
             start = 0
             for node in nodes:
                 stop = start + int(node.args[1].meta["val"].shape[0])  # pyright: ignore
-                parts = [made.call(aten.slice.Tensor, v, 0, start, stop) for v in (scale, shift)]
+                parts = [made.call(aten.as_strided.default, v, [stop - start], [1], start) for v in (scale, shift)]
                 found[node] = (parts[0], parts[1])
                 start = stop
     return found
@@ -186,11 +199,16 @@ class _Chain:
         self.last = made
         return made
 
-    def joined(self, vectors: list[Any]) -> fx.Node:
-        """All of ``vectors`` in one, fp32."""
-        return self.call(
-            torch.ops.prims.convert_element_type.default, self.call(aten.cat.default, vectors), torch.float32
-        )
+    def joined(self, kinds: list[list[Any]]) -> list[fx.Node]:
+        """All vectors of each of ``kinds`` in one, fp32. Those of one dtype are joined at once: a kernel fewer each."""
+        dtypes = {v.meta["val"].dtype for vectors in kinds for v in vectors}
+        if len(dtypes) > 1:
+            wide = [self.call(aten.cat.default, vectors) for vectors in kinds]
+        else:
+            whole = self.call(aten.cat.default, [v for vectors in kinds for v in vectors])
+            size = whole.meta["val"].shape[0] // len(kinds)
+            wide = [self.call(aten.slice.Tensor, whole, 0, k * size, (k + 1) * size) for k in range(len(kinds))]
+        return [self.call(torch.ops.prims.convert_element_type.default, v, torch.float32) for v in wide]
 
 
 def _batch_norm(

@@ -32,7 +32,7 @@ from tilestream.graph.nodes import (
     name,
     value,
 )
-from tilestream.graph.projections import lone_layers
+from tilestream.graph.projections import lone_convolutions, lone_layers
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
@@ -165,11 +165,11 @@ def _blocks(
 
     They come before row streams, which would take one of their layers and leave the wide one outside.
     """
-    if not _any_wide(nodes):
+    if not _any_wide(nodes) and not any(map(is_convolution, nodes)):
         return
     wide = _examine(nodes, refused, WIDEST)
     inside = set(refused)
-    for find in (wide_blocks, lone_layers) if projections else (wide_blocks,):
+    for find in (lone_convolutions, wide_blocks, lone_layers) if projections else (wide_blocks,):
         for groups in find(nodes, wide.known, wide.tiles, wide.kinds, inside):
             for group in groups:
                 if not inside.isdisjoint(group):
@@ -180,7 +180,8 @@ def _blocks(
                     log.debug("%s is no block: %s", group[-1], reason.reason)
                     continue
                 program = made[0].program
-                if is_block(program) and (made[0].rows <= MOST_ROWS or is_tileable(program)):
+                tiles = made[0].rows > MOST_ROWS and find is lone_convolutions
+                if is_block(program) and (made[0].rows <= MOST_ROWS or tiles or is_tileable(program)):
                     inside |= set(group)
                     yield group, made
                     break

@@ -42,6 +42,15 @@ class Tap:
             return None
         return Tap(*(int(op.attr(name, 0) or 0) for name in ATTRIBUTES), bulk=bool(op.attr("bulk", 0)))
 
+    @staticmethod
+    def seen(op: TileOp) -> Tap | None:
+        """The same of a load in plain form, whose coordinates are those of ``at``."""
+        at = op.views[-1].at if op.kind == "load" and op.views else None
+        if at is None or len(at) != 4 or not (at[1].strides and at[2].strides and at[3].axes):
+            return None
+        tap = Tap(at[1].within, at[2].within, at[1].strides[0], at[2].strides[0], at[1].offset, at[2].offset)
+        return tap if tap.at(at[3].axes[0]) == at else None
+
     @property
     def attrs(self) -> tuple[tuple[str, int], ...]:
         """As attributes of a load."""
@@ -132,7 +141,8 @@ def im2col(pictures: Tensor, window: Window, bulk: bool = False, source: str = "
 @lru_cache(maxsize=256)
 def pictures(p: Pipeline) -> dict[str, int]:
     """Tensors that taps read, each with the rows that one of its pictures makes."""
-    found = ((op.params[0], Tap.of(op)) for s in p.stages for op in s.ops if op.kind == "load")
+    loads = [op for s in p.stages for op in s.ops if op.kind == "load"]
+    found = ((op.params[0], Tap.of(op) or Tap.seen(op)) for op in loads)
     return {name: tap.pixels for name, tap in found if tap is not None}
 
 

@@ -15,7 +15,15 @@ from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import MOST_ROWS, Block, build, find_block, is_block, written_out
+from tilestream.schedule.shared_tile import (
+    MOST_ROWS,
+    Block,
+    build,
+    find_block,
+    is_block,
+    is_projection,
+    written_out,
+)
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 
 TOP = 11
@@ -95,9 +103,10 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
     ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind among them.
-    ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage.
+    ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage. On many rows: one layer with
+    nothing in front, whose tiles take turns.
     """
-    if rows > MOST_ROWS or not is_block(program):
+    if not is_block(program) or (rows > MOST_ROWS and (not is_projection(program) or _block(program).before)):
         return []
     thorough = options.effort == "exhaustive"
     gathered = by_cluster(options, rows) and (thorough or not _block(program).before)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import fx
 
 from tilestream.devices import Device
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
-from tilestream.graph.nodes import packet
 from tilestream.graph.pixels import to_pixels
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
@@ -35,7 +33,7 @@ def find_regions(
         backward: whether it is the second half.
     """
     out = dict(kept_out)
-    if not training and _takes_convolutions(graph.graph, options):
+    if not training and options.convolutions != "off":
         out |= to_pixels(graph.graph, bulk=options.convolutions != "lanes")
         graph.recompile()
     summed = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
@@ -49,10 +47,3 @@ def find_regions(
         projections=options.projections and not training,
     )
     return found, summed
-
-
-def _takes_convolutions(graph: fx.Graph, options: Options) -> bool:
-    """Their norms become vectors, which cost a kernel or two of their own: 5.5 us beside a chain of 50."""
-    if options.convolutions == "auto":
-        return not any(packet(n) is torch.ops.aten._native_batch_norm_legit_no_training for n in graph.nodes)
-    return options.convolutions != "off"

@@ -16,9 +16,11 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock, WorkloadError
 from tilestream.graph.eager import EagerOp
+from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.plain import by_rows
+from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.traffic import traffic
 from tilestream.plan import backward_cost
 from tilestream.plan.cost import predict
@@ -196,8 +198,16 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         candidate.name,
         len(cut_at_dram(pipeline)) if by_rows(pipeline) else 1,
         float(region.flops),
-        float(traffic(pipeline, region.rows).dram) if by_rows(pipeline) else 0.0,
+        float(_dram_bytes(pipeline, region.rows)),
     )
+
+
+def _dram_bytes(pipeline: Pipeline, rows: int) -> int:
+    """Between DRAM and the chip, each tensor once."""
+    if by_rows(pipeline):
+        return traffic(pipeline, rows).dram
+    written = plain(pipeline)
+    return mesh_traffic(written, {**written.sizes(), ROWS.name: rows})["dram"]
 
 
 def _timed(steps: Sequence[_Step], device: Device) -> WholePlan:

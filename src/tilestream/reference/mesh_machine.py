@@ -16,7 +16,7 @@ import torch
 from torch import Tensor as Array
 
 from tilestream.errors import InputError, PipelineDeadlock
-from tilestream.ir.axes import Level, View, along
+from tilestream.ir.axes import ROWS, Level, View, along
 from tilestream.ir.derive import (
     PARTIAL_BYTES,
     Nest,
@@ -33,6 +33,7 @@ from tilestream.ir.derive import (
 )
 from tilestream.ir.mesh_traffic import indices
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.taps import pictures
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.sentence import COMBINE, say
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
@@ -429,6 +430,8 @@ def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> dict[str, int]:
                 raise InputError(
                     f"{t.name!r}: axis {axis.name!r} is {n} here, {size[axis.name]} elsewhere", "make them agree"
                 )
+    for name, pixels in pictures(p).items():  # where nothing else has rows
+        size.setdefault(ROWS.name, tensors[name].shape[0] * pixels)
     for a in declared:
         if a.name not in size:
             raise InputError(f"no tensor has axis {a.name!r}, so its size is not known", "declare the size of the axis")

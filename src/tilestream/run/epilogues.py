@@ -2,7 +2,8 @@
 
 Inductor leaves ``relu(addmm(...))`` to a library's product and a kernel of its own that reads and writes the result
 once more: 53 us of 130 on an H200 for 32,768 rows, 1024 features. cuBLASLt has ReLU as an epilogue, which ATen calls
-``_addmm_activation``; rounding after it and before it gives the same bits.
+``_addmm_activation``; rounding after it and before it gives the same bits. So has a 1 x 1 convolution, which is a
+linear over pixels: 10 us of 15 for 6,272 pixels, 256 to 1024 channels.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.interaction import unpadded
+from tilestream.graph.pixels import PIXELS
 
 aten = torch.ops.aten
 ALIGNED_BYTES = 16
@@ -33,20 +35,61 @@ def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
         graph: functional ATen with ``val`` in its nodes' meta, which new nodes may lack; changed in place.
         patches: changes of Inductor's configuration for the graph.
     """
-    from torch._inductor import config
-
-    if any(patches.get(name, getattr(config, name)) for name in ("max_autotune", "max_autotune_gemm")):
+    if _tunes(patches):
         return 0
     fused = 0
     for relu in graph.graph.find_nodes(op="call_function", target=aten.relu.default):
         product = relu.args[0]
         if _is_linear(product):
             fused += _fuse(graph.graph, product, relu)
+        elif _is_of_pixels(product):
+            _fuse_pixels(graph.graph, product, relu)
+            fused += 1
     if fused:
         graph.graph.eliminate_dead_code()
         graph.graph.lint()
         graph.recompile()
     return fused
+
+
+def _tunes(patches: Mapping[str, Any]) -> bool:
+    from torch._inductor import config
+
+    return any(patches.get(name, getattr(config, name)) for name in ("max_autotune", "max_autotune_gemm"))
+
+
+def of_pixels(graph: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
+    """Whether ``fuse`` would replace a ReLU behind a 1 x 1 convolution: then a graph without regions gains as well."""
+    return not _tunes(patches) and any(
+        _is_of_pixels(n.args[0]) for n in graph.graph.find_nodes(op="call_function", target=aten.relu.default)
+    )
+
+
+def _is_of_pixels(node: Any) -> bool:
+    """Whether a node is a 1 x 1 convolution as a linear over pixels, of 16-bit floats and known sizes, used once."""
+    if not isinstance(node, fx.Node) or node.target is not aten.linear.default or not node.meta.get(PIXELS):
+        return False
+    result, depth = node.meta["val"], node.args[0].meta["val"].shape[-1]  # pyright: ignore
+    known = all(isinstance(n, int) for n in (*result.shape, depth))
+    aligned = known and not any(n * result.element_size() % ALIGNED_BYTES for n in (result.shape[-1], depth))
+    return len(node.users) == 1 and aligned and result.dtype in (torch.bfloat16, torch.float16)
+
+
+def _fuse_pixels(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
+    """The library's epilogue adds a vector in any case: zeros, where the convolution has no bias."""
+    x, weight, *bias = product.args
+    result = product.meta["val"]
+    with graph.inserting_before(relu):
+        vector = next((b for b in bias if b is not None), None)
+        if vector is None:
+            words = {"dtype": result.dtype, "device": result.device}
+            vector = graph.call_function(aten.full.default, ([result.shape[-1]], 0.0), words)
+        rows = graph.call_function(aten.reshape.default, (x, [-1, weight.meta["val"].shape[-1]]))  # pyright: ignore
+        transposed = graph.call_function(aten.t.default, (weight,))
+        fused = graph.call_function(aten._addmm_activation.default, (vector, rows, transposed))
+        shown = graph.call_function(aten.reshape.default, (fused, list(result.shape)))
+    shown.meta = dict(relu.meta)
+    relu.replace_all_uses_with(shown)
 
 
 def _is_linear(node: Any) -> bool:

@@ -113,6 +113,8 @@ def _inner(
         # Candidates are captured in CUDA graphs of their own when they are measured.
         with config.patch({"triton.cudagraphs": False}):
             taken = compilation.stream(streamed, kwargs)
+        on_gpu = compilation.target.kind == "cuda"
+        taken = taken or (on_gpu and not backward and epilogues.of_pixels(streamed, compilation.patches))
         if not taken and not backward:
             raise NothingTakenError
 
@@ -123,7 +125,7 @@ def _inner(
             if calls_alone:
                 compilation.keep()
                 return direct(streamed)
-        if taken and compilation.target.kind == "cuda":
+        if taken and on_gpu:
             epilogues.fuse(streamed, compilation.patches)
         if taken:
             messages.sort_messages(streamed)

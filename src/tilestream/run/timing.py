@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,10 +53,22 @@ def capture(run: Callable[[], object], burst_us: float = BURST_US, most_calls: i
     graph = torch.cuda.CUDAGraph()
     outputs: object = None
     # Other threads go on compiling, or loading data: what they call is none of this capture's business.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(calls):
             outputs = run()
     return Captured(graph, outputs, calls, run)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's collector: a graph that it frees while another is captured makes that one invalid."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def timed_side_by_side(functions: Sequence[Callable[[], object]]) -> list[float]:

@@ -20,11 +20,13 @@ TAILS = {
 
 @dataclass(frozen=True)
 class SharedTileCost:
-    """Phases of one launch, ``launches`` of them; ``dram_s`` is what DRAM takes for all bytes of one."""
+    """Phases of one launch, ``launches`` of them, or as many turns of one where CTAs are ``alone``; ``dram_s`` is what
+    DRAM takes for all bytes of one."""
 
     phases: Phases
     launches: int
     dram_s: float
+    alone: bool = False
 
     @property
     def loads_s(self) -> float:
@@ -32,7 +34,8 @@ class SharedTileCost:
 
     @property
     def total_s(self) -> float:
-        return self.launches * self.phases.total_s
+        again = self.phases.total_s - (self.phases.launch if self.alone else 0.0)
+        return self.phases.total_s + (self.launches - 1) * again
 
     @property
     def limit(self) -> str:
@@ -54,9 +57,10 @@ def shared_tile_cost(
     k, _, out = s.block.sizes
     launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
     weights = launch.first_chip_bytes + launch.second_chip_bytes
-    dram = (weights + ELEMENT * rows * (k + out)) / device.dram_bytes_per_s
+    read = k if s.block.grid is None else k // len(s.block.grid.taps)
+    dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
     launches = -(-rows // (s.row_tiles * s.tile_rows))
-    return SharedTileCost(phases(launch, device, cold, rates), launches, dram)
+    return SharedTileCost(phases(launch, device, cold, rates), launches, dram, s.alone)
 
 
 def shares(s: SharedTile, rows: int) -> Sharing:

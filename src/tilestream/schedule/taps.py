@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, TileOp
@@ -14,6 +15,45 @@ MOST_OFFSET = 255  # of a tap from the lowest
 MOST_CORNER = 2**16 - 1  # of an input pixel, as lanes keep it
 
 Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The taps of one convolution over pictures of ``size`` (height, width), side by side: rows of ``across`` taps.
+
+    Attributes:
+        step: (y, x) from one tap to the next.
+    """
+
+    taps: tuple[Tap, ...]
+    size: Pair
+    across: int
+    step: Pair
+
+    @staticmethod
+    def of(taps: Sequence[Tap], size: Pair) -> Grid | None:
+        """None where ``taps`` are no rows of a window, one behind the other."""
+        first = taps[0]
+        across = sum(t.y == first.y for t in taps)
+        step = (taps[across].y - first.y if across < len(taps) else 1, taps[1].x - first.x if across > 1 else 1)
+        want = tuple(
+            Tap(
+                first.height, first.width, first.stride_y, first.stride_x,
+                first.y + k // across * step[0], first.x + k % across * step[1],
+            )
+            for k in range(len(taps))
+        )  # fmt: skip
+        return Grid(want, size, across, step) if want == tuple(taps) else None
+
+    @property
+    def corners(self) -> tuple[Pair, Pair]:
+        """(x, y) where the box of bulk copies begins and ends (``corners``)."""
+        return corners(self.taps[0], lowest(self.taps[0], self.taps), self.size)
+
+    @property
+    def why_not_in_bulk(self) -> str:
+        """Why bulk copies cannot bring some tap's pixels; empty if they can."""
+        return next(filter(None, (why_not_in_bulk(t, self.taps, self.size) for t in self.taps)), "")
 
 
 def lowest(tap: Tap, taps: Iterable[Tap]) -> Pair:

@@ -24,7 +24,7 @@ STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
 STEPS = 4
 SLABS = 2
 SLAB_BYTES = 64 * 64 * 2
-BARRIER_BYTES = 16 * (STEPS + 2 * SLABS)
+BARRIER_BYTES = 16 * (STEPS + 4 * SLABS)
 THREADS = 384
 WIDEST_ROW = 1024
 """Columns of an operand that a warp makes by itself: 32 values a lane and array."""

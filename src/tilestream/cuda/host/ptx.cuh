@@ -13,6 +13,7 @@
 #define TS_EACH(t, count) \
   for (u32 ts_first = (t), ts_lane = 0, t = ts_first; ts_lane < 128 && t < (u32)(count); t = ts_first + ++ts_lane)
 #define TS_REG(r, k) (r).v[ts_lane][k]
+#define TS_REG_OF(r, k, lane) (r).v[(ts_lane & ~31u) + (lane)][k]
 #define TS_CONSTANT static const
 #define TS_GLOBAL static const
 #define TS_KERNEL(threads) static void
@@ -72,6 +73,12 @@ TS_DEV void sts64(u32 addr, float a, float b) {
   stsf(addr, a);
   stsf(addr + 4, b);
 }
+TS_DEV void sts_blocks(u32 chunk, u32 t, u32 block, const u32 (&v)[2][2]) {
+  for (u32 k = 0; k < 4; ++k) {
+    const u32 row = (t >> 5) * 16 + ((t & 31) >> 2) + 8 * (k & 1);
+    sts32(chunk + row * 128 + (((block + (k >> 1)) ^ (row & 7)) << 4) + (t & 3) * 4, v[k >> 1][k & 1]);
+  }
+}
 TS_DEV u32 lds32(u32 addr) { return shared_at<u32>(addr); }
 TS_DEV u16 lds16(u32 addr) { return shared_at<u16>(addr); }
 TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
@@ -107,6 +114,7 @@ TS_DEV void bar_arrive(u32 bar) { ts_host::bar_arrive(bar, 1, 0); }
 TS_DEV void bar_expect(u32 bar, u32 bytes) { ts_host::bar_arrive(bar, 1, bytes); }
 TS_DEV void group_arrive(u32 bar) { ts_host::bar_arrive(bar, 4, 0); }
 TS_DEV void group_arrive_pair(u32 bar) { ts_host::bar_arrive_cluster(bar, 4); }
+TS_DEV void arrive_pair(u32 bar, u32 count) { ts_host::bar_arrive_cluster(bar, count); }
 TS_DEV bool bar_try(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity) || ts_host::rest(); }
 TS_DEV bool bar_ready(u32 bar, u32 parity) { return ts_host::bar_try(bar, parity); }
 TS_DEV void bar_wait(u32 bar, u32 parity) { ts_host::bar_wait(bar, parity); }
@@ -231,6 +239,12 @@ struct Mma {
   static void shared(Fragment<N>& acc, u64 a, u64 b) {
     ts_host::product({&acc.v[0][4 * AT], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b});
   }
+  template <int N>
+  static void start(Fragment<N>& acc, u64 a, u64 b) {
+    for (auto& lane : acc.v)
+      for (int k = 4 * AT; k < 4 * (AT + BLOCKS); ++k) lane[k] = 0.0f;
+    shared(acc, a, b);
+  }
   template <int N, int M>
   static void registers(Fragment<N>& acc, const Packed<M>& a, int k, u64 b) {
     ts_host::product({&acc.v[0][4 * AT], 4 * N, BLOCKS, &a.v[0][k], 2 * M, T::ELEMENT, 0, b});
@@ -308,6 +322,7 @@ TS_DEV float rsq(float x) { return 1.0f / __builtin_sqrtf(x); }
 TS_DEV float sqr(float x) { return __builtin_sqrtf(x); }
 TS_DEV float max_nan(float a, float b) { return larger_of(a, b); }
 TS_DEV float min_nan(float a, float b) { return a != a || b != b ? __builtin_nanf("") : a < b ? a : b; }
+TS_DEV float min_number(float a, float b) { return __builtin_fminf(a, b); }
 TS_DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // In the order of the device's shuffles: neighbours first.
 TS_DEV void row_sum(Registers<float, 2>& r) {

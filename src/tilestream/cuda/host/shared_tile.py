@@ -15,10 +15,11 @@ from tilestream.cuda.mma import specialisation
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource, emit
-from tilestream.cuda.shared_tile.params import Space, params
+from tilestream.cuda.shared_tile.params import Maps, Part, Space, params
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
-from tilestream.schedule.shared_tile.model import PANEL
+from tilestream.ir.taps import rows_given
+from tilestream.schedule.shared_tile.block import PANEL
 
 OF_FILE = 1 << 56
 """In an address: it is one of the launch's file (``fill`` of run.cuh)."""
@@ -42,8 +43,9 @@ def run_tile_on_host(
     """
     options = options or HostRun()
     source = emit(pipeline)
-    s, rows = source.schedule, tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
-    if s.block.before or rows > s.row_tiles * s.tile_rows:
+    inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
+    s, rows = source.schedule, rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
+    if s.block.before or rows > s.launched(rows) // (s.groups * s.columns) * s.tile_rows:
         raise ValueError("the host build runs one launch of a block with nothing in front of its first layer")
     if options.sanitize and s.tile_rows < PANEL:
         raise ValueError(f"products of {PANEL} rows read behind a tile of {s.tile_rows}, in rows that nobody stores")
@@ -60,6 +62,16 @@ def tensor_map(
     matrix = (address, columns, rows, row_bytes, box_rows, 2)
     added = (2 * (box_columns or 64), int(dtype == "f16"))
     return struct.pack(f"<{MAP_WORDS}Q", *matrix, *[0] * (MAP_WORDS - len(matrix) - len(added)), *added)
+
+
+def pixel_map(
+    dtype: str, address: int, sizes: tuple[int, int, int, int], begin: tuple[int, int], end: tuple[int, int],
+    strides: tuple[int, int], pixels: int,
+) -> bytes:  # fmt: skip
+    """As ``driver.pixel_map``, likewise."""
+    channels, width, height, images = sizes
+    signed = (address, channels, width, height, pixels, 2, 1, images, *begin, *end, *strides, 128, int(dtype == "f16"))
+    return struct.pack(f"<{MAP_WORDS}q", *signed)
 
 
 def for_host(source: SharedTileSource) -> SharedTileSource:
@@ -83,12 +95,13 @@ def _run(
     dump = ExchangeDump(s, source.pipeline.name)
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     packed = params(
-        source, where, OF_FILE + work, OF_FILE + record, tensor_map, 0, rows, int(options.flag_limit_s * 1e9)
-    )
+        source, where, OF_FILE + work, OF_FILE + record, Maps(tensor_map, pixel_map), Part(0, rows, rows),
+        int(options.flag_limit_s * 1e9),
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
         arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
-        done = execute(program, path, source, (s.ctas, s.cluster), options, s.warpgroups)
+        done = execute(program, path, source, (s.launched(rows), s.cluster), options, s.warpgroups)
         raw = bytearray(path.read_bytes())
     dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
     dump.check()

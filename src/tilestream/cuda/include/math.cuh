@@ -17,6 +17,14 @@ TS_DEV float log_(float x) { return lg2(x) * 0.6931471805599453f; }
 TS_DEV float sigmoid(float x) { return rcp_normal(1.0f + exp_(-x)); }
 // x * sigmoid(x) is NaN at -inf in eager as well (-inf * 0).
 TS_DEV float silu(float x) { return x * sigmoid(x); }
+// Of two values by one reciprocal: 1 / a = b (1 / ab). The special function unit takes eight cycles for a warp's values, in
+// which as many other instructions are issued. Below -43 a factor is cut off, lest the product overflow: x 2^-62 there.
+TS_DEV void silu_pair(float x, float y, float (&both)[2]) {
+  const float a = 1.0f + ex2(min_number(-1.4426950408889634f * x, 62.0f)), b = 1.0f + ex2(min_number(-1.4426950408889634f * y, 62.0f));
+  const float r = rcp_normal(a * b);
+  both[0] = x * (b * r);
+  both[1] = y * (a * r);
+}
 // 1 - 2/(e^2x + 1): absolute error 1e-7; small arguments by the odd series, where that would cancel. With the shorter
 // reciprocal ptxas interleaves so many of them that it spills.
 TS_DEV float tanh_(float x) {

@@ -16,6 +16,7 @@ using u64 = unsigned long long;
 #define TS_PASS_LANE pass_lane
 #define TS_EACH(t, count)     // on the host: over the lanes from thread t on, as far as there are `count`; here t is this thread
 #define TS_REG(r, k) (r).v[k]  // register k of lane t
+#define TS_REG_OF(r, k, lane) __shfl_sync(~0u, (r).v[k], lane)  // of another lane of its warp; all lanes ask
 #define TS_CONSTANT __constant__ const
 #define TS_GLOBAL __device__ const  // tables that constant memory has no room for
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
@@ -84,6 +85,15 @@ TS_DEV void sts64(u32 addr, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(addr), "f"(a), "f"(b) : "memory");
 }
 TS_DEV void stsf(u32 addr, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(v) : "memory"); }
+// Blocks `block`, an even number, and the next, 8 columns each, of a swizzled chunk of 64 rows: of either block lane t's pairs
+// in both halves of its warp's 16 rows (tile.cuh). Four matrices of 8 x 8: lane l names row l % 8 of matrix l / 8.
+TS_DEV void sts_blocks(u32 chunk, u32 t, u32 block, const u32 (&v)[2][2]) {
+  const u32 row = (t >> 5) * 16 + (t & 15);
+  const u32 line = chunk + row * 128 + (((block + ((t >> 4) & 1)) ^ (row & 7)) << 4);
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(line), "r"(v[0][0]), "r"(v[0][1]), "r"(v[1][0]),
+               "r"(v[1][1])
+               : "memory");
+}
 TS_DEV u32 lds32(u32 addr) {
   u32 v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
@@ -128,6 +138,15 @@ TS_DEV void group_arrive_pair(u32 bar) {
   if (lane < 2)
     asm volatile(
         "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(lane)
+        : "memory");
+}
+// By one thread: `count` arrivals at the barriers of both.
+TS_DEV void arrive_pair(u32 bar, u32 count) {
+#pragma unroll
+  for (u32 rank = 0; rank < 2; ++rank)
+    asm volatile(
+        "{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r], %2;\n}" ::"r"(bar), "r"(rank),
+        "r"(count)
         : "memory");
 }
 TS_DEV u32 cluster_rank() {
@@ -441,6 +460,7 @@ TS_DEV float min_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
+TS_DEV float min_number(float a, float b) { return fminf(a, b); }  // the other one where one is NaN
 TS_DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // The four lanes of a row combine what they hold; all get the result.
 TS_DEV void row_sum(Registers<float, 2>& r) {

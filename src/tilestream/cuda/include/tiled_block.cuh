@@ -17,7 +17,7 @@ constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BL
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
 constexpr int PAIR = 2;                // CTAs of a cluster
-constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup
+constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
 
@@ -90,16 +90,26 @@ using SlabRing = Ring<SLABS, CHUNK_BYTES>;
 template <class K>
 TS_DEV StepRing<K> step_ring(u32 smem) { return StepRing<K>(smem + K::BARS, smem); }
 template <class K>
-TS_DEV SlabRing slab_ring(u32 smem, int g) {
-  return SlabRing(smem + K::BARS + 16 * (K::STEPS + g * SLABS), smem + K::STEPS * STEP_BYTES + g * SLABS * CHUNK_BYTES);
+TS_DEV u32 slab_bars(u32 smem, int g) { return smem + K::BARS + 16 * (K::STEPS + g * 2 * SLABS); }
+template <class K>
+TS_DEV SlabRing early_slabs(u32 smem, int g) {
+  return SlabRing(slab_bars<K>(smem, g), smem + K::STEPS * STEP_BYTES + g * SLABS * CHUNK_BYTES);
 }
+// Nobody waits for a tile's first slabs to leave: the others lie in a page of the ring, which is not loaded then and is free
+// again when they were stored.
+template <class K>
+TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
+  return SlabRing(slab_bars<K>(smem, g) + 16 * SLABS, page + g * SLABS * CHUNK_BYTES);
+}
+template <class K>
+TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second ? 1 : K::FIRSTS); }
 template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 1);
     bar_init(smem + K::BARS + 16 * i + 8, 8 * PAIR);  // one a warp, of both CTAs
   }
-  for (int i = K::STEPS; i < K::STEPS + 2 * SLABS; ++i) {
+  for (int i = K::STEPS; i < K::STEPS + 4 * SLABS; ++i) {
     bar_init(smem + K::BARS + 16 * i, 4);
     bar_init(smem + K::BARS + 16 * i + 8, 1);
   }
@@ -135,6 +145,11 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
       tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
     }
+    if (slabs_of<K>(x) > SLABS) {
+      ring.wait_empty();
+      bar_arrive(ring.full());
+      ring.advance();
+    }
   }
 }
 
@@ -143,7 +158,9 @@ template <class K, class P>
 TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank, int g) {
   const Walk& w = p.walk;
   const Flags flags = flags_of<K>(p);
-  auto ring = slab_ring<K>(smem, g);
+  auto early = early_slabs<K>(smem, g);
+  auto late = late_slabs<K>(smem, g, 0);
+  auto pages = step_ring<K>(smem);
 #pragma unroll 1
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
@@ -152,15 +169,26 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
       await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
-    const int wide = x.second ? TILE_COLUMNS : TILE_COLUMNS / K::FIRSTS;
-    const int y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
-#pragma unroll 1
-    for (int c = 0; c < wide; c += 64, ring.advance()) {
+    const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
+    const auto store = [&](SlabRing& ring, int s) {
       ring.wait_full();
-      tma_store(x.second ? &p.result : &p.hidden_out, x.column * wide + c, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
+      tma_store(x.second ? &p.result : &p.hidden_out, (x.column * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
       store_commit();
+    };
+#pragma unroll 1
+    for (int s = 0; s < SLABS; ++s, early.advance()) {
+      store(early, s);
       store_wait_read<0>();
-      bar_arrive(ring.empty());
+      bar_arrive(early.empty());
+    }
+    pages.skip(x.second ? K::SECOND_STEPS : K::FIRST_STEPS);
+    if (slabs > SLABS) {
+      late.data = late_slabs<K>(smem, g, pages.addr()).data;
+#pragma unroll 1
+      for (int s = SLABS; s < slabs; ++s, late.advance()) store(late, s);
+      store_wait_read<0>();
+      arrive_pair(pages.empty(), 4);
+      pages.skip(1);
     }
     if (x.second) continue;
     store_wait<0>();
@@ -199,32 +227,117 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
 }
 
 // ---- consumers
-template <class T>
+// A page; the first of a tile begins its sums.
+template <class T, bool FIRST>
 TS_DEV void multiply_step(Fragment<TILE_BLOCKS>& acc, u32 left, u32 right) {
 #pragma unroll
-  for (int k = 0; k < TILE_DEPTH / 16; ++k)
-    Mma<T, TILE_BLOCKS, 0>::shared(acc, mma_desc_over_16(left + 2 * k), mma_desc_over_16(right + 2 * k));
+  for (int k = 0; k < TILE_DEPTH / 16; ++k) {
+    const u64 a = mma_desc_over_16(left + 2 * k), b = mma_desc_over_16(right + 2 * k);
+    if (FIRST && k == 0)
+      Mma<T, TILE_BLOCKS, 0>::start(acc, a, b);
+    else
+      Mma<T, TILE_BLOCKS, 0>::shared(acc, a, b);
+  }
+}
+
+// Two neighbouring elements of a vector, as they lie in memory.
+template <class V>
+struct Pair {
+  static constexpr int WORDS = V::BYTES / 2;
+  template <bool ALIGNED>
+  static TS_DEV void load(const void* from, int c, u32* w) {
+    if constexpr (V::BYTES == 4) {
+      w[0] = load_global((const u32*)from + c);
+      w[1] = load_global((const u32*)from + c + 1);
+    } else if constexpr (ALIGNED) {
+      w[0] = load_global((const u32*)from + (c >> 1));
+    } else {
+      w[0] = load_global((const u16*)from + c) | (u32)load_global((const u16*)from + c + 1) << 16;
+    }
+  }
+  static TS_DEV void values(const u32* w, float& a, float& b) {
+    if constexpr (V::BYTES == 4) {
+      a = float_of(w[0]);
+      b = float_of(w[1]);
+    } else {
+      a = V::low(w[0]);
+      b = V::high(w[0]);
+    }
+  }
+};
+// What an epilogue reads of a tile's columns is on its way while the tile is multiplied: lane l of each warp has columns
+// 64 q + 2 l and the next, and asks the other lanes for its own.
+constexpr int COLUMN_PARTS = TILE_COLUMNS / 64;
+template <class K>
+constexpr int COLUMN_WORDS = K::HIDDEN_WORDS > K::RESULT_WORDS ? K::HIDDEN_WORDS : K::RESULT_WORDS;
+template <class K>
+struct ColumnWords : Registers<u32, COLUMN_PARTS * COLUMN_WORDS<K> + 1> {};
+template <class K, class P>
+TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
+  const int wide = x.second ? TILE_COLUMNS : TILE_COLUMNS / K::FIRSTS;
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int q = 0; q < COLUMN_PARTS; ++q) {
+      const int c = x.column * wide + (64 * q) % wide + 2 * (int)(t & 31);
+      u32 w[COLUMN_WORDS<K> + 1];
+      if (x.second)
+        K::result_words(p, c, w);
+      else
+        K::hidden_words(p, c, w);
+#pragma unroll
+      for (int n = 0; n < COLUMN_WORDS<K>; ++n) TS_REG(columns, q * COLUMN_WORDS<K> + n) = w[n];
+    }
+  }
+  pin(columns);
 }
 
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
 
-TS_DEV void slab_is_there(SlabRing& slabs) {
-  fence_async_shared();
-  group_arrive(slabs.full());
-  slabs.advance();
-}
+// Where a warpgroup leaves its tiles, slab by slab.
+template <class K>
+struct Slabs {
+  StepRing<K>& ring;
+  SlabRing early, late;
+  u32 smem;
+  int g;
+  TS_DEV Slabs(StepRing<K>& ring, u32 smem, int g)
+      : ring(ring), early(early_slabs<K>(smem, g)), late(late_slabs<K>(smem, g, 0)), smem(smem), g(g) {}
+  TS_DEV u32 open(int s) {
+    if (s < SLABS) {
+      early.wait_empty();
+      return early.addr();
+    }
+    if (s == SLABS) {
+      late.data = late_slabs<K>(smem, g, ring.take()).data;
+      ring.advance();
+      ring.next_behind();  // the page is given back by who stores
+    }
+    return late.addr();
+  }
+  TS_DEV void close(int s) {
+    SlabRing& slabs = s < SLABS ? early : late;
+    fence_async_shared();
+    group_arrive(slabs.full());
+    slabs.advance();
+  }
+};
 // Slab s of a hidden tile: 64 columns, rounded.
-template <class K, class P>
-TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int s) {
-  slabs.wait_empty();
+template <class K>
+TS_DEV void leave_hidden(const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, int s) {
+  const u32 slab = slabs.open(s);
   TS_PASS
   TS_LANES {
     const u32 t = TS_PASS_LANE;
+    u32 made[2][2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
+      u32 w[COLUMN_WORDS<K> + 1];
+#pragma unroll
+      for (int n = 0; n < K::HIDDEN_WORDS; ++n) w[n] = TS_REG_OF(columns, s * COLUMN_WORDS<K> + n, 4 * i + (t & 3));
       float v[K::HIDDEN_VECTORS][2];
-      K::hidden_vectors(p, x.column * 64 * HIDDEN_SLABS<K> + col_of(t, 8 * s + i), v);
+      K::hidden_values(w, v);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float sums[2][K::FIRSTS];
@@ -232,67 +345,78 @@ TS_DEV void leave_hidden(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing&
         for (int e = 0; e < 2; ++e)
 #pragma unroll
           for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
-        sts32(pair_addr<typename K::T>(slabs.addr(), t, i, j), K::T::pack(K::middle(v, 0, sums[0]), K::middle(v, 1, sums[1])));
+        float both[2];
+        K::middle(v, sums, both);
+        made[i & 1][j] = K::T::pack(both[0], both[1]);
       }
+      if (i & 1) sts_blocks(slab, t, i - 1, made);
     }
   }
-  slab_is_there(slabs);
+  slabs.close(s);
 }
-// The result, with what is read beside it: that comes first, so that it is on its way while a slab is waited for.
+
+// What is read beside a result: words of one slab, each loaded anew, for the next slab, as soon as it was used.
+template <class K>
+struct Beside : Registers<u32, 8 * 2 * K::BESIDE_WORDS + 1> {};
 template <class K, class P>
-TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, SlabRing& slabs, const Unit& x, int g) {
-  constexpr int LOADS = K::LOADS > 0 ? K::LOADS : 1;
-  const int row0 = x.rows * TILE_ROWS + g * ROWS;
+TS_DEV void load_beside(const P& p, u32* w, const Unit& x, int g, u32 t, int block, int j) {
+  const int row = x.rows * TILE_ROWS + g * ROWS + row_of(t, j);
+  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.column * TILE_COLUMNS + col_of(t, block), w);
+}
+template <class K, class P>
+TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) load_beside<K>(p, &TS_REG(beside, i * K::BESIDE_WORDS), x, g, t, i / 2, i % 2);
+  }
+  pin(beside);
+}
+template <class K, class P>
+TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
+                         const Unit& x, int g) {
 #pragma unroll
   for (int s = 0; s < TILE_BLOCKS; s += 8) {
+    const u32 slab = slabs.open(s / 8);
     TS_PASS
-    Registers<float, 8 * 2 * 2 * LOADS> beside;
     TS_LANES {
       const u32 t = TS_PASS_LANE;
-#pragma unroll
-      for (int i = 0; i < 8 && K::LOADS > 0; ++i)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int row = row0 + row_of(t, j);
-          float pair[2 * LOADS];
-          K::beside(p, row < p.rows ? row : p.rows - 1, x.column * TILE_COLUMNS + col_of(t, s + i), pair);
-#pragma unroll
-          for (int k = 0; k < 2 * LOADS; ++k) TS_REG(beside, (2 * i + j) * 2 * LOADS + k) = pair[k];
-        }
-    }
-    slabs.wait_empty();
-    TS_LANES {
-      const u32 t = TS_PASS_LANE;
+      u32 made[2][2];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
+        u32 w[COLUMN_WORDS<K> + 1];
+#pragma unroll
+        for (int n = 0; n < K::RESULT_WORDS; ++n) w[n] = TS_REG_OF(columns, s / 8 * COLUMN_WORDS<K> + n, 4 * i + (t & 3));
         float v[K::RESULT_VECTORS][2];
-        K::result_vectors(p, x.column * TILE_COLUMNS + col_of(t, s + i), v);
+        K::result_values(w, v);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          float made[2];
+          u32* const words = &TS_REG(beside, (2 * i + j) * K::BESIDE_WORDS);
+          float r[2][K::LOADS + 1], y[2], both[2];
+          K::beside_values(words, r);
+          if (K::LOADS > 0 && s + 8 < TILE_BLOCKS) load_beside<K>(p, words, x, g, t, s + 8 + i, j);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float r[LOADS];
-#pragma unroll
-            for (int k = 0; k < LOADS; ++k) r[k] = TS_REG(beside, (2 * i + j) * 2 * LOADS + 2 * k + e);
-            made[e] = K::after(v, e, TS_REG(acc, 4 * (s + i) + 2 * j + e), r);
-          }
-          sts32(pair_addr<typename K::Result>(slabs.addr(), t, i, j), K::Result::pack(made[0], made[1]));
+          for (int e = 0; e < 2; ++e) y[e] = TS_REG(acc, 4 * (s + i) + 2 * j + e);
+          K::after(v, y, r, both);
+          made[i & 1][j] = K::Result::pack(both[0], both[1]);
         }
+        if (i & 1) sts_blocks(slab, t, i - 1, made);
       }
     }
-    slab_is_there(slabs);
+    pin(beside);
+    slabs.close(s / 8);
   }
 }
 
 // One page of both operands; the one before it is given back.
-template <class K>
-TS_DEV void consume_step(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, bool first) {
+template <class K, bool FIRST>
+TS_DEV void consume_step(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine) {
   const u32 step = ring.take();
   mma_fence();
-  multiply_step<typename K::T>(acc, (step + mine) >> 4, (step + LEFT_BYTES) >> 4);
+  multiply_step<typename K::T, FIRST>(acc, (step + mine) >> 4, (step + LEFT_BYTES) >> 4);
   mma_commit();
-  if (!first) {
+  if (!FIRST) {
     mma_wait<1>();
     ring.release();
   }
@@ -303,27 +427,30 @@ template <class K, class P>
 TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank, int g) {
   const Walk& w = p.walk;
   auto ring = step_ring<K>(smem);
-  auto slabs = slab_ring<K>(smem, g);
+  Slabs<K> slabs(ring, smem, g);
   const u32 mine = (u32)g * CHUNK_BYTES;
 #pragma unroll 1
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     Fragment<TILE_BLOCKS> acc;
-    start_from_zero(acc);
-    pin(acc);
+    ColumnWords<K> columns;
+    Beside<K> beside;
+    load_columns<K>(p, columns, x);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
+    consume_step<K, true>(acc, ring, mine);
 #pragma unroll 1
-    for (int i = 0; i < steps; ++i) consume_step<K>(acc, ring, mine, i == 0);
+    for (int i = 1; i < steps; ++i) consume_step<K, false>(acc, ring, mine);
+    if (K::LOADS > 0 && x.second) first_beside<K>(p, beside, x, g);
     mma_wait<0>();
     pin(acc);  // or what reads them moves in front of the wait (C7514)
     ring.release();
     if (x.second) {
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
       if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
-      leave_result<K>(p, acc, slabs, x, g);
+      leave_result<K>(p, acc, slabs, columns, beside, x, g);
     } else {
 #pragma unroll
-      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(p, acc, slabs, x, s);
+      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(acc, slabs, columns, s);
     }
   }
 }

@@ -91,6 +91,7 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         middle="" if s.block.one_layer else _middle(s, vectors),
         beside=[_row_load(s, written, op) for op in s.block.after if op.kind == "load"],
         after=_after(s, vectors),
+        tap=s.block.grid.taps[0] if s.block.grid is not None else None,
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]

@@ -14,14 +14,15 @@ from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource
-from tilestream.cuda.shared_tile.params import params
+from tilestream.cuda.shared_tile.params import Maps, Part, params
 from tilestream.cuda.shared_tile.workspace import SharedWorkspace
 from tilestream.cuda.workspace import Workspaces
 from tilestream.errors import DeviceError
 
 
 class SharedTileLaunch:
-    """A kernel of a shared tile, with its workspaces. More rows than it has tiles for take several launches.
+    """A kernel of a shared tile, with its workspaces. More rows than it has tiles for take several launches, unless its
+    CTAs are alone: then a launch has as many as there are tiles, and they need not be resident at once.
 
     Args:
         dependent: let its CTAs start, and load weights, while the kernel before on the stream still runs (programmatic
@@ -46,7 +47,7 @@ class SharedTileLaunch:
             room = self.function.resident_clusters(s.threads, s.cluster) * s.cluster
         else:
             room = self.function.blocks_per_sm(s.threads) * sms
-        if s.ctas > room:
+        if s.ctas > room and not (s.alone and room):
             raise DeviceError(
                 f"pipeline {source.pipeline.name!r} needs {s.row_tiles} x {s.groups} x {s.columns} = {s.ctas} CTAs at"
                 f" once" + (f" in clusters of {s.cluster}" if s.cluster > 1 else "") + f" and this GPU holds {room}",
@@ -65,15 +66,18 @@ class SharedTileLaunch:
     def prepare(self, where: Mapping[str, Where], rows: int, stream: int, capture: int) -> list[PreparedLaunch]:
         """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``."""
         space = self.workspaces.take(stream, capture)
-        most = self.schedule.row_tiles * self.schedule.tile_rows
+        s = self.schedule
+        most = max(rows, 1) if s.alone else s.row_tiles * s.tile_rows
+        parts = [Part(first, min(most, rows - first), rows) for first in range(0, ceil(rows / most) * most, most)]
         return [
             self.function.prepare(
-                (self.schedule.ctas, 1), self.schedule.threads, stream,
-                self._params(where, space, first, min(most, rows - first)), not self.dependent, self.dependent,
+                (s.launched(part.rows), 1), s.threads, stream, self._params(where, space, part),
+                not (self.dependent or s.alone), self.dependent,
             )
-            for first in range(0, ceil(rows / most) * most, most)
+            for part in parts
         ]  # fmt: skip
 
-    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, first: int, rows: int) -> ctypes.Array:
-        packed = params(self.source, where, space.address, self.dump.address, driver.tensor_map, first, rows)
+    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, part: Part) -> ctypes.Array:
+        maps = Maps(driver.tensor_map, driver.pixel_map)
+        packed = params(self.source, where, space.address, self.dump.address, maps, part)
         return (ctypes.c_char * len(packed)).from_buffer_copy(packed)

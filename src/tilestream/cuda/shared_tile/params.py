@@ -13,9 +13,10 @@ from tilestream.cuda.shared_tile.emit import SharedTileSource
 from tilestream.cuda.workspace import LINE_BYTES
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import SharedTile, Tail
-from tilestream.schedule.shared_tile.model import PANEL
+from tilestream.schedule.shared_tile import Block, SharedTile, Tail
+from tilestream.schedule.shared_tile.block import PANEL
 from tilestream.schedule.sharing import Middle
+from tilestream.schedule.taps import Grid
 
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that who waited for whom is known
 
@@ -30,6 +31,39 @@ class MakeMap(Protocol):
     def __call__(
         self, dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int, box_columns: int = 0, /
     ) -> bytes: ...
+
+
+class MakePixelMap(Protocol):
+    """``driver.pixel_map``, or what the host build reads as one."""
+
+    def __call__(
+        self,
+        dtype: str,
+        address: int,
+        sizes: tuple[int, int, int, int],
+        begin: tuple[int, int],
+        end: tuple[int, int],
+        strides: tuple[int, int],
+        pixels: int,
+        /,
+    ) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What encodes tensor maps: of matrices, and of pictures."""
+
+    matrix: MakeMap
+    pixels: MakePixelMap
+
+
+@dataclass(frozen=True)
+class Part:
+    """``rows`` rows of a call, from row ``first`` of ``total`` on: those of one launch."""
+
+    first: int
+    rows: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -61,10 +95,10 @@ class Space:
 
 
 def params(
-    source: SharedTileSource, where: Mapping[str, Where], space: int, dump: int, tensor_map: MakeMap,
-    first: int, rows: int, timeout_ns: int = TIMEOUT_NS,
+    source: SharedTileSource, where: Mapping[str, Where], space: int, dump: int, maps: Maps, part: Part,
+    timeout_ns: int = TIMEOUT_NS,
 ) -> bytes:  # fmt: skip
-    """The bytes of ``Params`` for ``rows`` rows from row ``first`` on of the tensors at ``where``.
+    """The bytes of ``Params`` for ``part`` of the rows of the tensors at ``where``.
 
     Args:
         space: address of ``Space.of(source.schedule)``.
@@ -77,6 +111,7 @@ def params(
     partial = middle + sizes.middle
     operand = partial + sizes.partial
     k, hid, out = b.sizes
+    tensor_map, first, rows = maps.matrix, part.first, part.rows
 
     def from_row(name: str) -> tuple[int, int, int]:
         """Address, elements and bytes from row to row."""
@@ -87,7 +122,6 @@ def params(
         address, stride, _ = where[name]
         return tensor_map(b.dtype, address, columns, source.pipeline.tensor(name).shape[0], stride * 2, box)
 
-    x, _, x_bytes = (operand, k, 2 * k) if b.before else from_row(b.input)
     box_rows = min(rows, s.tile_rows)
     results = [from_row(last.output) for last in b.lasts]
     y, _, y_bytes = results[0]
@@ -100,19 +134,33 @@ def params(
         tensor_map(b.dtype, where[x.weight][0], hid, x.columns, where[x.weight][1] * 2, width)
         for x, width in zip(b.lasts, s.widths, strict=True)
     ]
-    maps = [
-        tensor_map(b.dtype, x, k, rows, x_bytes, box_rows),
+    if b.grid is not None:
+        left = _pictures(b, b.grid, where[b.input].address, part.total, s.tile_rows, maps.pixels)
+    else:
+        x, _, x_bytes = (operand, k, 2 * k) if b.before else from_row(b.input)
+        left = tensor_map(b.dtype, x, k, rows, x_bytes, box_rows)
+    encoded = [
+        left,
         *(weight(f.weight, k, s.middle_columns) for f in b.firsts),
         *lasts,
     ]
     if not b.one_layer:
         middle_rows = s.row_tiles * s.groups * s.tile_rows
-        maps.append(tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows))
+        encoded.append(tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows))
     views = [*(v.view for v in source.vectors), *source.row_vectors]
     vectors = [where[v.of][0] for v in views] or [0]
     residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
     words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals)]
     words += [operand] if b.one_layer else [middle, operand]
     words += [*(r[0] for r in results), partial, *(r[1] for r in results), space, dump, timeout_ns]
-    packed = b"".join([*maps, sums]) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
+    packed = b"".join([*encoded, sums]) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
+    if b.grid is not None:
+        packed += struct.pack("<i", first)
     return packed + bytes(-len(packed) % 64)
+
+
+def _pictures(b: Block, grid: Grid, address: int, rows: int, box: int, pixel_map: MakePixelMap) -> bytes:
+    """The map of the pictures that make ``rows`` rows, ``box`` of which are a copy."""
+    tap = grid.taps[0]
+    sizes = (b.sizes[0] // len(grid.taps), grid.size[1], grid.size[0], rows // tap.pixels)
+    return pixel_map(b.dtype, address, sizes, *grid.corners, (tap.stride_x, tap.stride_y), box)

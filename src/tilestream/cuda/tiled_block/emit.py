@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import jinja2
 
-from tilestream.cuda.element import element_function
+from tilestream.cuda.element import pair_function
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.templating import template
 from tilestream.cuda.tiled_block.before import prefetch_code, row_code, row_vectors
@@ -48,9 +48,11 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
     s = build(written.stages[0], written)
     b = s.block
     middle, after = b.vectors(b.middle), b.vectors(b.after)
+    hidden = _columns(written, middle, 0, b.sizes[1], s.hidden_columns)
+    result = _columns(written, after, len(middle), b.sizes[2], COLUMNS)
     vectors = (*middle, *after, *row_vectors(b))
-    beside = [op for op in b.after if op.kind == "load"]
-    sums = {f.tile: f"x[{i}]" for i, f in enumerate(b.firsts)}
+    beside = _beside(written, [op for op in b.after if op.kind == "load"], b.sizes[2])
+    sums = {f.tile: f"x[e][{i}]" for i, f in enumerate(b.firsts)}
     text = _template().render(
         name="tilestream_" + re.sub(r"\W", "_", pipeline.name),
         pipeline=pipeline,
@@ -58,12 +60,12 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         steps=STEPS,
         threads=THREADS,
         vectors=vectors,
-        mma=specialisation(b.dtype, COLUMNS // 8),
-        hidden_vectors=[_vector(written, v, k, k, b.sizes[1], s.hidden_columns) for k, v in enumerate(middle)],
-        result_vectors=[_vector(written, v, k, len(middle) + k, b.sizes[2], COLUMNS) for k, v in enumerate(after)],
-        beside=[_pair_beside(written, op, k, b.sizes[2]) for k, op in enumerate(beside)],
-        middle=element_function(b.middle, sums, b.hidden, _in_registers(middle)),
-        after=element_function(b.after, {b.last.total: "y"}, b.last.result, _in_registers(after)),
+        mma=specialisation(b.dtype, COLUMNS // 8, starts=True),
+        hidden=hidden,
+        result=result,
+        beside=beside,
+        middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)),
+        after=pair_function(b.after, {b.last.total: "y[e]"}, b.last.result, _in_registers(after)),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),
     )
@@ -72,19 +74,43 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
     return TiledBlockSource(name, text, s.shared_bytes, pipeline, s, vectors, REGISTER_SPLITS)
 
 
-def _vector(pipeline: Pipeline, view: View, k: int, index: int, size: int, block: int) -> str:
-    """Statement that loads columns ``c`` and ``c + 1`` of a vector of ``size``, or a scalar, into ``v[k]``.
+@dataclass(frozen=True)
+class Columns:
+    """What an epilogue reads beside its sums, of columns ``c`` and ``c + 1``: C++ statements.
 
-    ``index``: of its pointer in ``Params::vectors``; ``block``: columns of a tile.
+    Attributes:
+        loads: as they lie in memory, to words ``w`` of 32 bits.
+        values: those words as ``v[k][0]`` and ``v[k][1]`` of vector ``k``.
+        words: how many there are.
     """
-    dtype = pipeline.tensor(view.of).dtype
-    offset = sum(at.offset for at in view.at or ())
-    start = f"(const char*)p.vectors[{index}] + {DTYPE_BYTES[dtype] * offset}"
-    if not any(at.axes for at in view.at or ()):
-        return f"v[{k}][0] = v[{k}][1] = Io<{dtype}>::param({start}, 0);"
-    if offset % 2:
-        return f"vector_pair<{dtype}, {size}>({start}, c, false, v[{k}][0], v[{k}][1]);"
-    return f"Io<{dtype}>::param2({start}, {_inside(size, block)}, v[{k}][0], v[{k}][1]);"
+
+    loads: tuple[str, ...]
+    values: tuple[str, ...]
+    words: int
+
+
+def _columns(pipeline: Pipeline, vectors: Sequence[View], first: int, size: int, block: int) -> Columns:
+    """Of ``vectors`` of ``size`` elements or scalars, pointer ``first`` of ``Params::vectors`` and those behind it.
+
+    ``block``: columns of a tile.
+    """
+    loads: list[str] = []
+    values: list[str] = []
+    words = 0
+    for k, view in enumerate(vectors):
+        dtype = pipeline.tensor(view.of).dtype
+        offset = sum(at.offset for at in view.at or ())
+        start = f"(const char*)p.vectors[{first + k}] + {DTYPE_BYTES[dtype] * offset}"
+        if not any(at.axes for at in view.at or ()):
+            loads.append(f"w[{words}] = bits_of(Io<{dtype}>::param({start}, 0));")
+            values.append(f"v[{k}][0] = v[{k}][1] = float_of(w[{words}]);")
+            words += 1
+            continue
+        aligned = str(offset % 2 == 0).lower()
+        loads.append(f"Pair<{dtype}>::load<{aligned}>({start}, {_inside(size, block)}, w + {words});")
+        values.append(f"Pair<{dtype}>::values(w + {words}, v[{k}][0], v[{k}][1]);")
+        words += DTYPE_BYTES[dtype] // 2
+    return Columns(tuple(loads), tuple(values), words)
 
 
 def _inside(size: int, block: int) -> str:
@@ -92,15 +118,22 @@ def _inside(size: int, block: int) -> str:
     return "c" if size % block == 0 else f"c < {size} ? c : 0"
 
 
-def _pair_beside(pipeline: Pipeline, op: TileOp, k: int, size: int) -> str:
-    """Statement that loads columns ``c`` and ``c + 1`` of row ``row`` of what ``op`` loads into ``r``."""
-    dtype = pipeline.tensor(op.params[0]).dtype
-    start = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
-    return f"Io<{dtype}>::param2({start}, {_inside(size, COLUMNS)}, r[{2 * k}], r[{2 * k + 1}]);"
+def _beside(pipeline: Pipeline, ops: Sequence[TileOp], size: int) -> Columns:
+    """Of row ``row`` of what ``ops`` load: to words ``w``, and from these to ``r[0][k]`` and ``r[1][k]``."""
+    loads: list[str] = []
+    values: list[str] = []
+    words = 0
+    for k, op in enumerate(ops):
+        dtype = pipeline.tensor(op.params[0]).dtype
+        start = f"(const char*)p.rows_of[{k}] + {DTYPE_BYTES[dtype]} * (u64)row * p.strides_of[{k}]"
+        loads.append(f"Pair<{dtype}>::load<true>({start}, {_inside(size, COLUMNS)}, w + {words});")
+        values.append(f"Pair<{dtype}>::values(w + {words}, r[0][{k}], r[1][{k}]);")
+        words += DTYPE_BYTES[dtype] // 2
+    return Columns(tuple(loads), tuple(values), words)
 
 
 def _in_registers(vectors: Sequence[View]) -> Callable[[View], str]:
-    """An element of a vector that ``_vector`` has loaded."""
+    """An element of a vector, of ``Columns.values``."""
     return lambda view: f"v[{vectors.index(view)}][e]"
 
 

@@ -1,7 +1,8 @@
 """What shares a tile, as a stage's ops have it by the axes that they mention: one layer or two.
 
 Two: ``y = after(act(x W1, x W3, ...) W2)``, a feed-forward block. One: ``y0 = after(x W0), y1 = after(x W1), ...``,
-products of one input. Either may have in front what makes ``x``, a norm.
+products of one input. Either may have in front what makes ``x``, a norm; or ``x`` is pixels at the taps of a
+convolution, side by side.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from dataclasses import dataclass
 
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import TileOp
+from tilestream.schedule.taps import Grid
 
 MOST_ROWS = 512
 """Beyond that a product keeps all SMs busy by itself, and streams of rows share weights better."""
+
+PANEL = 64
+"""Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that a warpgroup's product has."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Block:
         middle: elementwise ops from the first products' sums to the second product's operand, tile ``hidden``.
         lasts: one, of two layers; of one layer all products of its input.
         adds: whether partial results are added in memory, in any order.
+        grid: the taps at which ``input``, pictures, is read; None where it has rows.
     """
 
     rows: str
@@ -75,6 +81,7 @@ class Block:
     lasts: tuple[Last, ...]
     output_dtype: str
     adds: bool
+    grid: Grid | None = None
 
     def vectors(self, ops: tuple[TileOp, ...]) -> tuple[View, ...]:
         """Tensors without rows that ``ops`` read: biases and scalars."""

@@ -6,8 +6,10 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import At, View
 from tilestream.ir.derive import WRITES, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
+from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
-from tilestream.schedule.shared_tile.block import Block, First, Last
+from tilestream.schedule.shared_tile.block import PANEL, Block, First, Last
+from tilestream.schedule.taps import Grid
 
 MOST_FIRSTS = 2
 """Products whose sums one epilogue combines: their accumulators share a thread's registers."""
@@ -37,14 +39,14 @@ class Finder:
         rows, hid = result_axes(ends[0])[0], next(iter(sums(ends[0])), "")
         lasts = tuple(self._last(op, self._store_of(op, stores, ends), rows, hid) for op in ends)
         middle, firsts = self._middle(ends[0].ins[0], rows, hid) if second is not None else ((), ())
-        k, source, before = self._input([self.makers[f.tile] for f in firsts] or ends, rows)
+        k, source, before, grid = self._input([self.makers[f.tile] for f in firsts] or ends, rows)
         sizes = self.pipeline.sizes()
         found = Block(
             rows, k, hid, (sizes[k], sizes[hid], sum(last.columns for last in lasts)),
             self.pipeline.tensor(lasts[0].weight).dtype, source, before,
             (self.makers[firsts[0].tile] if firsts else ends[0]).ins[0], firsts, middle,
             ends[0].ins[0] if firsts else "", lasts,
-            self.pipeline.tensor(lasts[0].output).dtype, any(op.kind == "store_add" for op in stores),
+            self.pipeline.tensor(lasts[0].output).dtype, any(op.kind == "store_add" for op in stores), grid,
         )  # fmt: skip
         self._alike(found)
         self._dtypes(found)
@@ -118,8 +120,9 @@ class Finder:
         at = op.views[-1].at or ()
         return at[0].offset if at else 0
 
-    def _input(self, makers: list[TileOp], rows: str) -> tuple[str, str, tuple[TileOp, ...]]:
-        """The columns of what the products ``makers`` read, the tensor that it is, or ops that make it."""
+    def _input(self, makers: list[TileOp], rows: str) -> tuple[str, str, tuple[TileOp, ...], Grid | None]:
+        """The columns of what the products ``makers`` read; the tensor that it is, or ops that make it; and at which
+        taps it is read, if its rows are pixels."""
         if len({op.tiles for op in makers}) != 1 or makers[0].ins[0] not in self.makers:
             raise self._refuse(makers[0], "its first products do not read one input", "store what they read first")
         operand = self.makers[makers[0].ins[0]].out
@@ -131,6 +134,9 @@ class Finder:
             raise self._refuse(makers[0], f"it reads {operand.name!r} otherwise than by rows and columns")
         reached = self._reached(makers[0].ins[0])
         before = tuple(op for op in self.stage.ops if op.out is not None and op.out.name in reached)
+        grid = self._grid(before)
+        if grid is not None:
+            return k, before[0].params[0], (), grid
         for op in before:
             if op.kind == "load":
                 if op.views[-1].at != (At((rows,)), At((k,))):
@@ -141,8 +147,30 @@ class Finder:
             else:
                 self._elementwise(op, rows, k, of_rows=True)
         if len(before) == 1:
-            return k, before[0].params[0], ()
-        return k, "", before
+            return k, before[0].params[0], (), None
+        return k, "", before, None
+
+    def _grid(self, before: tuple[TileOp, ...]) -> Grid | None:
+        """The taps that ``before`` are, loads of one picture's pixels and what sets them side by side; None where they
+        are something else."""
+        loads = before if len(before) == 1 else before[:-1]
+        taps = [tap for op in loads if (tap := Tap.seen(op)) is not None]
+        if len(taps) < len(loads) or len({op.params[0] for op in loads}) != 1:
+            return None
+        height, width, channels = self.pipeline.tensor(loads[0].params[0]).shape
+        if len(loads) < len(before):
+            joined = before[-1]
+            assert joined.out is not None
+            column = joined.out.axes[1].name
+            parts = [(op.out.name, At((column,), -n * channels)) for n, op in enumerate(loads) if op.out is not None]
+            taken = [(v.of, v.at[1]) for v in joined.views[: len(joined.tiles)] if v.at is not None]
+            if joined.kind != "cat" or taken != parts:
+                return None
+        grid = Grid.of(taps, (height, width))
+        reason = f"pixels have {channels} channels, no multiple of {PANEL}" if channels % PANEL else ""
+        if grid is not None and (reason := reason or grid.why_not_in_bulk):
+            raise self._refuse(loads[0], f"panels of {PANEL} columns are copied in bulk, and {reason}")
+        return grid
 
     def _weight(self, op: TileOp, out: str, depth: str, offset: int) -> None:
         """A product of one tile and one parameter ``[out, depth]``."""
@@ -206,6 +234,7 @@ class Finder:
     def _nothing_else(self, b: Block) -> None:
         known = {op.out.name for op in (*b.before, *b.middle, *b.after) if op.out is not None}
         known |= {f.tile for f in b.firsts} | {last.total for last in b.lasts} | {b.operand}
+        known |= self._reached(b.operand) if b.grid is not None else set()
         for op in self.stage.ops:
             if op.out is not None and op.out.name not in known:
                 raise self._refuse(op, f"{op.kind} is no part of it")

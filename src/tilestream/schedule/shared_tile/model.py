@@ -21,15 +21,13 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
-from tilestream.schedule.shared_tile.block import Block
+from tilestream.schedule.shared_tile.block import PANEL, Block
 from tilestream.schedule.shared_tile.directions import Directions, find_directions
 from tilestream.schedule.shared_tile.find import find_block
 from tilestream.schedule.sharing import Middle
 
 SHORT_TILE = 32
 """And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
-PANEL = 64
-"""Columns of a 16-bit operand in a 128-byte swizzled panel, and rows that a warpgroup's product has."""
 TILES = (8, 16, 32, 64, 128)
 """Rows of a tile. One consumer warpgroup multiplies up to 64, two have 64 each."""
 DEPTHS = (64, 128, 256)
@@ -68,7 +66,8 @@ class SharedTile:
     """How a stage runs as a shared tile. Bytes are of shared memory, columns of the padded parts.
 
     Attributes:
-        tile_rows: rows of a tile; ``row_tiles`` of them run side by side, and more rows take more launches.
+        tile_rows: rows of a tile; ``row_tiles`` of them run side by side, and more rows take more launches, or where
+            CTAs are ``alone`` more turns of one.
         groups, columns: ``P`` groups of ``S`` CTAs.
         middle_columns: a CTA's part, a multiple of 8; the last CTAs may have less. None where there is one layer.
         widths: of each result, likewise.
@@ -101,6 +100,17 @@ class SharedTile:
     @property
     def ctas(self) -> int:
         return self.row_tiles * self.groups * self.columns
+
+    @property
+    def alone(self) -> bool:
+        """Whether no CTA waits for one outside of its cluster. Then a launch need not be resident at once, and has
+        as many tiles as there are rows."""
+        return self.block.one_layer and not self.block.before and self.tail in (Tail.NONE, Tail.CLUSTER)
+
+    def launched(self, rows: int) -> int:
+        """CTAs of a launch for ``rows`` rows, of which one launch has at most so many as there are tiles for."""
+        tiles = ceil(rows / self.tile_rows) if self.alone else self.row_tiles
+        return tiles * self.groups * self.columns
 
     @property
     def cluster(self) -> int:
@@ -338,12 +348,18 @@ def _depths(stage: Stage, block: Block, groups: int) -> tuple[int, ...]:
     if asked is None:
         tile = next((loop.tile for loop in stage.loops if loop.axis == block.rows), 0)
         first = block.sizes[0] / (groups if block.one_layer else 1)
+        if block.grid is not None and block.sizes[0] % DEPTHS[1]:
+            return (DEPTHS[0],)  # behind the last tap there are no pixels to copy
         return (128, 64) if first <= SHORT_SUM or tile <= SHORT_TILE else (64,)
     if asked not in DEPTHS:
         raise VerifyError(
             f"stage {stage.name!r} loops over {summed!r} in steps of {asked}, a ring stage holds"
             f" {', '.join(map(str, DEPTHS[:-1]))} or {DEPTHS[-1]}",
             "use one of these",
+        )
+    if block.grid is not None and block.sizes[0] % asked:
+        raise VerifyError(
+            f"stage {stage.name!r}: {block.sizes[0]} columns of taps are no multiple of {asked}", f"use {DEPTHS[0]}"
         )
     return (asked,)
 

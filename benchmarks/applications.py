@@ -1,0 +1,230 @@
+"""Write the tables of docs/applications.md: Kitsune's five applications on an H200, from ``benchmarks/results``.
+
+python benchmarks/applications.py            rewrite the page
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, geometric_mean, stdev
+from typing import Any
+
+from make_tables import APPLICATIONS, KITSUNE, TRAINING, WHOLE, table, training_rows, us
+from marked import with_parts
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "applications.md"
+NONE = "No results yet: `python benchmarks/{}` makes them, on a GPU."
+OTHERS = ("eager", "inductor", "inductor_max_autotune")
+INFERENCE = {**WHOLE, "nerf": "NeRF, 262,144 points"}
+"""Files of whole applications, and the one of NeRF's many points, which stands beside the single models."""
+GOALS_US: dict[str, Mapping[str, float]] = {
+    "inference": {
+        "nerf_65536": 125,
+        "nerf": 480,
+        "mgn": 1700,
+        "graphcast_small": 5600,
+        "dlrm_2048": 85,
+        "dlrm_32768": 600,
+        "llama_layer": 680,
+    },
+    "training": {"nerf_65536": 830, "mgn": 8000, "graphcast_small_4": 19000, "dlrm_2048": 850, "dlrm_32768": 3900},
+}
+"""What was set out to be reached on an H200; DLRM's steps without their optimizer."""
+MEANS = (2.2, 1.6)
+"""Of inference and of training steps, to be reached."""
+PAPER = {
+    "NeRF": ("NERF inf", "NERF tr"),
+    "MeshGraphNets": ("MGN inf", "MGN tr"),
+    "GraphCast": ("GRC inf", "GRC tr"),
+    "DLRM": ("DLRM inf", "DLRM tr"),
+    "Llama layer": ("LL-CTX", "LLAMA tr"),
+}
+"""Each application's rows of the paper's Table 2."""
+CASES = {
+    "nerf_65536": ("NeRF, 65,536 points", "NERF inf"),
+    "dlrm_2048": ("DLRM, batch 2,048", "DLRM inf"),
+    "mgn_2_steps": ("MeshGraphNets, 2 of 15 steps, 8 meshes", "MGN inf"),
+    "block": ("norm, 768-3072-768, GELU, residual; 16,384 rows", ""),
+    "G4": ("G4: 768-3072-768, 128 rows", ""),
+    "S2": ("S2: 2048-5632-2048, gated, 128 rows", ""),
+}
+"""Cases of ``traffic.py``, each with its row of Table 2."""
+ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream"}
+TRAINED = {"nerf": "NeRF, 65,536 points", "mgn": "MeshGraphNets", "dlrm": "DLRM, batch 2,048"}
+
+
+def read(name: str) -> dict[str, Any] | None:
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def best(arms: Mapping[str, Mapping[str, float]], key: str = "us") -> float:
+    """Microseconds of the best of the others."""
+    return min(arms[arm][key] for arm in OTHERS if arm in arms and key in arms[arm])
+
+
+def gain(arms: Mapping[str, Mapping[str, float]]) -> float:
+    return best(arms) / arms["tilestream"]["us"]
+
+
+def inference_arms(name: str) -> dict[str, dict[str, float]] | None:
+    found = read("nerf.json" if name == "nerf" else f"whole/{name}.json")
+    return found and found["arms"]
+
+
+def sizes() -> str:
+    """Every size that was timed: the best of the others, ours, the gain and what was to be reached."""
+    lines = []
+    steps = {name: row["arms"] for name, row in training_rows().items()}
+    for kind, titles, arms_of in (
+        ("inference", INFERENCE, inference_arms),
+        ("training", TRAINING, steps.get),
+    ):
+        for name, title in titles.items():
+            if (arms := arms_of(name)) is None:
+                continue
+            key = "gradients_us" if kind == "training" and name.startswith("dlrm") else "us"
+            if key not in arms["tilestream"]:
+                continue
+            goal, other, ours = GOALS_US[kind].get(name), best(arms, key), arms["tilestream"][key]
+            what = kind + (", without the optimizer" if key != "us" else "")
+            met = "-" if goal is None else f"{goal:,.0f}, {'reached' if ours <= goal else 'missed'}"
+            lines.append([title, what, us(other), f"**{us(ours)}**", f"{other / ours:.2f}", met])
+    return table(["application (bf16, us)", "what", "best of the others", "tilestream", "gain", "goal"], lines)
+
+
+def means() -> str:
+    """One size of each application: gains, their geometric means, the goals, and what simulators say of Kitsune."""
+    rows = []
+    steps = {name: row["arms"] for name, row in training_rows().items()}
+    simulated = {row["label"]: row["speedup"] for row in (read("kitsune.json") or {"rows": []})["rows"]}
+    ours: tuple[list[float], list[float]] = ([], [])
+    theirs: tuple[list[float], list[float]] = ([], [])
+    for title, (inference, step) in APPLICATIONS.items():
+        row = [title]
+        for kind, arms in enumerate((inference_arms(inference), steps.get(step))):
+            theirs[kind].append(simulated[PAPER[title][kind]])
+            ours[kind].extend([] if arms is None else [gain(arms)])
+            row += ["-" if arms is None else f"**{gain(arms):.2f}**", f"{theirs[kind][-1]:.2f}"]
+        rows.append(row)
+    mean = ["geometric mean"]
+    for found, of_paper in zip(ours, theirs, strict=True):
+        mean += [f"**{geometric_mean(found):.2f}** (of {len(found)})", f"{geometric_mean(of_paper):.2f}"]
+    rows += [mean, ["the paper's simulator", "", KITSUNE[0], "", KITSUNE[1]]]
+    rows += [["goal", str(MEANS[0]), "", str(MEANS[1]), ""]]
+    heads = ["application", "inference, H200", "Kitsune simulated, A100", "training step, H200"]
+    return table([*heads, "Kitsune simulated, A100 "], rows)
+
+
+def megabytes(state: Mapping[str, float] | None) -> str:
+    return "-" if state is None else f"{state['read'] / 1e6:,.1f} + {state['written'] / 1e6:,.1f}"
+
+
+def traffic() -> str:
+    """Megabytes of one call by the counters, cold and warm, beside the plan's count."""
+    found = read("traffic.json")
+    if found is None:
+        return NONE.format("traffic.py")
+    lines = []
+    for case, (title, _) in CASES.items():
+        one = found["cases"].get(case, {})
+        for arm, called in ARM.items():
+            states, planned = one.get("counted", {}).get(arm, {}), one.get("planned", {})
+            plan, levels = planned.get(arm), planned.get("levels") if arm == "tilestream" else None
+            if not states and plan is None:
+                continue
+            cold = states.get("cold")
+            cells = ["-" if plan is None else f"{plan / 1e6:,.1f}", megabytes(cold), megabytes(states.get("warm"))]
+            cells.append("-" if levels is None else f"{levels['l2'] / 1e6:,.1f}")
+            cells.append("-" if cold is None else f"{cold['l2'] / 1e6:,.1f}")
+            lines.append([title, called, *cells])
+    heads = ["MB of one call", "arm", "DRAM by the plan", "DRAM, cold: read + written", "DRAM, warm"]
+    return table([*heads, "L2 by the plan", "L2, cold"], lines)
+
+
+def saved() -> str:
+    """Parts of eager's traffic that are saved, beside the paper's."""
+    found, study = read("traffic.json"), read("kitsune.json")
+    if found is None or study is None:
+        return NONE.format("traffic.py")
+    paper = {row["label"]: row for row in study["rows"]}
+    lines = []
+    for case, (title, label) in CASES.items():
+        counted = found["cases"].get(case, {}).get("counted", {})
+        if not label or "eager" not in counted:
+            continue
+        own, base = (sum(counted[arm]["cold"][k] for k in ("read", "written")) for arm in ("tilestream", "eager"))
+        published = [f"{paper[label]['paper'][k]:.2f}" for k in ("traffic_vertical", "traffic_kitsune")]
+        lines.append([title, f"**{100 * (1 - own / base):.1f}**", *published])
+    if not lines:
+        return NONE.format("traffic.py")
+    heads = ["DRAM traffic saved (%)", "tilestream, H200, by counters, cold", "paper: vertical fusion"]
+    return table([*heads, "paper: Kitsune"], lines)
+
+
+def losses() -> str:
+    """Where seeds end, arm by arm, and the difference of arms that began alike."""
+    found = read("losses.json")
+    if found is None:
+        return NONE.format("losses.py")
+    by_case: dict[str, dict[str, Any]] = {}
+    for one in found["trained"]:
+        by_case.setdefault(one["case"], {})[one["arm"]] = one
+    lines = []
+    for case, arms in by_case.items():
+        eager = arms["eager"]
+        start = fmean(run["start"] for run in eager["runs"])
+        for arm, one in arms.items():
+            apart = [a["end"] - b["end"] for a, b in zip(one["runs"], eager["runs"], strict=False)]
+            error = math.sqrt((one["spread"] ** 2 + eager["spread"] ** 2) / len(apart))
+            steps = min(run["steps"] for run in one["runs"])
+            cells = [f"{start:.4f}", f"{one['mean']:.5f}", f"{one['spread']:.5f}"]
+            if arm == "eager":
+                cells += ["", "", ""]
+            else:
+                within = "within noise" if abs(one["mean"] - eager["mean"]) <= 2 * error else "apart"
+                cells += [f"{fmean(apart):+.5f}", f"{stdev(apart):.5f}" if len(apart) > 1 else "-", within]
+            lines.append([TRAINED[case], ARM[arm], str(len(one["runs"])), f"{steps:,}", *cells])
+    heads = ["trained", "arm", "seeds", "steps", "loss at first", "at the end", "spread over seeds"]
+    return table([*heads, "beside eager, seed by seed", "its spread", ""], lines)
+
+
+def two_gpus() -> str:
+    """Steps on one GPU and on two, arm by arm."""
+    found = read("two_gpus.json")
+    if found is None:
+        return NONE.format("two_gpus.py")
+    lines = []
+    for case, one in found.items():
+        for arm, row in one["arms"].items():
+            cells = [us(row.get("graph_us")), us(row["alone_us"]), us(row["both_us"]), f"{row['scaling']:.2f}"]
+            sized = ", ".join(f"{k} {v:,}" for k, v in one["sizes"].items())
+            lines.append([f"{TRAINED[case].split(',')[0]} ({sized} a GPU)", ARM[arm], *cells, f"{row['error']:.1e}"])
+    heads = ["a step, us", "arm", "its kernels alone (CUDA graph)", "one GPU", "two", "throughput, times"]
+    return table([*heads, "error of gradients"], lines)
+
+
+def filled(text: str) -> str:
+    """``text`` of the page with its marked parts rewritten.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    parts: dict[str, str] = {
+        "means": means(),
+        "sizes": sizes(),
+        "traffic": traffic(),
+        "saved": saved(),
+        "losses": losses(),
+        "two-gpus": two_gpus(),
+    }
+    return with_parts(text, parts, "applications.py", PAGE.name)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,117 @@
+"""Convolutions of few channels, as a network's first: pixels of other than a multiple of 16 bytes.
+
+Nothing copies such pixels. Those that a window's row takes become one pixel, of ``kernel_x channels`` rounded up, and
+the convolution one of a window of one column. The copy is as large as the picture times ``kernel_x / stride_x``: for
+7 x 7 at stride 2 over three channels four times, where im2col in whole would be 25 times. Inductor makes one kernel of
+it, padding included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tilestream.graph.convolutions import LAST, pair, reads_padding_alone
+from tilestream.graph.nodes import Unsupported, argument, aten, packet, value
+from tilestream.ir.dtypes import DTYPES
+from tilestream.ir.taps import Window
+
+WIDEST = 64
+"""Elements of a pixel that is made so: one chunk of a kernel's input ring."""
+EIGHTS = 8  # elements of 16 bytes
+COPIED = "of the pixels that a window's row takes, side by side: a copy in front of a convolution"
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A convolution of few channels; all pairs are (y, x)."""
+
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def channels(self) -> int:
+        return int(self.x.meta["val"].shape[1])
+
+    @property
+    def made(self) -> int:
+        """Channels of the pixels that are made."""
+        return -(-self.kernel[1] * self.channels // EIGHTS) * EIGHTS
+
+    @property
+    def window(self) -> Window:
+        """What slides over them."""
+        across = Window(*self.size, self.kernel, self.stride, self.padding, self.dilation).out[1]
+        down = (self.kernel[0], 1), (self.stride[0], 1), (self.padding[0], 0), (self.dilation[0], 1)
+        return Window(self.size[0], across, *down)
+
+
+def narrow(node: fx.Node) -> Narrow | None:
+    """What ``node`` is, if it is a convolution of few channels whose result has its channels last."""
+    if packet(node) is not aten.convolution:
+        return None
+    x, weight = (value(a) if isinstance(a, fx.Node) else None for a in node.args[:2])
+    made, taken = value(node), node.args
+    if x is None or weight is None or made is None or x.dim() != 4 or x.dtype not in DTYPES:
+        return None
+    if argument(node, 6, "transposed", False) or argument(node, 8, "groups", 1) != 1 or x.dtype == torch.float32:
+        return None
+    sizes = (*x.shape[1:], *weight.shape)
+    if not all(isinstance(n, int) for n in sizes) or not made.is_contiguous(memory_format=torch.channels_last):
+        return None
+    try:
+        stride, padding, dilation = (pair(argument(node, 3 + k, "")) for k in range(3))
+    except Unsupported:
+        return None
+    size, kernel = (int(x.shape[2]), int(x.shape[3])), (int(weight.shape[2]), int(weight.shape[3]))
+    assert isinstance(taken[0], fx.Node) and isinstance(taken[1], fx.Node)
+    bias = taken[2] if isinstance(taken[2], fx.Node) else None
+    found = Narrow(taken[0], taken[1], bias, size, kernel, stride, padding, dilation)
+    fits = found.channels % EIGHTS != 0 and found.made <= WIDEST and not reads_padding_alone(found.window)
+    return found if fits else None
+
+
+def side_by_side(graph: fx.Graph, n: Narrow, like: fx.Node) -> tuple[fx.Node, fx.Node, set[str]]:
+    """The pictures and the weight of the convolution that stands for ``n``, and names of the nodes that make them.
+
+    Pictures ``[images, height, out width, made]``; the weight ``[out, made, kernel y, 1]``, which lies as kernels read.
+    """
+    names: set[str] = set()
+
+    def call(target: object, *args: object, **words: object) -> fx.Node:
+        made = graph.call_function(target, args, words)  # pyright: ignore[reportArgumentType]
+        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        made.meta = {**like.meta, "val": target(*values, **words)}  # pyright: ignore[reportCallIssue]
+        names.add(made.name)
+        return made
+
+    span, more = n.dilation[1] * (n.kernel[1] - 1) + 1, n.made - n.kernel[1] * n.channels
+    rows = call(aten.permute.default, n.x, LAST)
+    height, across = rows.meta["val"].shape[1:3]
+    width, side = n.window.width, n.padding[1] * n.channels
+    if n.dilation[1] == 1:  # a window's row is one piece of a picture's
+        flat = call(aten.reshape.default, rows, [-1, height, across * n.channels])
+        flat = call(aten.constant_pad_nd.default, flat, [side, side])
+        taken = call(aten.unfold.default, flat, 2, span * n.channels, n.stride[1] * n.channels)
+    else:
+        rows = call(aten.constant_pad_nd.default, rows, [0, 0, n.padding[1], n.padding[1]])
+        taken = call(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, width, channels, span]
+        taken = call(aten.slice.Tensor, taken, 4, 0, span, n.dilation[1])
+        taken = call(aten.clone.default, call(aten.permute.default, taken, [0, 1, 2, 4, 3]))
+        taken = call(aten.reshape.default, taken, [-1, height, width, n.kernel[1] * n.channels])
+    kernel = call(aten.permute.default, n.weight, LAST)  # [out, kernel y, kernel x, channels]
+    out = int(kernel.meta["val"].shape[0])
+    kernel = call(aten.reshape.default, kernel, [out, n.kernel[0], 1, n.kernel[1] * n.channels])
+    if more:
+        taken, kernel = (call(aten.constant_pad_nd.default, t, [0, more]) for t in (taken, kernel))
+    else:
+        taken = call(aten.clone.default, taken, memory_format=torch.contiguous_format)
+    return taken, call(aten.permute.default, kernel, [0, 3, 1, 2]), names
