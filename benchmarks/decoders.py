@@ -3,6 +3,8 @@
     python benchmarks/decoders.py                            blocks (norm, FFN, residual), then models
     python benchmarks/decoders.py blocks --rows 1 128        some numbers of rows; --only gpt2 some of them
     python benchmarks/decoders.py models --layers 2          decoders at batch 1 to 32, BERT, ResNet-50
+    python benchmarks/decoders.py models --layers 0          all layers, of decoders also embedding and head
+    python benchmarks/decoders.py models --kernels FOLDER    the kernels of one call of every arm, a file each
     python benchmarks/decoders.py blocks --rows 1 --seconds 540              what ends in time
     python benchmarks/decoders.py models --batch 1 32 --layers 2 --seconds 540
     python benchmarks/decoders.py --cpu                      every step at tiny sizes, no GPU: times mean nothing
@@ -11,7 +13,8 @@ Needs an H100 or H200, but for ``--cpu``. bf16, random weights and data; every a
 medians. A block goes ``--calls`` times over different weights in one graph, so that those of small blocks are in the L2
 and those of large ones are not, as in a model. Decoders take one token of each sequence behind 255 that a static cache
 holds. Layers are cut to ``--layers`` (said in the row): all are alike, so ratios stay; ResNet-50 is whole. Errors are
-against float64. An arm that would not end in time is left out and said; rows of a case replace those of earlier runs.
+against float64. An arm that would not end in time is left out and said; rows of a case replace those of earlier runs,
+models at another depth are another case.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from block_models import BLOCKS, TINY, Bert, Repeated, ResNet
 from budget import Budget
+from kernel_times import kernels_of
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -86,13 +90,17 @@ class Run:
         options: dict[str, Any] = {"options": {"target": "reference"}} if self.given.cpu and arm == "tilestream" else {}
         return torch.compile(module, dynamic=False, **ARMS[arm], **options)
 
-    def times_us(self, runs: Sequence[Callable[[], object]]) -> list[float]:
-        """Of one call each: on a GPU captured and in turn, on a CPU a single call."""
+    def times_us(self, name: str, runs: Mapping[str, Callable[[], object]]) -> list[float]:
+        """Of one call of each arm: on a GPU captured and in turn, on a CPU a single call."""
         if not self.given.cpu:
-            graphs = [capture(run, 1000.0, 20) for run in runs]
-            return [statistics.median(samples) for samples in interleaved(graphs, ROUNDS)]
+            graphs = [capture(run, 1000.0, 20) for run in runs.values()]
+            times = [statistics.median(samples) for samples in interleaved(graphs, ROUNDS)]
+            for arm, run in runs.items() if self.given.kernels else ():
+                file = self.given.kernels / f"{name}, {arm}.txt".replace(" ", "_")
+                file.write_text("\n".join(map(str, kernels_of(capture(run, 1.0)))) + "\n", encoding="utf-8")
+            return times
         times = []
-        for run in runs:
+        for run in runs.values():
             start = time.perf_counter()
             run()
             times.append((time.perf_counter() - start) * 1e6)
@@ -107,6 +115,7 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
     """``module`` in every arm that ends in time, all timed together."""
     calls: dict[str, Callable[..., Any]] = {"eager": module}
     firsts, errors, details = {"eager": 0.0}, {}, dict.fromkeys(run.given.arms, how)
+    torch._dynamo.reset()  # here alone: it would drop what an arm before has compiled
     with torch.no_grad():
         want = pytree.tree_leaves(module(*inputs))[0].double()
         if isinstance(module, Repeated):
@@ -119,7 +128,6 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
             if not run.budget.affords(arm, GUESS_S[arm]):
                 print(f"{case} {rows} rows: {arm} left out, {run.budget.left_s:.0f} s are left", flush=True)
                 continue
-            torch._dynamo.reset()
             before, start = len(prepare.analyses()), time.perf_counter()
             with run.budget.step(arm):
                 calls[arm] = run.compiled(module, arm)
@@ -129,7 +137,8 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
             errors[arm] = error(got, want)
             if arm == "tilestream":
                 details[arm] = how + "; ".join(chosen(before))
-        times = run.times_us([lambda call=call: call(*inputs) for call in calls.values()])
+        runs = {arm: lambda call=call: call(*inputs) for arm, call in calls.items()}
+        times = run.times_us(f"{case} {rows}", runs)
     count = module.calls if isinstance(module, Repeated) else 1
     made = [
         Row(case, rows, arm, us / count, errors.get(arm, 0.0), firsts[arm], details.get(arm, ""))
@@ -175,27 +184,41 @@ def blocks(run: Run) -> Iterator[list[Row]]:
 
 
 DECODERS = {
-    "qwen3-0.6b": {"width": 1024, "hidden": 3072, "heads": 16, "kv_heads": 8, "context": 255},
-    "llama-3.2-1b": {"width": 2048, "hidden": 8192, "heads": 32, "kv_heads": 8, "context": 255},
+    "qwen3-0.6b": llama.Sizes(
+        layers=28, width=1024, hidden=3072, heads=16, kv_heads=8, vocabulary=151_936, head_features=128, head_norms=True
+    ),
+    "llama-3.2-1b": llama.Sizes(layers=16, width=2048, hidden=8192, heads=32, kv_heads=8),
 }
-TINY_DECODER = {"width": 48, "hidden": 520, "heads": 4, "kv_heads": 2, "context": 7}
+CONTEXT = 255
+TINY_DECODER = llama.Sizes(layers=3, width=48, hidden=520, heads=4, kv_heads=2, vocabulary=600)
+BERT_LAYERS = 12
+
+
+def decoder(name: str, batch: int, run: Run) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A decoder of ``--layers`` layers, whole with 0, and a token of each sequence with full caches."""
+    whole = replace(TINY_DECODER, context=7) if run.given.cpu else replace(DECODERS[name], context=CONTEXT)
+    s = replace(whole, batch=batch, tokens=1, sdpa=True)
+    if run.given.layers:
+        s = replace(s, layers=run.given.layers, layers_only=True)
+    values = [v.to(run.device) for v in llama.inputs(s)]
+    inputs = tuple(v.bfloat16() if v.is_floating_point() else v for v in values)
+    with torch.device(run.device):
+        return llama.module(s).bfloat16().eval(), inputs
 
 
 def models(run: Run) -> Iterator[list[Row]]:
-    how = f"{run.given.layers} layers; "
+    depth = run.given.layers
+    suffix, how = ("", f"{depth} layers; ") if depth else (", whole", "all layers; ")
     for batch in run.given.batch:
         for name in filter(lambda n: wanted(n, run), DECODERS):
-            sizes = TINY_DECODER if run.given.cpu else DECODERS[name]
-            s = llama.Sizes(batch=batch, tokens=1, layers=run.given.layers, sdpa=True, layers_only=True, **sizes)
-            module = run.ready(llama.module(s))
-            x, turn, mask, *caches = llama.inputs(s)
-            halves = [t.to(run.device).bfloat16() for t in (x, mask, *caches)]
-            yield guarded(f"decode {name}", batch, module, (halves[0], turn.to(run.device), *halves[1:]), run, how)
+            torch.manual_seed(0)
+            module, inputs = decoder(name, batch, run)
+            yield guarded(f"decode {name}{suffix}", batch, module, inputs, run, how)
         if wanted("bert-base", run) and batch in (1, 32):
             sizes, tokens = (TINY if run.given.cpu else BLOCKS)["bert-base"], 8 if run.given.cpu else 128
-            module = run.ready(Bert(run.given.layers, sizes))
+            module = run.ready(Bert(depth or BERT_LAYERS, sizes))
             x = run.data(batch, tokens, sizes.width)
-            yield guarded("bert-base", batch * tokens, module, (x,), run, how)
+            yield guarded(f"encode bert-base{suffix}", batch * tokens, module, (x,), run, how)
         if wanted("resnet-50", run) and batch in (1, 32):
             made = ResNet((1, 1), 8) if run.given.cpu else ResNet()
             module = run.ready(made).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -228,10 +251,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4, help="0: all of them")
     parser.add_argument("--calls", type=int, default=2)
     parser.add_argument("--arms", nargs="+", default=["eager", *ARMS])
     parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out what would end later")
+    parser.add_argument("--kernels", type=Path, help="a folder for the kernels of a call, arm by arm")
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the reference machine")
     parser.add_argument("--out", type=Path, default=RESULTS / "decoders.json")
     given = parser.parse_args(words)

@@ -141,7 +141,7 @@ def _resnet(layers: int, tiny: bool) -> nn.Module:
 
 RESNET_DEPTH = 16
 DECODED = (Case(1), Case(16), Case(128))
-PREFILLED = (Case(1, 512), Case(32, 512))
+PREFILLED = (Case(1, 512), Case(8, 128), Case(32, 512))
 
 MODELS = {
     m.name: m

@@ -56,6 +56,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_layer": ("llama_prefill+sdpa", {"layers": 1, "layers_only": True}),
     "llama_decode_1": ("llama_decode+sdpa", {"layers": 1, "layers_only": True}),
     "llama_decode_16": ("llama_decode+sdpa", {"layers": 1, "layers_only": True, "batch": 16}),
+    "qwen3_decode": (
+        "llama_decode+sdpa",
+        {"batch": 1, "context": 255, "layers": 4, "layers_only": True, "width": 1024, "hidden": 3072, "heads": 16}
+        | {"kv_heads": 8, "head_features": 128, "head_norms": True},
+    ),
 }
 HOST = (("nerf", 16384), ("nerf", 256), ("meshgraphnets", 32768), ("classifier", 1024), ("policy_value", 64))
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -165,3 +166,26 @@ def test_a_layer_counts_as_often_as_the_model_has_it(benchmark) -> None:
     assert row.outside["head"].flops == row.outside["head"].regions == 2 * 16 * 48 * 1000
     assert row.outside["head"].runs == 0
     assert list(row.outside["head"].reasons.values()) == [row.outside["head"].flops]
+
+
+def test_a_whole_decoder_has_embedding_and_head(benchmark, fresh: None, tmp_path: Path) -> None:
+    decoders, out = benchmark("decoders"), tmp_path / "out.json"
+    words = ["models", "--batch", "1", "--only", "qwen3-0.6b", "--layers", "0", "--cpu", "--arms", "eager"]
+    assert decoders.main([*words, "--out", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["case"] == "decode qwen3-0.6b, whole" and row["detail"] == "all layers; "
+
+
+def test_kernels_of_a_graph_are_in_order_with_what_passes_between(benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = benchmark("kernel_times")
+
+    def event(name: str, start: float, end: float, where: str = "CUDA") -> SimpleNamespace:
+        span, place = SimpleNamespace(start=start, end=end), SimpleNamespace(name=where)
+        return SimpleNamespace(name=name, time_range=span, device_type=place, is_user_annotation=False)
+
+    events = [event("b", 14.0, 20.0), event("a", 10.0, 13.0), event("c", 18.0, 19.0), event("host", 0.0, 1.0, "CPU")]
+    recorded = contextlib.nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(times, "profile", lambda **_: recorded)
+    monkeypatch.setattr(times, "settle", lambda _: None)
+    found = times.kernels_of(SimpleNamespace(graph=SimpleNamespace(replay=lambda: None)))
+    assert [(k.name, k.us, k.gap_us) for k in found] == [("a", 3.0, 0.0), ("b", 6.0, 1.0), ("c", 1.0, -2.0)]

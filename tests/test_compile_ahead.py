@@ -65,16 +65,16 @@ SERIAL = CompileError("would run slowly", "choose another strategy")
         ((100, SERIAL, 0, 0), 208, 2),
     ],
 )
-@pytest.mark.parametrize("at_once", [0, 1, 2, 4])
-def test_the_split_that_spills_least(monkeypatch: pytest.MonkeyPatch, spills, taken: int, most: int, at_once: int):
-    """One after another (0), and in the background, where one more may be begun for nothing once the first spills."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_split_that_spills_least(monkeypatch: pytest.MonkeyPatch, spills, taken: int, most: int, ahead: bool):
+    """One after another, and in the background, where one more may be begun for nothing once the first spills."""
     asked = compiler(monkeypatch, *spills)
-    if at_once == 0:
+    if not ahead:
         assert compile_source(SOURCE).registers == taken
         assert len(asked) == most
     else:
-        assert Building(SOURCE, lambda report: report, 0, at_once).made.result(WAIT_S).registers == taken
-        assert len(asked) <= most + max(1, at_once - 1)
+        assert Building(SOURCE, lambda report: report).made.result(WAIT_S).registers == taken
+        assert len(asked) <= (most if spills[0] == 0 else most + 1)
 
 
 def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch):
@@ -98,6 +98,28 @@ def test_what_is_wanted_most_is_compiled_first() -> None:
     alone.submit(Task(everything.set), 9)
     assert everything.wait(WAIT_S) and done == ["hurried", "first", "second", "last"]
     alone.end()
+
+
+def test_half_of_many_cores_are_kept_for_what_is_wanted_first() -> None:
+    many, go, begun, done = Workers(12), threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def busy() -> None:
+        begun.release()
+        go.wait(WAIT_S)
+        done.release()
+
+    def how_many_begin(wanted: int) -> bool:
+        return all(begun.acquire(timeout=WAIT_S) for _ in range(wanted)) and not begun.acquire(timeout=0.05)
+
+    for _ in range(9):
+        many.submit(Task(busy), 1)
+    assert how_many_begin(6)
+    for _ in range(4):
+        many.submit(Task(busy), 0)
+    assert how_many_begin(4)
+    go.set()
+    assert all(done.acquire(timeout=WAIT_S) for _ in range(13))
+    many.end()
 
 
 def test_a_process_that_ends_drops_what_has_not_begun() -> None:
@@ -125,7 +147,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, make: Callable[[], None]) -> list[K
 def test_kernels_are_compiled_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch):
     """Each waits until the other has begun."""
     monkeypatch.setattr(workers, "_all", [Workers(2)])
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
     both = threading.Barrier(2, timeout=WAIT_S)
     calls = counted(monkeypatch, lambda: both.wait() and None)
     pipelines = [chain(1, 16), chain(2, 16)]

@@ -339,7 +339,7 @@ def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Graphs are timed by these numbers: the one with regions, and the one of Inductor alone."""
+    """Graphs are timed by these numbers: the one with regions, and the one without."""
     us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0}
     monkeypatch.setattr(whole, "_wholes", [])
     monkeypatch.setattr(whole.Whole, "_measures", lambda self: True)
@@ -403,6 +403,9 @@ def test_training_graphs_are_timed_one_by_one(timings: dict[str, float]):
     module(x).sum().backward()
     torch.testing.assert_close(got, module.layers[0].weight.grad, rtol=0.1, atol=0.1)
     assert [w.backward for w in whole.wholes()] == [False, True]
+    # What is timed beside a training graph is the same without regions, and no graph that Inductor alone would make.
+    assert [(w.without_us, w.inductor_us) for w in whole.wholes()] == [(90.0, None), (None, None)]
+    assert whole.measured(whole.wholes()) == (190.0, None)
 
 
 def test_a_mistake_in_the_backward_graph_costs_its_regions(

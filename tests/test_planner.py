@@ -77,7 +77,7 @@ def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
     assert wide and all("1024 features > 512" in c.rejected for c in wide)
 
 
-@pytest.mark.parametrize(("share", "asked"), [(0.55, 0), (0.65, 1)])
+@pytest.mark.parametrize(("share", "asked"), [(0.65, 0), (0.75, 1)])
 def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_comparison(share: float, asked: int):
     (predicted,) = (
         c.predicted_us for c in plan(chain(8), 262_144, H200, Options()).candidates if c.strategy == FALLBACK

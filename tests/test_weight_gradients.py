@@ -140,6 +140,16 @@ def test_which_gradients_are_streamed() -> None:
     assert find_gradients(backward(24, 40, dtype=torch.float32)) == []
 
 
+def test_layers_of_a_launch_have_one_order() -> None:
+    """Whichever the graph's is: before regions are placed, when kernels are begun, it is another than after."""
+    sites = gradient_sites(backward(64, 64, 64, 32, 64, 8), get("h200"), 1)
+    told = set()
+    for order in (sites, sites[::-1], sites[2:] + sites[:2]):
+        (launch,) = gradient_launches(order, get("h200"), lambda node: "one region")
+        told.add((launch.layers, tuple(node.name for node in launch.operands.values())))
+    assert len(sites) == 5 and len({layers for layers, _ in told}) == 1
+
+
 def test_launches_that_no_grid_holds_are_cut() -> None:
     found = launches(backward(*[1024] * 7))
     together = [Gradient("dy", f"x{n}", f"dw{n}", 1024, 1024) for n in range(4)]  # 32 blocks each

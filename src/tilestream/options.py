@@ -42,6 +42,8 @@ class Options:
             one input as one kernel, with a norm in front and a residual behind.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
+        attention: attention of a token a sequence over keys that several heads share as a kernel of ours, where that is
+            faster. Inference graphs with regions alone.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.
@@ -64,6 +66,7 @@ class Options:
     effort: Effort = "measured"
     projections: bool = True
     interactions: bool = True
+    attention: bool = False
     convolutions: Convolutions = "auto"
     fallback: bool = True
 
@@ -80,6 +83,7 @@ class Options:
             "cluster_middle",
             "projections",
             "interactions",
+            "attention",
             "fallback",
         )
         for name in flags:

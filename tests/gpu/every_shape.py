@@ -19,6 +19,7 @@ from oracle_runs import to_gpu
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from stationary import data
+from test_few_queries import case as attended
 from test_gpu_backward_chains import CASES as CHAINS
 from test_gpu_blocks import KERNELS as BLOCKS
 from test_gpu_blocks import held
@@ -36,6 +37,7 @@ from torch import Tensor
 from tilestream import cuda
 from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
+from tilestream.cuda import few_queries
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
@@ -136,6 +138,13 @@ def interactions() -> None:
         backward(*case.operands("cuda"), case.given("cuda"))
 
 
+def attention() -> None:
+    """Heads alone on an SM and side by side, with positions that no group has, with masks and without."""
+    for *sizes, mask in ((3, 2, 128, 70, "one"), (140, 4, 64, 33, "each"), (2, 8, 32, 5, "")):
+        q, k, v, added = (None if t is None else t.cuda() for t in attended(*sizes, mask=mask))
+        few_queries.attention(q, k, v, added, 0.1)  # pyright: ignore[reportArgumentType]
+
+
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -162,7 +171,7 @@ def turned_weights() -> None:
 
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
-    "turned weights": turned_weights,
+    "turned weights": turned_weights, "attention": attention,
 }  # fmt: skip
 
 

@@ -28,7 +28,8 @@ class Sizes:
     """``tokens`` new ones follow ``context`` that a cache holds: prefill has no context, decoding one token.
 
     ``layers_only`` leaves out the embedding and the output layer: the inputs are then hidden states, as in the middle
-    of the model, and take gradients.
+    of the model, and take gradients. Heads have ``width / heads`` features unless ``head_features`` says how many, and
+    with ``head_norms`` those of queries and keys are normalised before they are turned, as in Qwen3.
     """
 
     batch: int = 1
@@ -43,6 +44,13 @@ class Sizes:
     theta: float = 500000.0
     sdpa: bool = False
     layers_only: bool = False
+    head_features: int = 0
+    head_norms: bool = False
+
+    @property
+    def features(self) -> int:
+        """Of a head."""
+        return self.head_features or self.width // self.heads
 
 
 class RMSNorm(nn.Module):
@@ -76,18 +84,21 @@ class Attention(nn.Module):
     With caches of keys and values, each [B, kv_heads, context + T, features], the new ones go to their ends.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, sdpa: bool) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.features, self.sdpa = heads, kv_heads, width // heads, sdpa
-        self.q = nn.Linear(width, heads * self.features, bias=False)
-        self.k = nn.Linear(width, kv_heads * self.features, bias=False)
-        self.v = nn.Linear(width, kv_heads * self.features, bias=False)
-        self.o = nn.Linear(heads * self.features, width, bias=False)
+        width, self.features, self.sdpa = sizes.width, sizes.features, sizes.sdpa
+        self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
+        self.q = nn.Linear(width, self.heads * self.features, bias=False)
+        self.k = nn.Linear(width, self.kv_heads * self.features, bias=False)
+        self.v = nn.Linear(width, self.kv_heads * self.features, bias=False)
+        self.o = nn.Linear(self.heads * self.features, width, bias=False)
+        self.q_norm = RMSNorm(self.features) if sizes.head_norms else nn.Identity()
+        self.k_norm = RMSNorm(self.features) if sizes.head_norms else nn.Identity()
 
     def forward(self, x: Tensor, turn: Tensor, mask: Tensor, caches: Sequence[Tensor]) -> Tensor:
         batch, tokens, _ = x.shape
-        q = rotate(self.q(x).view(batch, tokens, self.heads, self.features), turn).transpose(1, 2)
-        k = rotate(self.k(x).view(batch, tokens, self.kv_heads, self.features), turn).transpose(1, 2)
+        q = rotate(self.q_norm(self.q(x).view(batch, tokens, self.heads, self.features)), turn).transpose(1, 2)
+        k = rotate(self.k_norm(self.k(x).view(batch, tokens, self.kv_heads, self.features)), turn).transpose(1, 2)
         v = self.v(x).view(batch, tokens, self.kv_heads, self.features).transpose(1, 2)
         if caches:
             for cache, new in zip(caches, (k, v), strict=True):
@@ -123,11 +134,11 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each behind an RMSNorm and with a residual: [B, T, width]."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int, sdpa: bool) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = RMSNorm(width), RMSNorm(width)
-        self.attention = Attention(width, heads, kv_heads, sdpa)
-        self.ffn = FeedForward(width, hidden)
+        self.attention_norm, self.ffn_norm = RMSNorm(sizes.width), RMSNorm(sizes.width)
+        self.attention = Attention(sizes)
+        self.ffn = FeedForward(sizes.width, sizes.hidden)
 
     def forward(self, x: Tensor, turn: Tensor, mask: Tensor, caches: Sequence[Tensor]) -> Tensor:
         x = x + self.attention(self.attention_norm(x), turn, mask, caches)
@@ -144,7 +155,7 @@ class Llama(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         s = sizes
-        self.layers = nn.ModuleList(Layer(s.width, s.heads, s.kv_heads, s.hidden, s.sdpa) for _ in range(s.layers))
+        self.layers = nn.ModuleList(Layer(s) for _ in range(s.layers))
         self.embed = None if s.layers_only else nn.Embedding(s.vocabulary, s.width)
         self.norm = None if s.layers_only else RMSNorm(s.width)
         self.output = None if s.layers_only else nn.Linear(s.width, s.vocabulary, bias=False)
@@ -164,7 +175,7 @@ def module(sizes: Sizes) -> Llama:
 def inputs(sizes: Sizes) -> tuple[Tensor, ...]:
     """Tokens or states, rotations of the new positions, the causal mask, and the caches where there is a context."""
     s = sizes
-    total, features = s.context + s.tokens, s.width // s.heads
+    total, features = s.context + s.tokens, s.features
     x = torch.randn(s.batch, s.tokens, s.width) if s.layers_only else torch.randint(s.vocabulary, (s.batch, s.tokens))
     turn = rotations(total, features, s.theta)[s.context :].clone()
     mask = torch.full((s.tokens, total), float("-inf")).triu(s.context + 1)

@@ -53,8 +53,6 @@ def folder() -> Path | None:
 def compile_ahead(sources: Sequence[Source], rank: int = 0) -> None:
     """Begin to compile those that are neither known nor on disk, side by side; ``compiled`` waits for them.
 
-    Where a core or more is left for each, the register splits of one kernel are compiled side by side too.
-
     Args:
         rank: how soon they are wanted: those of a lower one are compiled first, whoever asked first.
     """
@@ -63,9 +61,8 @@ def compile_ahead(sources: Sequence[Source], rank: int = 0) -> None:
         if (found := _read(key)) is not None:
             _memory[key] = _known(found)
             del wanted[key]
-    at_once = max(1, (os.cpu_count() or 1) // (2 * len(wanted) or 1))
     for key, source in wanted.items():
-        building = Building(source, _keep_as(key), rank, at_once)
+        building = Building(source, _keep_as(key), rank)
         _memory[key] = building.made
         _building[key] = building
 

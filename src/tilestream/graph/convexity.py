@@ -28,6 +28,9 @@ class Groups(Generic[N]):
         self._group: dict[N, frozenset[N]] = {n: frozenset((n,)) for n in parameters}
         self._parameters = parameters
         self._after = after
+        # Of each position, the first position of all groups that end there or later: what a jump inside a group
+        # leads back to from there. It never falls from one position to the next.
+        self._back = list(range(len(after)))
 
     def position(self, node: N) -> int:
         """Place in the graph's order; nodes of other kinds (placeholders) come first."""
@@ -46,6 +49,7 @@ class Groups(Generic[N]):
                 return False
         for node in both:
             self._group[node] = both
+        self._note_span(both)
         return True
 
     def all(self) -> list[list[N]]:
@@ -53,14 +57,29 @@ class Groups(Generic[N]):
         unique = dict.fromkeys(self._group.values())
         return sorted((sorted(g, key=self._position.__getitem__) for g in unique), key=lambda g: self._position[g[0]])
 
+    def _note_span(self, group: frozenset[N]) -> None:
+        places = [self._position[n] for n in group]
+        first, place = min(places), max(places)
+        while place >= 0 and self._back[place] > first:
+            self._back[place] = first
+            place -= 1
+
+    def _earliest(self, node: N) -> int:
+        """No path from ``node``, through whole groups, leads to a position before this one."""
+        place = self.position(node)
+        while place >= 0 and self._back[place] < place:
+            place = self._back[place]
+        return place
+
     def _cyclic(self, both: frozenset[N]) -> bool:
         seen: set[N] = set()
+        last = max(self._position[n] for n in both)
         queue = [s for n in both for s in self._after[n] if s not in both]
         while queue:
             node = queue.pop()
             if node in both:
                 return True
-            if node in seen:
+            if node in seen or self._earliest(node) > last:
                 continue
             whole = self._group.get(node, frozenset((node,)))
             seen |= whole

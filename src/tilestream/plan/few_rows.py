@@ -31,6 +31,9 @@ TOP = 11
 EACH = 2
 """Splits of one tail, and of one way to hand the middle over, among them, if there are so many: where the model errs,
 it errs between these."""
+TOP_ALONE = 6
+"""Splits of a single layer that are timed, one of each tail among them: of 24 layers, and in decoders, the best was
+among the best five by prediction, or a hundredth faster than these."""
 MOST_GATHERED_ROWS = 64
 """Rows of the tiles whose middle may go over a cluster. At 128 it takes 1.1 times the time of the L2 and more."""
 MINUTE_S = 60.0
@@ -102,9 +105,9 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
 def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
-    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind among them.
-    ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage. On many rows: one layer with
-    nothing in front, whose tiles take turns.
+    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind among them; of a single
+    layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also with fewer groups and other depths of a ring stage.
+    On many rows: one layer with nothing in front, whose tiles take turns.
     """
     if not is_block(program) or (rows > MOST_ROWS and (not is_projection(program) or _block(program).before)):
         return []
@@ -116,10 +119,11 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough:
+        top, each = (TOP_ALONE, 1) if is_projection(program) else (TOP, EACH)
         kinds = dict.fromkeys((s.middle, s.tail) for s in ranked)
-        best = [s for kind in kinds for s in [x for x in ranked if (x.middle, x.tail) == kind][:EACH]]
+        best = [s for kind in kinds for s in [x for x in ranked if (x.middle, x.tail) == kind][:each]]
         rest = [s for s in ranked if s not in best]
-        kept = {*best, *rest[: max(0, TOP - len(best))]}
+        kept = {*best, *rest[: max(0, top - len(best))]}
         ranked = [s for s in ranked if s in kept]
     return [SharedRecipe(split) for split in ranked]
 

@@ -70,7 +70,7 @@ def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Ma
     made: list[GradientLaunch] = []
     for group in together(sites, lambda node: _origin(node, maker)):
         part: list[GradientSite] = []
-        for site in group:
+        for site in _in_order(group):
             if sum(map(_blocks, [*part, site])) > hardware.sms:
                 made.append(_launch(len(made), part))
                 part = []
@@ -130,6 +130,20 @@ def _origin(node: fx.Node, maker: Maker) -> Hashable:
 
 def _blocks(site: GradientSite) -> int:
     return prod(Gradient("", "", "", site.out, site.k).parts)
+
+
+def _in_order(sites: Sequence[GradientSite]) -> list[GradientSite]:
+    """Sites by their sizes, and those of others with the same operands: a graph's order differs before and after its
+    regions are placed, and a kernel that is begun before must be the one that is wanted after."""
+
+    def sizes(site: GradientSite) -> tuple[Hashable, ...]:
+        return site.out, site.k, site.total is None, site.weight_dtype, site.bias_dtype
+
+    def shares(site: GradientSite) -> list[list[tuple[Hashable, ...]]]:
+        same = ([o for o in sites if o.gradient is site.gradient], [o for o in sites if o.input is site.input])
+        return [sorted(map(sizes, each), key=str) for each in same]
+
+    return sorted(sites, key=lambda site: str((sizes(site), shares(site))))
 
 
 def _launch(number: int, sites: Sequence[GradientSite]) -> GradientLaunch:

@@ -55,12 +55,24 @@ def sites(graph: fx.Graph, options: Options, target: Target) -> list[GradientSit
     return gradient_sites(graph, target.hardware, least_rows(options))
 
 
-def prepare(found: Sequence[GradientSite], part: Partition, options: Options, target: Target) -> None:
+def prepare(found: Sequence[GradientSite], part: Partition, options: Options, target: Target) -> list[GradientLaunch]:
     """Begin to compile the kernels of a graph's gradients, beside those of the regions that it was cut into."""
     regions = {node: number for number, cut in enumerate(part.cuts) for node in cut.nodes}
-    pipelines = [x.pipeline(target.hardware) for x in gradient_launches(found, target.hardware, regions.get)]
+    launches = gradient_launches(found, target.hardware, regions.get)
+    pipelines = [launch.pipeline(target.hardware) for launch in launches]
     with planning.kernels_kept(options, target):
         build_ahead(list(dict.fromkeys(pipelines)), target.kind)
+    return launches
+
+
+def plan_ahead(launches: Sequence[GradientLaunch], options: Options, target: Target) -> None:
+    """Plan launches before their graph is streamed, which says why where one cannot be planned."""
+    for launch in launches:
+        try:
+            with planning.kernels_kept(options, target):
+                plan(launch, options, target)
+        except Exception as failure:
+            log.debug("%s: it is planned again, which will say why", launch.name, exc_info=failure)
 
 
 def stream_gradients(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:

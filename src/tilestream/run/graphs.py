@@ -24,6 +24,7 @@ from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
+from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import Plan
 from tilestream.plan.regions import find_regions
 from tilestream.run import ahead, gradients, prepare
@@ -118,22 +119,29 @@ class Compilation:
         self.rewritten = bool(stream_interactions(graph, True, self.options, self.target))
 
     def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-        """Begin to compile what both graphs of a training step will want, before the first of them waits for it.
+        """Begin to compile what both graphs of a training step will want, and plan both as it comes: the forward graph,
+        asked for first, would wait for the longest of its own kernels while those of the other are there.
 
         The graphs stay as they are. What goes wrong here costs nothing: streaming them will say it.
         """
         if not prepare.measures(self.options, self.target):
             return
         self._planned = self.options.with_(constant_weights=False)
+        regions: list[Region] = []
+        launches: list[GradientLaunch] = []
         for graph, is_backward in ((forward, False), (backward, True)):
             try:
                 own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
                 own.meta = dict(graph.meta)
                 found, summed = self._found(own, is_backward, training=True)
                 with timed("planning"):
-                    self._prepare(found, summed)
+                    launches += self._prepare(found, summed)
+                regions += found.regions
             except Exception as failure:
                 log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
+        with timed("planning"):
+            gradients.plan_ahead(launches, self.options, self.target)
+            ahead.plan_as_built(regions, self._planned, self.target)
 
     def choose(
         self,
@@ -151,9 +159,9 @@ class Compilation:
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
-    def keep(self) -> None:
+    def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""
-        self._whole().note()
+        self._whole().note(training)
 
     def _whole(self) -> Whole:
         plans = [prepare.plan(p.region, self._planned, self.target) for p in self.placed]
@@ -171,11 +179,11 @@ class Compilation:
             normal = normalise(graph)
             return find_regions(normal, self.options, hardware, kept_out, training=training, backward=backward)
 
-    def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> None:
-        """Begin to compile the kernels that will be timed."""
-        if summed:
-            gradients.prepare(summed, found, self.options, self.target)
+    def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> list[GradientLaunch]:
+        """Begin to compile the kernels that will be timed; the launches of gradients among them."""
+        launches = gradients.prepare(summed, found, self.options, self.target) if summed else []
         ahead.begin(found.regions, self._planned, self.target)
+        return launches
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

@@ -22,13 +22,16 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.nodes import is_constant
-from tilestream.run import epilogues, fallback, messages
+from tilestream.run import complex_products, epilogues, fallback, few_queries, grouped_queries, messages
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
 from tilestream.run.stopwatch import timed
 
 log = logging.getLogger(__name__)
+
+ALONE = {"triton.cudagraphs": False}
+"""Inductor's configuration while candidates are measured: they are captured in CUDA graphs of their own."""
 
 
 class NothingTakenError(Exception):
@@ -59,7 +62,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     changed: dict[str, Any] = {
         "use_joint_graph_passes": False,
         "joint_custom_pre_pass": Identity(identity, config.joint_custom_pre_pass),
-        **partitioner(compilation),
+        **partitioner(compilation, ALONE | {"use_joint_graph_passes": joint_passes}),
     }
     if note.was_direct:
         changed["compile_threads"] = 1  # Inductor would start processes to compile in, and has nothing to compile
@@ -110,8 +113,7 @@ def _inner(
     with config.patch(use_joint_graph_passes=joint_passes):
         streamed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         streamed.meta = dict(gm.meta)
-        # Candidates are captured in CUDA graphs of their own when they are measured.
-        with config.patch({"triton.cudagraphs": False}):
+        with config.patch(ALONE):
             taken = compilation.stream(streamed, kwargs)
         on_gpu = compilation.target.kind == "cuda"
         taken = taken or (on_gpu and not backward and epilogues.of_pixels(streamed, compilation.patches))
@@ -123,12 +125,16 @@ def _inner(
             calls_alone = taken and not kwargs.get("cudagraphs") and is_direct(streamed)
             note.settle(calls_alone)
             if calls_alone:
-                compilation.keep()
+                compilation.keep(not kwargs.get("is_inference", False))
                 return direct(streamed)
         if taken and on_gpu:
             epilogues.fuse(streamed, compilation.patches)
         if taken:
             messages.sort_messages(streamed)
+        if taken and kwargs.get("is_inference"):
+            complex_products.make_real(streamed)
+            grouped_queries.share_keys(streamed, grouped_queries.runs_here)
+            few_queries.stream_attention(streamed, compilation.options, compilation.target)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:

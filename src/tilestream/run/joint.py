@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,25 +14,29 @@ from tilestream.run.graphs import Compilation
 from tilestream.run.messages import sort_messages
 
 
-def partitioner(compilation: Compilation) -> dict[str, Any]:
-    """Inductor's configuration that lets ``Partitioner`` cut a joint graph; none where the user has one already."""
+def partitioner(compilation: Compilation, alone: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's configuration that lets ``Partitioner`` cut a joint graph; none where the user has one already.
+
+    ``alone``: its configuration for graphs that it compiles by themselves, as those that regions are timed against.
+    """
     from torch._inductor import config
 
     if getattr(config, "custom_partitioner_fn", None) is not None:
         return {}
-    return {"custom_partitioner_fn": Partitioner(compilation)}
+    return {"custom_partitioner_fn": Partitioner(compilation, alone)}
 
 
 class Partitioner(CustomPartitionerFn):
     """``Cutter`` under the name that torch's caches know a compilation by, after messages were sorted (``messages``).
-    Kernels of both parts begin to be compiled when a graph is cut: the forward graph alone would keep few cores busy.
+    Both parts are planned when a graph is cut, as kernels come: the forward graph alone would keep few cores busy.
     """
 
     _compilation: Compilation | None = None
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
-    def __init__(self, compilation: Compilation) -> None:
+    def __init__(self, compilation: Compilation, alone: Mapping[str, Any] | None = None) -> None:
         self._cut, self._identity = Cutter(least_rows(compilation.options)), compilation.identity
+        self._alone = dict(alone or {})
         self._compilation = compilation
 
     def __getstate__(self) -> dict[str, object]:
@@ -46,7 +50,10 @@ class Partitioner(CustomPartitionerFn):
         sort_messages(gm)
         forward, backward = self._cut(gm, joint_inputs, **kwargs)
         if self._compilation is not None:
-            self._compilation.prepare(forward, backward)
+            from torch._inductor import config
+
+            with config.patch(self._alone):
+                self._compilation.prepare(forward, backward)
         return forward, backward
 
     def uuid(self) -> str:

@@ -1,4 +1,4 @@
-"""Never slower, as a whole: a graph with its regions against the same graph by Inductor alone, both timed.
+"""Never slower, as a whole: a graph with its regions against the same graph without them, both timed.
 
 What each region gains, measured alone, is known. Where that is much of the graph's time there is no question; where it
 is little, or the regions stand in the way of what Inductor would fuse, the whole is compiled twice and the winner kept.
@@ -39,21 +39,32 @@ _wholes: list[WholeTiming] = []
 
 @dataclass(frozen=True)
 class WholeTiming:
-    """A graph with its regions and by Inductor alone, microseconds a call; None where it was not timed.
+    """A graph with its regions and without, microseconds a call; None where it was not timed.
 
-    ``gain_us`` is what the regions gain by their own measurements.
+    Without regions an inference graph is Inductor's alone. One of training is not: it was cut into forward and backward
+    by us, and has our sums in sorted order and our interactions in it.
+
+    Attributes:
+        training: whether the graph is one of a training step's two.
+        gain_us: what the regions gain by their own measurements.
     """
 
     regions: int
     backward: bool
+    training: bool
     gain_us: float
     streamed_us: float | None
-    inductor_us: float | None
+    without_us: float | None
 
     @property
     def streams(self) -> bool:
         """Whether the graph with its regions is the one that runs."""
-        return self.streamed_us is None or self.inductor_us is None or self.streamed_us <= self.inductor_us
+        return self.streamed_us is None or self.without_us is None or self.streamed_us <= self.without_us
+
+    @property
+    def inductor_us(self) -> float | None:
+        """What Inductor takes by itself; None where that was not timed, as in training."""
+        return None if self.training else self.without_us
 
 
 def wholes() -> list[WholeTiming]:
@@ -63,7 +74,7 @@ def wholes() -> list[WholeTiming]:
 
 def measured(timings: Sequence[WholeTiming]) -> tuple[float | None, float | None]:
     """Microseconds of one call of all these graphs, as they run and by Inductor alone; None where one is not known."""
-    kept = [t.streamed_us if t.streams else t.inductor_us for t in timings]
+    kept = [t.streamed_us if t.streams else t.without_us for t in timings]
     inductor = [t.inductor_us for t in timings]
     return (
         None if not kept or None in kept else sum(us for us in kept if us is not None),
@@ -104,9 +115,9 @@ class Whole:
             compiled: compiles one of them, with changes to Inductor's arguments.
             fakes: the graph's arguments as fake tensors and symbolic sizes.
         """
-        backward = bool(kwargs.get("is_backward"))
+        kind = (len(self.plans), bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False))
         if not self._measures():
-            _wholes.append(WholeTiming(len(self.plans), backward, 0.0, None, None))
+            _wholes.append(WholeTiming(*kind, 0.0, None, None))
             return compiled(streamed)
         gain_us = sum(map(gain, self.plans)) + self.beside_us
         key = self._key(streamed)
@@ -122,15 +133,15 @@ class Whole:
             with timed("timing"), real(self.target.device):
                 arguments = self._arguments(streamed, fakes)
                 (streamed_us,) = timed_side_by_side([_caller(arms[0], arguments)])
-            inductor_us = None
+            without_us = None
             if gain_us < CLEAR * streamed_us:
                 arms.append(compiled(plain, **bare))
                 with timed("timing"), real(self.target.device):
-                    streamed_us, inductor_us = timed_side_by_side([_caller(arm, arguments) for arm in arms])
+                    streamed_us, without_us = timed_side_by_side([_caller(arm, arguments) for arm in arms])
         except (RuntimeError, MemoryError) as failure:
             log.warning("the graph could not be timed as a whole: %s", failure)
             return compiled(streamed) if trees else arms[0]
-        found = WholeTiming(len(self.plans), backward, gain_us, streamed_us, inductor_us)
+        found = WholeTiming(*kind, gain_us, streamed_us, without_us)
         log.info("whole graph: %s", found)
         _wholes.append(found)
         self._store(key, found)
@@ -138,12 +149,12 @@ class Whole:
             return compiled(streamed if found.streams else plain)
         return arms[0] if found.streams else arms[1]
 
-    def note(self) -> None:
+    def note(self, training: bool) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
         others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in self.plans]
         times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in self.plans], others)]
         mine, theirs = (None if None in t else sum(us for us in t if us is not None) for t in times)
-        _wholes.append(WholeTiming(len(self.plans), False, sum(map(gain, self.plans)), mine, theirs))
+        _wholes.append(WholeTiming(len(self.plans), False, training, sum(map(gain, self.plans)), mine, theirs))
 
     def _measures(self) -> bool:
         on_gpu = self.target.kind == "cuda" and self.options.measure and self.options.strategy == "auto"

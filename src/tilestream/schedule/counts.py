@@ -20,6 +20,8 @@ K_BYTES = 32  # of an operand's row that one wgmma takes
 LEAST_COLUMNS = 32  # a wgmma of fewer takes as long: its left operand takes 16 cycles to come
 QUAD_COLUMNS = 8  # of a row that four threads hold side by side, two each
 SECTOR = 32  # bytes that the L2 reads and writes at once
+BULK_BYTES = 16  # that rows are multiples of where bulk copies can address them
+ODD_LOAD_BYTES = 1024  # of other rows: what a loader warp has on its way at once
 PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the ring
 BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
 VECTOR = 2.0  # of a row vector that an operation takes
@@ -93,6 +95,25 @@ def gathered_chunks(schedule: Schedule) -> int:
 def tapped_chunks(schedule: Schedule) -> int:
     """Chunks of one tile whose rows are pixels that lanes copy."""
     return _chunks_of({name for name, stream in schedule.streams.items() if stream.tap and stream.by_lanes}, schedule)
+
+
+def odd_rounds(schedule: Schedule, pipeline: Pipeline) -> tuple[int, int]:
+    """How often a loader warp waits for memory, for one tile's rows that bulk copies cannot address: for rows of one
+    chunk, read flat, and for chunks that are a part of theirs, of which it reads the vectors that hold it."""
+    flat, parts = 0, 0
+    for name, stream in schedule.streams.items():
+        if not stream.tensor or stream.by_lanes or stream.tap:
+            continue
+        size, features = DTYPE_BYTES[stream.dtype], pipeline.tensor(stream.tensor).features
+        if features * size % BULK_BYTES == 0 and stream.start * size % BULK_BYTES == 0:
+            continue
+        chunks, columns = _chunks_of({name}, schedule), min(stream.features, schedule.chunk_columns)
+        if features == columns:
+            flat += chunks * ceil(TILE_ROWS * features * size / ODD_LOAD_BYTES)
+        else:
+            vectors = (columns * size + BULK_BYTES - 2 * size) // BULK_BYTES + 1
+            parts += chunks * ceil(TILE_ROWS * vectors * BULK_BYTES / ODD_LOAD_BYTES)
+    return flat, parts
 
 
 def _chunks_of(taken: set[str], schedule: Schedule) -> int:

@@ -14,12 +14,14 @@ from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
 from tilestream.schedule import build
 from tilestream.schedule.counts import (
+    ODD_LOAD_BYTES,
     WARPGROUP,
     EpilogueCounts,
     StepCounts,
     code_size,
     counts,
     gathered_chunks,
+    odd_rounds,
     scattered_bytes,
     tapped_chunks,
 )
@@ -40,7 +42,10 @@ GATHER_CHUNK_S = 2.0e-6
 TAP_CHUNK_S = 0.75e-6
 """The same for pixels, whose places are computed and not read. On an H200 a 3 x 3 64-64 and a 1 x 1 64-256 take 48.5 us
 at 32 images of 56 x 56 (54 chunks a loader warp) and 10.2 at one (9 chunks), where bulk copies take 27.7 and 7.1."""
-ODD_LOAD_BYTES = 1024  # of rows that TMA cannot address: what a loader warp has on its way at once
+ODD_ROUND_S, ODD_PART_S = 0.6e-6, 1.3e-6
+"""Of a loader warp, for each ``ODD_LOAD_BYTES`` of rows that TMA cannot address, read flat and by parts. On an H200 a
+layer of 256 on 65,160 rows takes 36 us where they have 63 columns, 8 rounds a tile, 111 where they have 122, 18 by
+parts, 249 and 462 with 250 and 474, 36 and 72; 26 and 46 with 120 and 480."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +133,14 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
     gathers = GATHER_CHUNK_S * gathered_chunks(schedule) + TAP_CHUNK_S * tapped_chunks(schedule)
-    compute = overlapped(compute, gathers) + joining_s(schedule, device)
+    flat, parts = odd_rounds(schedule, pipeline)
+    odd = ODD_ROUND_S * flat + ODD_PART_S * parts  # a warp waits: nothing that others want is taken
+    compute = max(overlapped(compute, gathers), odd) + joining_s(schedule, device)
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
         lane_s=epilogue,
-        inputs_s=max(inputs, gathers),
+        inputs_s=max(inputs, gathers, odd),
         step_s=max(compute, weights) + queue,
         scattered=scattered_bytes(schedule, pipeline),
     )

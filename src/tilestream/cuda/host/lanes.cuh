@@ -101,6 +101,8 @@ TS_DEV void together() { lanes_host::mine().ordered.meet<true>(); }
 TS_DEV void all_together() { lanes_host::everybody.meet<true>(); }
 TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
 
+TS_DEV float across(float v, int far) { return float_of((u32)of_lane(bits_of(v), lane() ^ far)); }
+
 // ---- shared memory
 template <class V>
 TS_DEV V get(u32 at) {
@@ -125,6 +127,11 @@ TS_DEV u32 load16(const void* p) { return *(const u16*)p; }
 TS_DEV long long load_index(const void* p, long long at, int wide) {
   return wide ? ((const long long*)p)[at] : (long long)((const int*)p)[at];
 }
+TS_DEV void load128(const void* p, u32 (&v)[4]) {
+  if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
+  for (int k = 0; k < 4; ++k) v[k] = ((const u32*)p)[k];
+}
+TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a store of 16 bytes is not aligned");
   for (int k = 0; k < 4; ++k) ((u32*)p)[k] = v[k];

@@ -24,6 +24,8 @@ TS_DEV u64 of_lane(u64 v, int lane) {
   return (u64)high << 32 | low;
 }
 
+TS_DEV float across(float v, int far) { return lane_across(v, far); }  // that of lane ^ far
+
 // ---- shared memory
 TS_DEV void put32(u32 at, u32 v) { sts32(at, v); }
 TS_DEV void put16(u32 at, u32 v) { sts16(at, (u16)v); }
@@ -37,6 +39,11 @@ TS_DEV u32 load16(const void* p) { return __ldg((const u16*)p); }
 TS_DEV long long load_index(const void* p, long long at, int wide) {
   return wide ? __ldg((const long long*)p + at) : (long long)__ldg((const int*)p + at);
 }
+TS_DEV void load128(const void* p, u32 (&v)[4]) {
+  const uint4 all = __ldg((const uint4*)p);
+  v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
+}
+TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }
 TS_DEV void copy128(u32 to, const void* from, u32 bytes) { copy_async(to, from, bytes); }  // zeros behind `bytes`
 TS_DEV void copies_here() { copies_wait(); }                                               // this lane's own

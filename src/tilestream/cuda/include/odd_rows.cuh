@@ -64,26 +64,41 @@ TS_DEV void scatter(u32 dst, uint4 v, int element, int features, int col, int co
     }
   }
 }
-// Contiguous rows of at most eight elements, or of 32 bits, are read flat, 16 bytes at a time (64 rows always start on 16
-// bytes), and scattered: of the former one vector a lane is all there is. Other rows of 16 bits are made in shared memory
-// 16 bytes at a time, other rows of 32 bits element by element.
+// Which vector of PER elements a lane reads as its i-th: the i-th of all, or of `each` a row, those that hold columns of
+// the chunk; `none` where there is no such vector.
+template <int PER>
+TS_DEV int vector_of(int i, int each, int features, int col, int cols, int none) {
+  if (each == 0) return i;
+  const int r = i / each, from = r * features + col, v = from / PER + i - r * each;
+  return v * PER < from + cols ? v : none;
+}
+// Whole contiguous rows of more than eight elements, and rows that are not contiguous, are made in shared memory 16 bytes
+// at a time, if they are of 16 bits. Other contiguous rows are read 16 bytes at a time (64 rows always start on 16 bytes),
+// flat or, where a chunk is a part of them, that part of each, and scattered: of narrow ones one vector a lane is all there
+// is. What is left, rows of 32 bits that are not contiguous, comes element by element.
 template <class T>
 TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded,
                           bool rounds) {
   const int left = rows - row0 < ROWS ? rows - row0 : ROWS;
   const int lane = (int)lane_in_warp();
-  if (T::BYTES == 2 && (stride != features || features > 8))
+  if (T::BYTES == 2 && (stride != features || (cols == features && features > 8)))
     return load_odd_halves<T>(dst, src, stride, row0, left, col, cols, padded);
   int flat = 0;
   if (stride == features && left > 0) {
     constexpr int PER = 16 / T::BYTES;
     const uint4* base = (const uint4*)((const char*)src + (u64)row0 * (u64)features * T::BYTES);
     const int vectors = left * features / PER;
-    for (int v = lane; v < vectors; v += 2 * WARP) {
-      const bool two = v + WARP < vectors;
-      uint4 a = load_global(base + v), b = two ? load_global(base + v + WARP) : a;
-      scatter<T>(dst, a, v * PER, features, col, cols, rounds);
-      if (two) scatter<T>(dst, b, (v + WARP) * PER, features, col, cols, rounds);
+    // That hold a row's part, where that is not all.
+    const int each = cols < features && features > PER ? (cols + PER - 2) / PER + 1 : 0;
+    const int wanted = each > 0 ? left * each : vectors;
+    for (int i = lane; i < wanted; i += 2 * WARP) {
+      const int v = vector_of<PER>(i, each, features, col, cols, vectors);
+      const int w = i + WARP < wanted ? vector_of<PER>(i + WARP, each, features, col, cols, vectors) : vectors;
+      uint4 a = {}, b = {};
+      if (v < vectors) a = load_global(base + v);
+      if (w < vectors) b = load_global(base + w);
+      if (v < vectors) scatter<T>(dst, a, v * PER, features, col, cols, rounds);
+      if (w < vectors) scatter<T>(dst, b, w * PER, features, col, cols, rounds);
     }
     flat = vectors * PER;
   }

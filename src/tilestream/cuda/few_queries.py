@@ -1,0 +1,98 @@
+"""Attention of a few queries that share keys and values, as in decoding (``include/few_queries.cuh``)."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tilestream.cuda import beside
+from tilestream.ir.dtypes import DTYPES
+
+NAME = "tilestream_few_queries"
+FEATURES = (32, 64, 128, 256)
+"""Of a head: lanes have 8 each, and lanes of a position are a power of two of a warp's."""
+MOST_QUERIES = 8
+"""That share a head of keys: each is 16 registers a lane."""
+ALONE, BESIDE = 16, 8
+"""Warps of a CTA that has an SM to itself, and of one of two: 2,048 and 1,024 bytes of keys on their way at once."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel is compiled for. ``resident``: CTAs that an SM should hold, 1 or 2."""
+
+    queries: int
+    features: int
+    resident: int
+    dtype: str = "bf16"
+
+    @property
+    def warps(self) -> int:
+        return BESIDE if self.resident > 1 or self.queries > 4 else ALONE
+
+    @property
+    def shared_bytes(self) -> int:
+        """What warps leave: weighted values, maximum and sum of every query."""
+        return 4 * self.warps * self.queries * (self.features + 8)
+
+    @property
+    def text(self) -> str:
+        shape = {"DTYPE": self.dtype, "QUERIES": self.queries, "FEATURES": self.features}
+        launch = {"WARPS": self.warps, "RESIDENT": self.resident}
+        lines = [f"#define {name} {n}" for name, n in (shape | launch).items()]
+        return "\n".join([*lines, '#include "few_queries.cuh"', ""])
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """[heads, 1, queries, features]: attention of every head's queries over its positions.
+
+    Args:
+        query: [heads, 1, queries, features], bf16 or f16, 1 to 8 queries of 32, 64, 128 or 256 features.
+        key, value: [heads, 1, positions, features].
+        mask: added to scores; [heads or 1, 1, queries, positions], alike for all queries of a head.
+        scale: of products of queries and keys.
+    """
+    heads, _, queries, features = query.shape
+    sms = torch.cuda.get_device_properties(query.device).multi_processor_count
+    kernel = Kernel(queries, features, 2 if heads > sms and queries <= 4 else 1, DTYPES[query.dtype])
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if heads:
+        operands = [_readable(t) for t in (query, key, value)]
+        packed = parameters(operands, None if mask is None else _rows(mask), out.data_ptr(), scale)
+        raw = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        _loaded(kernel, out.device.index or 0).launch((heads, 1), 32 * kernel.warps, stream, raw)
+    return out
+
+
+def parameters(operands: list[Tensor], mask: Tensor | None, out: int, scale: float) -> bytes:
+    """``FewQueriesParams`` of query, key and value, at their addresses."""
+    tensors = [*operands, mask]
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    size = operands[0].element_size()
+    strides = [0 if t is None or t.shape[0] == 1 else t.stride(0) * size for t in tensors]
+    rows = [t.stride(2) * size for t in operands]
+    positions = operands[1].shape[2]
+    return struct.pack("<5Q4q4if4x", *addresses, out, *strides, *rows, positions, scale)
+
+
+@cache
+def _loaded(kernel: Kernel, device_index: int) -> beside.driver.Function:
+    return beside.function(NAME, kernel.text, device_index, kernel.shared_bytes)
+
+
+def _readable(t: Tensor) -> Tensor:
+    """Rows that start on 16 bytes: the tensor, or a copy."""
+    size = t.element_size()
+    odd = [n for n in (t.stride(0), t.stride(2)) if n * size % 16]
+    return t.contiguous().clone() if t.stride(3) != 1 or odd or t.data_ptr() % 16 else t
+
+
+def _rows(mask: Tensor) -> Tensor:
+    """The mask with its positions one behind the other."""
+    return mask if mask.stride(3) == 1 else mask.contiguous()

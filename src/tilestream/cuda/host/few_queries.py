@@ -1,0 +1,57 @@
+"""Attention of a few queries on the host build: the kernel's own text, a lane a thread (``lanes.cuh``)."""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tilestream.cuda.emit import headers
+from tilestream.cuda.few_queries import NAME, Kernel, parameters
+from tilestream.cuda.host.build import Arena, HostRun, HostTrap, built, bytes_of, default_folder, mutate, run_program
+from tilestream.cuda.host.lanes import HOST_FILES
+from tilestream.ir.dtypes import DTYPES
+
+ADDRESSES = 5
+
+
+def attention_on_host(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, options: HostRun | None = None
+) -> Tensor:
+    """``cuda.few_queries.attention`` on contiguous CPU tensors.
+
+    Raises:
+        CompileError, HostTrap, HostRace: as ``build.run_on_host``.
+    """
+    how = options or HostRun()
+    heads, _, queries, features = query.shape
+    kernel = Kernel(queries, features, 2, DTYPES[query.dtype])
+    program = _compiled(kernel, how)
+    arena = Arena()
+    held = [0 if t is None else arena.add(bytes_of(t)) for t in (query, key, value, mask)]
+    out = arena.add(bytes_of(torch.full_like(query, float("nan"))))
+    packed = bytearray(parameters([query, key, value], mask, out, scale))
+    packed[: 8 * ADDRESSES] = b"".join(at.to_bytes(8, "little") for at in (*held, out))
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, [arena.add(bytes(packed)), ADDRESSES, *(8 * k for k in range(ADDRESSES))])
+        numbers = (heads, 32 * kernel.warps, kernel.shared_bytes)
+        done = run_program([str(program), str(path), *map(str, numbers)], NAME, how)
+        raw = path.read_bytes()
+    if done.returncode:
+        raise HostTrap(f"kernel {NAME} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    size = query.numel() * query.element_size()
+    return torch.frombuffer(bytearray(raw[out : out + size]), dtype=query.dtype).reshape(query.shape)
+
+
+def _compiled(kernel: Kernel, options: HostRun) -> Path:
+    texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
+    texts["kernel"] = f'{kernel.text}#include "lanes_run.h"\nTS_LANES_MAIN({NAME}, FewQueriesParams)\n'
+    mutate(texts, options.mutations)
+    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
+    if options.sanitize:
+        flags.append("-fsanitize=thread")
+    return built(options.folder or default_folder(), texts, "kernel", flags, "")

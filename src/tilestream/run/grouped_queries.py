@@ -1,0 +1,182 @@
+"""Queries that share keys and values as rows of one head, where one token of each sequence is decoded.
+
+``scaled_dot_product_attention`` with a mask has kernels that want as many heads of keys as of queries, so models
+repeat them: with 32 sequences, 256 positions and Llama-3.2-1B's heads 17 MB of keys and values become 67, written and
+read again in every layer. With one token a sequence the queries that share a head are as good as rows of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
+
+from tilestream.graph.nodes import value
+from tilestream.graph.real import real
+from tilestream.run.measure import random_tensor
+
+aten = torch.ops.aten
+
+log = logging.getLogger(__name__)
+Runs = Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]
+_ran: dict[str, bool] = {}
+
+MASKS = ("attn_bias", "attn_mask")
+IN_ORDER = (aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+"""What leaves elements in their order."""
+ALIGNED = 16
+"""Positions in a row of a mask that is copied: kernels read it in vectors."""
+
+
+def share_keys(graph: fx.GraphModule, runs: Runs = lambda *_: True) -> int:
+    """Let every attention of one token a sequence read keys and values that are not repeated; how many do now.
+
+    Each head of keys becomes a sequence of its own, whose tokens are the queries that share it; results are those of
+    the same kernel. Left alone is what has other shapes, symbolic ones among them, and a mask that differs by head.
+
+    Args:
+        graph: functional ATen with ``val`` in its nodes' meta; changed in place.
+        runs: whether an operator has a kernel for arguments like these fake ones (``runs_here``).
+    """
+    made = sum(_share(graph.graph, node, runs) for node in list(graph.graph.nodes) if is_attention(node))
+    graph.graph.eliminate_dead_code()
+    graph.graph.lint()
+    graph.recompile()
+    return made
+
+
+def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a library's attention takes arguments like these fake ones: it is called with random values, once a
+    shape. PyTorch chose it for other shapes, and its own limits are not told."""
+    fakes = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    if any(x.device.type != "cuda" for x in fakes) or torch.cuda.is_current_stream_capturing():
+        return True
+    shapes = [(tuple(x.shape), tuple(x.stride()), x.dtype, x.device) for x in fakes]
+    key = str((called, shapes, [x for x in (*args, *kwargs.values()) if not isinstance(x, torch.Tensor)]))
+    if key not in _ran:
+        try:
+            with real(fakes[0].device):
+                made = tree_map_only(torch.Tensor, random_tensor, (list(args), dict(kwargs)))
+                called(*made[0], **made[1])
+                torch.cuda.synchronize()
+            _ran[key] = True
+        except RuntimeError as failure:
+            log.info("keys stay repeated: %s", failure)
+            _ran[key] = False
+    return _ran[key]
+
+
+def is_attention(node: fx.Node) -> bool:
+    """Whether a node is a fused attention of which the result alone is used."""
+    name = str(node.target)
+    if not name.startswith("aten._scaled_dot_product_") or "backward" in name:
+        return False
+    return all(user.target is operator.getitem and (user.args[1] == 0 or not user.users) for user in node.users)
+
+
+def _share(graph: fx.Graph, node: fx.Node, runs: Runs) -> bool:
+    given = given_to(node)
+    query, key, values = given["query"], _unrepeated(given["key"]), _unrepeated(given["value"])
+    shape = value(query).shape  # pyright: ignore[reportOptionalMemberAccess]
+    if key is None or values is None or given.get("is_causal") or len(shape) != 4 or shape[2] != 1:
+        return False
+    batch, heads, _, features = shape
+    (_, groups, positions, _), (_, others, _, width) = (value(x).shape for x in (key, values))  # pyright: ignore
+    sizes = (batch, heads, features, groups, positions, width)
+    if groups != others or groups == heads or not all(isinstance(n, int) for n in sizes):
+        return False
+    rows = heads // groups
+    name = next((n for n in MASKS if given.get(n) is not None), None)
+    if name is not None and not _is_for_all_heads(given[name], batch):
+        return False
+    with graph.inserting_before(node):
+        given["query"] = call(graph, aten.reshape.default, query, [batch * groups, 1, rows, features])
+        given["key"] = call(graph, aten.reshape.default, key, [batch * groups, 1, positions, features])
+        given["value"] = call(graph, aten.reshape.default, values, [batch * groups, 1, positions, width])
+        if name is not None:
+            given[name] = _mask(graph, given[name], batch, groups, rows)
+        in_order = [a.name for a in node.target._schema.arguments if not a.kwarg_only]  # pyright: ignore
+        arguments = [given.pop(n) for n in in_order if n in given]
+        held: Any = map_arg((arguments, given), lambda n: n.meta["val"])
+        if not runs(node.target, *held):
+            return False
+        attention = call(graph, node.target, *arguments, **given)
+        result = call(graph, operator.getitem, attention, 0)
+        back = call(graph, aten.reshape.default, result, [batch, heads, 1, width])
+    for user in list(node.users):
+        if user.users:
+            back.meta = dict(user.meta)
+            user.replace_all_uses_with(back)
+        graph.erase_node(user)
+    graph.erase_node(node)
+    return True
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node that calls ``target``, with its fake tensors."""
+    made = graph.call_function(target, args, kwargs)
+    held: Any = map_arg((args, kwargs), lambda n: n.meta["val"])
+    made.meta["val"] = target(*held[0], **held[1])
+    return made
+
+
+def given_to(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call, by name."""
+    names = [a.name for a in node.target._schema.arguments]  # pyright: ignore
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _unrepeated(repeated: fx.Node) -> fx.Node | None:
+    """Keys or values ``[B, groups, S, F]``, if ``repeated`` ``[B, heads, S, F]`` has each of their heads several times,
+    one behind the other."""
+    node, seen = repeated, value(repeated)
+    while node.target in IN_ORDER:
+        (node,) = node.all_input_nodes[:1]
+    if node.target is not aten.expand.default or seen is None:
+        return None
+    (before,) = node.all_input_nodes[:1]
+    wide = value(node)
+    if before.target is not aten.unsqueeze.default or before.args[1] not in (2, -3) or wide is None or wide.dim() != 5:
+        return None
+    batch, groups, times, *rest = wide.shape
+    single = before.all_input_nodes[0]
+    kept = value(single)
+    is_repeat = list(seen.shape) == [batch, groups * times, *rest]
+    return single if is_repeat and kept is not None and list(kept.shape) == [batch, groups, *rest] else None
+
+
+def _is_for_all_heads(mask: fx.Node, batch: int) -> bool:
+    """Whether every head and every query of a sequence has the same row of the mask."""
+    fake = value(mask)
+    if fake is None or not all(isinstance(n, int) for n in fake.shape):
+        return False
+    if fake.dim() == 2:
+        return fake.shape[0] == 1
+    same = fake.dim() == 4 and fake.shape[2] == 1 and (fake.shape[1] == 1 or fake.stride(1) == 0)
+    return same and (_is_for_all_sequences(fake) or (fake.shape[0] == batch and fake.shape[3] % ALIGNED == 0))
+
+
+def _is_for_all_sequences(mask: torch.Tensor) -> bool:
+    return mask.shape[0] == 1 or mask.stride(0) == 0
+
+
+def _mask(graph: fx.Graph, mask: fx.Node, batch: int, groups: int, rows: int) -> fx.Node:
+    """``mask`` for the queries as rows: ``[batch * groups, 1, rows, S]``; one of two dimensions serves as it is."""
+    fake = value(mask)
+    assert fake is not None
+    if fake.dim() == 2:
+        return mask
+    positions = fake.shape[3]
+    one = call(graph, aten.slice.Tensor, mask, 1, 0, 1)
+    if _is_for_all_sequences(fake):
+        one = call(graph, aten.slice.Tensor, one, 0, 0, 1)
+    else:
+        each = call(graph, aten.expand.default, one, [batch, groups, 1, positions])
+        one = call(graph, aten.reshape.default, each, [batch * groups, 1, 1, positions])
+    return call(graph, aten.expand.default, one, [batch * groups, 1, rows, positions])
