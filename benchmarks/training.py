@@ -154,8 +154,6 @@ def scatters(kernels: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-
-
 def line(found: dict[str, Any]) -> str:
     arms = ", ".join(
         f"{arm} {a['us']:.0f} us, {a['gradients_us']:.0f} without its optimizer, {a['peak_bytes'] / 2**20:.0f} MiB"

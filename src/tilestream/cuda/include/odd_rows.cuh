@@ -72,23 +72,24 @@ TS_DEV int vector_of(int i, int each, int features, int col, int cols, int none)
   const int r = i / each, from = r * features + col, v = from / PER + i - r * each;
   return v * PER < from + cols ? v : none;
 }
-// Contiguous rows of at most eight elements, or of 32 bits, are read 16 bytes at a time (64 rows always start on 16
-// bytes), flat or, where a chunk is a part of them, that part of each, and scattered: of the former one vector a lane is
-// all there is. Other rows of 16 bits are made in shared memory 16 bytes at a time, other rows of 32 bits element by
-// element.
+// Whole contiguous rows of more than eight elements, and rows that are not contiguous, are made in shared memory 16 bytes
+// at a time, if they are of 16 bits. Other contiguous rows are read 16 bytes at a time (64 rows always start on 16 bytes),
+// flat or, where a chunk is a part of them, that part of each, and scattered: of narrow ones one vector a lane is all there
+// is. What is left, rows of 32 bits that are not contiguous, comes element by element.
 template <class T>
 TS_DEV void load_odd_rows(u32 dst, const void* src, int features, int stride, int row0, int rows, int col, int cols, int padded,
                           bool rounds) {
   const int left = rows - row0 < ROWS ? rows - row0 : ROWS;
   const int lane = (int)lane_in_warp();
-  if (T::BYTES == 2 && (stride != features || features > 8))
+  if (T::BYTES == 2 && (stride != features || (cols == features && features > 8)))
     return load_odd_halves<T>(dst, src, stride, row0, left, col, cols, padded);
   int flat = 0;
   if (stride == features && left > 0) {
     constexpr int PER = 16 / T::BYTES;
     const uint4* base = (const uint4*)((const char*)src + (u64)row0 * (u64)features * T::BYTES);
     const int vectors = left * features / PER;
-    const int each = cols < features ? (cols + PER - 2) / PER + 1 : 0;  // that hold a row's part, where that is not all
+    // That hold a row's part, where that is not all.
+    const int each = cols < features && features > PER ? (cols + PER - 2) / PER + 1 : 0;
     const int wanted = each > 0 ? left * each : vectors;
     for (int i = lane; i < wanted; i += 2 * WARP) {
       const int v = vector_of<PER>(i, each, features, col, cols, vectors);
