@@ -54,7 +54,7 @@ def test_what_is_given_as_such_needs_no_guess():
             "'sclae' is neither an option nor an argument of Scaled.forward. Remedy: did",
         ),
         ({"stratgy": "bulk"}, None, "did you mean 'strategy'"),
-        ({"nothing": 1}, None, "options are any_order, cache, "),
+        ({"nothing": 1}, None, "options are any_order, attention, cache, "),
         ({"strategy": "bulk"}, {"strategy": "bulk"}, "'strategy' is given twice"),
         ({"training": True}, None, "neither"),
     ],

@@ -36,6 +36,7 @@ MUTATIONS = (
     ),
     ("ptx.cuh", "if ((threadIdx.x & 31) == 0) bar_arrive(bar);", "lane_arrive(bar);"),
     ("ptx.cuh", "  u32 lane = threadIdx.x & 31;\n  if (lane < 2)\n", "  for (u32 lane = 0; lane < 2; ++lane)\n"),
+    ("ptx.cuh", "        \"r\"(count)\n", "        \"r\"(32 * count)\n"),
     ("roles.cuh", "if (lane_in_warp() == 0) bar_arrive(ring.full());", "lane_arrive(ring.full());"),
     (
         "gather.cuh",
