@@ -86,6 +86,26 @@ def test_the_middle_over_a_cluster(block: Ffn, split: Split, rows: int, folder: 
         assert torch.equal(got, run(block, replace(split, middle=Middle.L2), rows, folder))
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("block", "split", "rows"),
+    [
+        (SMALL, Split(1, 3, Tail.NONE, 16, 4, middle=Middle.NONE), 100),  # more tiles than a launch was planned for
+        (SMALL, Split(2, 2, Tail.CLUSTER, 8, 2, middle=Middle.NONE), 13),
+        (SMALL, Split(2, 2, Tail.CLUSTER, middle=Middle.NONE), 128),
+        (SMALL, Split(2, 2, middle=Middle.NONE), 100),
+        (replace(SMALL, dtype="f16"), Split(2, 1, Tail.REDUCE_ADD, 32, middle=Middle.NONE), 25),
+        (replace(GATED, hid=264), Split(4, 2, Tail.CLUSTER, 64, middle=Middle.NONE), 40),
+        (replace(SMALL, act="sigmoid", hid=152), Split(2, 2, tile_rows=32, middle=Middle.NONE), 31),  # act(0) is not 0
+    ],
+    ids=str,
+)
+def test_the_middle_made_by_each(block: Ffn, split: Split, rows: int, folder: Path) -> None:
+    got = check(block, split, rows, folder)
+    if split.tail is not Tail.REDUCE_ADD and split.row_tiles == 1:
+        assert torch.equal(got, run(block, replace(split, middle=Middle.L2), rows, folder))
+
+
 @pytest.mark.parametrize("middle", [Middle.L2, Middle.DSM])
 def test_the_same_bits_whatever_the_order_of_copies_and_on_a_workspace_in_use(middle: Middle, folder: Path) -> None:
     split = Split(2, 2, middle=middle)
@@ -108,6 +128,7 @@ TAILS = {
     "cluster": Split(2, 2, Tail.CLUSTER, tile_rows=64),
     "added": Split(2, 2, Tail.REDUCE_ADD, tile_rows=64),
     "gathered": Split(2, 2, middle=DSM),
+    "own": Split(2, 2, Tail.CLUSTER, middle=Middle.NONE),
 }
 
 
@@ -117,6 +138,7 @@ def test_no_races(name: str, folder: Path) -> None:
 
 
 SENT, OWN, PUT = "collectives.cuh", "shared_tile.cuh", "K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, "
+FENCED = "    fence_async_shared();\n    if constexpr (OWN_MIDDLE<K>)"
 MUTANTS = {
     "a part is sent before it is there": (
         "gathered",
@@ -128,7 +150,11 @@ MUTANTS = {
     ),
     "a part is not fenced before bulk copies and products read it": (
         "gathered",
-        Mutation(OWN, "    fence_async_shared();\n    group_arrive(BY_CLUSTER", "    group_arrive(BY_CLUSTER"),
+        Mutation(OWN, FENCED, FENCED.replace("    fence_async_shared();\n", "")),
+    ),
+    "a middle of its own is not fenced before products read it": (
+        "own",
+        Mutation(OWN, FENCED, FENCED.replace("    fence_async_shared();\n", "")),
     ),
     "a CTA leaves while its part is read": (
         "gathered",

@@ -112,7 +112,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
       load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
     }
   }
-  if constexpr (BY_CLUSTER<K>) return;
+  if constexpr (HELD<K>) return;
   if constexpr (K::FIRSTS > 0) {
     bar_wait(middle_ready<K>(smem), 0);
     fence_async_global();
@@ -146,7 +146,7 @@ template <class K, class P>
 TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
   WeightRing<K> ring(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
   if constexpr (K::FIRSTS > 0) {
-    const int column = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
+    const int column = me.group * K::GROUP_COLUMNS + middle_part<K>(me) * K::MIDDLE;
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
       ring.wait_empty();
@@ -174,11 +174,12 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
 }
 
 // The all-gather of the middle: when this CTA's columns are in the L2 it says so, and waits for the others of its group.
-// Through the cluster it sends them. What epoch it is, partial sums ask as well: all that is left to do of one layer.
+// Through the cluster it sends them. What epoch it is, partial sums ask as well: all that is left to do of one layer, and
+// where each CTA makes the middle for itself.
 template <class K>
 TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
-  const u64 epoch = team.next_epoch(BY_CLUSTER<K> || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
+  const u64 epoch = team.next_epoch(HELD<K> || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
   if (lane_in_warp() == 0) {
     sts32(epoch_word<K>(smem), (u32)epoch);
     sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
@@ -186,7 +187,7 @@ TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   if constexpr (BY_CLUSTER<K>) {
     send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, gathered_bars<K>(smem), me.column, 0);
     await_parts<K::COLUMNS>(team, gathered_bars<K>(smem), cta_of<K>(me.row_tile, me.group, 0), 0);
-  } else if constexpr (K::FIRSTS > 0) {
+  } else if constexpr (K::FIRSTS > 0 && !HELD<K>) {
     bar_wait(middle_done<K>(smem), 0);
     if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
     await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
@@ -248,7 +249,7 @@ template <class K, class P, int BLOCKS>
 TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], const Position& me, u32 smem, int g, u32 t) {
   constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
   const u32 stage = smem + K::LEFT + g * 64 * PITCH;
-  const int first = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
+  const int part = middle_part<K>(me), first = me.group * K::GROUP_COLUMNS + part * K::MIDDLE;
   if (t + 128 * g >= K::LIVE_THREADS) return;
   TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll
@@ -263,16 +264,16 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
           for (int f = 0; f < K::FIRSTS; ++f) x[f] = TS_REG(acc[f], 4 * i + 2 * j + e);
           v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
         }
-        if constexpr (BY_CLUSTER<K>) {
+        if constexpr (HELD<K>) {
           if (K::ROWS < 16 && row_of(t, j) >= K::ROWS) continue;
-          const u32 at = smem + K::GATHER + ((me.column * K::MIDDLE / 8 + i) * K::ROWS + g * 64 + row_of(t, j)) * 16 + (t & 3) * 4;
+          const u32 at = smem + K::GATHER + ((part * K::MIDDLE / 8 + i) * K::ROWS + g * 64 + row_of(t, j)) * 16 + (t & 3) * 4;
           sts32(at, first + 8 * i < K::HID ? K::T::pack(v[0], v[1]) : 0);  // padding, whatever act(0) is
         } else {
           sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
         }
       }
   }
-  if constexpr (BY_CLUSTER<K>) {
+  if constexpr (HELD<K>) {
     TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll 1
       for (int q = (int)t + 128 * g; q < (GATHERED<K> - K::GROUP_COLUMNS) / 8 * K::ROWS * 2; q += K::LIVE_THREADS)
@@ -337,7 +338,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     if constexpr (K::FIRSTS == 0)
       K::load_vectors(p, smem + K::VECTORS, me.column, (int)t + 128 * g);
     else
-      K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+      K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + middle_part<K>(me) * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
   }
   const u32 mine = g * 8192;  // 64 rows of a panel
   if constexpr (K::FIRSTS == 0) {
@@ -377,7 +378,10 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     named_sync(BOTH_GROUPS, THREADS);
     store_middle<K>(p, acc, me, smem, g, t);
     fence_async_shared();
-    group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
+    if constexpr (OWN_MIDDLE<K>)
+      named_sync(BOTH_GROUPS, THREADS);
+    else
+      group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
     mark(MIDDLE_STORED, leads);
   }
   Fragment<K::OUT_COLUMNS / 8> acc;
@@ -386,9 +390,11 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
 #pragma unroll 1
   for (int i = 0, come = 0; i < me.steps; ++i) {
     weights.wait_full();
-    if constexpr (BY_CLUSTER<K>) {
+    if constexpr (HELD<K>) {
+      if constexpr (BY_CLUSTER<K>) {
 #pragma unroll 1
-      for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
+        for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
+      }
       mma_fence();
       multiply_gathered<K>(acc, (smem + K::GATHER + g * 1024 + i * (K::DEPTH * K::ROWS * 2)) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     } else {
@@ -400,7 +406,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     mma_commit();
     if (i > 0) {
       mma_wait<1>();
-      if constexpr (!BY_CLUSTER<K> && !own_rows<K>()) left.release();
+      if constexpr (!HELD<K> && !own_rows<K>()) left.release();
       weights.release();
     }
     left.advance();

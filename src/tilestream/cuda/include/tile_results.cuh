@@ -6,13 +6,21 @@ namespace ts {
 
 enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
 
-// Whether the middle is gathered through the shared memory of a cluster: the CTAs of a group are one, and all of the
-// group's middle is in each, at K::GATHER. Columns of 8 lie behind each other, of each all rows, 16 bytes a row: so a CTA's
-// part is one piece of memory, of any multiple of 8 columns, and products read it as blocks of 8 rows without a swizzle.
+// Whether all of the group's middle is in each of its CTAs, at K::GATHER. Columns of 8 lie behind each other, of each all
+// rows, 16 bytes a row: so a CTA's part is one piece of memory, of any multiple of 8 columns, and products read it as blocks
+// of 8 rows without a swizzle.
 template <class K, class = void>
-constexpr bool BY_CLUSTER = false;
+constexpr bool HELD = false;
 template <class K>
-constexpr bool BY_CLUSTER<K, decltype((void)K::GATHER)> = true;
+constexpr bool HELD<K, decltype((void)K::GATHER)> = true;
+// Either each CTA makes all of it for itself, and nothing is handed over, or the CTAs of a group are a cluster and gather
+// it through their shared memory.
+template <class K, class = void>
+constexpr bool OWN_MIDDLE = false;
+template <class K>
+constexpr bool OWN_MIDDLE<K, decltype((void)K::OWN)> = true;
+template <class K>
+constexpr bool BY_CLUSTER = HELD<K> && !OWN_MIDDLE<K>;
 template <class K>
 constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
 // The group's columns up to whole stages of the second product; beyond the last are zeros.
@@ -37,8 +45,13 @@ TS_DEV Position position(int cta, int rows) {
   const int group = K::TAIL == CLUSTER ? a : b;
   int left = K::HID - group * K::GROUP_COLUMNS;
   left = left > K::GROUP_COLUMNS ? K::GROUP_COLUMNS : left < 0 ? 0 : left;
-  return {r, group, K::TAIL == CLUSTER ? b : a, cta, rows - r * K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
+  const int below = rows - r * K::ROWS;  // a warp has 16 rows, also of a tile of 8: those of the next are not its own
+  return {r, group, K::TAIL == CLUSTER ? b : a, cta, below < K::ROWS ? below : K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
 }
+
+// Which part of the group's middle the CTA makes.
+template <class K>
+TS_DEV int middle_part(const Position& me) { return OWN_MIDDLE<K> ? 0 : me.column; }
 
 // Where a column of a CTA belongs: in which result, and which of its columns it is.
 struct Place {

@@ -42,7 +42,8 @@ class Split:
 
     Attributes:
         tail: how the groups' partial results become the result.
-        middle: what a group hands its middle over through; with DSM its CTAs are a cluster.
+        middle: what a group hands its middle over through; with DSM its CTAs are a cluster, with none each makes all
+            of it.
         depth: columns of the summed axis in a ring stage; None lets the schedule choose.
     """
 
@@ -68,7 +69,7 @@ class Split:
         }[self.tail]
         group = "1 group" if self.groups == 1 else f"{self.groups} groups"
         depth = f", stages of {self.depth}" if self.depth is not None else ""
-        middle = ", middle over a cluster" if self.middle is Middle.DSM else ""
+        middle = {Middle.DSM: ", middle over a cluster", Middle.NONE: ", middle made by each"}.get(self.middle, "")
         return f"{rows}{group} of {self.columns}{middle}, {how}{depth}"
 
 
@@ -92,7 +93,8 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
     mesh = [Spread(Level.GRID, split.row_tiles, (block.rows,))] if split.row_tiles > 1 else []
     level = Level.CLUSTER if split.middle is Middle.DSM else Level.GRID
     if split.columns > 1 or not block.one_layer:
-        mesh.append(Spread(level, split.columns, block.shared_by_columns))
+        axes = block.outs if split.middle is Middle.NONE else block.shared_by_columns
+        mesh.append(Spread(level, split.columns, axes))
     if split.groups > 1:
         level = Level.CLUSTER if split.tail is Tail.CLUSTER else Level.GRID
         scattered = block.shared_by_groups[:1] if split.tail is Tail.REDUCE_ADD else block.shared_by_groups

@@ -105,7 +105,8 @@ class SharedTile:
     def alone(self) -> bool:
         """Whether no CTA waits for one outside of its cluster. Then a launch need not be resident at once, and has
         as many tiles as there are rows."""
-        return self.block.one_layer and not self.block.before and self.tail in (Tail.NONE, Tail.CLUSTER)
+        handed = not self.block.one_layer and self.middle is not Middle.NONE
+        return not handed and not self.block.before and self.tail in (Tail.NONE, Tail.CLUSTER)
 
     def launched(self, rows: int) -> int:
         """CTAs of a launch for ``rows`` rows, of which one launch has at most so many as there are tiles for."""
@@ -121,7 +122,9 @@ class SharedTile:
 
     @property
     def middle(self) -> Middle:
-        """What the CTAs of a group hand its middle over through."""
+        """What the CTAs of a group hand its middle over through; nothing, where each makes all of it."""
+        if not self.directions.divides_middle:
+            return Middle.NONE
         return Middle.DSM if self.directions.columns_at is Level.CLUSTER else Middle.L2
 
     @property
@@ -154,7 +157,7 @@ class SharedTile:
         """What a group sums over in the last layer: columns of the middle, padded, or of the input, in whole stages."""
         if self.block.one_layer:
             return self.depth * ceil(ceil(self.block.sizes[1] / self.depth) / self.groups)
-        return self.columns * self.middle_columns
+        return self.middle_columns * (self.columns if self.directions.divides_middle else 1)
 
     @property
     def steps(self) -> int:
@@ -169,8 +172,8 @@ class SharedTile:
 
     @property
     def left_steps(self) -> int:
-        """Stages of the ring of left operands: a middle that comes through DSM has a place of its own."""
-        return self.first_steps if self.middle is Middle.DSM else self.steps
+        """Stages of the ring of left operands: a middle that does not come through the L2 has a place of its own."""
+        return self.steps if self.middle is Middle.L2 else self.first_steps
 
     @property
     def own_rows(self) -> bool:
@@ -200,11 +203,11 @@ class SharedTile:
 
     @property
     def gather_bytes(self) -> int:
-        """Where the middle of the group comes together, up to whole stages, if it does so through DSM.
+        """Where the middle of the group comes together, up to whole stages, if it does so without the L2.
 
         It lies between the rings: a product takes 64 rows of it, and what a shorter tile lacks is read of the weights.
         """
-        if self.middle is not Middle.DSM:
+        if self.middle is Middle.L2:
             return 0
         return ceil(self.group_columns / self.depth) * self.depth * self.tile_rows * 2
 
@@ -274,7 +277,8 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     k, hid, out = block.sizes
     tile_rows = _tile_rows(stage, block)
     depths = _depths(stage, block, directions.groups)
-    middle = 0 if block.one_layer else _eights(hid, directions.groups * directions.columns)
+    parts = directions.groups * (directions.columns if directions.divides_middle else 1)
+    middle = 0 if block.one_layer else _eights(hid, parts)
     widths = tuple(_eights(last.columns, directions.columns) for last in block.lasts)
     tail = _tail(stage, block, directions)
     for axis, size in ((block.k, k), (block.hid, hid)):
@@ -300,7 +304,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
         left, weights = _rings(made, limit)
     if not _enough(made, left, weights):
         fixed = made.scatter_bytes + made.gather_bytes + made.vector_bytes + BARRIER_BYTES
-        gathered = f" ({made.gather_bytes} of them the middle of {made.columns} CTAs)" if made.gather_bytes else ""
+        gathered = f" ({made.gather_bytes} of them the middle of a group)" if made.gather_bytes else ""
         raise VerifyError(
             f"stage {stage.name!r}: {LEAST_STAGES} x ({made.left_bytes} + {made.weight_bytes}) + {fixed} ="
             f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory"

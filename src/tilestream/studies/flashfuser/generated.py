@@ -25,8 +25,8 @@ FIT = ("G4", "G8", "S2")
 """Shapes that the constants of generated kernels were fitted on, with any number of rows. All others judge them."""
 
 ARM = re.compile(
-    r"shared (?:(\d+) x (\d+) rows, )?(\d+) groups? of (\d+)(, middle over a cluster)?, ([a-z ]+?)"
-    r"(?:, stages of (\d+))?"
+    r"shared (?:(\d+) x (\d+) rows, )?(\d+) groups? of (\d+)(, middle (?:over a cluster|made by each))?,"
+    r" ([a-z ]+?)(?:, stages of (\d+))?"
 )
 TAILS = {
     "sums in one place": Tail.NONE,
@@ -34,6 +34,7 @@ TAILS = {
     "sums added in any order": Tail.REDUCE_ADD,
     "sums over a cluster": Tail.CLUSTER,
 }
+MIDDLES = {"": Middle.L2, ", middle over a cluster": Middle.DSM, ", middle made by each": Middle.NONE}
 """As ``Split`` says them."""
 
 
@@ -79,7 +80,7 @@ def split_of(arm: str, rows: int) -> Split | None:
         return None
     tiles, height, groups, columns, gathered, how, depth = found.groups()
     tile_rows = int(height) if height else tiles_for(rows)[0]
-    middle = Middle.DSM if gathered else Middle.L2
+    middle = MIDDLES[gathered or ""]
     return Split(
         int(groups), int(columns), TAILS[how], tile_rows, int(tiles or 1), int(depth) if depth else None, middle
     )
