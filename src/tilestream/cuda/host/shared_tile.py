@@ -91,7 +91,7 @@ def _run(
         name: Where(OF_FILE + arena.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0])
         for name, t in tensors.items()
     }
-    work = arena.add(b"\0" * space.flags + b"\xff" * (space.total - space.flags))
+    work = arena.add(space.at_first(s.tagged, b"\xff"))
     dump = ExchangeDump(s, source.pipeline.name)
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     packed = params(

@@ -445,8 +445,12 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, cta_of<K>(me.row_tile, 0, me.column),
-                                                              cta_of<K>(0, 1, 0), ahead, finish);
+    const int first = cta_of<K>(me.row_tile, 0, me.column), stride = cta_of<K>(0, 1, 0);
+    constexpr int BLOCKS = K::OUT_COLUMNS / 8;
+    if constexpr (TAGGED<K>)
+      reduce_scatter_tagged<BLOCKS, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, first, stride, ahead, finish);
+    else
+      reduce_scatter_l2<BLOCKS, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, first, stride, ahead, finish);
   } else if constexpr (K::TAIL == CLUSTER) {
     reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
   } else {

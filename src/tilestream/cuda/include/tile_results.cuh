@@ -27,6 +27,12 @@ constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
 template <class K>
 constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
 
+// Whether words of partial sums say by themselves which launch they are of.
+template <class K, class = void>
+constexpr bool TAGGED = false;
+template <class K>
+constexpr bool TAGGED<K, decltype((void)K::TAGGED_SUMS)> = true;
+
 struct Position {
   int row_tile, group, column, cta;
   int rows;   // of this tile, that exist

@@ -40,6 +40,8 @@ MOST_ACCUMULATORS = 160
 LEAST_STAGES = 3
 WARP_ROWS = 16
 """Rows of a warp in a product of 64."""
+MOST_TAGGED_BYTES = 0
+"""Of a CTA's partial result, up to which its words say by themselves which launch they are of: no flag and no fence."""
 SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
@@ -136,6 +138,11 @@ class SharedTile:
     def live_threads(self) -> int:
         """Consumer threads that hold sums of rows of the tile: a warp has 16 of the 64 rows that are multiplied."""
         return 32 * ceil(self.tile_rows / WARP_ROWS)
+
+    @property
+    def tagged(self) -> bool:
+        """Whether words of partial results through the L2 say by themselves which launch they are of."""
+        return self.tail is Tail.PARTIALS and self.out_columns * self.live_threads * 2 <= MOST_TAGGED_BYTES
 
     @property
     def threads(self) -> int:
@@ -304,7 +311,8 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
         left, weights = _rings(made, limit)
     if not _enough(made, left, weights):
         fixed = made.scatter_bytes + made.gather_bytes + made.vector_bytes + BARRIER_BYTES
-        gathered = f" ({made.gather_bytes} of them the middle of a group)" if made.gather_bytes else ""
+        ctas = made.columns if directions.divides_middle else 1
+        gathered = f" ({made.gather_bytes} of them the middle of {ctas} CTAs)" if made.gather_bytes else ""
         raise VerifyError(
             f"stage {stage.name!r}: {LEAST_STAGES} x ({made.left_bytes} + {made.weight_bytes}) + {fixed} ="
             f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory"
