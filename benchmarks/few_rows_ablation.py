@@ -66,7 +66,7 @@ def ranked(name: str, rows: int) -> list[Split]:
     stage = share_tile(program, Split(1, 1, Tail.NONE))
     block = find_block(stage.stages[0], stage)
     found: list[tuple[float, Split]] = []
-    for split in splits(block, rows, device, Allowed(True, True, True)):
+    for split in splits(block, rows, device, Allowed(True, True, thorough=True)):
         try:
             made = share_tile(program, split, device)
             verify_on(made, device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_GENERATED, H200_ONE_LAYER, SharedTileRates
+from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
-from tilestream.schedule.sharing import ELEMENT, Phases, Sharing, phases
+from tilestream.schedule.sharing import ELEMENT, Middle, Phases, Sharing, phases
 
 TAILS = {
     Tail.NONE: sharing.Tail.STORE,
@@ -51,9 +51,9 @@ def shared_tile_cost(
 
     Args:
         cold: weights come from DRAM: in a model other layers have passed since they were used.
-        rates: those of generated kernels of one layer or of two, if none are given.
+        rates: those of generated kernels of its kind, if none are given.
     """
-    rates = rates or (H200_ONE_LAYER if s.block.one_layer else H200_GENERATED)
+    rates = rates or rates_of(s)
     k, _, out = s.block.sizes
     launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
     weights = launch.first_chip_bytes + launch.second_chip_bytes
@@ -61,6 +61,15 @@ def shared_tile_cost(
     dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
     launches = -(-rows // (s.row_tiles * s.tile_rows))
     return SharedTileCost(phases(launch, device, cold, rates), launches, dram, s.alone)
+
+
+def rates_of(s: SharedTile) -> SharedTileRates:
+    """Of generated kernels of one layer or of two, and of two whose CTAs exchange no middle."""
+    if s.block.one_layer:
+        return H200_ONE_LAYER
+    if s.middle is Middle.NONE:
+        return replace(H200_MADE_BY_EACH, step_s=H200_MADE_BY_EACH.step_s * s.depth / 128)
+    return H200_GENERATED
 
 
 def shares(s: SharedTile, rows: int) -> Sharing:
@@ -90,6 +99,7 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         cluster=s.cluster,
         slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
+        made_columns=s.middle_columns * firsts + s.out_columns if s.middle is Middle.NONE else 0,
     )
 
 

@@ -37,6 +37,15 @@ constexpr bool own_rows() {
 template <class K>
 constexpr bool ALONE = false;
 
+// Columns of the first product's only stage that there are, in steps of 16, if they are fewer than a stage holds: neither
+// copies nor products go on to the zeros behind them.
+template <class K, class = void>
+constexpr int FIRST_DEPTH = K::DEPTH;
+template <class K>
+constexpr int FIRST_DEPTH<K, decltype((void)K::SHORT)> = (K::SHORT + 15) / 16 * 16;
+template <class K>
+constexpr int FIRST_PANELS = (FIRST_DEPTH<K> + 63) / 64 * 64;
+
 template <class K>
 using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
 template <class K>
@@ -108,8 +117,8 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
       ring.wait_empty();
-      bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
-      load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+      bar_expect(ring.full(), FIRST_PANELS<K> * p.box_rows * 2);
+      load_panels<FIRST_PANELS<K>>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
     }
   }
   if constexpr (HELD<K>) return;
@@ -150,10 +159,10 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
       ring.wait_empty();
-      bar_expect(ring.full(), K::DEPTH * K::MIDDLE * K::FIRSTS * 2);
+      bar_expect(ring.full(), FIRST_PANELS<K> * K::MIDDLE * K::FIRSTS * 2);
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        load_panels<K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
+        load_panels<FIRST_PANELS<K>>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
                               K::FIRSTS * K::MIDDLE * 128);
     }
   }
@@ -218,11 +227,11 @@ TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 s
 
 // ---- consumers
 
-// One stage of both rings: `offset`s are of this warpgroup's rows and of the weight, `pitch`es from panel to panel.
-template <class K, int BLOCKS>
+// COLUMNS of a stage of both rings: `offset`s are of this warpgroup's rows and of the weight, `pitch`es from panel to panel.
+template <class K, int COLUMNS, int BLOCKS>
 TS_DEV void multiply(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
 #pragma unroll
-  for (int k = 0; k < K::DEPTH / 16; ++k)
+  for (int k = 0; k < COLUMNS / 16; ++k)
     Mma<typename K::T, BLOCKS, 0>::shared(acc, mma_desc_over_16(left + (k >> 2) * (K::ROWS * 8) + (k & 3) * 2),
                                           mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
 }
@@ -358,7 +367,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       mma_fence();
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        multiply<K>(acc[f], (left.addr() + mine) >> 4, (weights.addr() + f * K::MIDDLE * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
+        multiply<K, FIRST_DEPTH<K>>(acc[f], (left.addr() + mine) >> 4, (weights.addr() + f * K::MIDDLE * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
       mma_commit();
       if (i > 0) {
         mma_wait<1>();
@@ -401,7 +410,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       if constexpr (!own_rows<K>()) left.wait_full();
       mark(MIDDLE_BACK, leads && i == 0);
       mma_fence();
-      multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+      multiply<K, K::DEPTH>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
     }
     mma_commit();
     if (i > 0) {

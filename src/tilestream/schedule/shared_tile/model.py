@@ -178,6 +178,11 @@ class SharedTile:
         return 0 if self.block.one_layer else ceil(self.block.sizes[0] / self.depth)
 
     @property
+    def short_first(self) -> bool:
+        """Whether the first product has one stage, which it does not fill."""
+        return self.first_steps == 1 and self.block.sizes[0] <= self.depth - 16 and self.block.grid is None
+
+    @property
     def left_steps(self) -> int:
         """Stages of the ring of left operands: a middle that does not come through the L2 has a place of its own."""
         return self.steps if self.middle is Middle.L2 else self.first_steps

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilestream import devices
-from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
+from tilestream.devices.shared_tile import SharedTileRates
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.plan.dataflow.chain import Chain
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
@@ -49,7 +49,7 @@ class Timed:
     warm_us: float
     cold_us: float
 
-    def predicted_us(self, cold: bool, rates: SharedTileRates = H200_GENERATED) -> float:
+    def predicted_us(self, cold: bool, rates: SharedTileRates | None = None) -> float:
         return 1e6 * shared_tile_cost(self.schedule, self.rows, devices.get("h200"), cold, rates).total_s
 
 
@@ -102,7 +102,7 @@ def _timed() -> Iterator[Timed]:
             yield Timed(row["workload"], row["rows"], split, schedule, row["warm_us"], row["cold_us"])
 
 
-def scores(rates: SharedTileRates = H200_GENERATED) -> list[Score]:
+def scores(rates: SharedTileRates | None = None) -> list[Score]:
     """Of every shape and number of rows that was timed, in the order of the file."""
     kernels = generated()
     made = []
