@@ -14,7 +14,7 @@ from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.shared_tile import Tail, model
 from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -22,6 +22,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 SMALL = Ffn(128, 72, 48)
 GATED = Ffn(200, 72, 44, gated=True, act="silu", bias=True, residual=True)
 DSM = Middle.DSM
+
+
+@pytest.fixture
+def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of all partial results say which launch they are of."""
+    monkeypatch.setattr(model, "MOST_TAGGED_BYTES", 1 << 30)
 
 
 def run(block: Ffn, split: Split, rows: int, folder: Path, **options) -> torch.Tensor:
@@ -106,6 +112,28 @@ def test_the_middle_made_by_each(block: Ffn, split: Split, rows: int, folder: Pa
         assert torch.equal(got, run(block, replace(split, middle=Middle.L2), rows, folder))
 
 
+@pytest.mark.parametrize("k", [40, 64, 72])
+def test_a_first_sum_shorter_than_a_stage(k: int, folder: Path) -> None:
+    """One step of a product that is half empty, one panel, a panel and a step."""
+    check(replace(SMALL, k=k), Split(2, 2, tile_rows=16), 13, folder)
+
+
+@pytest.mark.parametrize(
+    ("split", "rows"),
+    [
+        (Split(2, 2), 100),
+        (Split(2, 2, tile_rows=16, row_tiles=4, middle=Middle.NONE), 40),
+        (Split(3, 2, tile_rows=64), 60),
+    ],
+    ids=str,
+)
+def test_words_that_say_their_launch(split: Split, rows: int, folder: Path, tagged: None) -> None:
+    """Odd and even launches give the same bits: what says which it is, is no part of the sum."""
+    one = check(SMALL, split, rows, folder)
+    for launches in (2, 3):
+        assert torch.equal(one, run(SMALL, split, rows, folder, launches=launches))
+
+
 @pytest.mark.parametrize("middle", [Middle.L2, Middle.DSM])
 def test_the_same_bits_whatever_the_order_of_copies_and_on_a_workspace_in_use(middle: Middle, folder: Path) -> None:
     split = Split(2, 2, middle=middle)
@@ -130,6 +158,22 @@ TAILS = {
     "gathered": Split(2, 2, middle=DSM),
     "own": Split(2, 2, Tail.CLUSTER, middle=Middle.NONE),
 }
+
+
+def test_words_that_say_their_launch_need_neither_flag_nor_fence(folder: Path, tagged: None) -> None:
+    check(SMALL, TAILS["partials"], 60, folder, sanitize=True, launches=2)
+
+
+UNASKED = Mutation("collectives.cuh", "      if (!others) break;\n", "      break;\n")
+STALE = Mutation("collectives.cuh", "  const u32 tag = (u32)epoch & 1;\n", "  const u32 tag = 0;\n")
+
+
+@pytest.mark.parametrize("mutation", [UNASKED, STALE], ids=["nobody asks again", "every launch says the same"])
+def test_words_of_another_launch_are_seen(mutation: Mutation, folder: Path, tagged: None) -> None:
+    """Partial results are zeros before the first launch: who takes them for this one's has a part of the sum."""
+    with pytest.raises(AssertionError):
+        for seed in range(8):
+            check(SMALL, Split(4, 2, tile_rows=64), 60, folder, mutations=(mutation,), limit_s=5, seed=seed)
 
 
 @pytest.mark.parametrize("name", TAILS)

@@ -25,6 +25,7 @@ from tilestream.schedule.shared_tile import (
     is_projection,
     written_out,
 )
+from tilestream.schedule.shared_tile.model import SHORT_TILE
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.sharing import Middle
 
@@ -129,10 +130,10 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     return [SharedRecipe(split) for split in ranked]
 
 
-def _kind(split: Split) -> tuple[Middle, Tail, int]:
-    """What the model tells apart less well than it does kernels of one kind; where nothing is exchanged but sums, it is
-    the height of a tile."""
-    return split.middle, split.tail, split.tile_rows if split.middle is Middle.NONE else 0
+def _kind(split: Split) -> tuple[Middle, Tail, bool]:
+    """What the model tells apart less well than it does kernels of one kind; where nothing is exchanged but sums, that
+    is whether a tile is high."""
+    return split.middle, split.tail, split.middle is Middle.NONE and split.tile_rows > SHORT_TILE
 
 
 def _block(program: Pipeline) -> Block:

@@ -249,7 +249,8 @@ def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_a
 
 
 def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) -> Iterator[Split]:
-    """Splits whose CTAs exchange no middle, and the sums of groups over a cluster: as many columns as are resident."""
+    """Splits whose CTAs exchange no middle, and the sums of groups over a cluster: as many columns as are resident, and
+    fewer. Of stages the shortest: of 12 pairs of kernels that was the faster one in each."""
     k, hid, out = block.sizes
     for groups in (1, 2, 4, 8):  # in clusters of 16 the same takes twice as long
         made = 8 * ceil(ceil(hid / groups) / 8) * len(block.firsts)
@@ -259,8 +260,7 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
             continue
         tail = Tail.CLUSTER if groups > 1 else Tail.NONE
         for count in dict.fromkeys((columns, 1 << columns.bit_length() - 1, max(1, columns // 2))):
-            for depth in DEPTHS[:2]:
-                yield Split(groups, count, tail, tile_rows, row_tiles, depth, Middle.NONE)
+            yield Split(groups, count, tail, tile_rows, row_tiles, DEPTHS[0], Middle.NONE)
 
 
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:
