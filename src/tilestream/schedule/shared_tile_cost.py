@@ -8,6 +8,7 @@ from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
+from tilestream.schedule.shared_tile.block import PANEL
 from tilestream.schedule.sharing import ELEMENT, Middle, Phases, Sharing, phases
 
 TAILS = {
@@ -79,7 +80,7 @@ def shares(s: SharedTile, rows: int) -> Sharing:
     if s.block.one_layer:
         return _one_layer(s, rows, height)
     return Sharing(
-        rows=s.warpgroups * 64,
+        rows=max(PANEL, s.tile_rows),
         row_tiles=s.row_tiles,
         groups=s.groups,
         columns=s.columns,

@@ -77,7 +77,8 @@ def pixel_map(
 def for_host(source: SharedTileSource) -> SharedTileSource:
     """``source`` without its products for the tensor cores: the host twin of ptx.cuh has them."""
     s, text = source.schedule, source.text
-    for blocks in {s.middle_columns // 8, s.out_columns // 8} - {0}:
+    share = 16 if s.halves else 8
+    for blocks in {s.middle_columns // share, s.out_columns // share} - {0}:
         text = text.replace(specialisation(s.block.dtype, blocks).strip(), "")
     return replace(source, text=text)
 

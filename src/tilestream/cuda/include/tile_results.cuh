@@ -27,6 +27,19 @@ constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
 template <class K>
 constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
 
+// Whether both warpgroups have all 64 rows of a tile, each half of the columns; else each has 64 rows.
+template <class K, class = void>
+constexpr bool HALVES = false;
+template <class K>
+constexpr bool HALVES<K, decltype((void)K::BY_HALVES)> = true;
+// Of the columns of a CTA: those of a warpgroup, and where they and its rows begin.
+template <class K>
+constexpr int share(int columns) { return HALVES<K> ? columns / 2 : columns; }
+template <class K>
+TS_DEV int first_column(int g, int columns) { return HALVES<K> ? g * (columns / 2) : 0; }
+template <class K>
+TS_DEV int first_row(int g) { return HALVES<K> ? 0 : 64 * g; }
+
 // Whether words of partial sums say by themselves which launch they are of.
 template <class K, class = void>
 constexpr bool TAGGED = false;
@@ -92,10 +105,10 @@ template <class K, class P>
 TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i) {
   Beside<K> made;
   if constexpr (K::LOADS == 0) return made;
-  const Place at = place<K>(p, me.column, col_of(t, i));
+  const Place at = place<K>(p, me.column, first_column<K>(g, K::OUT_COLUMNS) + col_of(t, i));
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int row = g * 64 + row_of(t, j);
+    const int row = first_row<K>(g) + row_of(t, j);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (row < me.rows && at.column + e < at.columns) K::beside(p, me.row_tile * K::ROWS + row, at.column + e, made.of[j][e]);
@@ -107,11 +120,11 @@ TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i
 template <class K, class P>
 TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
   using O = typename K::Result;
-  const int local = col_of(t, i);
+  const int local = first_column<K>(g, K::OUT_COLUMNS) + col_of(t, i);
   const Place to = place<K>(p, me.column, local);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
+    const int row = first_row<K>(g) + row_of(t, j), at = me.row_tile * K::ROWS + row;
     if (row >= me.rows || to.column >= to.columns) continue;
     const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
     const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);

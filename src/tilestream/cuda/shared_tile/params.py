@@ -85,7 +85,7 @@ class Space:
     def of(s: SharedTile) -> Space:
         through_l2 = s.middle is Middle.L2 and not s.block.one_layer
         middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if through_l2 else 0
-        partial = s.ctas * s.live_threads * s.out_columns * 2 if s.tail is Tail.PARTIALS else 0
+        partial = s.ctas * s.partial_bytes if s.tail is Tail.PARTIALS else 0
         operand = s.row_tiles * s.tile_rows * s.block.sizes[0] * 2 if s.block.before else 0
         return Space(PHASES * s.ctas * LINE_BYTES, ceil_to(middle, LINE_BYTES), ceil_to(partial, LINE_BYTES), operand)
 

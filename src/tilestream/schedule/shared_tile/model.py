@@ -40,6 +40,8 @@ MOST_ACCUMULATORS = 160
 LEAST_STAGES = 3
 WARP_ROWS = 16
 """Rows of a warp in a product of 64."""
+HALVED = False
+"""Whether two warpgroups share a tile of 64 rows, each half of the columns, where both halves are whole blocks of 8."""
 MOST_TAGGED_BYTES = 0
 """Of a CTA's partial result, up to which its words say by themselves which launch they are of: no flag and no fence."""
 SHORT_SUM = 1024
@@ -131,18 +133,29 @@ class SharedTile:
 
     @property
     def warpgroups(self) -> int:
-        """Consumer warpgroups, up to 64 rows each."""
-        return ceil(self.tile_rows / PANEL)
+        """Consumer warpgroups, up to 64 rows each, or half of the columns of all 64."""
+        return 2 if self.halves else ceil(self.tile_rows / PANEL)
+
+    @property
+    def halves(self) -> bool:
+        """Whether two warpgroups have half of the columns each."""
+        whole = self.middle_columns % 16 == 0 and self.out_columns % 16 == 0
+        return HALVED and whole and self.tile_rows == PANEL and not self.block.one_layer
 
     @property
     def live_threads(self) -> int:
         """Consumer threads that hold sums of rows of the tile: a warp has 16 of the 64 rows that are multiplied."""
-        return 32 * ceil(self.tile_rows / WARP_ROWS)
+        return 256 if self.halves else 32 * ceil(self.tile_rows / WARP_ROWS)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of a CTA's partial result in fp32, of as many rows as warps have."""
+        return self.out_columns * max(WARP_ROWS, self.tile_rows) * 4
 
     @property
     def tagged(self) -> bool:
         """Whether words of partial results through the L2 say by themselves which launch they are of."""
-        return self.tail is Tail.PARTIALS and self.out_columns * self.live_threads * 2 <= MOST_TAGGED_BYTES
+        return self.tail is Tail.PARTIALS and self.partial_bytes <= MOST_TAGGED_BYTES
 
     @property
     def threads(self) -> int:
@@ -211,7 +224,7 @@ class SharedTile:
     @property
     def scatter_bytes(self) -> int:
         """Where the CTAs of a cluster leave their parts of a partial result."""
-        return scatter_bytes(self.tail, self.groups, self.out_columns, self.live_threads)
+        return scatter_bytes(self.tail, self.groups, self.out_columns // (2 if self.halves else 1), self.live_threads)
 
     @property
     def gather_bytes(self) -> int:
@@ -248,7 +261,8 @@ class SharedTile:
     @property
     def registers(self) -> int:
         """An estimate for one thread of a consumer warpgroup."""
-        return accumulators(self.middle_columns * len(self.block.firsts), self.out_columns) + 48
+        held = accumulators(self.middle_columns * len(self.block.firsts), self.out_columns)
+        return held // (2 if self.halves else 1) + 48
 
 
 BARRIER_BYTES = 1024
@@ -419,7 +433,8 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
 def _stages_for_staging(s: SharedTile) -> int:
     """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
     staged = s.middle is Middle.L2 and not s.block.one_layer
-    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16) if staged else 0
+    parts = 2 if s.halves else 1
+    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16 * parts) if staged else 0
     result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
     return ceil(max(middle, result) / s.left_bytes)
 
