@@ -50,7 +50,7 @@ class SharedTileRates:
     before_s: float = 1.5e-6
     """Rows made in front of the first product, and exchanged. No variant of the fit has them; clocks of a block."""
     column_s: float = 0.0
-    """A column of the sums of either product that a CTA finishes, where it exchanges no middle."""
+    """A column of the middle that a CTA makes, where it exchanges none."""
     own_s: float = 0.0
     """Rows that each CTA makes for itself in front of the first product. Measured of generated kernels alone."""
     own_column_s: float = 0.0
@@ -91,10 +91,17 @@ included (`studies/flashfuser/generated.py` holds it against `benchmarks/results
 DSM takes is that of the collective alone, clusters of 2 to 16 and parts of 1 to 32 KB (`benchmarks/collectives.py`)."""
 
 H200_MADE_BY_EACH = replace(
-    H200_GENERATED, first_dram_s=0.09e-6, step_s=0.195e-6, lock_step=0.0, column_s=4.9e-9, port_bytes_per_s=400e9
+    H200_GENERATED,
+    first_dram_s=0.09e-6,
+    step_s=0.191e-6,
+    lock_step=0.0,
+    column_s=7.2e-9,
+    port_bytes_per_s=400e9,
+    tail_dsm_s=0.6e-6,
+    dsm_port_bytes_per_s=15.2e9,
 )
-"""Of those whose CTAs exchange no middle, ``step_s`` of 128 columns: fitted on 19 kernels of G1 and G3 at 128 rows in
-clusters of 2 to 8, weights from DRAM; 3.5 % mean error over these, 8.8 % at most."""
+"""Of those whose CTAs exchange no middle, ``step_s`` of 128 columns: fitted on 23 kernels of G1, G3 and G10 at 128
+rows, in clusters of 2 to 16, weights from DRAM; 4.4 % mean error over these, 11 % at most."""
 
 H200_ONE_LAYER = SharedTileRates(
     first_s=0.28e-6,

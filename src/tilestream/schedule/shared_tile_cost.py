@@ -48,7 +48,8 @@ class SharedTileCost:
 def shared_tile_cost(
     s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates | None = None
 ) -> SharedTileCost:
-    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold.
+    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold, or as many turns of one as its
+    clusters are not resident for.
 
     Args:
         cold: weights come from DRAM: in a model other layers have passed since they were used.
@@ -61,6 +62,8 @@ def shared_tile_cost(
     read = k if s.block.grid is None else k // len(s.block.grid.taps)
     dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
     launches = -(-rows // (s.row_tiles * s.tile_rows))
+    if s.middle is Middle.NONE and s.cluster > 1:
+        launches *= -(-s.ctas // s.cluster // max(1, device.resident_clusters(s.cluster)))
     return SharedTileCost(phases(launch, device, cold, rates), launches, dram, s.alone)
 
 
@@ -79,6 +82,7 @@ def shares(s: SharedTile, rows: int) -> Sharing:
     height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
     if s.block.one_layer:
         return _one_layer(s, rows, height)
+    alone = s.middle is Middle.NONE
     return Sharing(
         rows=max(PANEL, s.tile_rows),
         row_tiles=s.row_tiles,
@@ -100,7 +104,8 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         cluster=s.cluster,
         slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
-        made_columns=s.middle_columns * firsts + s.out_columns if s.middle is Middle.NONE else 0,
+        made_columns=s.middle_columns * firsts if alone else 0,
+        scatter_bytes=s.partial_bytes * (s.groups - 1) / s.groups if alone and s.tail is Tail.CLUSTER else 0.0,
     )
 
 

@@ -57,7 +57,7 @@ class Sharing:
         slots: parts of the middle that a CTA can receive at once through DSM.
         before: whether what the first product reads is made in the launch, and exchanged.
         own_columns: columns that a warp makes of it where each CTA does for itself; 0 where it is exchanged.
-        made_columns: of the sums of both products that a CTA finishes, where it exchanges no middle.
+        made_columns: of the middle, of all first products, where a CTA exchanges none.
         scatter_bytes: of fp32 partial sums that a CTA sends through DSM, where that is more than latency.
     """
 
