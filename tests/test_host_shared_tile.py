@@ -25,9 +25,9 @@ DSM = Middle.DSM
 
 
 @pytest.fixture
-def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words of all partial results say which launch they are of."""
-    monkeypatch.setattr(model, "MOST_TAGGED_BYTES", 1 << 30)
+def flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial results are announced by flags, as large ones are."""
+    monkeypatch.setattr(model, "MOST_TAGGED_BYTES", 0)
 
 
 def run(block: Ffn, split: Split, rows: int, folder: Path, **options) -> torch.Tensor:
@@ -122,16 +122,43 @@ def test_a_first_sum_shorter_than_a_stage(k: int, folder: Path) -> None:
     ("split", "rows"),
     [
         (Split(2, 2), 100),
-        (Split(2, 2, tile_rows=16, row_tiles=4, middle=Middle.NONE), 40),
+        (Split(2, 2, tile_rows=64, row_tiles=2), 100),
         (Split(3, 2, tile_rows=64), 60),
     ],
     ids=str,
 )
-def test_words_that_say_their_launch(split: Split, rows: int, folder: Path, tagged: None) -> None:
+def test_words_that_say_their_launch(split: Split, rows: int, folder: Path) -> None:
     """Odd and even launches give the same bits: what says which it is, is no part of the sum."""
     one = check(SMALL, split, rows, folder)
     for launches in (2, 3):
         assert torch.equal(one, run(SMALL, split, rows, folder, launches=launches))
+
+
+HALVES = Ffn(128, 72, 96)
+
+
+@pytest.mark.parametrize(
+    ("block", "split", "rows", "halves"),
+    [
+        (HALVES, Split(2, 2, tile_rows=64, row_tiles=2), 100, True),
+        (replace(GATED, hid=256, out=60), Split(2, 2, tile_rows=64), 50, True),
+        (replace(HALVES, act="sigmoid", hid=120), Split(2, 2, tile_rows=64), 64, True),  # act(0) is not 0
+        (HALVES, Split(2, 3, tile_rows=64), 60, False),  # 24 columns of the middle
+        (HALVES, Split(2, 2, Tail.CLUSTER, tile_rows=64), 60, False),
+        (HALVES, Split(2, 2), 100, False),
+    ],
+    ids=str,
+)
+def test_two_warpgroups_have_half_of_the_columns_each(
+    block: Ffn, split: Split, rows: int, halves: bool, folder: Path
+) -> None:
+    p = share_tile(block.program(), split)
+    assert model.build(p.stages[0], p).halves is halves
+    check(block, split, rows, folder)
+
+
+def test_halves_need_neither_flag_nor_fence(folder: Path) -> None:
+    check(HALVES, Split(2, 2, tile_rows=64), 60, folder, sanitize=True, launches=2)
 
 
 @pytest.mark.parametrize("middle", [Middle.L2, Middle.DSM])
@@ -160,7 +187,7 @@ TAILS = {
 }
 
 
-def test_words_that_say_their_launch_need_neither_flag_nor_fence(folder: Path, tagged: None) -> None:
+def test_words_that_say_their_launch_need_neither_flag_nor_fence(folder: Path) -> None:
     check(SMALL, TAILS["partials"], 60, folder, sanitize=True, launches=2)
 
 
@@ -169,7 +196,7 @@ STALE = Mutation("collectives.cuh", "  const u32 tag = (u32)epoch & 1;\n", "  co
 
 
 @pytest.mark.parametrize("mutation", [UNASKED, STALE], ids=["nobody asks again", "every launch says the same"])
-def test_words_of_another_launch_are_seen(mutation: Mutation, folder: Path, tagged: None) -> None:
+def test_words_of_another_launch_are_seen(mutation: Mutation, folder: Path) -> None:
     """Partial results are zeros before the first launch: who takes them for this one's has a part of the sum."""
     with pytest.raises(AssertionError):
         for seed in range(8):
@@ -177,7 +204,7 @@ def test_words_of_another_launch_are_seen(mutation: Mutation, folder: Path, tagg
 
 
 @pytest.mark.parametrize("name", TAILS)
-def test_no_races(name: str, folder: Path) -> None:
+def test_no_races(name: str, folder: Path, flagged: None) -> None:
     check(SMALL, TAILS[name], 60, folder, sanitize=True, launches=2)
 
 
@@ -245,7 +272,7 @@ ODD = Ffn(152, 72, 48)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
+def test_a_broken_protocol_is_seen(name: str, folder: Path, flagged: None) -> None:
     split, mutation = MUTANTS[name]
     wrong = mutation.file == "descriptors.cuh" or name.startswith(("a part goes", "columns beyond"))
     with pytest.raises((HostRace, HostTrap, QueueTimeout, AssertionError)):

@@ -40,10 +40,9 @@ MOST_ACCUMULATORS = 160
 LEAST_STAGES = 3
 WARP_ROWS = 16
 """Rows of a warp in a product of 64."""
-HALVED = False
-"""Whether two warpgroups share a tile of 64 rows, each half of the columns, where both halves are whole blocks of 8."""
-MOST_TAGGED_BYTES = 0
-"""Of a CTA's partial result, up to which its words say by themselves which launch they are of: no flag and no fence."""
+MOST_TAGGED_BYTES = 32 * 1024
+"""Of a CTA's partial result, up to which its words say by themselves which launch they are of: no flag and no fence.
+Larger ones, and those of tiles of fewer than 64 rows, were not timed."""
 SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
@@ -138,9 +137,12 @@ class SharedTile:
 
     @property
     def halves(self) -> bool:
-        """Whether two warpgroups have half of the columns each."""
+        """Whether two warpgroups have half of the columns of 64 rows each, where both halves are whole blocks of 8.
+
+        Epilogues and partial sums take half as long, products a little longer: without the former it is slower.
+        """
         whole = self.middle_columns % 16 == 0 and self.out_columns % 16 == 0
-        return HALVED and whole and self.tile_rows == PANEL and not self.block.one_layer
+        return self.tagged and whole and self.tile_rows == PANEL
 
     @property
     def live_threads(self) -> int:
@@ -155,7 +157,8 @@ class SharedTile:
     @property
     def tagged(self) -> bool:
         """Whether words of partial results through the L2 say by themselves which launch they are of."""
-        return self.tail is Tail.PARTIALS and self.partial_bytes <= MOST_TAGGED_BYTES
+        through_l2 = self.tail is Tail.PARTIALS and self.middle is Middle.L2 and not self.block.one_layer
+        return through_l2 and self.tile_rows >= PANEL and self.partial_bytes <= MOST_TAGGED_BYTES
 
     @property
     def threads(self) -> int:
