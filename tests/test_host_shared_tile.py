@@ -283,3 +283,10 @@ def test_a_part_that_never_comes_is_told_with_both_ctas(folder: Path) -> None:
     lost = Mutation("collectives.cuh", "  for (int far = 1 +", "  for (int far = me == 1 ? PEERS : 1 +")
     with pytest.raises(QueueTimeout, match="CTA 0 of 2 .* waited too long for columns of the middle of CTA 1"):
         run(SMALL, Split(1, 2, Tail.NONE, middle=DSM), 9, folder, mutations=(lost,), flag_limit_s=0.5, limit_s=20)
+
+
+def test_words_that_never_come_are_told_with_both_ctas(folder: Path) -> None:
+    stored = "      store_relaxed_words(tile"
+    lost = Mutation("collectives.cuh", stored, stored.replace("store", "if (team.cta != 3) store"))
+    with pytest.raises(QueueTimeout, match="waited too long for .* of CTA 3"):
+        run(SMALL, Split(2, 2), 9, folder, mutations=(lost,), flag_limit_s=0.5, limit_s=20)
