@@ -111,8 +111,13 @@ def scores(rates: SharedTileRates | None = None) -> list[Score]:
         best, chosen = min(pairs, key=lambda p: p[1]), min(pairs)
         error = sum(abs(predicted / true - 1) for predicted, true in pairs) / len(pairs)
         rank = 1 + sum(p[0] < best[0] for p in pairs)
-        made.append(Score(shape, rows, shape not in FIT, len(pairs), error, rank, chosen[1] / best[1] - 1))
+        made.append(Score(shape, rows, not _fitted(shape), len(pairs), error, rank, chosen[1] / best[1] - 1))
     return made
+
+
+def _fitted(shape: str) -> bool:
+    """Whether constants were fitted on kernels of the shape: where no middle is exchanged, on all that there are."""
+    return shape in FIT or any(t.shape == shape and t.split.middle is Middle.NONE for t in generated())
 
 
 def program(chain: Chain) -> Pipeline:
