@@ -89,3 +89,20 @@ def test_nothing_is_timed_where_times_are_not_taken(regions: list[Region], monke
     ahead.plan_as_built(regions, Options(cache=False, measure=False), TARGET)
     ahead.plan_as_built(regions, OPTIONS, Target("reference", torch.device("cpu"), get("h200")))
     assert done == []
+
+
+def test_kernels_are_begun_before_the_next_region_is_looked_at(
+    regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    look = ahead.proposals
+    monkeypatch.setattr(ahead, "proposals", lambda p, *rest: (done.append(f"looks at {width(p)}"), look(p, *rest))[1])
+    monkeypatch.setattr(ahead, "build_ahead", lambda made, _, rank: done.append(f"begins {width(made[0])}, {rank}"))
+    ahead.begin(regions[:2], OPTIONS, TARGET)
+    first, second = done.index("looks at 64"), done.index("looks at 96")
+    assert done[first + 1 : second] and all(what.startswith("begins 64") for what in done[first + 1 : second])
+    assert done[first + 1].endswith(" 0") and done[second + 1] == "begins 96, 0"
+
+
+def width(program: Pipeline) -> int:
+    return program.tensors[0].features
