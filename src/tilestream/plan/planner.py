@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -43,6 +44,10 @@ HOPELESS_SHARED = 1.5  # the same for shared tiles, whose predictions err more
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
+SPATIAL = 0.9
+"""Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
+pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
+has lost its spills since."""
 SURE = 0.7
 """Nor does one that takes this share of what the fallback is predicted to take: of 21 regions whose fallback was timed
 and predicted to take over 20 us, none took less than 0.80 of that; of seven small ones, none less than 0.63."""
@@ -169,14 +174,18 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
     if legal and not forced and _predicted(legal[0]) > LOST * _predicted(fallback):
         return []
     shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
-    others = [c for c in legal if c.strategy != few_rows.STRATEGY and (forced or c.strategy != KERNEL_A_LAYER)]
+    others = [c for c in legal if c.strategy != few_rows.STRATEGY]
     wanted = {id(c) for c in (*shared[:most_shared], *others[:MEASURED])}
+    vertical_us = min((_predicted(c) for c in others if c.strategy == "vertical"), default=math.inf)
 
     def hopeless(c: Candidate) -> bool:
         limit = HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else HOPELESS
         return _predicted(c) > limit * _predicted(legal[0])
 
-    return [c for c in legal if id(c) in wanted and not hopeless(c)]
+    def beaten(c: Candidate) -> bool:
+        return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
+
+    return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
 
 
 def verified(p: Pipeline, device: Device) -> Pipeline:

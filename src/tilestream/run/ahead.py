@@ -45,17 +45,43 @@ def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -
                 log.debug("%s: it is planned again, which will say why", region.name, exc_info=failure)
 
 
+def may_run(region: Region, options: Options, target: Target) -> bool:
+    """Whether a pipeline runs the region, or may once it is planned. One that cannot be planned runs on Inductor."""
+    if region.rows <= 0 or is_lone(region, options, target):
+        return False
+    try:
+        if _is_planned(region, options, target):
+            return plan(region, options, target).chosen.pipeline is not None
+        return bool(_wanted(region, options, target))
+    except Exception as failure:
+        log.debug("%s: planning it will say why", region.name, exc_info=failure)
+        return False
+
+
 def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> Iterator[tuple[Region, list[Pipeline]]]:
     """A region of each program that has no plan yet, and the candidates that will be timed, best predicted first."""
     if not measures(options, target):
         return
     for region in {r.program: r for r in regions if r.rows > 0 and not is_lone(r, options, target)}.values():
-        made = (region.program, region.rows, target.hardware, options, turned(region, options))
-        if near_plan(region, options, target) is not None or is_cached(*made):
+        if _is_planned(region, options, target):
             continue
         try:
-            wanted = shortlist(proposals(*made), options.strategy != "auto", few_rows.most_timed(options))
+            wanted = _wanted(region, options, target)
         except Exception as failure:
             log.debug("%s: nothing to begin; planning it will say why", region.name, exc_info=failure)
-            continue
-        yield region, [c.pipeline for c in wanted if c.pipeline is not None]
+        else:
+            yield region, wanted
+
+
+def _is_planned(region: Region, options: Options, target: Target) -> bool:
+    """Whether this process or the disk has the region's plan."""
+    if near_plan(region, options, target) is not None:
+        return True
+    return is_cached(region.program, region.rows, target.hardware, options, turned(region, options))
+
+
+def _wanted(region: Region, options: Options, target: Target) -> list[Pipeline]:
+    """The candidates that will be timed, best predicted first."""
+    made = proposals(region.program, region.rows, target.hardware, options, turned(region, options))
+    wanted = shortlist(made, options.strategy != "auto", few_rows.most_timed(options))
+    return [c.pipeline for c in wanted if c.pipeline is not None]

@@ -9,7 +9,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -181,9 +181,14 @@ class Compilation:
 
     def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
-        launches = gradients.prepare(summed, found, self.options, self.target) if summed else []
+        if not prepare.measures(self.options, self.target):
+            return []
         ahead.begin(found.regions, self._planned, self.target)
-        return launches
+        if not summed:
+            return []
+        # Sums share a launch with those of the same region, which is an operator to them only if it comes to run.
+        cuts = tuple(cut for cut in found.cuts if ahead.may_run(cut.region, self._planned, self.target))
+        return gradients.prepare(summed, replace(found, cuts=cuts), self.options, self.target)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""
