@@ -136,6 +136,7 @@ def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates far behind are timed."""
     monkeypatch.setattr(planner, "HOPELESS", 1.5)
+    monkeypatch.setattr(planner, "SPATIAL", 1.5)
 
 
 def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
@@ -146,6 +147,17 @@ def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
         if c.pipeline is not None and (c.predicted_us or 0.0) > planner.HOPELESS * best_us:
             assert c.name not in clock.asked and c.measured_us is None
     assert made.chosen.strategy == "vertical"
+
+
+@pytest.mark.parametrize("share", [0.1, 1.5])
+def test_stages_over_sms_are_timed_where_they_are_predicted_ahead(
+    unsure: None, patient: None, monkeypatch: pytest.MonkeyPatch, share: float
+):
+    monkeypatch.setattr(planner, "SPATIAL", share)
+    clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.strategy == ("spatial" if share > 1 else "vertical")
+    assert any(name.startswith("spatial") for name in clock.asked) == (share > 1)
 
 
 def test_the_fastest_measured_wins_whatever_was_predicted(unsure: None, patient: None):
