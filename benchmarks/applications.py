@@ -38,8 +38,15 @@ GOALS: dict[str, Mapping[str, float]] = {
     "training": {"nerf_262144": 1.8, "mgn_200000": 1.7, "llama_layer": 1.0},
 }
 """The same where a gain was set."""
-MEANS = (2.2, 1.6)
-"""Of inference and of training steps, to be reached."""
+MEANT = (
+    ("inference, H200", 0, "us", 2.2, ""),
+    ("Kitsune simulated, A100", 0, "", None, KITSUNE[0]),
+    ("training step, H200", 1, "us", 1.6, ""),
+    ("the same without its optimizer", 1, "gradients_us", 1.6, ""),
+    ("Kitsune simulated, A100 ", 1, "", None, KITSUNE[1]),
+)
+"""Columns of gains: a head; whether of steps; which time is ours, none where it is the simulator's; the mean that was
+to be reached; the paper's own."""
 PAPER = {
     "NeRF": ("NERF inf", "NERF tr"),
     "MeshGraphNets": ("MGN inf", "MGN tr"),
@@ -71,8 +78,8 @@ def best(arms: Mapping[str, Mapping[str, float]], key: str = "us") -> float:
     return min(arms[arm][key] for arm in OTHERS if arm in arms and key in arms[arm])
 
 
-def gain(arms: Mapping[str, Mapping[str, float]]) -> float:
-    return best(arms) / arms["tilestream"]["us"]
+def gain(arms: Mapping[str, Mapping[str, float]], key: str = "us") -> float:
+    return best(arms, key) / arms["tilestream"][key]
 
 
 def inference_arms(name: str) -> dict[str, dict[str, float]] | None:
@@ -113,25 +120,31 @@ def against_goal(kind: str, name: str, ours_us: float, gained: float) -> str:
 
 def means() -> str:
     """One size of each application: gains, their geometric means, the goals, and what simulators say of Kitsune."""
-    rows = []
     steps = {name: row["arms"] for name, row in training_rows().items()}
     simulated = {row["label"]: row["speedup"] for row in (read("kitsune.json") or {"rows": []})["rows"]}
-    ours: tuple[list[float], list[float]] = ([], [])
-    theirs: tuple[list[float], list[float]] = ([], [])
+    columns: list[dict[str, float]] = [{} for _ in MEANT]
     for title, (inference, step) in APPLICATIONS.items():
-        row = [title]
-        for kind, arms in enumerate((inference_arms(inference), steps.get(step))):
-            theirs[kind].append(simulated[PAPER[title][kind]])
-            ours[kind].extend([] if arms is None else [gain(arms)])
-            row += ["-" if arms is None else f"**{gain(arms):.2f}**", f"{theirs[kind][-1]:.2f}"]
-        rows.append(row)
-    mean = ["geometric mean"]
-    for found, of_paper in zip(ours, theirs, strict=True):
-        mean += [f"**{geometric_mean(found):.2f}** (of {len(found)})", f"{geometric_mean(of_paper):.2f}"]
-    rows += [mean, ["the paper's simulator", "", KITSUNE[0], "", KITSUNE[1]]]
-    rows += [["goal", str(MEANS[0]), "", str(MEANS[1]), ""]]
-    heads = ["application", "inference, H200", "Kitsune simulated, A100", "training step, H200"]
-    return table([*heads, "Kitsune simulated, A100 "], rows)
+        own, published = (inference_arms(inference), steps.get(step)), PAPER[title]
+        for column, (_, kind, key, _, _) in zip(columns, MEANT, strict=True):
+            if not key:
+                column[title] = simulated[published[kind]]
+            elif (arms := own[kind]) is not None:
+                column[title] = gain(arms, key)
+    ours = [bool(key) for _, _, key, _, _ in MEANT]
+    rows = []
+    for title in APPLICATIONS:
+        found = [column.get(title) for column in columns]
+        rows.append([title, *(shown(x, own) for x, own in zip(found, ours, strict=True))])
+    mean = [shown(geometric_mean(column.values()), own) for column, own in zip(columns, ours, strict=True)]
+    rows += [["geometric mean", *mean]]
+    rows += [["the paper's simulator", *(paper for _, _, _, _, paper in MEANT)]]
+    rows += [["goal", *(str(goal or "") for _, _, _, goal, _ in MEANT)]]
+    return table(["application", *(head for head, *_ in MEANT)], rows)
+
+
+def shown(value: float | None, own: bool) -> str:
+    """A gain with two digits, ours in bold; a dash where there is none."""
+    return "-" if value is None else f"**{value:.2f}**" if own else f"{value:.2f}"
 
 
 def megabytes(state: Mapping[str, float] | None) -> str:
