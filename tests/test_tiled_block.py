@@ -49,12 +49,13 @@ def test_a_block_of_a_vision_transformer() -> None:
     # a unit of the second product for each cluster a turn, and four of the first
     assert s.turn == 22 and s.turn * s.out_blocks == 66 and s.turn * s.hid_blocks == 4 * 66
     assert s.shared_bytes == 4 * 49_152 + 4 * 8192 + 192 <= H200.shared_bytes_per_cta
-    assert s.slots == 2 * (22 + 2 * 6) and s.hidden_bytes == s.slots * 128 * 3072 * 2
+    assert s.slots == 2 * (22 + 6) and s.hidden_bytes == s.slots * 128 * 3072 * 2
+    assert s.operand_slots == 2 * 3 * 6  # of which a unit of each cluster needs a third
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.all_seconds) == (64 * 12, 64 * 3)
     assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 12)
     flags, hidden, operand = space_bytes(s)
-    assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
+    assert flags >= 8 * (132 + 36 * 32 + 56 * (24 + 6)) and hidden == s.hidden_bytes and operand == 36 * 128 * 768 * 2
 
 
 def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:

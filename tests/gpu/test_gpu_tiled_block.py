@@ -55,7 +55,7 @@ def test_any_number_of_rows(block: Ffn, rows: int) -> None:
     "block", [VIT, Ffn(3072, 1024, 1024, act="silu", gated=True, norm="rms", residual=True)], ids=str
 )
 def test_rings_that_come_round(block: Ffn) -> None:
-    check(block, 30_000)  # 235 tiles of rows; the rings hold 68 and 44
+    check(block, 30_000)  # 235 tiles of rows; the rings hold 56 and 38
 
 
 def test_other_rows_use_the_same_rings() -> None:

@@ -39,7 +39,7 @@ class Walk:
 
     Attributes:
         all_firsts, all_seconds: units there are.
-        slots: tiles of rows in the rings of the hidden layer and of the operand.
+        slots, operand_slots: tiles of rows in the rings of the hidden layer and of the operand.
         early: tiles of rows whose operand is made by the warps that multiply, before they do.
     """
 
@@ -49,6 +49,7 @@ class Walk:
     firsts: int
     seconds: int
     slots: int
+    operand_slots: int
     early: int
 
 
@@ -94,9 +95,22 @@ class TiledBlock:
         return max(1, self.clusters // self.out_blocks)
 
     @property
+    def ahead(self) -> int:
+        """Pairs of row tiles whose hidden layer is made by one unit of each cluster."""
+        return ceil(self.clusters / self.hid_blocks)
+
+    @property
     def slots(self) -> int:
-        """Tiles of rows in the hidden layer's ring: of a turn, and of two units for each cluster ahead of it."""
-        return CLUSTER * (self.turn + 2 * ceil(self.clusters / self.hid_blocks))
+        """Tiles of rows in the hidden layer's ring: of a turn, and of one unit for each cluster ahead of it.
+
+        What comes next is stored a unit after the turn's slots were read.
+        """
+        return CLUSTER * (self.turn + self.ahead)
+
+    @property
+    def operand_slots(self) -> int:
+        """Of the operand's, where one is made: of the units under way, and two more; at most the hidden layer's."""
+        return min(self.slots, 3 * CLUSTER * self.ahead) if self.block.before else self.slots
 
     @property
     def hidden_bytes(self) -> int:
@@ -104,15 +118,16 @@ class TiledBlock:
 
     @property
     def operand_bytes(self) -> int:
-        return self.slots * ROWS * self.block.sizes[0] * 2 if self.block.before else 0
+        return self.operand_slots * ROWS * self.block.sizes[0] * 2 if self.block.before else 0
 
     def walk(self, rows: int) -> Walk:
         """The order of units for ``rows`` rows."""
         pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
         head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made
-        early = CLUSTER * min(pairs, ceil(self.clusters / self.hid_blocks)) if self.block.before else 0
-        return Walk(pairs * self.hid_blocks, pairs * self.out_blocks, head, firsts, seconds, self.slots, early)
+        early = CLUSTER * min(pairs, self.ahead) if self.block.before else 0
+        units = pairs * self.hid_blocks, pairs * self.out_blocks
+        return Walk(*units, head, firsts, seconds, self.slots, self.operand_slots, early)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -219,5 +234,6 @@ def _clusters(stage: Stage, block: Block) -> int:
 
 def space_bytes(s: TiledBlock) -> tuple[int, int, int]:
     """Device memory besides the tensors: flags, the hidden layer's ring, the operand's. Bytes, multiples of 128."""
-    flags = s.ctas + s.slots * ((ROWS // 4 if s.block.before else 0) + 2 * s.hid_blocks + 2 * s.out_blocks)
+    made = s.operand_slots * ROWS // 4 if s.block.before else 0
+    flags = s.ctas + made + s.slots * 2 * (s.hid_blocks + s.out_blocks)
     return ceil_to(8 * flags, 128), ceil_to(s.hidden_bytes, 128), ceil_to(s.operand_bytes, 128)

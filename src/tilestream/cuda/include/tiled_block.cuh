@@ -26,7 +26,7 @@ constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
 struct Walk {
   int all_firsts, all_seconds;  // units there are
   int head, firsts, seconds;
-  int slots;  // tiles of 128 rows in the ring of the hidden layer, and of the operand
+  int slots, operand_slots;  // tiles of 128 rows in the rings of the hidden layer and of the operand
   int early;  // tiles whose operand is made by the warps that multiply, before they do
 };
 struct Unit {
@@ -59,11 +59,11 @@ struct Flags {
 template <class K, class P>
 TS_DEV Flags flags_of(const P& p) {
   u64* operand = p.flags + p.ctas;
-  u64* hidden = operand + (K::BEFORE ? p.walk.slots * OPERAND_FLAGS : 0);
+  u64* hidden = operand + (K::BEFORE ? p.walk.operand_slots * OPERAND_FLAGS : 0);
   return {operand, hidden, hidden + p.walk.slots * 2 * K::HID_BLOCKS};
 }
-// What a flag of row tile `tile` says when it is raised in a launch before which all were at most `epoch`.
-TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(tile / w.slots) + 1; }
+// What a flag of row tile `tile`, in a ring of `slots`, says when it is raised in a launch before which all were at most `epoch`.
+TS_DEV u64 ticket_of(int slots, u64 epoch, int tile) { return epoch + (u64)(tile / slots) + 1; }
 
 // Tiles of rows, of whole clusters.
 template <class K>
@@ -125,11 +125,12 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
 #pragma unroll 1
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
-    const int slot = x.rows % w.slots;
+    const int slots = x.second ? w.slots : w.operand_slots, slot = x.rows % slots;
+    const u64 ticket = ticket_of(slots, epoch, x.rows);
     if (x.second)
-      await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w, epoch, x.rows), x.rows);
+      await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket, x.rows);
     else if (K::BEFORE)
-      await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket_of(w, epoch, x.rows), x.rows);
+      await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
     const TensorMap* left = x.second ? &p.hidden_in : &p.input;
@@ -166,7 +167,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     const Unit x = deal.take();
     const int slot = x.rows % w.slots, mine = 2 * slot + g;
     if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
-      await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
+      await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w.slots, epoch, x.rows) - 1, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
     const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
@@ -193,7 +194,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     if (x.second) continue;
     store_wait<0>();
     fence_async_global();
-    flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
+    flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w.slots, epoch, x.rows));
   }
   if (lane_in_warp() == 0) store_wait<0>();
 }
@@ -205,9 +206,9 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
   const Flags flags = flags_of<K>(p);
 #pragma unroll 1
   for (int job = first; job < end * OPERAND_FLAGS; job += stride) {
-    const int tile = job / OPERAND_FLAGS, slot = tile % w.slots, part = job % OPERAND_FLAGS;
-    const u64 ticket = ticket_of(w, epoch, tile);
-    if (tile >= w.slots) await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket - 1, tile);
+    const int tile = job / OPERAND_FLAGS, slot = tile % w.operand_slots, part = job % OPERAND_FLAGS;
+    if (const int last = tile - w.operand_slots; last >= 0)
+      await_flags(team, MIDDLE, flags.hidden + last % w.slots * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w.slots, epoch, last), last);
 #pragma unroll
     for (int r = 0; r < OPERAND_ROWS; ++r) {  // of the next time
       const int row = (job + stride) * OPERAND_ROWS + r;
@@ -221,7 +222,7 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
     sync_warp();
     if (lane_in_warp() == 0) {
       fence_async_global();
-      flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket);
+      flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket_of(w.operand_slots, epoch, tile));
     }
   }
 }
@@ -446,7 +447,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     ring.release();
     if (x.second) {
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
-      if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
+      if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w.slots, epoch, x.rows));
       leave_result<K>(p, acc, slabs, columns, beside, x, g);
     } else {
 #pragma unroll
@@ -479,7 +480,7 @@ TS_DEV void run_tiled_block(const P& p, u32 smem) {
   }
   sync_warp();
   cluster_sync();  // nothing comes to this CTA any more
-  if (cta_leader()) flag_relaxed(p.flags + cta, ticket_of(p.walk, epoch, tiles_of<K>(p.walk) - 1));
+  if (cta_leader()) flag_relaxed(p.flags + cta, ticket_of(p.walk.operand_slots, epoch, tiles_of<K>(p.walk) - 1));  // of the shorter ring
 }
 
 }  // namespace ts
