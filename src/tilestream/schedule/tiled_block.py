@@ -1,4 +1,4 @@
-"""Many rows: both products of a feed-forward block as tiles of 128 rows by 256 columns, dealt over the grid.
+"""Many rows: both products of a feed-forward block, or one layer, as tiles of 128 rows by 256 columns over the grid.
 
 ``build`` turns a stage in plain form into a ``TiledBlock``. Its hidden layer is wider than a CTA holds and goes through
 a ring in device memory that stays in the L2: tiles of the second product follow those of the first by a ``turn``, in
@@ -16,7 +16,7 @@ from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import Block, find_two_layers, written_out
+from tilestream.schedule.shared_tile import Block, find_block, written_out
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -55,7 +55,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class TiledBlock:
-    """A feed-forward block on many rows.
+    """A feed-forward block on many rows; or one layer, which is the second product alone.
 
     Attributes:
         clusters: of ``CLUSTER`` CTAs, which take as many tiles of rows and the same columns.
@@ -67,11 +67,12 @@ class TiledBlock:
     @property
     def hidden_columns(self) -> int:
         """Of the hidden layer, a unit: two products of a gated block share the accumulators."""
-        return COLUMNS // len(self.block.firsts)
+        return COLUMNS // max(1, len(self.block.firsts))
 
     @property
     def hid_blocks(self) -> int:
-        return ceil(self.block.sizes[1] / self.hidden_columns)
+        """Units of the first product that a pair of row tiles has; none where there is one layer."""
+        return 0 if self.block.one_layer else ceil(self.block.sizes[1] / self.hidden_columns)
 
     @property
     def out_blocks(self) -> int:
@@ -96,8 +97,8 @@ class TiledBlock:
 
     @property
     def ahead(self) -> int:
-        """Pairs of row tiles whose hidden layer is made by one unit of each cluster."""
-        return ceil(self.clusters / self.hid_blocks)
+        """Pairs of row tiles that one unit of each cluster is about: of the first product, where there are two."""
+        return ceil(self.clusters / (self.hid_blocks or self.out_blocks))
 
     @property
     def slots(self) -> int:
@@ -105,16 +106,19 @@ class TiledBlock:
 
         What comes next is stored a unit after the turn's slots were read.
         """
-        return CLUSTER * (self.turn + self.ahead)
+        return self.operand_slots if self.block.one_layer else CLUSTER * (self.turn + self.ahead)
 
     @property
     def operand_slots(self) -> int:
         """Of the operand's, where one is made: of the units under way, and two more; at most the hidden layer's."""
-        return min(self.slots, 3 * CLUSTER * self.ahead) if self.block.before else self.slots
+        wanted = 3 * CLUSTER * self.ahead
+        if self.block.one_layer:
+            return wanted
+        return min(self.slots, wanted) if self.block.before else self.slots
 
     @property
     def hidden_bytes(self) -> int:
-        return self.slots * ROWS * self.block.sizes[1] * 2
+        return 0 if self.block.one_layer else self.slots * ROWS * self.block.sizes[1] * 2
 
     @property
     def operand_bytes(self) -> int:
@@ -124,7 +128,8 @@ class TiledBlock:
         """The order of units for ``rows`` rows."""
         pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
-        head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made
+        # A unit more for each: nobody waits for what was just made.
+        head = 0 if self.block.one_layer else firsts + self.clusters
         early = CLUSTER * min(pairs, self.ahead) if self.block.before else 0
         units = pairs * self.hid_blocks, pairs * self.out_blocks
         return Walk(*units, head, firsts, seconds, self.slots, self.operand_slots, early)
@@ -160,10 +165,10 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> TiledB
     """The schedule of ``stage``, in plain form, within ``limit`` bytes of shared memory.
 
     Raises:
-        VerifyError: the ops are no feed-forward block, the mesh or a loop is none that it can be dealt by, or something
-            does not fit, with the arithmetic.
+        VerifyError: the ops are neither a feed-forward block nor one layer, the mesh or a loop is none that they can be
+            dealt by, or something does not fit, with the arithmetic.
     """
-    block = find_two_layers(stage, pipeline)
+    block = find_layers(stage, pipeline)
     _loops(stage, block)
     made = _checked(stage.name, block, _clusters(stage, block))
     if made.shared_bytes > limit:
@@ -179,10 +184,23 @@ def is_tileable(program: Pipeline) -> bool:
     """Whether ``program``, one stage of row ops, is a block that such a kernel can be made of, as far as sizes go."""
     try:
         written = written_out(program)
-        _checked("", find_two_layers(written.stages[0], written), 1)
+        _checked("", find_layers(written.stages[0], written), 1)
     except (VerifyError, IRError):
         return False
     return True
+
+
+def find_layers(stage: Stage, pipeline: Pipeline) -> Block:
+    """Two layers, or one with one result, of rows.
+
+    Raises:
+        VerifyError: the ops of ``stage``, in plain form, are something else.
+    """
+    found = find_block(stage, pipeline)
+    if found.grid is not None or len(found.lasts) > 1:
+        what = "reads pixels at taps" if found.grid is not None else f"has {len(found.lasts)} results"
+        raise VerifyError(f"stage {stage.name!r} {what}, and tiles are of rows and one result", "share a tile instead")
+    return found
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
@@ -205,8 +223,20 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     return TiledBlock(block, clusters)
 
 
+def columns_axes(block: Block) -> tuple[str, ...]:
+    """Axes of the direction whose clusters have columns."""
+    return (block.last.out,) if block.one_layer else (block.last.out, block.hid)
+
+
+def loop_tiles(block: Block) -> dict[str, int]:
+    """Axes that a cluster loops over, and what it takes of them at once: rows, and columns of the first product."""
+    if block.one_layer:
+        return {block.rows: ROWS, block.last.out: COLUMNS}
+    return {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
+
+
 def _loops(stage: Stage, block: Block) -> None:
-    wanted = {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
+    wanted = loop_tiles(block)
     if {loop.axis: loop.tile for loop in stage.loops} != wanted:
         tiles = " and ".join(f"{axis!r} by {tile}" for axis, tile in wanted.items())
         raise VerifyError(f"stage {stage.name!r}: a tiled block loops over {tiles}", "use plan.passes.tile_block")
@@ -217,17 +247,18 @@ def _clusters(stage: Stage, block: Block) -> int:
     sizes = {(d.level, d.axes): d.size for d in stage.mesh if d.size > 1}
     pair = sizes.pop((Level.CLUSTER, (block.rows,)), 1)
     rows = sizes.pop((Level.GRID, (block.rows,)), 1)
-    columns = sizes.pop((Level.GRID, (block.last.out, block.hid)), 1)
+    columns = sizes.pop((Level.GRID, columns_axes(block)), 1)
     if sizes or pair != CLUSTER:
         raise VerifyError(
-            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({block.last.out}, {block.hid}), and clusters of"
-            f" {CLUSTER} over rows",
+            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({', '.join(columns_axes(block))}), and clusters"
+            f" of {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
-    if columns != ceil(block.sizes[2] / COLUMNS):
+    blocks = ceil(block.sizes[2] / COLUMNS)
+    if columns != blocks and (not block.one_layer or blocks % columns):
         raise VerifyError(
             f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of {COLUMNS} each",
-            f"divide them over {ceil(block.sizes[2] / COLUMNS)}",
+            f"divide them over {blocks}",
         )
     return rows * columns
 

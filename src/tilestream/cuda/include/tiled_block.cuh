@@ -1,7 +1,8 @@
 // A feed-forward block on many rows, of layers wider than a CTA holds: two products, each as tiles of 128 rows by 256
 // columns, in one kernel. The hidden layer goes from the first to the second through a ring in device memory that is small
 // enough to stay in the L2: rows of the second follow those of the first by a few hundred tiles, in an order that is the
-// same for all CTAs (Walk).
+// same for all CTAs (Walk). One layer by itself is the second product alone (K::FIRSTS is zero): what stands in front of it
+// goes through the operand's ring, or it reads a tensor.
 //
 // A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
 // ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
@@ -67,7 +68,7 @@ TS_DEV u64 ticket_of(int slots, u64 epoch, int tile) { return epoch + (u64)(tile
 
 // Tiles of rows, of whole clusters.
 template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * PAIR; }
+TS_DEV int tiles_of(const Walk& w) { return w.all_seconds / K::OUT_BLOCKS * PAIR; }
 
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
@@ -102,7 +103,7 @@ TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
   return SlabRing(slab_bars<K>(smem, g) + 16 * SLABS, page + g * SLABS * CHUNK_BYTES);
 }
 template <class K>
-TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second ? 1 : K::FIRSTS); }
+TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second || K::FIRSTS < 2 ? 1 : 2); }
 template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
@@ -116,6 +117,34 @@ TS_DEV void init_tiled(u32 smem) {
   bar_init_done();
 }
 
+// Where a unit's operands and what it leaves are; `half` of its page of weights.
+template <class K, class P>
+TS_DEV const TensorMap* left_of(const P& p, const Unit& x) {
+  if constexpr (K::FIRSTS > 0)
+    if (x.second) return &p.hidden_in;
+  return &p.input;
+}
+template <class K, class P>
+TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) {
+  row = x.column * TILE_COLUMNS + half * HALF_COLUMNS;
+  if constexpr (K::FIRSTS == 2)
+    if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
+  if constexpr (K::FIRSTS > 0)
+    if (!x.second) return &p.firsts[K::FIRSTS == 2 ? half : 0];
+  return &p.second;
+}
+template <class K, class P>
+TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
+  if constexpr (K::FIRSTS > 0)
+    if (!x.second) return &p.hidden_out;
+  return &p.result;
+}
+// Whether it reads the operand that is made, and the hidden layer.
+template <class K>
+TS_DEV bool reads_made(const Unit& x) { return K::BEFORE && (K::FIRSTS == 0 || !x.second); }
+template <class K>
+TS_DEV bool reads_hidden(const Unit& x) { return K::FIRSTS > 0 && x.second; }
+
 // ---- producers
 template <class K, class P>
 TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank) {
@@ -125,25 +154,25 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
 #pragma unroll 1
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
-    const int slots = x.second ? w.slots : w.operand_slots, slot = x.rows % slots;
+    const int slots = reads_hidden<K>(x) ? w.slots : w.operand_slots, slot = x.rows % slots;
     const u64 ticket = ticket_of(slots, epoch, x.rows);
-    if (x.second)
+    if (reads_hidden<K>(x))
       await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket, x.rows);
-    else if (K::BEFORE)
+    else if (reads_made<K>(x))
       await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
-    const TensorMap* left = x.second ? &p.hidden_in : &p.input;
-    const int y = (x.second || K::BEFORE ? slot : x.rows) * TILE_ROWS;
+    const TensorMap* left = left_of<K>(p, x);
+    const int y = (reads_hidden<K>(x) || reads_made<K>(x) ? slot : x.rows) * TILE_ROWS;
+    const int h = rank;  // its half of the page of weights, for both CTAs
+    int row;
+    const TensorMap* right = right_of<K>(p, x, h, row);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, ring.advance()) {
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      const int h = rank;  // its half of the page of weights, for both CTAs
-      const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
-      const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
       tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
     }
     if (slabs_of<K>(x) > SLABS) {
@@ -173,7 +202,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
     const auto store = [&](SlabRing& ring, int s) {
       ring.wait_full();
-      tma_store(x.second ? &p.result : &p.hidden_out, (x.column * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
+      tma_store(to_of<K>(p, x), (x.column * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
       store_commit();
     };
 #pragma unroll 1
@@ -199,7 +228,8 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
   if (lane_in_warp() == 0) store_wait<0>();
 }
 
-// Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made.
+// Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made,
+// or, of one layer, when its products were.
 template <class K, class P>
 TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int end, int stride) {
   const Walk& w = p.walk;
@@ -207,8 +237,13 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
 #pragma unroll 1
   for (int job = first; job < end * OPERAND_FLAGS; job += stride) {
     const int tile = job / OPERAND_FLAGS, slot = tile % w.operand_slots, part = job % OPERAND_FLAGS;
-    if (const int last = tile - w.operand_slots; last >= 0)
-      await_flags(team, MIDDLE, flags.hidden + last % w.slots * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w.slots, epoch, last), last);
+    if (const int last = tile - w.operand_slots; last >= 0) {
+      const u64 ticket = ticket_of(w.slots, epoch, last);
+      if (K::FIRSTS > 0)
+        await_flags(team, MIDDLE, flags.hidden + last % w.slots * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket, last);
+      else
+        await_flags(team, CLEARED, flags.read + last % w.slots * 2 * K::OUT_BLOCKS, 2 * K::OUT_BLOCKS, ticket, last);
+    }
 #pragma unroll
     for (int r = 0; r < OPERAND_ROWS; ++r) {  // of the next time
       const int row = (job + stride) * OPERAND_ROWS + r;
@@ -275,17 +310,16 @@ template <class K>
 struct ColumnWords : Registers<u32, COLUMN_PARTS * COLUMN_WORDS<K> + 1> {};
 template <class K, class P>
 TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
-  const int wide = x.second ? TILE_COLUMNS : TILE_COLUMNS / K::FIRSTS;
+  const int wide = 64 * slabs_of<K>(x);
   TS_LANES {
     const u32 t = TS_LANE;
 #pragma unroll
     for (int q = 0; q < COLUMN_PARTS; ++q) {
       const int c = x.column * wide + (64 * q) % wide + 2 * (int)(t & 31);
       u32 w[COLUMN_WORDS<K> + 1];
-      if (x.second)
-        K::result_words(p, c, w);
-      else
-        K::hidden_words(p, c, w);
+      if constexpr (K::FIRSTS > 0)
+        if (!x.second) K::hidden_words(p, c, w);
+      if (x.second) K::result_words(p, c, w);
 #pragma unroll
       for (int n = 0; n < COLUMN_WORDS<K>; ++n) TS_REG(columns, q * COLUMN_WORDS<K> + n) = w[n];
     }
@@ -447,9 +481,9 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     ring.release();
     if (x.second) {
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
-      if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w.slots, epoch, x.rows));
+      if ((K::FIRSTS > 0 || K::BEFORE) && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w.slots, epoch, x.rows));
       leave_result<K>(p, acc, slabs, columns, beside, x, g);
-    } else {
+    } else if constexpr (K::FIRSTS > 0) {
 #pragma unroll
       for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(acc, slabs, columns, s);
     }

@@ -64,7 +64,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         hidden=hidden,
         result=result,
         beside=beside,
-        middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)),
+        middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)) if sums else "",
         after=pair_function(b.after, {b.last.total: "y[e]"}, b.last.result, _in_registers(after)),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),

@@ -45,11 +45,14 @@ def params(
         left = make_map(b.dtype, operand, k, s.operand_slots * ROWS, 2 * k, ROWS)
     else:
         left = make_map(b.dtype, where[b.input].address, k, rows, row_bytes(b.input), ROWS)
-    maps = [
-        left,
+    between = [
         *(weight(f.weight, k) for f in b.firsts),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, ROWS),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, GROUP_ROWS),
+    ]
+    maps = [
+        left,
+        *([] if b.one_layer else between),
         weight(b.last.weight, hid),
         make_map(b.output_dtype, where[b.last.output].address, out, rows, row_bytes(b.last.output), GROUP_ROWS),
     ]
