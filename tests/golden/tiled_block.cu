@@ -31,7 +31,7 @@ struct Mma<bf16, 32, AT> {
 
 #endif
 struct Params {
-  TensorMap input, firsts[2], hidden_in, hidden_out, second, result;
+  TensorMap input, firsts[2], hidden_in, hidden_out, seconds[1], results[1];
   const void* vectors[4];
   const void* rows_of[2];
   long long strides_of[2];
@@ -50,8 +50,12 @@ struct Kernel {
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
   static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
   static constexpr int HIDDEN_WORDS = 1, RESULT_WORDS = 1, BESIDE_WORDS = 1;
+  static constexpr int LASTS = 1, LAST_VECTORS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   static constexpr bool BEFORE = true;
+  // Of the results: blocks of columns up to the end of each, and how many columns it has.
+  static TS_DEV int end_of(int last) { return 2; }
+  static TS_DEV int columns_of(int last) { return 264; }
 
   static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
   // Columns c and c + 1 of what the epilogues read beside their sums: as words, and what these say.
@@ -61,7 +65,7 @@ struct Kernel {
   static TS_DEV void hidden_values(const u32* w, float (*v)[2]) {
     Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
   }
-  static TS_DEV void result_words(const Params& p, int c, u32* w) {
+  static TS_DEV void result_words(const Params& p, int last, int c, u32* w) {
     Pair<bf16>::load<true>((const char*)p.vectors[1] + 0, c < 264 ? c : 0, w + 0);
   }
   static TS_DEV void result_values(const u32* w, float (*v)[2]) {
@@ -73,29 +77,31 @@ struct Kernel {
   static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
     Pair<bf16>::values(w + 0, r[0][0], r[1][0]);
   }
-  // Row ``row`` of what the first layer reads, to row ``to`` of the operand, by lane t of a warp.
-  static TS_DEV void before(const Params& p, int row, int to, u32 t) {
-    using R = WarpRow<bf16, 264>;
+  // By lane t of a warp: row ``row`` of what the first layer reads, and what it makes of it, row ``to`` of the operand.
+  struct Row {
     WarpRow<bf16, 264> x0;
-    x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
+  };
+  static TS_DEV void load_row(const Params& p, int row, u32 t, Row& x) {
+    x.x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
+  }
+  static TS_DEV void before(const Params& p, Row& x, int to, u32 t) {
+    using R = WarpRow<bf16, 264>;
     WarpRow<bf16, 264> w0;
-    w0.load((const char*)p.vectors[2] + 0, t);
     WarpRow<bf16, 264> w1;
-    w1.load((const char*)p.vectors[3] + 0, t);
     float s0 = 0.0f;
-    x0.again();
+    x.x0.again();
 #pragma unroll
     for (int c = 0; c < R::PIECES; ++c) {
       if (R::column(c, t) >= 264) continue;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) s0 += x0.at(c, e);
+      for (int e = 0; e < 8; ++e) s0 += x.x0.at(c, e);
     }
     const float v0 = warp_sum(s0);
     const float v1 = mul(v0, 0.003787878787878788f);
-    const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
+    const auto v2 = [&](int c, int e) { return sub(x.x0.at(c, e), v1); };
     const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
     float s4 = 0.0f;
-    x0.again();
+    x.x0.again();
 #pragma unroll
     for (int c = 0; c < R::PIECES; ++c) {
       if (R::column(c, t) >= 264) continue;
@@ -110,7 +116,9 @@ struct Kernel {
     const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
     const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
     u16* const made = (u16*)p.operand_data + (u64)to * 264;
-    x0.again();
+    x.x0.again();
+    w0.load((const char*)p.vectors[2] + 0, t);
+    w1.load((const char*)p.vectors[3] + 0, t);
 #pragma unroll
     for (int c = 0; c < R::PIECES; ++c) {
       if (R::column(c, t) >= 264) continue;

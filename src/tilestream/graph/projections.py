@@ -33,8 +33,8 @@ def lone_layers(
     values, with what makes that input where nobody else uses it, and what is done elementwise to each. The largest
     group comes first, then those without what is behind, without what is in front; and of several products each alone.
 
-    On many rows they are layers that no row stream holds, each by itself, and such of which a kernel does more than a
-    library's product: with a norm in front, or something elementwise behind.
+    On many rows they are layers that no row stream holds, and such of which a kernel does more than a library's
+    product: several of one input, with a norm in front, or something elementwise behind.
 
     All members of a group are made from its input and from tensors outside of it that do not depend on it: what goes
     beside one of several results, which might, is refused by whoever asks what the group is
@@ -48,18 +48,16 @@ def lone_layers(
         if node in taken or not is_product(node) or node not in known or known[node].tile.features > WIDEST_ALONE:
             continue
         views: set[fx.Node] = set()
-        start = start_of(node, views, tiles)
-        if start is None:
-            continue
-        if few(node, known):
-            if max(known[node].tile.features, _features(start)) > MAX_FEATURES:
-                found.setdefault(start, {})[node] = {node, *views}
-        elif known[node].rows.is_Integer and known[node].tile.features > MAX_FEATURES:
-            forms = _forms(nodes, start, {node: {node, *views}}, known, tiles, kinds, taken)
-            yield [group for group in forms if any(n is not node and not is_view(n) for n in group)]
+        start, rows = start_of(node, views, tiles), known[node].rows
+        if start is not None and rows.is_Integer and int(rows) > 0:
+            found.setdefault(start, {})[node] = {node, *views}
     for start, products in found.items():
         for several in ([*products], *([one] for one in products if len(products) > 1)):
-            yield _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+            shared = few(several[0], known)
+            wide = [known[n].tile.features for n in several] + ([_features(start)] if shared else [])
+            if max(wide) > MAX_FEATURES:
+                forms = _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+                yield [group for group in forms if shared or sum(not is_view(n) for n in group) > 1]
 
 
 def behind_layers(

@@ -169,18 +169,16 @@ def _blocks(
     """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
     where they are asked for, layers that are left.
 
-    They come before row streams, which would take one of their layers and leave the wide one outside. ``streamed`` are
-    wide nodes that a row stream holds all the same: no layer by itself takes them.
+    They come before row streams, which would take one of their layers and leave the wide one outside; but for
+    ``streamed``, wide nodes that a row stream holds all the same.
     """
     if not _any_wide(nodes) and not any(map(is_convolution, nodes)):
         return
     wide = _examine(nodes, refused, WIDEST)
-    inside = set(refused)
+    inside = {*refused, *streamed}
     left = behind_layers(nodes, wide.known, wide.kinds) if projections else frozenset()
     two_layers = partial(wide_blocks, left=left)
     for find in (lone_convolutions, two_layers, lone_layers) if projections else (two_layers,):
-        if find is lone_layers:
-            inside |= streamed
         for groups in find(nodes, wide.known, wide.tiles, wide.kinds, inside):
             for group in groups:
                 if not inside.isdisjoint(group):

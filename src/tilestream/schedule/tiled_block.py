@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, gcd
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import Block, find_block, written_out
+from tilestream.schedule.shared_tile import Block, Last, find_block, written_out
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -55,7 +55,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class TiledBlock:
-    """A feed-forward block on many rows; or one layer, which is the second product alone.
+    """A feed-forward block on many rows; or one layer, which is the second product alone, of one result or several.
 
     Attributes:
         clusters: of ``CLUSTER`` CTAs, which take as many tiles of rows and the same columns.
@@ -75,8 +75,13 @@ class TiledBlock:
         return 0 if self.block.one_layer else ceil(self.block.sizes[1] / self.hidden_columns)
 
     @property
+    def result_blocks(self) -> tuple[int, ...]:
+        """Blocks of columns of each result."""
+        return tuple(ceil(last.columns / COLUMNS) for last in self.block.lasts)
+
+    @property
     def out_blocks(self) -> int:
-        return ceil(self.block.sizes[2] / COLUMNS)
+        return sum(self.result_blocks)
 
     @property
     def first_steps(self) -> int:
@@ -191,20 +196,34 @@ def is_tileable(program: Pipeline) -> bool:
 
 
 def find_layers(stage: Stage, pipeline: Pipeline) -> Block:
-    """Two layers, or one with one result, of rows.
+    """Two layers, or one, of rows; of several results, as queries, keys and values, the same is made.
 
     Raises:
         VerifyError: the ops of ``stage``, in plain form, are something else.
     """
     found = find_block(stage, pipeline)
-    if found.grid is not None or len(found.lasts) > 1:
-        what = "reads pixels at taps" if found.grid is not None else f"has {len(found.lasts)} results"
-        raise VerifyError(f"stage {stage.name!r} {what}, and tiles are of rows and one result", "share a tile instead")
+    if found.grid is not None:
+        raise VerifyError(f"stage {stage.name!r} reads pixels at taps, and tiles are of rows", "share a tile instead")
+    if len({_made_like(last, pipeline) for last in found.lasts}) > 1:
+        raise VerifyError(
+            f"stage {stage.name!r}: what is done to its {len(found.lasts)} results differs: tiles have one epilogue",
+            "share a tile, or make them one by one",
+        )
     return found
 
 
+def _made_like(last: Last, pipeline: Pipeline) -> tuple[object, ...]:
+    """What the epilogues of two results must have in common."""
+    made: list[object] = []
+    for op in last.after:
+        read = [(pipeline.tensor(v.of).dtype, [(len(at.axes), at.offset) for at in v.at or ()]) for v in op.tensors]
+        made.append((op.kind, op.attrs, len(op.tiles), str(read), last.output if op.kind == "load" else ""))
+    return (*made, pipeline.tensor(last.output).dtype)
+
+
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
-    for axis, size in zip((block.k, block.hid, block.last.out), block.sizes, strict=True):
+    widths = [(block.k, block.sizes[0]), (block.hid, block.sizes[1])]
+    for axis, size in [*widths, *((last.out, last.columns) for last in block.lasts)]:
         if size * 2 % 16:
             raise VerifyError(
                 f"stage {name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
@@ -225,13 +244,13 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
 
 def columns_axes(block: Block) -> tuple[str, ...]:
     """Axes of the direction whose clusters have columns."""
-    return (block.last.out,) if block.one_layer else (block.last.out, block.hid)
+    return block.outs if block.one_layer else (*block.outs, block.hid)
 
 
 def loop_tiles(block: Block) -> dict[str, int]:
     """Axes that a cluster loops over, and what it takes of them at once: rows, and columns of the first product."""
     if block.one_layer:
-        return {block.rows: ROWS, block.last.out: COLUMNS}
+        return {block.rows: ROWS, **dict.fromkeys(block.outs, COLUMNS)}
     return {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
 
 
@@ -254,7 +273,7 @@ def _clusters(stage: Stage, block: Block) -> int:
             f" of {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
-    blocks = ceil(block.sizes[2] / COLUMNS)
+    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
     if columns != blocks and (not block.one_layer or blocks % columns):
         raise VerifyError(
             f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of {COLUMNS} each",

@@ -44,7 +44,7 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> TiledBlockCost
     firsts, seconds = (ceil(n / s.clusters) for n in (walk.all_firsts, walk.all_seconds))
     products = page * (firsts * s.first_steps + seconds * s.second_steps)
     hidden_s = BETWEEN_S + _arithmetic_s(s.block.middle, s.hidden_columns, device)
-    result_s = BETWEEN_S + _arithmetic_s(s.block.after, COLUMNS, device)
+    result_s = BETWEEN_S + _arithmetic_s(s.block.lasts[0].after, COLUMNS, device)
     epilogues = firsts * hidden_s + seconds * result_s
     beside = sum(op.kind == "load" for op in s.block.after)
     moved = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out))

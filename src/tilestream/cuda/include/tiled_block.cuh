@@ -33,6 +33,7 @@ struct Walk {
 struct Unit {
   bool second;
   int rows, column;  // tile of rows, of this CTA; block of columns
+  int last, block;   // which result that is of, and its place among that one's blocks
 };
 
 // The units of one cluster in that order. Of either product it has every `clusters`-th.
@@ -49,7 +50,10 @@ struct Deal {
     const bool is_second = at_second();
     const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
     (is_second ? second : first) += clusters;
-    return {is_second, index / blocks * PAIR + rank, index % blocks};
+    const int column = index % blocks;
+    int last = 0, begin = 0;
+    for (; is_second && last < K::LASTS - 1 && column >= K::end_of(last); ++last) begin = K::end_of(last);
+    return {is_second, index / blocks * PAIR + rank, column, last, column - begin};
   }
 };
 
@@ -126,18 +130,18 @@ TS_DEV const TensorMap* left_of(const P& p, const Unit& x) {
 }
 template <class K, class P>
 TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) {
-  row = x.column * TILE_COLUMNS + half * HALF_COLUMNS;
+  row = x.block * TILE_COLUMNS + half * HALF_COLUMNS;
   if constexpr (K::FIRSTS == 2)
     if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
   if constexpr (K::FIRSTS > 0)
     if (!x.second) return &p.firsts[K::FIRSTS == 2 ? half : 0];
-  return &p.second;
+  return &p.seconds[x.last];
 }
 template <class K, class P>
 TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
   if constexpr (K::FIRSTS > 0)
     if (!x.second) return &p.hidden_out;
-  return &p.result;
+  return &p.results[x.last];
 }
 // Whether it reads the operand that is made, and the hidden layer.
 template <class K>
@@ -202,7 +206,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
     const auto store = [&](SlabRing& ring, int s) {
       ring.wait_full();
-      tma_store(to_of<K>(p, x), (x.column * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
+      tma_store(to_of<K>(p, x), (x.block * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
       store_commit();
     };
 #pragma unroll 1
@@ -234,6 +238,9 @@ template <class K, class P>
 TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int end, int stride) {
   const Walk& w = p.walk;
   const Flags flags = flags_of<K>(p);
+  const u32 lane = lane_in_warp();
+  typename K::Row next;  // on its way while the one before is made
+  if (first * OPERAND_ROWS < p.rows) K::load_row(p, first * OPERAND_ROWS, lane, next);
 #pragma unroll 1
   for (int job = first; job < end * OPERAND_FLAGS; job += stride) {
     const int tile = job / OPERAND_FLAGS, slot = tile % w.operand_slots, part = job % OPERAND_FLAGS;
@@ -247,15 +254,17 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
 #pragma unroll
     for (int r = 0; r < OPERAND_ROWS; ++r) {  // of the next time
       const int row = (job + stride) * OPERAND_ROWS + r;
-      if (row < p.rows) K::prefetch(p, row, lane_in_warp());
+      if (row < p.rows) K::prefetch(p, row, lane);
     }
 #pragma unroll 1
     for (int r = 0; r < OPERAND_ROWS; ++r) {
-      const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
-      if (row < p.rows) K::before(p, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
+      const int row = job * OPERAND_ROWS + r, behind = r + 1 < OPERAND_ROWS ? row + 1 : (job + stride) * OPERAND_ROWS;
+      typename K::Row x = next;
+      if (behind < p.rows) K::load_row(p, behind, lane, next);
+      if (row < p.rows) K::before(p, x, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane);
     }
     sync_warp();
-    if (lane_in_warp() == 0) {
+    if (lane == 0) {
       fence_async_global();
       flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket_of(w.operand_slots, epoch, tile));
     }
@@ -315,11 +324,11 @@ TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
     const u32 t = TS_LANE;
 #pragma unroll
     for (int q = 0; q < COLUMN_PARTS; ++q) {
-      const int c = x.column * wide + (64 * q) % wide + 2 * (int)(t & 31);
+      const int c = x.block * wide + (64 * q) % wide + 2 * (int)(t & 31);
       u32 w[COLUMN_WORDS<K> + 1];
       if constexpr (K::FIRSTS > 0)
         if (!x.second) K::hidden_words(p, c, w);
-      if (x.second) K::result_words(p, c, w);
+      if (x.second) K::result_words(p, x.last, c, w);
 #pragma unroll
       for (int n = 0; n < COLUMN_WORDS<K>; ++n) TS_REG(columns, q * COLUMN_WORDS<K> + n) = w[n];
     }
@@ -396,7 +405,7 @@ struct Beside : Registers<u32, 8 * 2 * K::BESIDE_WORDS + 1> {};
 template <class K, class P>
 TS_DEV void load_beside(const P& p, u32* w, const Unit& x, int g, u32 t, int block, int j) {
   const int row = x.rows * TILE_ROWS + g * ROWS + row_of(t, j);
-  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.column * TILE_COLUMNS + col_of(t, block), w);
+  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.block * TILE_COLUMNS + col_of(t, block), w);
 }
 template <class K, class P>
 TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {

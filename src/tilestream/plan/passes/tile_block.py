@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, gcd
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
@@ -27,7 +27,7 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "tile a block in one")
     stage = written.stages[0]
     block = find_layers(stage, written)
-    blocks = ceil(block.sizes[2] / COLUMNS)
+    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
     room = device.resident_clusters(CLUSTER) if device.largest_cluster >= CLUSTER else 0
     if room < blocks:
         raise VerifyError(
