@@ -23,7 +23,7 @@ TWO = replace(devices.get("h200"), clusters=((2, 2),))
 PLAIN = Ffn(512, 256, 256, act="gelu", bias=True, residual=True)
 GATED = Ffn(520, 264, 272, gated=True, act="silu", bias=True, residual=True)
 BUSY = Ffn(256, 256, 256)
-"""Of one block of columns each: 8 slots, so that 2,000 rows come to each of them again."""
+"""Of one block of columns each: 14 slots, so that 2,000 rows come to each of them again."""
 SHALLOW = Ffn(192, 128, 256)
 """Tiles of fewer pages than the ring has: none of them waits for the page through which slabs have left."""
 

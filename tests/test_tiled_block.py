@@ -50,13 +50,12 @@ def test_a_block_of_a_vision_transformer() -> None:
     # a unit of the second product for each cluster a turn, and four of the first
     assert s.turn == 22 and s.turn * s.out_blocks == 66 and s.turn * s.hid_blocks == 4 * 66
     assert s.shared_bytes == 4 * 49_152 + 4 * 8192 + 192 <= H200.shared_bytes_per_cta
-    assert s.slots == 2 * (22 + 6) and s.hidden_bytes == s.slots * 128 * 3072 * 2
-    assert s.operand_slots == 2 * 3 * 6  # of which a unit of each cluster needs a third
+    assert s.slots == 2 * (22 + 2 * 6) and s.hidden_bytes == s.slots * 128 * 3072 * 2
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.all_seconds) == (64 * 12, 64 * 3)
     assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 12)
     flags, hidden, operand = space_bytes(s)
-    assert flags >= 8 * (132 + 36 * 32 + 56 * (24 + 6)) and hidden == s.hidden_bytes and operand == 36 * 128 * 768 * 2
+    assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
 
 
 def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
@@ -116,7 +115,7 @@ def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
 # -- one layer
 
 
-QKV = Layer(768, (2304,), "layer", bias=True)
+QKV = Layer(768, (2304,), bias=True)
 THREE = Layer(768, (768, 768, 768), bias=True)
 OUT = Layer(768, (768,), bias=True, residual=True)
 
@@ -132,13 +131,13 @@ def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.head, walk.firsts) == (0, 0, 0) and walk.all_seconds == 64 * 9
     flags, hidden, operand = space_bytes(s)
-    assert hidden == 0 and flags >= 8 * (132 + s.slots * 2 * 9)
-    assert operand == (s.operand_slots * 128 * 768 * 2 if layer.norm else 0)
-    assert walk.early <= s.operand_slots
+    assert hidden == operand == 0 and flags >= 8 * 132
 
 
 @pytest.mark.parametrize("rows", [1, 700])
-@pytest.mark.parametrize("layer", [Layer(264, (264,), "layer", bias=True), Layer(200, (264, 8), bias=True, act="gelu")])
+@pytest.mark.parametrize(
+    "layer", [Layer(264, (264,), bias=True, residual=True), Layer(200, (264, 8), bias=True, act="gelu")]
+)
 def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
     pipeline = tile_block(layer.program(), TWO)
     verify(pipeline)
@@ -171,9 +170,13 @@ def test_the_planner_tiles_a_layer_on_many_rows_alone() -> None:
     [
         (Ffn(1024, 260, 512), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
         (Ffn(4096, 1032, 1032, norm="layer"), "rows of 1032 > 1024 columns stand in front of the first layer"),
+        (
+            Layer(768, (2304,), "layer", bias=True),
+            "has one layer, and a warp that makes rows in front of it is slower than",
+        ),
     ],
 )
-def test_what_no_kernel_is_made_of(block: Ffn, why: str) -> None:
+def test_what_no_kernel_is_made_of(block: Ffn | Layer, why: str) -> None:
     with pytest.raises(VerifyError, match=why):
         schedule(tile_block(block.program(), H200))
 
@@ -255,13 +258,13 @@ def test_projections_and_their_residual_are_regions(count: int) -> None:
     with torch.no_grad():
         (graph,) = capture(Attended(count).bfloat16().eval(), (torch.randn(2, 512, 768).bfloat16(),)).graphs
     found = sorted([op.kind for op in r.program.stages[0].ops] for r in partition(graph, projections=True).regions)
-    qkv = ["load", "layer_norm", *["linear"] * count, *["store"] * count]
+    qkv = [["load", *["linear"] * count, *["store"] * count]] if count > 1 else []  # one alone is a library's
     # the sum of the residual goes with the layer in front of it, where it is computed once
     rest = [
         ["load", "layer_norm", "linear", "gelu", "linear", "add", "store"],
         ["load", "linear", "load", "add", "store"],
     ]
-    assert found == sorted([qkv, *rest])
+    assert found == sorted([*qkv, *rest])
     blocks = sorted([op.kind for op in r.program.stages[0].ops] for r in partition(graph).regions)
     assert [kinds.count("linear") for kinds in blocks] == [2]  # without projections, the block alone, and the sum in it
     assert blocks[0].count("add") == 2

@@ -77,31 +77,29 @@ struct Kernel {
   static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
     Pair<bf16>::values(w + 0, r[0][0], r[1][0]);
   }
-  // By lane t of a warp: row ``row`` of what the first layer reads, and what it makes of it, row ``to`` of the operand.
-  struct Row {
-    WarpRow<bf16, 264> x0;
-  };
-  static TS_DEV void load_row(const Params& p, int row, u32 t, Row& x) {
-    x.x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
-  }
-  static TS_DEV void before(const Params& p, Row& x, int to, u32 t) {
+  // Row ``row`` of what the first layer reads, to row ``to`` of the operand, by lane t of a warp.
+  static TS_DEV void before(const Params& p, int row, int to, u32 t) {
     using R = WarpRow<bf16, 264>;
+    WarpRow<bf16, 264> x0;
+    x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
     WarpRow<bf16, 264> w0;
+    w0.load((const char*)p.vectors[2] + 0, t);
     WarpRow<bf16, 264> w1;
+    w1.load((const char*)p.vectors[3] + 0, t);
     float s0 = 0.0f;
-    x.x0.again();
+    x0.again();
 #pragma unroll
     for (int c = 0; c < R::PIECES; ++c) {
       if (R::column(c, t) >= 264) continue;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) s0 += x.x0.at(c, e);
+      for (int e = 0; e < 8; ++e) s0 += x0.at(c, e);
     }
     const float v0 = warp_sum(s0);
     const float v1 = mul(v0, 0.003787878787878788f);
-    const auto v2 = [&](int c, int e) { return sub(x.x0.at(c, e), v1); };
+    const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
     const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
     float s4 = 0.0f;
-    x.x0.again();
+    x0.again();
 #pragma unroll
     for (int c = 0; c < R::PIECES; ++c) {
       if (R::column(c, t) >= 264) continue;
@@ -116,9 +114,7 @@ struct Kernel {
     const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
     const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
     u16* const made = (u16*)p.operand_data + (u64)to * 264;
-    x.x0.again();
-    w0.load((const char*)p.vectors[2] + 0, t);
-    w1.load((const char*)p.vectors[3] + 0, t);
+    x0.again();
 #pragma unroll
     for (int c = 0; c < R::PIECES; ++c) {
       if (R::column(c, t) >= 264) continue;

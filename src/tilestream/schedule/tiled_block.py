@@ -39,7 +39,7 @@ class Walk:
 
     Attributes:
         all_firsts, all_seconds: units there are.
-        slots, operand_slots: tiles of rows in the rings of the hidden layer and of the operand.
+        slots: tiles of rows in the rings of the hidden layer and of the operand.
         early: tiles of rows whose operand is made by the warps that multiply, before they do.
     """
 
@@ -49,7 +49,6 @@ class Walk:
     firsts: int
     seconds: int
     slots: int
-    operand_slots: int
     early: int
 
 
@@ -107,19 +106,11 @@ class TiledBlock:
 
     @property
     def slots(self) -> int:
-        """Tiles of rows in the hidden layer's ring: of a turn, and of one unit for each cluster ahead of it.
+        """Tiles of rows in the hidden layer's ring: of a turn, and of two units for each cluster ahead of it.
 
-        What comes next is stored a unit after the turn's slots were read.
+        One unit would do where all take the same time; measured, it is 2 % slower (docs/wide-layers.md).
         """
-        return self.operand_slots if self.block.one_layer else CLUSTER * (self.turn + self.ahead)
-
-    @property
-    def operand_slots(self) -> int:
-        """Of the operand's, where one is made: of the units under way, and two more; at most the hidden layer's."""
-        wanted = 3 * CLUSTER * self.ahead
-        if self.block.one_layer:
-            return wanted
-        return min(self.slots, wanted) if self.block.before else self.slots
+        return CLUSTER * (self.turn + 2 * self.ahead)
 
     @property
     def hidden_bytes(self) -> int:
@@ -127,7 +118,7 @@ class TiledBlock:
 
     @property
     def operand_bytes(self) -> int:
-        return self.operand_slots * ROWS * self.block.sizes[0] * 2 if self.block.before else 0
+        return self.slots * ROWS * self.block.sizes[0] * 2 if self.block.before else 0
 
     def walk(self, rows: int) -> Walk:
         """The order of units for ``rows`` rows."""
@@ -137,7 +128,7 @@ class TiledBlock:
         head = 0 if self.block.one_layer else firsts + self.clusters
         early = CLUSTER * min(pairs, self.ahead) if self.block.before else 0
         units = pairs * self.hid_blocks, pairs * self.out_blocks
-        return Walk(*units, head, firsts, seconds, self.slots, self.operand_slots, early)
+        return Walk(*units, head, firsts, seconds, self.slots, early)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -204,6 +195,11 @@ def find_layers(stage: Stage, pipeline: Pipeline) -> Block:
     found = find_block(stage, pipeline)
     if found.grid is not None:
         raise VerifyError(f"stage {stage.name!r} reads pixels at taps, and tiles are of rows", "share a tile instead")
+    if found.one_layer and found.before:
+        raise VerifyError(
+            f"stage {stage.name!r} has one layer, and a warp that makes rows in front of it is slower than products",
+            "leave what is in front outside",
+        )
     if len({_made_like(last, pipeline) for last in found.lasts}) > 1:
         raise VerifyError(
             f"stage {stage.name!r}: what is done to its {len(found.lasts)} results differs: tiles have one epilogue",
@@ -284,6 +280,5 @@ def _clusters(stage: Stage, block: Block) -> int:
 
 def space_bytes(s: TiledBlock) -> tuple[int, int, int]:
     """Device memory besides the tensors: flags, the hidden layer's ring, the operand's. Bytes, multiples of 128."""
-    made = s.operand_slots * ROWS // 4 if s.block.before else 0
-    flags = s.ctas + made + s.slots * 2 * (s.hid_blocks + s.out_blocks)
+    flags = s.ctas + s.slots * ((ROWS // 4 if s.block.before else 0) + 2 * s.hid_blocks + 2 * s.out_blocks)
     return ceil_to(8 * flags, 128), ceil_to(s.hidden_bytes, 128), ceil_to(s.operand_bytes, 128)

@@ -1,8 +1,7 @@
 // A feed-forward block on many rows, of layers wider than a CTA holds: two products, each as tiles of 128 rows by 256
 // columns, in one kernel. The hidden layer goes from the first to the second through a ring in device memory that is small
 // enough to stay in the L2: rows of the second follow those of the first by a few hundred tiles, in an order that is the
-// same for all CTAs (Walk). One layer by itself is the second product alone (K::FIRSTS is zero): what stands in front of it
-// goes through the operand's ring, or it reads a tensor.
+// same for all CTAs (Walk). One layer by itself is the second product alone, of a tensor (K::FIRSTS is zero).
 //
 // A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
 // ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
@@ -27,7 +26,7 @@ constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
 struct Walk {
   int all_firsts, all_seconds;  // units there are
   int head, firsts, seconds;
-  int slots, operand_slots;  // tiles of 128 rows in the rings of the hidden layer and of the operand
+  int slots;  // tiles of 128 rows in the ring of the hidden layer, and of the operand
   int early;  // tiles whose operand is made by the warps that multiply, before they do
 };
 struct Unit {
@@ -64,11 +63,11 @@ struct Flags {
 template <class K, class P>
 TS_DEV Flags flags_of(const P& p) {
   u64* operand = p.flags + p.ctas;
-  u64* hidden = operand + (K::BEFORE ? p.walk.operand_slots * OPERAND_FLAGS : 0);
+  u64* hidden = operand + (K::BEFORE ? p.walk.slots * OPERAND_FLAGS : 0);
   return {operand, hidden, hidden + p.walk.slots * 2 * K::HID_BLOCKS};
 }
-// What a flag of row tile `tile`, in a ring of `slots`, says when it is raised in a launch before which all were at most `epoch`.
-TS_DEV u64 ticket_of(int slots, u64 epoch, int tile) { return epoch + (u64)(tile / slots) + 1; }
+// What a flag of row tile `tile` says when it is raised in a launch before which all were at most `epoch`.
+TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(tile / w.slots) + 1; }
 
 // Tiles of rows, of whole clusters.
 template <class K>
@@ -143,9 +142,6 @@ TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
     if (!x.second) return &p.hidden_out;
   return &p.results[x.last];
 }
-// Whether it reads the operand that is made, and the hidden layer.
-template <class K>
-TS_DEV bool reads_made(const Unit& x) { return K::BEFORE && (K::FIRSTS == 0 || !x.second); }
 template <class K>
 TS_DEV bool reads_hidden(const Unit& x) { return K::FIRSTS > 0 && x.second; }
 
@@ -158,16 +154,15 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
 #pragma unroll 1
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
-    const int slots = reads_hidden<K>(x) ? w.slots : w.operand_slots, slot = x.rows % slots;
-    const u64 ticket = ticket_of(slots, epoch, x.rows);
+    const int slot = x.rows % w.slots;
     if (reads_hidden<K>(x))
-      await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket, x.rows);
-    else if (reads_made<K>(x))
-      await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket, x.rows);
+      await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w, epoch, x.rows), x.rows);
+    else if (K::BEFORE)
+      await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket_of(w, epoch, x.rows), x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
     const TensorMap* left = left_of<K>(p, x);
-    const int y = (reads_hidden<K>(x) || reads_made<K>(x) ? slot : x.rows) * TILE_ROWS;
+    const int y = (reads_hidden<K>(x) || K::BEFORE ? slot : x.rows) * TILE_ROWS;
     const int h = rank;  // its half of the page of weights, for both CTAs
     int row;
     const TensorMap* right = right_of<K>(p, x, h, row);
@@ -200,7 +195,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     const Unit x = deal.take();
     const int slot = x.rows % w.slots, mine = 2 * slot + g;
     if (!x.second && x.rows >= w.slots)  // the slot's last rows were read
-      await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w.slots, epoch, x.rows) - 1, x.rows);
+      await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
     const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
@@ -227,46 +222,35 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     if (x.second) continue;
     store_wait<0>();
     fence_async_global();
-    flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w.slots, epoch, x.rows));
+    flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
   }
   if (lane_in_warp() == 0) store_wait<0>();
 }
 
-// Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made,
-// or, of one layer, when its products were.
+// Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made.
 template <class K, class P>
 TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int end, int stride) {
   const Walk& w = p.walk;
   const Flags flags = flags_of<K>(p);
-  const u32 lane = lane_in_warp();
-  typename K::Row next;  // on its way while the one before is made
-  if (first * OPERAND_ROWS < p.rows) K::load_row(p, first * OPERAND_ROWS, lane, next);
 #pragma unroll 1
   for (int job = first; job < end * OPERAND_FLAGS; job += stride) {
-    const int tile = job / OPERAND_FLAGS, slot = tile % w.operand_slots, part = job % OPERAND_FLAGS;
-    if (const int last = tile - w.operand_slots; last >= 0) {
-      const u64 ticket = ticket_of(w.slots, epoch, last);
-      if (K::FIRSTS > 0)
-        await_flags(team, MIDDLE, flags.hidden + last % w.slots * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket, last);
-      else
-        await_flags(team, CLEARED, flags.read + last % w.slots * 2 * K::OUT_BLOCKS, 2 * K::OUT_BLOCKS, ticket, last);
-    }
+    const int tile = job / OPERAND_FLAGS, slot = tile % w.slots, part = job % OPERAND_FLAGS;
+    const u64 ticket = ticket_of(w, epoch, tile);
+    if (tile >= w.slots) await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket - 1, tile);
 #pragma unroll
     for (int r = 0; r < OPERAND_ROWS; ++r) {  // of the next time
       const int row = (job + stride) * OPERAND_ROWS + r;
-      if (row < p.rows) K::prefetch(p, row, lane);
+      if (row < p.rows) K::prefetch(p, row, lane_in_warp());
     }
 #pragma unroll 1
     for (int r = 0; r < OPERAND_ROWS; ++r) {
-      const int row = job * OPERAND_ROWS + r, behind = r + 1 < OPERAND_ROWS ? row + 1 : (job + stride) * OPERAND_ROWS;
-      typename K::Row x = next;
-      if (behind < p.rows) K::load_row(p, behind, lane, next);
-      if (row < p.rows) K::before(p, x, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane);
+      const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
+      if (row < p.rows) K::before(p, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
     }
     sync_warp();
-    if (lane == 0) {
+    if (lane_in_warp() == 0) {
       fence_async_global();
-      flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket_of(w.operand_slots, epoch, tile));
+      flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket);
     }
   }
 }
@@ -490,7 +474,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     ring.release();
     if (x.second) {
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
-      if ((K::FIRSTS > 0 || K::BEFORE) && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w.slots, epoch, x.rows));
+      if (K::FIRSTS > 0 && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
       leave_result<K>(p, acc, slabs, columns, beside, x, g);
     } else if constexpr (K::FIRSTS > 0) {
 #pragma unroll
@@ -523,7 +507,7 @@ TS_DEV void run_tiled_block(const P& p, u32 smem) {
   }
   sync_warp();
   cluster_sync();  // nothing comes to this CTA any more
-  if (cta_leader()) flag_relaxed(p.flags + cta, ticket_of(p.walk.operand_slots, epoch, tiles_of<K>(p.walk) - 1));  // of the shorter ring
+  if (cta_leader()) flag_relaxed(p.flags + cta, ticket_of(p.walk, epoch, tiles_of<K>(p.walk) - 1));
 }
 
 }  // namespace ts

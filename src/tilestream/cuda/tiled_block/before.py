@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from tilestream.cuda.snippets import expression
 from tilestream.ir.axes import View
 from tilestream.ir.derive import result_axes
@@ -30,89 +27,59 @@ def prefetch_code(b: Block, pipeline: Pipeline) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class RowCode:
-    """C++ of what a warp does for a row: members of a ``Kernel``.
+def row_code(b: Block, pipeline: Pipeline, vectors_before: int) -> str:
+    """The body of ``Kernel::before``, from row ``row`` of the tensors to row ``to`` of the operand.
 
-    Attributes:
-        held: declarations of what is held of a row.
-        load: the body that loads row ``row`` into ``x``.
-        make: the body that turns ``x`` into row ``to`` of the operand.
-    """
-
-    held: str
-    load: str
-    make: str
-
-
-def row_code(b: Block, pipeline: Pipeline, vectors_before: int) -> RowCode:
-    """What stands in front, for one row.
-
-    A row stays as it was loaded, while the next is on its way; so do vectors, which are loaded where they are first
-    wanted: registers are few. Elementwise values are functions of a piece and an element, so that reductions and the
-    store compute them anew.
+    Rows and vectors stay as they were loaded, all of them on their way at once. Elementwise values are functions of a
+    piece and an element, so that reductions and the store compute them anew.
 
     Args:
         vectors_before: pointers in ``Params::vectors`` in front of those of ``row_vectors``.
     """
     k = b.sizes[0]
+    lines = [f"using R = WarpRow<{b.dtype}, {k}>;"]
     values: dict[str, str] = {}
-    wants: dict[str, set[int]] = {}
-    held: list[str] = []
-    loads: list[str] = []
+    rows: list[str] = []
     for n, op in enumerate(op for op in b.before if op.kind == "load"):
         assert op.out is not None
         _, dtype, at = _place(b, pipeline, op)
-        held.append(f"WarpRow<{dtype}, {k}> x{n};")
-        loads.append(f"x.x{n}.load({at}, t);")
-        values[op.out.name], wants[op.out.name] = f"x.x{n}.at(c, e)", set()
-    lines = [f"using R = WarpRow<{b.dtype}, {k}>;"]
+        lines += [f"WarpRow<{dtype}, {k}> x{n};", f"x{n}.load({at}, t);"]
+        rows.append(f"x{n}")
+        values[op.out.name] = f"x{n}.at(c, e)"
     vectors: dict[View, str] = {}
-    numbers: dict[View, int] = {}
-    vector_loads: dict[int, str] = {}
     for n, view in enumerate(row_vectors(b)):
         dtype = pipeline.tensor(view.of).dtype
         offset = sum(at.offset for at in view.at or ())
         start = f"(const char*)p.vectors[{vectors_before + n}] + {DTYPE_BYTES[dtype] * offset}"
-        numbers[view] = n
         if any(at.axes for at in view.at or ()):
-            lines.append(f"WarpRow<{dtype}, {k}> w{n};")
-            vector_loads[n] = f"w{n}.load({start}, t);"
+            lines += [f"WarpRow<{dtype}, {k}> w{n};", f"w{n}.load({start}, t);"]
             vectors[view] = f"w{n}.at(c, e)"
         else:
             lines.append(f"const float w{n} = Io<{dtype}>::param({start}, 0);")
             vectors[view] = f"w{n}"
 
-    def pieces(body: list[str], wanted: set[int]) -> list[str]:
-        """A loop over pieces of eight columns that there are; in front of it, vectors that it is the first to want."""
-        new = [vector_loads.pop(n) for n in sorted(wanted & vector_loads.keys())]
-        again = [f"x.x{n}.again();" for n in range(len(held))]
+    def pieces(body: list[str]) -> list[str]:
+        """A loop over pieces of eight columns that there are."""
         over = ["#pragma unroll", "for (int c = 0; c < R::PIECES; ++c) {", f"  if (R::column(c, t) >= {k}) continue;"]
-        return [*again, *new, *over, *body, "}"]
+        return [*(f"{row}.again();" for row in rows), *over, *body, "}"]
 
     for n, op in enumerate(op for op in b.before if op.kind != "load"):
         assert op.out is not None
-        others = op.views[len(op.tiles) :]
-        operands = [values[name] for name in op.ins] + [vectors[v] for v in others]
-        own = {w for name in op.ins for w in wants[name]} | {numbers[v] for v in others}
+        operands = [values[name] for name in op.ins] + [vectors[v] for v in op.views[len(op.tiles) :]]
         is_scalar = result_axes(op) == (b.rows,)
         if OPS[op.kind].family == "reduce":
             lines.append(f"float s{n} = {STARTS[op.kind]};")
             taken = TAKEN[op.kind].format(f"s{n}", operands[0])
-            lines += pieces(["#pragma unroll", f"  for (int e = 0; e < 8; ++e) {taken}"], own)
+            lines += pieces(["#pragma unroll", f"  for (int e = 0; e < 8; ++e) {taken}"])
             lines.append(f"const float v{n} = warp_{op.kind}(s{n});")
         elif is_scalar:
             lines.append(f"const float v{n} = {expression(op, operands)};")
         else:
             lines.append(f"const auto v{n} = [&](int c, int e) {{ return {expression(op, operands)}; }};")
-        values[op.out.name], wants[op.out.name] = (f"v{n}", set()) if is_scalar else (f"v{n}(c, e)", own)
+        values[op.out.name] = f"v{n}" if is_scalar else f"v{n}(c, e)"
     lines.append(f"u16* const made = (u16*)p.operand_data + (u64)to * {k};")
     value = f"[&](int e) {{ return {values[b.operand]}; }}"
-    lines += pieces([f"  store_eight<{b.dtype}>(made, R::column(c, t), {value});"], wants[b.operand])
-    return RowCode("    " + " ".join(held), _body(loads), _body(lines))
-
-
-def _body(lines: Sequence[str]) -> str:
+    lines += pieces([f"  store_eight<{b.dtype}>(made, R::column(c, t), {value});"])
     return "\n".join(line if line.startswith("#") else f"    {line}" for line in lines)
 
 

@@ -70,7 +70,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         beside=beside,
         middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)) if sums else "",
         after=pair_function(b.lasts[0].after, {b.lasts[0].total: "y[e]"}, b.lasts[0].result, _in_registers(after)),
-        before=row_code(b, written, len(middle) + sum(map(len, afters))) if b.before else None,
+        before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)

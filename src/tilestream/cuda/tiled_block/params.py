@@ -42,7 +42,7 @@ def params(
         return make_map(b.dtype, where[name].address, columns, held, row_bytes(name), COLUMNS // 2)
 
     if b.before:
-        left = make_map(b.dtype, operand, k, s.operand_slots * ROWS, 2 * k, ROWS)
+        left = make_map(b.dtype, operand, k, ring_rows, 2 * k, ROWS)
     else:
         left = make_map(b.dtype, where[b.input].address, k, rows, row_bytes(b.input), ROWS)
     between = [
