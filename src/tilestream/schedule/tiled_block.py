@@ -16,7 +16,8 @@ from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import Block, Last, find_block, written_out
+from tilestream.schedule.shared_tile import Block, written_out
+from tilestream.schedule.tiled_layers import find_layers
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -184,37 +185,6 @@ def is_tileable(program: Pipeline) -> bool:
     except (VerifyError, IRError):
         return False
     return True
-
-
-def find_layers(stage: Stage, pipeline: Pipeline) -> Block:
-    """Two layers, or one, of rows; of several results, as queries, keys and values, the same is made.
-
-    Raises:
-        VerifyError: the ops of ``stage``, in plain form, are something else.
-    """
-    found = find_block(stage, pipeline)
-    if found.grid is not None:
-        raise VerifyError(f"stage {stage.name!r} reads pixels at taps, and tiles are of rows", "share a tile instead")
-    if found.one_layer and found.before:
-        raise VerifyError(
-            f"stage {stage.name!r} has one layer, and a warp that makes rows in front of it is slower than products",
-            "leave what is in front outside",
-        )
-    if len({_made_like(last, pipeline) for last in found.lasts}) > 1:
-        raise VerifyError(
-            f"stage {stage.name!r}: what is done to its {len(found.lasts)} results differs: tiles have one epilogue",
-            "share a tile, or make them one by one",
-        )
-    return found
-
-
-def _made_like(last: Last, pipeline: Pipeline) -> tuple[object, ...]:
-    """What the epilogues of two results must have in common."""
-    made: list[object] = []
-    for op in last.after:
-        read = [(pipeline.tensor(v.of).dtype, [(len(at.axes), at.offset) for at in v.at or ()]) for v in op.tensors]
-        made.append((op.kind, op.attrs, len(op.tiles), str(read), last.output if op.kind == "load" else ""))
-    return (*made, pipeline.tensor(last.output).dtype)
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:

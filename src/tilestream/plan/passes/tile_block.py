@@ -10,7 +10,8 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import written_out
-from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, columns_axes, find_layers, loop_tiles
+from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, columns_axes, loop_tiles
+from tilestream.schedule.tiled_layers import find_layers
 
 
 def tile_block(program: Pipeline, device: Device) -> Pipeline:
