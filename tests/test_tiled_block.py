@@ -59,7 +59,7 @@ def test_a_block_of_a_vision_transformer() -> None:
 
 
 def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
-    """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_block.cuh)."""
+    """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_order.cuh)."""
     w, made = s.walk(rows), []
     for cluster in range(s.clusters):
         first = second = cluster

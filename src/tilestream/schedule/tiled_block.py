@@ -34,7 +34,7 @@ CLUSTER = 2
 
 @dataclass(frozen=True)
 class Walk:
-    """The order of units, each a tile of a product for every CTA of a cluster (``struct Walk`` of tiled_block.cuh).
+    """The order of units, each a tile of a product for every CTA of a cluster (``struct Walk`` of tiled_order.cuh).
 
     ``head`` of the first product, then again and again ``seconds`` of the second and ``firsts`` more of the first.
 
