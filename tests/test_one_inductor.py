@@ -369,6 +369,14 @@ def test_the_faster_whole_is_kept(
     assert found.streamed_us == streamed and found.inductor_us == (inductor if timed == 2 else None)
 
 
+def test_kernels_that_inductor_tunes_are_timed_beside_any_gain(timings: dict[str, float]):
+    """Regions were held against those that it does not tune."""
+    timings |= {"gain": 50.0}
+    check(two_regions(), torch.randn(37, 9).bfloat16(), coordinate_descent_tuning=True)
+    (found,) = whole.wholes()
+    assert found.inductor_us == 90.0 and not found.streams
+
+
 def test_what_was_kept_is_remembered(timings: dict[str, float], monkeypatch: pytest.MonkeyPatch):
     module, x = two_regions(), torch.randn(37, 9).bfloat16()
     check(module, x)
