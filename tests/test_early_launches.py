@@ -21,7 +21,7 @@ from tilestream.run.executable import Interpreted
 from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode, spec_of
 
-ON = Options(early_launch=True)
+ON = Options()
 OPTIONS: dict[str, Any] = {"target": "reference", "strategy": "shared"}
 
 
@@ -73,8 +73,8 @@ def test_the_second_kernel_of_a_graph_starts_early(monkeypatch: pytest.MonkeyPat
     assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1))) == [False, True]
 
 
-def test_none_does_unless_asked(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1)), Options()) == [False, False]
+def test_none_does_where_it_is_off(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1)), Options(early_launch=False)) == [False, False]
 
 
 def test_none_does_whose_weights_the_graph_writes(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:

@@ -45,7 +45,7 @@ class Options:
         attention: attention of a token a sequence over keys that several heads share as a kernel of ours, where that is
             faster. Inference graphs with regions alone.
         early_launch: kernels of inference graphs for few rows start, and load weights, while the kernel in front of
-            them still runs. They are not launched cooperatively then.
+            them still runs.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.
@@ -68,8 +68,8 @@ class Options:
     effort: Effort = "measured"
     projections: bool = True
     interactions: bool = True
-    attention: bool = False
-    early_launch: bool = False
+    attention: bool = True
+    early_launch: bool = True
     convolutions: Convolutions = "auto"
     fallback: bool = True
 

@@ -11,6 +11,8 @@
 
 constexpr int LANES = 32, HALF = 8, GROUP = FEATURES / HALF, GROUPS = WARPS * LANES / GROUP;
 constexpr int AHEAD = QUERIES > 2 ? 4 : 8;  // positions of a group that are loaded at once
+// Where two CTAs share an SM they are loaded in two halves, one on its way while the other is worked on.
+constexpr int HALVES = RESIDENT > 1 ? 2 : 1, EACH = AHEAD / HALVES;
 constexpr int PART = FEATURES + HALF;    // floats that a warp leaves of a query: weighted values, maximum, sum
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 constexpr float LEAST = -1.0e38f, NEVER = -3.4e38f;        // of masks: the lowest numbers count as this, and less is left out
@@ -55,11 +57,11 @@ TS_DEV float get_float(u32 at) { return ts::float_of(lanes::get32(at)); }
 
 // Positions of a group that are loaded at once.
 struct Loaded {
-  u32 keys[AHEAD][4], values[AHEAD][4];
-  float bias[AHEAD];  // NOTHING: no position, or one that is masked for good
+  u32 keys[EACH][4], values[EACH][4];
+  float bias[EACH];  // NOTHING: no position, or one that is masked for good
   TS_DEV void load(const FewQueriesParams& p, long long head, int first, int feature) {
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
+    for (int a = 0; a < EACH; ++a) {
       const int s = first + a * GROUPS;
       bias[a] = NOTHING;
 #pragma unroll
@@ -73,9 +75,9 @@ struct Loaded {
   }
   // Into every query's softmax. All scores are summed over the group's lanes at once: shuffles wait for each other.
   TS_DEV void attend(const float (&query)[QUERIES][HALF], Softmax (&to)[QUERIES]) const {
-    float scores[QUERIES][AHEAD];
+    float scores[QUERIES][EACH];
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
+    for (int a = 0; a < EACH; ++a) {
       float key[HALF];
       unpack(keys[a], key);
 #pragma unroll
@@ -90,12 +92,12 @@ struct Loaded {
 #pragma unroll
       for (int r = 0; r < QUERIES; ++r)
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) scores[r][a] += lanes::across(scores[r][a], far);
+        for (int a = 0; a < EACH; ++a) scores[r][a] += lanes::across(scores[r][a], far);
 #pragma unroll
     for (int r = 0; r < QUERIES; ++r) {
       float now = to[r].most;
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
+      for (int a = 0; a < EACH; ++a) {
         scores[r][a] = bias[a] > NOTHING ? scores[r][a] + bias[a] : NOTHING;
         now = scores[r][a] > now ? scores[r][a] : now;
       }
@@ -105,13 +107,13 @@ struct Loaded {
 #pragma unroll
       for (int k = 0; k < HALF; ++k) to[r].values[k] *= before;
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
+      for (int a = 0; a < EACH; ++a) {
         scores[r][a] = bias[a] > NOTHING ? ts::ex2(scores[r][a] - now) : 0.0f;
         to[r].sum += scores[r][a];
       }
     }
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
+    for (int a = 0; a < EACH; ++a) {
       float value[HALF];
       unpack(values[a], value);
 #pragma unroll
@@ -129,11 +131,12 @@ TS_LANES_KERNEL(WARPS* LANES, RESIDENT) tilestream_few_queries(const TS_PARAM Fe
   float query[QUERIES][HALF];
   u32 words[QUERIES][4];
   Softmax under_way[QUERIES];
-  Loaded next;
+  Loaded next[HALVES];
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r)
     lanes::load128(p.query + head * p.query_stride + (long long)r * p.query_row + feature * 2, words[r]);
-  next.load(p, head, group, feature);
+#pragma unroll
+  for (int h = 0; h < HALVES; ++h) next[h].load(p, head, group + h * EACH * GROUPS, feature);
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r) {
     unpack(words[r], query[r]);
@@ -141,10 +144,12 @@ TS_LANES_KERNEL(WARPS* LANES, RESIDENT) tilestream_few_queries(const TS_PARAM Fe
     for (int k = 0; k < HALF; ++k) query[r][k] *= p.scale * LOG2_E;
     under_way[r].begin();
   }
-  for (int first = AHEAD * GROUPS;; first += AHEAD * GROUPS) {
-    next.attend(query, under_way);
-    if (first >= p.positions) break;
-    next.load(p, head, first + group, feature);
+  for (int first = 0; first < p.positions; first += AHEAD * GROUPS) {
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h) {
+      next[h].attend(query, under_way);
+      next[h].load(p, head, first + group + (HALVES + h) * EACH * GROUPS, feature);
+    }
   }
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r) {
