@@ -55,9 +55,11 @@ TUNED = "max-autotune-no-cudagraphs"
 ARMS: dict[str, dict[str, Any]] = {
     "inductor": {},
     "tilestream": {"backend": tilestream},
-    "tilestream, attention": {"backend": tilestream, "options": {"attention": True}},
-    "tilestream, early": {"backend": tilestream, "options": {"early_launch": True}},
-    "tilestream, both": {"backend": tilestream, "options": {"attention": True, "early_launch": True}},
+    "tilestream, library's attention": {"backend": tilestream, "options": {"attention": False}},
+    "tilestream, no early launch": {"backend": tilestream, "options": {"early_launch": False}},
+    "tilestream, neither": {"backend": tilestream, "options": {"attention": False, "early_launch": False}},
+    "tilestream, combo kernels": {"backend": tilestream, "options": {"combo_kernels": True}},
+    "tilestream, dependent Triton kernels": {"backend": tilestream, "options": {"triton.enable_pdl": True}},
     "tilestream, max-autotune": {"backend": tilestream, "options": {"mode": TUNED}},
     "max-autotune": {"mode": TUNED},
 }
@@ -194,10 +196,15 @@ def measured(
                 print(f"{case} {rows} rows: {arm} left out, {run.budget.left_s:.0f} s are left", flush=True)
                 continue
             before, start = len(prepare.analyses()), time.perf_counter()
-            with run.budget.step(arm):
-                calls[arm] = run.compiled(module, arm)
-                got = pytree.tree_leaves(calls[arm](*inputs))[0]
-                run.wait()
+            try:
+                with run.budget.step(arm):
+                    call = run.compiled(module, arm)
+                    got = pytree.tree_leaves(call(*inputs))[0]
+                    run.wait()
+            except Exception as failure:
+                print(f"{case} {rows} rows: {arm} FAILED, {type(failure).__name__}: {failure}", flush=True)
+                continue
+            calls[arm] = call
             firsts[arm] = elsewhere_s or time.perf_counter() - start
             errors[arm] = error(got, want)
             if is_ours(arm):
@@ -322,7 +329,7 @@ def apart(run: Run) -> Iterator[list[Row]]:
     for name in ("kernels", "caches"):
         options += [f"--{name}", str(getattr(given, name))] if getattr(given, name) else []
     wanted = side_by_side.cases(given.side_by_side)
-    for rows in side_by_side.run(wanted, given.arms, run.budget.left_s, options):
+    for rows in side_by_side.run(wanted, given.arms, run.budget.left_s, options, given.turns):
         yield [Row(**r) for r in rows]
 
 

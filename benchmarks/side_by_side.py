@@ -52,7 +52,11 @@ def cases(words: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def run(
-    wanted: Sequence[tuple[str, int]], arms: Sequence[str], seconds: float, options: Sequence[str]
+    wanted: Sequence[tuple[str, int]],
+    arms: Sequence[str],
+    seconds: float,
+    options: Sequence[str],
+    lock: Path | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of every case, in the order in which the cases are given; those first in it have the processors first.
 
@@ -60,6 +64,7 @@ def run(
         arms: of every case.
         seconds: until all processes end, whether they are through or not.
         options: of ``decoders.py``, for every process.
+        lock: a file by which they take turns with processes of others, too.
     """
     end_s = time.time() + seconds
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
@@ -68,7 +73,7 @@ def run(
             own = folder / f"{model}-{batch}"
             own.mkdir()
             common = [sys.executable, str(SCRIPT), "models", "--only", model, "--batch", str(batch), *options]
-            common += ["--turns", str(folder / "lock"), "--elsewhere", str(own)]
+            common += ["--turns", str(lock or folder / "lock"), "--elsewhere", str(own)]
             jobs = [["--arms", *arms, "--until", str(end_s - 1.0), "--out", str(own / "out")]]
             jobs += [["--arms", arm, "--compile-only", "--out", str(own / "none")] for arm in arms if arm in SLOW]
             processes = [subprocess.Popen(["nice", "-n", str(min(rank, 15)), *common, *job]) for job in jobs]
