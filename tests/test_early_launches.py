@@ -77,6 +77,11 @@ def test_none_does_where_it_is_off(monkeypatch: pytest.MonkeyPatch, fresh: None)
     assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1)), Options(early_launch=False)) == [False, False]
 
 
+def test_none_does_beside_kernels_of_inductor_that_do(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setitem(OPTIONS, "triton.enable_pdl", True)
+    assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1))) == [False, False]
+
+
 def test_none_does_whose_weights_the_graph_writes(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     def write(m: nn.Module, x: Tensor) -> Tensor:
         m.second.up.weight.mul_(1.0)  # pyright: ignore

@@ -2,7 +2,9 @@
 
 A shared tile loads its weights before it waits for the kernel before. That is right where the kernel before writes none
 of them: it has to be one of the same graph, and the graph must not write the weights. A graph's first kernel follows
-whatever the user did before, an optimizer's step for instance, and starts as usual.
+whatever the user did before, an optimizer's step for instance, and starts as usual. Where Inductor's own kernels start
+early as well, ours do not: those wait only for what they read themselves, so that the end of one says nothing of the
+kernels before it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config
 
 from tilestream.graph.nodes import MATMULS, is_view, packet
 from tilestream.options import Options
@@ -33,7 +36,7 @@ def start_early(graph: fx.GraphModule, options: Options) -> int:
     Args:
         graph: with regions as calls and fake tensors in its nodes' meta; changed in place.
     """
-    if not options.early_launch:
+    if not options.early_launch or config.triton.enable_pdl:
         return 0
     follows: set[fx.Node] = set()  # nodes that cannot run before a kernel of this graph
     made = 0
