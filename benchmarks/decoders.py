@@ -388,7 +388,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.elsewhere:
         run.take_caches()
     parts = [{"blocks": blocks, "models": models}[part](run) for part in given.parts]
-    for found in itertools.chain(*([apart(run)] if given.side_by_side else parts)):
+    for found in itertools.chain(*([apart(run)] if given.side_by_side else parts), [[]]):  # a file in any case
         made |= {(r.case, r.rows, r.arm): r for r in found}
         text = json.dumps({"environment": environment(), "rows": merged(before, list(made.values()))}, indent=1)
         given.out.write_text(text + "\n", encoding="utf-8")
