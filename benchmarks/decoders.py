@@ -67,6 +67,8 @@ ARMS: dict[str, dict[str, Any]] = {
 USUAL = ["eager", "inductor", "tilestream", "max-autotune"]
 GUESS_S = {"eager": 1.0, "inductor": 10.0, "max-autotune": 50.0, "tilestream": 15.0}
 """What the first call of an arm takes at most, until one was seen: a little more than the longest on an H200's host."""
+LOADED_S = 5.0
+"""The same where Inductor's caches have the arm."""
 ANOTHER_RUN = "another run; "
 NOT_ALONE = "compiled beside others; "
 SOURCES = ("eager", "inductor", "max-autotune")
@@ -144,7 +146,9 @@ class Run:
         """Seconds that another process took to compile an arm, 0 where this one is to; None where it ends too late."""
         if self.waits_for(arm):
             return side_by_side.Elsewhere(self.given.elsewhere).wait(arm, lambda: self.budget.left_s)
-        return 0.0 if self.budget.affords(arm, GUESS_S.get(arm, GUESS_S["tilestream"])) else None
+        known = self.caches(arm)
+        guess_s = LOADED_S if known and known.exists() else GUESS_S.get(arm, GUESS_S["tilestream"])
+        return 0.0 if self.budget.affords(arm, guess_s) else None
 
     def tell(self, arm: str, first_call_s: float) -> None:
         """Tell the process that waits for an arm that it is there."""
@@ -154,7 +158,9 @@ class Run:
     def caches(self, arm: str) -> Path | None:
         """The file of Inductor's caches for an arm of the one model that this process has."""
         g = self.given
-        return g.caches and g.caches / f"{g.only[0]}-{g.batch[0]}-{g.layers}-{arm}.xz".replace(" ", "_")
+        if not g.caches or len(g.only) != 1 or len(g.batch) != 1:
+            return None
+        return g.caches / f"{g.only[0]}-{g.batch[0]}-{g.layers}-{arm}.xz".replace(" ", "_")
 
     def take_caches(self) -> None:
         """Load what earlier runs, on other machines, have compiled."""
@@ -385,8 +391,7 @@ def main(words: Sequence[str] | None = None) -> int:
     run = Run(given, Budget(given.until - time.time() if given.until else given.seconds))
     before = json.loads(given.out.read_text(encoding="utf-8"))["rows"] if given.out.exists() else []
     made: dict[tuple[str, int, str], Row] = {}
-    if given.elsewhere:
-        run.take_caches()
+    run.take_caches()
     parts = [{"blocks": blocks, "models": models}[part](run) for part in given.parts]
     for found in itertools.chain(*([apart(run)] if given.side_by_side else parts), [[]]):  # a file in any case
         made |= {(r.case, r.rows, r.arm): r for r in found}
