@@ -42,8 +42,8 @@ class Options:
             one input as one kernel, with a norm in front and a residual behind.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
-        attention: attention of a token a sequence over keys that several heads share as a kernel of ours, where that is
-            faster. Inference graphs with regions alone.
+        attention: attention of a token a sequence over keys that several heads share as a kernel of ours, and flash
+            attention in the place of cuDNN's, each where that is faster. Inference graphs with regions alone.
         early_launch: kernels of inference graphs for few rows start, and load weights, while the kernel in front of
             them still runs.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
