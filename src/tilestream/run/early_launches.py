@@ -36,7 +36,7 @@ def start_early(graph: fx.GraphModule, options: Options) -> int:
     Args:
         graph: with regions as calls and fake tensors in its nodes' meta; changed in place.
     """
-    if not options.early_launch or config.triton.enable_pdl:
+    if not options.early_launch or getattr(config.triton, "enable_pdl", False):
         return 0
     follows: set[fx.Node] = set()  # nodes that cannot run before a kernel of this graph
     made = 0
