@@ -71,6 +71,7 @@ LOADED_S = 5.0
 """The same where Inductor's caches have the arm."""
 ANOTHER_RUN = "another run; "
 NOT_ALONE = "compiled beside others; "
+LOADED = "tuned in another run, loaded from its caches; "
 SOURCES = ("eager", "inductor", "max-autotune")
 """What tilestream is held against: the best of them."""
 
@@ -146,8 +147,7 @@ class Run:
         """Seconds that another process took to compile an arm, 0 where this one is to; None where it ends too late."""
         if self.waits_for(arm):
             return side_by_side.Elsewhere(self.given.elsewhere).wait(arm, lambda: self.budget.left_s)
-        known = self.caches(arm)
-        guess_s = LOADED_S if known and known.exists() else GUESS_S.get(arm, GUESS_S["tilestream"])
+        guess_s = LOADED_S if self.is_kept(arm) else GUESS_S.get(arm, GUESS_S["tilestream"])
         return 0.0 if self.budget.affords(arm, guess_s) else None
 
     def tell(self, arm: str, first_call_s: float) -> None:
@@ -162,11 +162,19 @@ class Run:
             return None
         return g.caches / f"{g.only[0]}-{g.batch[0]}-{g.layers}-{arm}.xz".replace(" ", "_")
 
-    def take_caches(self) -> None:
-        """Load what earlier runs, on other machines, have compiled."""
-        for file in filter(None, map(self.caches, side_by_side.SLOW)):
-            if file.exists():
+    def is_kept(self, arm: str) -> bool:
+        """Whether an earlier run has left its caches for this arm."""
+        return arm in self.given.kept
+
+    def take_caches(self) -> list[str]:
+        """Load what earlier runs, on other machines, have compiled; the arms."""
+        kept = []
+        for arm in side_by_side.SLOW:
+            file = self.caches(arm)
+            if file and file.exists():
                 torch.compiler.load_cache_artifacts(lzma.decompress(file.read_bytes()))
+                kept.append(arm)
+        return kept
 
     def leave_caches(self, arm: str) -> None:
         file = self.caches(arm) if self.given.compile_only else None
@@ -212,6 +220,7 @@ def measured(
                 continue
             calls[arm] = call
             firsts[arm] = elsewhere_s or time.perf_counter() - start
+            details[arm] += LOADED if run.is_kept(arm) else ""
             errors[arm] = error(got, want)
             if is_ours(arm):
                 details[arm] = details[arm] + "; ".join(chosen(before))
@@ -391,7 +400,7 @@ def main(words: Sequence[str] | None = None) -> int:
     run = Run(given, Budget(given.until - time.time() if given.until else given.seconds))
     before = json.loads(given.out.read_text(encoding="utf-8"))["rows"] if given.out.exists() else []
     made: dict[tuple[str, int, str], Row] = {}
-    run.take_caches()
+    given.kept = run.take_caches()
     parts = [{"blocks": blocks, "models": models}[part](run) for part in given.parts]
     for found in itertools.chain(*([apart(run)] if given.side_by_side else parts), [[]]):  # a file in any case
         made |= {(r.case, r.rows, r.arm): r for r in found}
