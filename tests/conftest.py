@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
             item._id = type(item.id).parse(grouped)  # type: ignore[attr-defined]
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: a collection of garbage need not walk through torch each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
     report = yield
@@ -73,9 +80,10 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """A cache folder that no other test has written to."""
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A cache folder that no other test has written to, but for programs of the host."""
     path = tmp_path_factory.mktemp("cache")
+    (path / "host").symlink_to(folder, target_is_directory=True)
     monkeypatch.setenv("TILESTREAM_CACHE_DIR", str(path))
     return path
 

@@ -142,11 +142,12 @@ def _proposals(
 ) -> tuple[Candidate, ...]:
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
+    before: dict[Pipeline, Candidate] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
     for recipe in (*recipes(program, options), *tiled, *shared):
         passes = recipe.passes(device, options.queue_depth)
-        candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
+        candidates.append(_candidate(recipe, program, passes, rows, device, before))
     return (*candidates, _fallback(program, rows, device))
 
 
@@ -275,16 +276,18 @@ def _candidate(
     passes: Sequence[Pass],
     rows: int,
     device: Device,
-    before: list[Candidate],
+    before: dict[Pipeline, Candidate],
 ) -> Candidate:
+    """One recipe's candidate, which joins those ``before`` it unless its pipeline is one of theirs."""
     try:
         pipeline = apply(passes, program)
     except (VerifyError, IRError) as error:
         return Candidate(recipe.strategy, None, None, rejected=error.cause, detail=recipe.detail)
-    twin = next((c for c in before if c.pipeline == pipeline), None)
-    if twin is not None:
+    if (twin := before.get(pipeline)) is not None:
         return Candidate(recipe.strategy, None, None, rejected=f"the same as {twin.name}", detail=recipe.detail)
-    return Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+    made = Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+    before[pipeline] = made
+    return made
 
 
 def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
