@@ -22,7 +22,7 @@ MOST_RESULTS = 3
 takes 807 us with at most three of them and 390 MiB, 790 us and 422 MiB with four, 819 us and 623 MiB uncut (H200)."""
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
-CHAIN_WIDTH = 64
+CHAIN_WIDTH = 128
 """Columns of the layers that backward chains are made of (``schedule.backward``)."""
 NARROW = 8
 """A result of less than this part of the widest one's bytes, the statistics of rows, is no gradient to count."""

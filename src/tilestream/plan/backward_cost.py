@@ -10,9 +10,6 @@ from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
 from tilestream.schedule.backward import build
 from tilestream.schedule.backward.model import GROUPS
 
-LAYER_BYTES = 7 * TILE_ROWS * 128
-"""That a layer moves through shared memory for a tile: its input is written, and read by the sum and by the slope; dY
-is written, and read by the sum; and what two products read of their other operands."""
 SHARED_BYTES_PER_CLOCK = 128
 
 
@@ -52,11 +49,11 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
     moved = {name for names in s.streams for name in names} | ({s.chain.result} if s.chain.result else set())
     dram = rows * size * sum(pipeline.tensor(name).features for name in moved)
     flops = sum(2 * rows * layer.out * layer.k * (2 if layer.weight else 1) for layer in s.chain.layers)
-    steps = ceil(ceil(rows / TILE_ROWS) / (GROUPS * s.splits)) * GROUPS
+    steps = ceil(ceil(rows / TILE_ROWS) / (GROUPS * s.splits))
     return ChainCost(
         flops / device.tensor_flops[s.dtype],
         dram / device.dram_bytes_per_s,
-        steps * len(s.chain.layers) * LAYER_BYTES / SHARED_BYTES_PER_CLOCK / device.clock_hz,
+        steps * s.step_bytes / SHARED_BYTES_PER_CLOCK / device.clock_hz,
         2 * s.workspace_bytes / device.l2_bytes_per_s + device.queue_s(2048),
         device.launch_s + device.ramp_s,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilestream.cuda.snippets import expression
 from tilestream.ir.pipeline import TileOp
 from tilestream.schedule.backward import BackwardChain, Layer
@@ -51,7 +53,7 @@ def body(s: BackwardChain) -> str:
         if last:
             lines += ["if (group_leader()) store_wait_read<0>();", "named_sync(GROUP_BARRIER + g, 128);"]
         to = RESULT if last else n % RESULT
-        lines += [f"dy = Chain<S>::tile(smem, g, {to});", *_epilogue(layer, n, blocks, names, last)]
+        lines += [f"dy = Chain<S>::tile(smem, g, {to});", *epilogue(layer, f"acc{n}", blocks, names, "dy", not last)]
         lines += ["fence_async_shared();", "named_sync(GROUP_BARRIER + g, 128);"]
         if last:
             lines.append("if (group_leader()) {")
@@ -85,9 +87,9 @@ def _sums(s: BackwardChain, n: int, x: str) -> list[str]:
     return made
 
 
-def _epilogue(layer: Layer, n: int, blocks: int, names: dict[str, str], last: bool) -> list[str]:
-    """acc, through the layer's ops, to the next dY: packed in registers, and in shared memory at ``dy``."""
-    first = f"TS_REG(acc{n}, 4 * i + 2 * j"
+def epilogue(layer: Layer, acc: str, blocks: int, names: Mapping[str, str], to: str, keeps: bool = False) -> list[str]:
+    """``acc``, through the layer's ops, to the next dY: in shared memory at ``to``, and, if it ``keeps`` it, packed."""
+    first = f"TS_REG({acc}, 4 * i + 2 * j"
     values = {layer.product: (f"{first})", f"{first} + 1)")}
     inner: list[str] = []
     words: dict[str, str] = {}
@@ -99,8 +101,8 @@ def _epilogue(layer: Layer, n: int, blocks: int, names: dict[str, str], last: bo
     for k, op in enumerate(layer.ops):
         inner += _op(op, k, values)
     low, high = values[layer.result]
-    inner += [f"const u32 word = T::pack({low}, {high});", "sts32(pair_addr<T>(dy, t, i, j), word);"]
-    inner += [] if last else ["TS_REG(a, 2 * i + j) = word;"]
+    inner += [f"const u32 word = T::pack({low}, {high});", f"sts32(pair_addr<T>({to}, t, i, j), word);"]
+    inner += ["TS_REG(a, 2 * i + j) = word;"] if keeps else []
     return [
         "{", "  TS_PASS", "  TS_LANES {", "    const u32 t = TS_PASS_LANE;", "#pragma unroll",
         f"    for (int i = 0; i < {blocks}; ++i)", "#pragma unroll", "      for (int j = 0; j < 2; ++j) {",
