@@ -73,9 +73,12 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
 
 
 def _unchecked(pair: Pair) -> bool:
-    """Whether a chain is wide, or reads rows that bulk copies cannot address: no GPU has run such a kernel yet."""
+    """Whether a chain is wide, makes inputs again or reads rows that bulk copies cannot address: no GPU has run such a
+    kernel yet."""
     made = [build(pipeline) for pipeline in pair.joined.pipelines]
-    return any(isinstance(chain, WideChain) or chain.odd for chain in made)
+    return any(
+        isinstance(chain, WideChain) or chain.odd or any(layer.makes for layer in chain.chain.layers) for chain in made
+    )
 
 
 def plan(pair: Pair, options: Options, target: Target) -> Plan:

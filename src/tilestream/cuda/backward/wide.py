@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 import jinja2
 
-from tilestream.cuda.backward.body import PAD, epilogue
+from tilestream.cuda.backward.body import PAD, epilogue, make
 from tilestream.cuda.backward.sums import width, write
 from tilestream.cuda.mma import mixed, of_columns
 from tilestream.cuda.stationary.emit import THREADS, StationarySource
 from tilestream.cuda.templating import template
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.backward import WideChain
+from tilestream.schedule.backward import Layer, WideChain
 from tilestream.schedule.backward.model import read
 from tilestream.schedule.backward.wide import COLUMNS, TILES, chunks
 from tilestream.schedule.layout import CHUNK
@@ -80,15 +81,18 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
         lines += [line for name in names.values() for line in _takes(name, wide, "const u32")]
         lines.append(f"// {layer.source}")
         taken = wide * len(names)
+        x = names[layer.input] if layer.input else f"x{n}_"
+        made = _makes(s, layer, names, x) if layer.makes else []
         if not layer.weight:
-            sums = [line for c in range(max(wide, chunks(layer.out))) for line in _sums(s, n, names[layer.input], c)]
+            sums = [line for c in range(max(wide, chunks(layer.out))) for line in _sums(s, n, x, c)]
+            lines += ["mma_wait<0>();", "named_sync(BOTH_GROUPS, 256);", *made] if made else []
             lines += ["mma_fence();", *sums, "mma_commit();", "mma_wait<0>();"]
             lines += ["in.release();"] * (unreleased + taken)
             continue
         last = n == len(s.chain.layers) - 1
         second = "dy1" if chunks(layer.out) > 1 else "dy0"
         for c in range(wide):
-            sums = _sums(s, n, names[layer.input], c)
+            sums = _sums(s, n, x, c)
             box = boxes + c * chunks(layer.out)
             depth = ceil_to(layer.out, 16) // 16
             lines += [
@@ -97,13 +101,13 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
                 "mma_fence();",
                 f"times_weight<T, {depth}>(acc{n}_{c}, dy0 + own, {second} + own, smem + {box * CHUNK});",
                 "mma_commit();",
-                *([*sums, "mma_commit();", "mma_wait<1>();"] if sums else ["mma_wait<0>();"]),
             ]
-            if c == 0:
-                lines += ["in.release();"] * unreleased if n else []
-                if s.chain.result and n < TILES and n % TILES == result:
-                    lines.append("if (group_leader()) store_wait_read<0>();")
-                lines.append("named_sync(BOTH_GROUPS, 256);")
+            behind = [*sums, "mma_commit();", "mma_wait<1>();"] if sums else ["mma_wait<0>();"]
+            met = ["in.release();"] * unreleased if n and c == 0 else []
+            if s.chain.result and n < TILES and n % TILES == result and c == 0:
+                met.append("if (group_leader()) store_wait_read<0>();")
+            met += ["named_sync(BOTH_GROUPS, 256);"] if c == 0 else []
+            lines += ["mma_wait<1>();", *met, *made, "mma_fence();", *behind] if made and c == 0 else [*behind, *met]
             to = f"Wide<S>::tile(smem, {n % TILES}, {c}) + own"
             at = {tensor: f"{name}{c} + own" for tensor, name in names.items()}
             lines += epilogue(layer, f"acc{n}_{c}", 8, at, to)
@@ -126,6 +130,15 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
             ]
         lines += ["}", "mma_wait<0>();", *["in.release();"] * unreleased]
     return "\n".join(PAD + line for line in lines)
+
+
+def _makes(s: WideChain, layer: Layer, names: Mapping[str, str], x: str) -> list[str]:
+    """The layer's input, when nobody reads the one before it any more; then both warpgroups' rows of it are there."""
+    lines: list[str] = []
+    for c in range(chunks(layer.k)):
+        lines.append(f"const u32 {x}{c} = smem + {s.made} + {c} * SLOT_BYTES;")
+        lines += make(layer, 8, {tensor: f"{name}{c} + own" for tensor, name in names.items()}, f"{x}{c} + own")
+    return [*lines, "fence_async_shared();", "named_sync(BOTH_GROUPS, 256);"]
 
 
 def _takes(name: str, count: int, kind: str) -> list[str]:

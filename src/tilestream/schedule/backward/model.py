@@ -23,6 +23,8 @@ WIDEST = 64
 ACCUMULATORS, OPERAND, OVERHEAD = 32, 16, 40
 """Registers a thread: of a product of 64 columns, of the next one's left operand, of addresses and temporaries."""
 MOST_SLOTS, LEAST_SLOTS = 12, 4
+MADE = 2
+"""Inputs of layers that a warpgroup makes of what is loaded, in turns, for the same reason as below."""
 TILES = 4
 """Of each warpgroup: gradients of three layers in turns, and dX. A warp that runs ahead writes what the sums of two
 layers ago have read, which all warps know to be over: they met since."""
@@ -113,8 +115,13 @@ class BackwardChain:
         return self.ring + GROUPS * self.slots * CHUNK
 
     @property
-    def ones(self) -> int:
+    def made(self) -> int:
+        """Offset of the layers' inputs that a warpgroup makes."""
         return self.tiles + GROUPS * TILES * CHUNK
+
+    @property
+    def ones(self) -> int:
+        return self.made + _made_bytes(self.chain.layers)
 
     @property
     def bars(self) -> int:
@@ -150,13 +157,15 @@ class BackwardChain:
             ("weights", self.ring),
             (f"{GROUPS} rings of {self.slots} x {TILE_ROWS} rows", GROUPS * self.slots * CHUNK),
             ("gradients", GROUPS * TILES * CHUNK),
+            ("inputs made again", self.ones - self.made),
             ("ones and barriers", self.shared_bytes - self.ones),
         )
 
 
 def read(layer: Layer) -> tuple[str, ...]:
     """Tensors that a layer takes through the ring, each once."""
-    return tuple(dict.fromkeys((layer.input, *(tensor for _, tensor in layer.streams))))
+    beside = (tensor for _, tensor in (*layer.sources, *layer.streams))
+    return tuple(dict.fromkeys((*([layer.input] if layer.input else []), *beside)))
 
 
 def is_backward(pipeline: Pipeline) -> bool:
@@ -178,7 +187,7 @@ def room(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[tuple[Held, ...],
     """
     where, held = layers[0].source, _held(layers, pipeline)
     check_registers(held, _registers(held), where)
-    fixed = (sum(1 for x in layers if x.weight) + GROUPS * TILES) * CHUNK + ONES_BYTES + 64
+    fixed = (sum(1 for x in layers if x.weight) + GROUPS * TILES) * CHUNK + _made_bytes(layers) + ONES_BYTES + 64
     slots = min(MOST_SLOTS, (SHARED_LIMIT - fixed) // (GROUPS * (CHUNK + 16)))
     given = max(sum(2048 * held[n].blocks for n in share) for share in _shares(held))
     least = max(LEAST_SLOTS, 1 + 2 * max(len(read(x)) for x in layers), ceil(given / CHUNK))
@@ -189,6 +198,10 @@ def room(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[tuple[Held, ...],
             "cut the chain",
         )
     return held, slots
+
+
+def _made_bytes(layers: Sequence[Layer]) -> int:
+    return GROUPS * MADE * CHUNK if any(x.makes for x in layers) else 0
 
 
 def check_registers(held: Sequence[Held], registers: int, where: str) -> None:

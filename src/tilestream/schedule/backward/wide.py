@@ -116,8 +116,13 @@ class WideChain:
         return _tile_chunks(self.chain.layers)
 
     @property
+    def made(self) -> int:
+        """Offset of the input that is made of what is loaded, of the layer at hand."""
+        return self.tiles + _tiles(self.chain.layers) * self.tile_chunks * SLOT
+
+    @property
     def ones(self) -> int:
-        return self.tiles + TILES * self.tile_chunks * SLOT
+        return self.made + _made_chunks(self.chain.layers) * SLOT
 
     @property
     def bars(self) -> int:
@@ -145,6 +150,9 @@ class WideChain:
             total += rows * COLUMNS * k * len(read(layer))  # written by copies
             if layer.weight:
                 total += rows * COLUMNS * k * (1 + len(layer.streams))  # dX is written, what its slope takes is read,
+            if layer.makes:
+                total += rows * COLUMNS * k * (1 + len(layer.sources))
+            if layer.weight:
                 total += GROUPS * k * out * 2 * CHUNK  # and both operands of its product are,
             total += out * k * rows * 2 * COLUMNS  # as are those of the sum
         return total
@@ -155,7 +163,8 @@ class WideChain:
         return (
             ("weights", self.ring),
             (f"ring of {self.slots} x {GROUPS * TILE_ROWS} rows", self.slots * SLOT),
-            ("gradients", self.ones - self.tiles),
+            ("gradients", self.made - self.tiles),
+            ("an input made again", self.ones - self.made),
             ("ones and barriers", self.shared_bytes - self.ones),
         )
 
@@ -169,7 +178,8 @@ def room(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[tuple[Held, ...],
     where, held = layers[0].source, _held(layers, pipeline)
     check_registers(held, _registers(held), where)
     weights = sum(chunks(x.out) * chunks(x.k) * CHUNK for x in layers if x.weight)
-    fixed = weights + TILES * _tile_chunks(layers) * SLOT + ONES_BYTES + 64
+    kept = _tiles(layers) * _tile_chunks(layers) + _made_chunks(layers)
+    fixed = weights + kept * SLOT + ONES_BYTES + 64
     slots = min(MOST_SLOTS, (SHARED_LIMIT - fixed) // (SLOT + 16))
     each = [chunks(x.k) * len(read(x)) for x in layers]
     # A layer's slots come back when the next one's first product is over.
@@ -180,6 +190,14 @@ def room(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[tuple[Held, ...],
             "cut the chain",
         )
     return held, slots
+
+
+def _tiles(layers: Sequence[Layer]) -> int:
+    return min(TILES, sum(1 for x in layers if x.weight))
+
+
+def _made_chunks(layers: Sequence[Layer]) -> int:
+    return max((chunks(x.k) for x in layers if x.makes), default=0)
 
 
 def _tile_chunks(layers: Sequence[Layer]) -> int:
