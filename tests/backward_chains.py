@@ -25,7 +25,7 @@ def chain(
     """An MLP of these widths, input first, an activation behind each layer but the last.
 
     Tensors: DY; of layer n, the first one 0: X<n>, W<n>, DW<n>, DB<n>; DX. ``slope``: of "relu", "gelu" (whose Z<n> is
-    what GELU was taken of), "made" (the same, and X<n> is made of it) or "" (none).
+    what GELU was taken of), "made" (the same, and X<n> is made of it; without dX, X0 as well) or "" (none).
     """
     layers = list(enumerate(pairwise(widths)))
     names = axes("rows " + " ".join(f"w{n}={size}" for n, size in enumerate(widths)))
@@ -35,9 +35,9 @@ def chain(
     told = [f"DY[rows,w{last}]:{dtype}"]
     for n, (_, _) in reversed(layers):
         o, k, g = f"w{n + 1}", f"w{n}", f"g{n + 1}"
-        is_made = n > 0 and slope == "made"
+        is_made = slope == "made" and (n > 0 or not dx)
         text += [
-            f"z{n}[rows,{k}]:{dtype} = load Z{n}[rows,{k}]" if n and slope in ("gelu", "made") else "",
+            f"z{n}[rows,{k}]:{dtype} = load Z{n}[rows,{k}]" if is_made or (n and slope == "gelu") else "",
             f"x{n}[rows,{k}]:{dtype} = gelu z{n}" if is_made else f"x{n}[rows,{k}]:{dtype} = load X{n}[rows,{k}]",
             f"dw{n}[{o},{k}]:f32 = product {g} x{n}",
             f"dw{n} -> DW{n}[{o},{k}]",

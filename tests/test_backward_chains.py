@@ -51,8 +51,16 @@ def test_two_layers_over_two_ctas(rows: int, folder: Path) -> None:
         chain(32, 64, 8, ctas=1, bias=True, slope="", weight="f32"),
         chain(16, 64, dx=True),
         chain(63, 64, 3, dx=False, bias=True, dtype="bf16", weight="f32"),
+        chain(24, 40, 64, 64, 8, slope="made", bias=True),
     ],
-    ids=["tiny-cuda-nn's, four hidden layers", "GELU, no dX", "no activation, one CTA", "one layer", "odd rows"],
+    ids=[
+        "tiny-cuda-nn's, four hidden layers",
+        "GELU, no dX",
+        "no activation, one CTA",
+        "one layer",
+        "odd rows",
+        "GELU made again",
+    ],
 )
 def test_any_widths_and_slopes(p: Pipeline, folder: Path) -> None:
     check(p, 450, folder)
@@ -122,6 +130,10 @@ KERNEL_MUTANTS = {
         "    const u32 x1_0",
     ),
     "dX is overwritten while it is copied out": ("    if (group_leader()) store_wait_read<0>();\n", ""),
+    "an input is summed before all lanes have made it": (
+        "    fence_async_shared();\n    named_sync(GROUP_BARRIER + g, 128);\n    mma_fence();\n    add_tile<T>(s1",
+        "    mma_fence();\n    add_tile<T>(s1",
+    ),
     "sums are left before the other warpgroup has given its own": (
         "  named_sync(BOTH_GROUPS, 256);\n  if (g == 0) {\n    leave",
         "  if (g == 0) {\n    leave",
@@ -132,7 +144,7 @@ KERNEL_MUTANTS = {
 @on_host
 @pytest.mark.parametrize("name", KERNEL_MUTANTS)
 def test_mutants_of_the_kernel_are_caught(name: str, folder: Path) -> None:
-    p = chain(24, 40, 16)
+    p = chain(24, 40, 16, slope="made", dx=False) if "input" in name else chain(24, 40, 16)
     with pytest.raises((HostTrap, HostRace, AssertionError)):
         check(p, 64 * 40, folder, mutations=(Mutation("kernel", *KERNEL_MUTANTS[name]),), sanitize=True)
 

@@ -46,8 +46,18 @@ def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
         chain(40, 128, 104, 72, bias=True, dx=False),
         chain(64, 64, 128, 8, ctas=1, bias=True, slope=""),
         chain(72, 128, ctas=2, dx=True),
+        chain(64, 128, 8, slope="made", bias=True),
+        chain(64, 104, 72, slope="made", bias=True, dx=False),
     ],
-    ids=["tiny-cuda-nn's", "bf16, biases", "ragged, no dX", "a layer of 64, no activation, one CTA", "one layer"],
+    ids=[
+        "tiny-cuda-nn's",
+        "bf16, biases",
+        "ragged, no dX",
+        "a layer of 64, no activation, one CTA",
+        "one layer",
+        "GELU made again",
+        "the same, no dX",
+    ],
 )
 def test_any_widths(p: Pipeline, folder: Path) -> None:
     assert isinstance(build(p), WideChain)

@@ -26,7 +26,7 @@ from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode
 from tilestream.run.target import Target
 from tilestream.run.time_chains import time_pair
-from tilestream.schedule.backward import WideChain, build
+from tilestream.schedule.backward import BackwardChain, build
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,11 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
 
 
 def _unchecked(pair: Pair) -> bool:
-    """Whether a chain is wide, makes inputs again or reads rows that bulk copies cannot address: no GPU has run such a
-    kernel yet."""
+    """Whether a chain makes inputs again, or reads rows that bulk copies cannot address: no GPU has run such a kernel
+    yet."""
     made = [build(pipeline) for pipeline in pair.joined.pipelines]
-    return any(
-        isinstance(chain, WideChain) or chain.odd or any(layer.makes for layer in chain.chain.layers) for chain in made
-    )
+    odd = any(isinstance(chain, BackwardChain) and chain.odd for chain in made)
+    return odd or any(layer.makes for chain in made for layer in chain.chain.layers)
 
 
 def plan(pair: Pair, options: Options, target: Target) -> Plan:

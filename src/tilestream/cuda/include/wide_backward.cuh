@@ -9,6 +9,8 @@
 namespace ts {
 
 constexpr u32 SLOT_BYTES = 2 * CHUNK_BYTES;
+// The ring holds no more than one pair's rows: the next one's are brought into the L2 meanwhile.
+constexpr bool AHEAD = false;
 constexpr int PAIR_ROWS = 2 * ROWS, PAIR_STEPS = PAIR_ROWS / 16;
 
 // What a slot of the ring is filled with, or a box of weights.
@@ -60,16 +62,24 @@ TS_DEV void load_wide(const P& p, u32 smem, int cta) {
   }
   auto ring = Wide<S>::ring(smem);
 #pragma unroll 1
-  for (int pair = cta; pair < pairs; pair += S::CTAS)
+  for (int pair = cta; pair < pairs; pair += S::CTAS) {
+#pragma unroll 1
+    for (int k = 0; AHEAD && pair + S::CTAS < pairs && k < S::LOADS; ++k) {
+      const Box box = S::load(k);
+#pragma unroll
+      for (int g = 0; g < 2; ++g) tma_prefetch(&p.maps[box.map], box.column, (pair + S::CTAS) * PAIR_ROWS + g * ROWS, EVICT_FIRST);
+    }
 #pragma unroll 1
     for (int k = 0; k < S::LOADS; ++k) {
       const Box box = S::load(k);
       ring.wait_empty();
       bar_expect(ring.full(), SLOT_BYTES);
-      tma_load(ring.addr(), &p.maps[box.map], box.column, pair * PAIR_ROWS, ring.full(), EVICT_FIRST);
-      tma_load(ring.addr() + CHUNK_BYTES, &p.maps[box.map], box.column, pair * PAIR_ROWS + ROWS, ring.full(), EVICT_FIRST);
+#pragma unroll
+      for (int g = 0; g < 2; ++g)
+        tma_load(ring.addr() + (u32)g * CHUNK_BYTES, &p.maps[box.map], box.column, pair * PAIR_ROWS + g * ROWS, ring.full(), EVICT_FIRST);
       ring.advance();
     }
+  }
 }
 
 // ---- products
