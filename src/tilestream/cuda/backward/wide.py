@@ -68,13 +68,12 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
     """The text inside the loop over pairs of tiles.
 
     Chunk by chunk of a layer's dX: the product, a part of the layer's sums, and the epilogue beside these. Behind the
-    first product the sums of the layer before are over, in this warpgroup; when both have met, what they read may be
-    overwritten. When both have met again, each has the other's rows.
+    first product the sums of the layer before are over, in this warpgroup. When both have met behind the last chunk,
+    each has the other's rows.
     """
     lines = _takes("dy", chunks(s.chain.layers[0].out), "u32")
     lines += ["u32 dy1 = dy0;"] if chunks(s.chain.layers[0].out) == 1 and s.tile_chunks > 1 else []
     boxes, unreleased = 0, chunks(s.chain.layers[0].out)  # of weights; slots that products under way may still read
-    result = (len(s.chain.layers) - 1) % TILES
     for n, layer in enumerate(s.chain.layers):
         names = {tensor: f"x{n}_{k}_" for k, tensor in enumerate(read(layer))}
         wide = chunks(layer.k)
@@ -103,10 +102,7 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
                 "mma_commit();",
             ]
             behind = [*sums, "mma_commit();", "mma_wait<1>();"] if sums else ["mma_wait<0>();"]
-            met = ["in.release();"] * unreleased if n and c == 0 else []
-            if s.chain.result and n < TILES and n % TILES == result and c == 0:
-                met.append("if (group_leader()) store_wait_read<0>();")
-            met += ["named_sync(BOTH_GROUPS, 256);"] if c == 0 else []
+            met = _meets(s, n, unreleased if n else 0) if c == 0 else []
             lines += ["mma_wait<1>();", *met, *made, "mma_fence();", *behind] if made and c == 0 else [*behind, *met]
             to = f"Wide<S>::tile(smem, {n % TILES}, {c}) + own"
             at = {tensor: f"{name}{c} + own" for tensor, name in names.items()}
@@ -130,6 +126,19 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
             ]
         lines += ["}", "mma_wait<0>();", *["in.release();"] * unreleased]
     return "\n".join(PAD + line for line in lines)
+
+
+def _meets(s: WideChain, n: int, unreleased: int) -> list[str]:
+    """When the sums of the layer before are over in this warpgroup: what they read is given back. What both read is
+    overwritten when both are there: the place of an input, and of a gradient that this pair's sums have read, or,
+    once a pair, the one's before. dX is copied out by its own warpgroup."""
+    stores = s.chain.result and n < TILES and n % TILES == (len(s.chain.layers) - 1) % TILES
+    both = n != 1 or s.chain.layers[n].makes
+    return [
+        *["in.release();"] * unreleased,
+        *(["if (group_leader()) store_wait_read<0>();"] if stores else []),
+        *(["named_sync(BOTH_GROUPS, 256);"] if both else ["named_sync(GROUP_BARRIER + g, 128);"] if stores else []),
+    ]
 
 
 def _makes(s: WideChain, layer: Layer, names: Mapping[str, str], x: str) -> list[str]:
