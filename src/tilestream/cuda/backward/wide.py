@@ -88,44 +88,49 @@ def _body(s: WideChain, maps: tuple[str, ...]) -> str:
             lines += ["mma_fence();", *sums, "mma_commit();", "mma_wait<0>();"]
             lines += ["in.release();"] * (unreleased + taken)
             continue
-        last = n == len(s.chain.layers) - 1
-        second = "dy1" if chunks(layer.out) > 1 else "dy0"
         for c in range(wide):
-            sums = _sums(s, n, x, c)
-            box = boxes + c * chunks(layer.out)
-            depth = ceil_to(layer.out, 16) // 16
-            lines += [
-                f"Fragment<8> acc{n}_{c};",
-                f"clear(acc{n}_{c});",
-                "mma_fence();",
-                f"times_weight<T, {depth}>(acc{n}_{c}, dy0 + own, {second} + own, smem + {box * CHUNK});",
-                "mma_commit();",
-            ]
-            behind = [*sums, "mma_commit();", "mma_wait<1>();"] if sums else ["mma_wait<0>();"]
             met = _meets(s, n, unreleased if n else 0) if c == 0 else []
+            lines += _product(layer, n, c, boxes + c * chunks(layer.out))
+            behind = [*sums, "mma_commit();", "mma_wait<1>();"] if (sums := _sums(s, n, x, c)) else ["mma_wait<0>();"]
             lines += ["mma_wait<1>();", *met, *made, "mma_fence();", *behind] if made and c == 0 else [*behind, *met]
-            to = f"Wide<S>::tile(smem, {n % TILES}, {c}) + own"
             at = {tensor: f"{name}{c} + own" for tensor, name in names.items()}
-            lines += epilogue(layer, f"acc{n}_{c}", 8, at, to)
+            lines += epilogue(layer, f"acc{n}_{c}", 8, at, f"{_tile(n, c)} + own")
         boxes += wide * chunks(layer.out)
         unreleased = taken + (0 if n else unreleased)
         lines.append("fence_async_shared();")
-        if not last:
+        if n < len(s.chain.layers) - 1:
             lines.append("named_sync(BOTH_GROUPS, 256);")
-            lines += [f"dy{c} = Wide<S>::tile(smem, {n % TILES}, {c});" for c in range(wide)]
-            continue
-        lines += [
-            "named_sync(GROUP_BARRIER + g, 128);",
-            "if (group_leader() && pair * PAIR_ROWS + g * ROWS < p.rows) {",
-        ]
-        for c in range(wide):
-            lines += [
-                f"  tma_store(&p.maps[{maps.index(s.chain.result)}], {COLUMNS * c}, pair * PAIR_ROWS + g * ROWS,"
-                f" Wide<S>::tile(smem, {n % TILES}, {c}) + own, EVICT_FIRST);",
-                "  store_commit();",
-            ]
-        lines += ["}", "mma_wait<0>();", *["in.release();"] * unreleased]
+            lines += [f"dy{c} = {_tile(n, c)};" for c in range(wide)]
+        else:
+            lines += [*_stores(maps.index(s.chain.result), n, wide), "mma_wait<0>();", *["in.release();"] * unreleased]
     return "\n".join(PAD + line for line in lines)
+
+
+def _tile(n: int, c: int) -> str:
+    """Where chunk ``c`` of the gradient that layer ``n`` makes is."""
+    return f"Wide<S>::tile(smem, {n % TILES}, {c})"
+
+
+def _product(layer: Layer, n: int, c: int, box: int) -> list[str]:
+    """64 columns of dY times the weight, whose boxes for them begin at ``box``."""
+    second = "dy1" if chunks(layer.out) > 1 else "dy0"
+    depth = ceil_to(layer.out, 16) // 16
+    return [
+        f"Fragment<8> acc{n}_{c};",
+        f"clear(acc{n}_{c});",
+        "mma_fence();",
+        f"times_weight<T, {depth}>(acc{n}_{c}, dy0 + own, {second} + own, smem + {box * CHUNK});",
+        "mma_commit();",
+    ]
+
+
+def _stores(result: int, n: int, wide: int) -> list[str]:
+    """dX of a warpgroup's rows, if there are any."""
+    lines = ["named_sync(GROUP_BARRIER + g, 128);", "if (group_leader() && pair * PAIR_ROWS + g * ROWS < p.rows) {"]
+    for c in range(wide):
+        to = f"&p.maps[{result}], {COLUMNS * c}, pair * PAIR_ROWS + g * ROWS"
+        lines += [f"  tma_store({to}, {_tile(n, c)} + own, EVICT_FIRST);", "  store_commit();"]
+    return [*lines, "}"]
 
 
 def _meets(s: WideChain, n: int, unreleased: int) -> list[str]:
