@@ -73,11 +73,9 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
 
 
 def _unchecked(pair: Pair) -> bool:
-    """Whether a chain makes inputs again, or reads rows that bulk copies cannot address: no GPU has run such a kernel
-    yet."""
+    """Whether a chain reads rows that bulk copies cannot address: no GPU has run such a kernel yet."""
     made = [build(pipeline) for pipeline in pair.joined.pipelines]
-    odd = any(isinstance(chain, BackwardChain) and chain.odd for chain in made)
-    return odd or any(layer.makes for chain in made for layer in chain.chain.layers)
+    return any(isinstance(chain, BackwardChain) and chain.odd for chain in made)
 
 
 def plan(pair: Pair, options: Options, target: Target) -> Plan:
