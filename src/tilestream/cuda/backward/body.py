@@ -30,7 +30,8 @@ def body(s: BackwardChain) -> str:
         lines += [line for name in names.values() for line in (f"const u32 {name} = in.take();", "in.advance();")]
         lines.append(f"// {layer.source}")
         x = names[layer.input] if layer.input else f"x{n}"
-        made = make(layer, ceil_to(layer.k, 16) // 8, names, x) if layer.makes else []
+        slope = f"slope{n}" if layer.slope else ""
+        made = make(layer, ceil_to(layer.k, 16) // 8, names, x, slope) if layer.makes else []
         if made:
             where = f"const u32 {x} = smem + {s.made} + (u32)(g * {MADE} + {turn % MADE}) * CHUNK_BYTES;"
             made = [where, *made, "fence_async_shared();", "named_sync(GROUP_BARRIER + g, 128);"]
@@ -60,7 +61,10 @@ def body(s: BackwardChain) -> str:
         if last:
             lines += ["if (group_leader()) store_wait_read<0>();", "named_sync(GROUP_BARRIER + g, 128);"]
         to = RESULT if last else n % RESULT
-        lines += [f"dy = Chain<S>::tile(smem, g, {to});", *epilogue(layer, f"acc{n}", blocks, names, "dy", not last)]
+        lines += [
+            f"dy = Chain<S>::tile(smem, g, {to});",
+            *epilogue(layer, f"acc{n}", blocks, names, "dy", slope, not last),
+        ]
         lines += ["fence_async_shared();", "named_sync(GROUP_BARRIER + g, 128);"]
         if last:
             lines.append("if (group_leader()) {")
@@ -94,23 +98,38 @@ def _sums(s: BackwardChain, n: int, x: str) -> list[str]:
     return made
 
 
-def epilogue(layer: Layer, acc: str, blocks: int, names: Mapping[str, str], to: str, keeps: bool = False) -> list[str]:
-    """``acc``, through the layer's ops, to the next dY: in shared memory at ``to``, and, if it ``keeps`` it, packed."""
-    first = f"TS_REG({acc}, 4 * i + 2 * j"
-    values = {layer.product: (f"{first})", f"{first} + 1)")}
-    inner = _lines(layer.ops, layer.streams, names, values)
+def epilogue(
+    layer: Layer, acc: str, blocks: int, names: Mapping[str, str], to: str, slope: str = "", keeps: bool = False
+) -> list[str]:
+    """``acc``, through the layer's ops, to the next dY: in shared memory at ``to``, and, if it ``keeps`` it, packed.
+
+    ``slope``: an accumulator with the layer's slopes, where ``make`` left them.
+    """
+    values = {layer.product: _registers(acc)} | ({layer.slope: _registers(slope)} if slope else {})
+    ops = layer.along if slope else layer.ops
+    wanted = {name for op in ops for name in op.ins}
+    inner = _lines(ops, [s for s in layer.streams if s[0] in wanted], names, values)
     low, high = values[layer.result]
     inner += [f"const u32 word = T::pack({low}, {high});", f"sts32(pair_addr<T>({to}, t, i, j), word);"]
     inner += ["TS_REG(a, 2 * i + j) = word;"] if keeps else []
     return _by_pairs(blocks, inner)
 
 
-def make(layer: Layer, blocks: int, names: Mapping[str, str], to: str) -> list[str]:
-    """A layer's input, of what it is made of: in shared memory at ``to``."""
+def make(layer: Layer, blocks: int, names: Mapping[str, str], to: str, slope: str = "") -> list[str]:
+    """A layer's input, of what it is made of: in shared memory at ``to``; and its slopes, if ``slope`` is a name."""
     values: dict[str, tuple[str, str]] = {}
-    inner = _lines(layer.makes, layer.sources, names, values)
+    beside = [op for op in layer.ops if slope and op not in layer.along and op not in layer.makes]
+    inner = _lines((*layer.makes, *beside), layer.sources, names, values)
     low, high = values[layer.x]
-    return _by_pairs(blocks, [*inner, f"sts32(pair_addr<T>({to}, t, i, j), T::pack({low}, {high}));"])
+    inner.append(f"sts32(pair_addr<T>({to}, t, i, j), T::pack({low}, {high}));")
+    inner += [f"{a} = {b};" for a, b in zip(_registers(slope), values[layer.slope], strict=True)] if slope else []
+    return [*([f"Fragment<{blocks}> {slope};"] if slope else []), *_by_pairs(blocks, inner)]
+
+
+def _registers(fragment: str) -> tuple[str, str]:
+    """A lane's two neighbours (i, j) in an accumulator."""
+    first = f"TS_REG({fragment}, 4 * i + 2 * j"
+    return f"{first})", f"{first} + 1)"
 
 
 def _lines(

@@ -151,7 +151,8 @@ def _makes(s: WideChain, layer: Layer, names: Mapping[str, str], x: str) -> list
     lines: list[str] = []
     for c in range(chunks(layer.k)):
         lines.append(f"const u32 {x}{c} = smem + {s.made} + {c} * SLOT_BYTES;")
-        lines += make(layer, 8, {tensor: f"{name}{c} + own" for tensor, name in names.items()}, f"{x}{c} + own")
+        at = {tensor: f"{name}{c} + own" for tensor, name in names.items()}
+        lines += make(layer, 8, at, f"{x}{c} + own")
     return [*lines, "fence_async_shared();", "named_sync(BOTH_GROUPS, 256);"]
 
 

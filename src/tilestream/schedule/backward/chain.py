@@ -49,6 +49,25 @@ class Layer:
     members: tuple[TileOp, ...]
     source: str
 
+    @property
+    def along(self) -> tuple[TileOp, ...]:
+        """Of ``ops`` those that the product goes through."""
+        through, found = {self.product}, []
+        for op in self.ops:
+            if op.out is not None and not through.isdisjoint(op.ins):
+                through.add(op.out.name)
+                found.append(op)
+        return tuple(found)
+
+    @property
+    def slope(self) -> str:
+        """The one tile that ``ops`` make beside the product for it, where ``makes`` read the same: both at once are
+        hardly more than either (GELU and its derivative share Phi). Empty where it is another number of tiles."""
+        beside = [op for op in self.ops if op not in self.along]
+        wanted = {name for op in self.along for name in op.ins} & {op.out.name for op in beside if op.out is not None}
+        more = {name for op in beside for name in op.ins} & (dict(self.streams).keys() - dict(self.sources).keys())
+        return wanted.pop() if self.makes and len(wanted) == 1 and not more else ""
+
 
 @dataclass(frozen=True)
 class Chain:

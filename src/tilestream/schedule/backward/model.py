@@ -21,7 +21,8 @@ GROUPS = 2
 WIDEST = 64
 """Columns of a layer: one chunk of shared memory, one product of a warpgroup."""
 ACCUMULATORS, OPERAND, OVERHEAD = 32, 16, 40
-"""Registers a thread: of a product of 64 columns, of the next one's left operand, of addresses and temporaries."""
+"""Registers a thread: of a product of 64 columns, and of slopes for it where they are kept; of the next one's left
+operand; of addresses and temporaries."""
 MOST_SLOTS, LEAST_SLOTS = 12, 4
 MADE = 2
 """Inputs of layers that a warpgroup makes of what is loaded, in turns, for the same reason as below."""
@@ -102,7 +103,7 @@ class BackwardChain:
     @property
     def registers(self) -> int:
         """A consumer thread."""
-        return _registers(self.held)
+        return _registers(self.held, self.chain.layers)
 
     @property
     def ring(self) -> int:
@@ -186,7 +187,7 @@ def room(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[tuple[Held, ...],
         VerifyError: the sums are more than the registers hold, or shared memory has no room; with the arithmetic.
     """
     where, held = layers[0].source, _held(layers, pipeline)
-    check_registers(held, _registers(held), where)
+    check_registers(held, _registers(held, layers), where)
     fixed = (sum(1 for x in layers if x.weight) + GROUPS * TILES) * CHUNK + _made_bytes(layers) + ONES_BYTES + 64
     slots = min(MOST_SLOTS, (SHARED_LIMIT - fixed) // (GROUPS * (CHUNK + 16)))
     given = max(sum(2048 * held[n].blocks for n in share) for share in _shares(held))
@@ -248,5 +249,6 @@ def _shares(held: tuple[Held, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(first), tuple(second)
 
 
-def _registers(held: tuple[Held, ...]) -> int:
-    return sum(4 * h.blocks for h in held) + ACCUMULATORS + OPERAND + OVERHEAD
+def _registers(held: tuple[Held, ...], layers: Sequence[Layer]) -> int:
+    slope = ACCUMULATORS if any(x.slope for x in layers) else 0
+    return sum(4 * h.blocks for h in held) + ACCUMULATORS + slope + OPERAND + OVERHEAD
