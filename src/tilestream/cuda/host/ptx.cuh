@@ -222,7 +222,6 @@ TS_DEV void pin(Registers<float, K>&) {}
 template <int K>
 TS_DEV void pin(Registers<u32, K>&) {}
 TS_DEV void prefetch_l2(const void*) {}
-TS_DEV void tma_prefetch(const TensorMap*, int, int, u64) {}
 TS_DEV void mma_fence() {}
 TS_DEV void mma_commit() { ts_host::products_commit(); }
 template <int N>

@@ -305,10 +305,6 @@ TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 
-// A box that a later tma_load wants, into the L2.
-TS_DEV void tma_prefetch(const TensorMap* map, int x, int y, u64 hint) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile.L2::cache_hint [%0, {%1, %2}], %3;" ::"l"(map), "r"(x), "r"(y), "l"(hint) : "memory");
-}
 TS_DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // What other SMs have written during this kernel: past the L1.

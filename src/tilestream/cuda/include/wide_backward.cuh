@@ -9,8 +9,6 @@
 namespace ts {
 
 constexpr u32 SLOT_BYTES = 2 * CHUNK_BYTES;
-// The ring holds no more than one pair's rows: the next one's are brought into the L2 meanwhile.
-constexpr bool AHEAD = false;
 constexpr int PAIR_ROWS = 2 * ROWS, PAIR_STEPS = PAIR_ROWS / 16;
 
 // What a slot of the ring is filled with, or a box of weights.
@@ -62,13 +60,7 @@ TS_DEV void load_wide(const P& p, u32 smem, int cta) {
   }
   auto ring = Wide<S>::ring(smem);
 #pragma unroll 1
-  for (int pair = cta; pair < pairs; pair += S::CTAS) {
-#pragma unroll 1
-    for (int k = 0; AHEAD && pair + S::CTAS < pairs && k < S::LOADS; ++k) {
-      const Box box = S::load(k);
-#pragma unroll
-      for (int g = 0; g < 2; ++g) tma_prefetch(&p.maps[box.map], box.column, (pair + S::CTAS) * PAIR_ROWS + g * ROWS, EVICT_FIRST);
-    }
+  for (int pair = cta; pair < pairs; pair += S::CTAS)
 #pragma unroll 1
     for (int k = 0; k < S::LOADS; ++k) {
       const Box box = S::load(k);
@@ -79,7 +71,6 @@ TS_DEV void load_wide(const P& p, u32 smem, int cta) {
         tma_load(ring.addr() + (u32)g * CHUNK_BYTES, &p.maps[box.map], box.column, pair * PAIR_ROWS + g * ROWS, ring.full(), EVICT_FIRST);
       ring.advance();
     }
-  }
 }
 
 // ---- products
