@@ -102,9 +102,9 @@ def _serves(p: Plan, region: Region) -> bool:
 
 
 def is_lone(region: Region, options: Options, target: Target) -> bool:
-    if is_projection(region.program) and region.rows <= MOST_ROWS:
+    if len(region.operators) > 1 or options.strategy != "auto" or target.kind != "cuda":
         return False
-    return len(region.operators) == 1 and options.strategy == "auto" and target.kind == "cuda"
+    return region.rows > MOST_ROWS or not is_projection(region.program)
 
 
 def choose(found: Plan, target: Target) -> Candidate:
