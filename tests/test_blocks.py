@@ -194,6 +194,24 @@ def test_a_wide_layer_of_which_maxima_leave_is_selected():
     assert not any(op.kind == "max_rows" for r in odd.regions for op in r.program.stages[0].ops)
 
 
+def test_layers_in_front_of_maxima_are_one_region():
+    """Two of them would be a feed-forward block, whose 1024 columns leave: 268 MB for 131,072 points."""
+    relu = nn.ReLU()
+    layers = nn.Sequential(nn.Linear(3, 64), relu, nn.Linear(64, 128), relu, nn.Linear(128, 1024))
+
+    class Cloud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).amax(1)
+
+    (region,) = partition_of(Cloud(), 8, 128, 3).regions
+    kinds = [op.kind for op in region.program.stages[0].ops]
+    assert kinds.count("linear") == 3 and kinds[-2:] == ["max_rows", "store"]
+
+
 def test_a_maximum_that_no_region_takes_stays_whole():
     """The graph that goes to Inductor is the one that the user wrote."""
     from tilestream.graph.views import join_maxima
