@@ -379,6 +379,14 @@ def test_the_faster_whole_is_kept(
     assert found.streamed_us == streamed and found.inductor_us == (inductor if timed == 2 else None)
 
 
+def test_kernels_that_inductor_tunes_are_timed_beside_any_gain(timings: dict[str, float]):
+    """Regions were held against those that it does not tune."""
+    timings |= {"gain": 50.0}
+    check(two_regions(), torch.randn(37, 9).bfloat16(), coordinate_descent_tuning=True)
+    (found,) = whole.wholes()
+    assert found.inductor_us == 90.0 and not found.streams
+
+
 @pytest.mark.parametrize(("strategy", "gain_us", "compiled_again"), [
     ("stationary", 3.0, False), ("stationary", 1.0, True), ("vertical", 3.0, True),
 ])  # fmt: skip
