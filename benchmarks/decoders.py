@@ -5,6 +5,7 @@
     python benchmarks/decoders.py models --layers 2          decoders at batch 1 to 32, BERT, ResNet-50
     python benchmarks/decoders.py models --layers 0          all layers, of decoders also embedding and head
     python benchmarks/decoders.py models --kernels FOLDER    the kernels of one call of every arm, a file each
+    python benchmarks/decoders.py models --side-by-side qwen3-0.6b:1 bert-base:32 --seconds 300     those cases, at once
     python benchmarks/decoders.py blocks --rows 1 --seconds 540              what ends in time
     python benchmarks/decoders.py models --batch 1 32 --layers 2 --seconds 540
     python benchmarks/decoders.py --cpu                      every step at tiny sizes, no GPU: times mean nothing
@@ -14,13 +15,17 @@ medians. A block goes ``--calls`` times over different weights in one graph, so 
 and those of large ones are not, as in a model. Decoders take one token of each sequence behind 255 that a static cache
 holds. Layers are cut to ``--layers`` (said in the row): all are alike, so ratios stay; ResNet-50 is whole. Errors are
 against float64. An arm that would not end in time is left out and said; rows of a case replace those of earlier runs,
-models at another depth are another case.
+models at another depth are another case. Side by side, each case has a process of its own and another for each arm that
+takes minutes to compile; they take turns at the GPU, and first calls are as long as that makes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
+import lzma
 import statistics
 import sys
 import time
@@ -29,12 +34,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import side_by_side
 import torch
 from block_models import BLOCKS, TINY, Bert, Repeated, ResNet
 from budget import Budget
 from kernel_times import kernels_of
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from turns import Turns
 
 from tilestream.apps import llama
 from tilestream.bench.environment import environment
@@ -44,15 +51,27 @@ from tilestream.run.timing import capture, interleaved
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
+TUNED = "max-autotune-no-cudagraphs"
 ARMS: dict[str, dict[str, Any]] = {
     "inductor": {},
     "tilestream": {"backend": tilestream},
-    "max-autotune": {"mode": "max-autotune-no-cudagraphs"},
+    "tilestream, library's attention": {"backend": tilestream, "options": {"attention": False}},
+    "tilestream, no early launch": {"backend": tilestream, "options": {"early_launch": False}},
+    "tilestream, neither": {"backend": tilestream, "options": {"attention": False, "early_launch": False}},
+    "tilestream, combo kernels": {"backend": tilestream, "options": {"combo_kernels": True}},
+    "tilestream, dependent Triton kernels": {"backend": tilestream, "options": {"triton.enable_pdl": True}},
+    "tilestream, max-autotune": {"backend": tilestream, "options": {"mode": TUNED}},
+    "max-autotune": {"mode": TUNED},
 }
-"""The slowest to compile comes last: it is the first to be left out."""
+"""The slowest to compile comes last: it is the first to be left out. With an option of ours only where asked for."""
+USUAL = ["eager", "inductor", "tilestream", "max-autotune"]
 GUESS_S = {"eager": 1.0, "inductor": 10.0, "max-autotune": 50.0, "tilestream": 15.0}
 """What the first call of an arm takes at most, until one was seen: a little more than the longest on an H200's host."""
+LOADED_S = 5.0
+"""The same where Inductor's caches have the arm."""
 ANOTHER_RUN = "another run; "
+NOT_ALONE = "compiled beside others; "
+LOADED = "tuned in another run, loaded from its caches; "
 SOURCES = ("eager", "inductor", "max-autotune")
 """What tilestream is held against: the best of them."""
 
@@ -88,34 +107,92 @@ class Run:
         return torch.randn(*shape, device=self.device).bfloat16()
 
     def compiled(self, module: nn.Module, arm: str) -> Callable[..., Any]:
-        options: dict[str, Any] = {"options": {"target": "reference"}} if self.given.cpu and arm == "tilestream" else {}
-        return torch.compile(module, dynamic=False, **ARMS[arm], **options)
+        wanted = dict(ARMS[arm])
+        if self.given.cpu and is_ours(arm):
+            wanted["options"] = {"target": "reference"}
+        return torch.compile(module, dynamic=False, **wanted)
 
-    def times_us(self, name: str, runs: Mapping[str, Callable[[], object]]) -> list[float]:
-        """Of one call of each arm: on a GPU captured and in turn, on a CPU a single call."""
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """Alone on the GPU, where other processes use it too."""
+        return Turns(self.given.turns).turn() if self.given.turns else contextlib.nullcontext()
+
+    def times_us(self, name: str, runs: Mapping[str, Callable[[], object]]) -> tuple[list[float], list[Tensor]]:
+        """Of one call of each arm: on a GPU captured and in turn, on a CPU a single call; and their last results."""
         if not self.given.cpu:
             graphs = [capture(run, 1000.0, 20) for run in runs.values()]
-            times = [statistics.median(samples) for samples in interleaved(graphs, ROUNDS)]
+            with self.turn():
+                times = [statistics.median(samples) for samples in interleaved(graphs, ROUNDS)]
+            last = [pytree.tree_leaves(graph.outputs)[0] for graph in graphs]
             for arm, run in runs.items() if self.given.kernels else ():
                 file = self.given.kernels / f"{name}, {arm}.txt".replace(" ", "_")
-                file.write_text("\n".join(map(str, kernels_of(capture(run, 1.0)))) + "\n", encoding="utf-8")
-            return times
-        times = []
+                if not file.exists():
+                    file.write_text("\n".join(map(str, kernels_of(capture(run, 1.0)))) + "\n", encoding="utf-8")
+            return times, last
+        times, last = [], []
         for run in runs.values():
             start = time.perf_counter()
-            run()
+            last.append(pytree.tree_leaves(run())[0])
             times.append((time.perf_counter() - start) * 1e6)
-        return times
+        return times, last
+
+    @property
+    def beside(self) -> str:
+        return NOT_ALONE if self.given.turns else ""
+
+    def waits_for(self, arm: str) -> bool:
+        """Whether another process compiles this arm."""
+        return bool(self.given.elsewhere) and arm in side_by_side.SLOW and not self.given.compile_only
+
+    def compiled_elsewhere_s(self, arm: str) -> float | None:
+        """Seconds that another process took to compile an arm, 0 where this one is to; None where it ends too late."""
+        if self.waits_for(arm):
+            return side_by_side.Elsewhere(self.given.elsewhere).wait(arm, lambda: self.budget.left_s)
+        guess_s = LOADED_S if self.is_kept(arm) else GUESS_S.get(arm, GUESS_S["tilestream"])
+        return 0.0 if self.budget.affords(arm, guess_s) else None
+
+    def tell(self, arm: str, first_call_s: float) -> None:
+        """Tell the process that waits for an arm that it is there."""
+        if self.given.compile_only:
+            side_by_side.Elsewhere(self.given.elsewhere).say(arm, first_call_s)
+
+    def caches(self, arm: str) -> Path | None:
+        """The file of Inductor's caches for an arm of the one model that this process has."""
+        g = self.given
+        if not g.caches or len(g.only) != 1 or len(g.batch) != 1:
+            return None
+        return g.caches / f"{g.only[0]}-{g.batch[0]}-{g.layers}-{arm}.xz".replace(" ", "_")
+
+    def is_kept(self, arm: str) -> bool:
+        """Whether an earlier run has left its caches for this arm."""
+        return arm in self.given.kept
+
+    def take_caches(self) -> list[str]:
+        """Load what earlier runs, on other machines, have compiled; the arms."""
+        kept = []
+        for arm in side_by_side.SLOW:
+            file = self.caches(arm)
+            if file and file.exists():
+                torch.compiler.load_cache_artifacts(lzma.decompress(file.read_bytes()))
+                kept.append(arm)
+        return kept
+
+    def leave_caches(self, arm: str) -> None:
+        file = self.caches(arm) if self.given.compile_only else None
+        made = torch.compiler.save_cache_artifacts() if file else None
+        if file and made and not file.exists():
+            file.write_bytes(lzma.compress(made[0], preset=1))
 
     def wait(self) -> None:
         if not self.given.cpu:
             torch.cuda.synchronize()
 
 
-def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...], run: Run, how: str) -> list[Row]:
-    """``module`` in every arm that ends in time, all timed together."""
+def measured(
+    case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...], run: Run, how: str
+) -> Iterator[list[Row]]:
+    """``module`` in every arm that ends in time, all timed together; without those of other processes before."""
     calls: dict[str, Callable[..., Any]] = {"eager": module}
-    firsts, errors, details = {"eager": 0.0}, {}, dict.fromkeys(run.given.arms, how)
+    firsts, errors, details = {"eager": 0.0}, {}, dict.fromkeys(run.given.arms, how + run.beside)
     torch._dynamo.reset()  # here alone: it would drop what an arm before has compiled
     with torch.no_grad():
         want = pytree.tree_leaves(module(*inputs))[0].double()
@@ -126,24 +203,52 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
         for arm in run.given.arms:
             if arm == "eager":
                 continue
-            if not run.budget.affords(arm, GUESS_S[arm]):
+            if run.waits_for(arm) and not any(map(run.waits_for, calls)):
+                yield timed(case, rows, calls, inputs, want, run, (firsts, errors, details))
+            elsewhere_s = run.compiled_elsewhere_s(arm)
+            if elsewhere_s is None:
                 print(f"{case} {rows} rows: {arm} left out, {run.budget.left_s:.0f} s are left", flush=True)
                 continue
             before, start = len(prepare.analyses()), time.perf_counter()
-            with run.budget.step(arm):
-                calls[arm] = run.compiled(module, arm)
-                got = pytree.tree_leaves(calls[arm](*inputs))[0]
-                run.wait()
-            firsts[arm] = time.perf_counter() - start
+            try:
+                with run.budget.step(arm):
+                    call = run.compiled(module, arm)
+                    got = pytree.tree_leaves(call(*inputs))[0]
+                    run.wait()
+            except Exception as failure:
+                print(f"{case} {rows} rows: {arm} FAILED, {type(failure).__name__}: {failure}", flush=True)
+                continue
+            calls[arm] = call
+            firsts[arm] = elsewhere_s or time.perf_counter() - start
+            details[arm] += LOADED if run.is_kept(arm) else ""
             errors[arm] = error(got, want)
-            if arm == "tilestream":
-                details[arm] = how + "; ".join(chosen(before))
-        runs = {arm: lambda call=call: call(*inputs) for arm, call in calls.items()}
-        times = run.times_us(f"{case} {rows}", runs)
+            if is_ours(arm):
+                details[arm] = details[arm] + "; ".join(chosen(before))
+            run.tell(arm, firsts[arm])
+            run.leave_caches(arm)
+        if not run.given.compile_only:
+            yield timed(case, rows, calls, inputs, want, run, (firsts, errors, details))
+
+
+def timed(
+    case: str,
+    rows: int,
+    calls: Mapping[str, Callable[..., Any]],
+    inputs: tuple[Tensor, ...],
+    want: Tensor,
+    run: Run,
+    known: tuple[Mapping[str, float], Mapping[str, float], Mapping[str, str]],
+) -> list[Row]:
+    """Rows of the arms that are there; ``known``: seconds of first calls, errors, details. Errors are the larger of the
+    first call's and of the last one's that was timed."""
+    firsts, errors, details = known
+    runs = {arm: lambda call=call: call(*inputs) for arm, call in calls.items()}
+    times, last = run.times_us(f"{case} {rows}", runs)
+    module = calls["eager"]
     count = module.calls if isinstance(module, Repeated) else 1
     made = [
-        Row(case, rows, arm, us / count, errors.get(arm, 0.0), firsts[arm], details.get(arm, ""))
-        for arm, us in zip(calls, times, strict=True)
+        Row(case, rows, arm, us / count, max(errors.get(arm, 0.0), error(got, want)), firsts[arm], details.get(arm, ""))
+        for arm, us, got in zip(calls, times, last, strict=True)
     ]
     best = min(r.us for r in made if r.arm in SOURCES)
     for r in sorted(made, key=lambda r: r.us):
@@ -151,6 +256,10 @@ def measured(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...]
             f"{case:14} {rows:5} rows {r.us:9.2f} us  x{best / r.us:.2f}  {r.error:.1e}  {r.arm} {r.detail}", flush=True
         )
     return made
+
+
+def is_ours(arm: str) -> bool:
+    return arm.startswith("tilestream")
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -181,7 +290,7 @@ def blocks(run: Run) -> Iterator[list[Row]]:
             torch.manual_seed(0)
             module = run.ready(Repeated(sizes[name], run.given.calls))
             x = run.data(rows, sizes[name].width)
-            yield guarded(name, rows, module, (x,), run, f"{run.given.calls} blocks; ")
+            yield from guarded(name, rows, module, (x,), run, f"{run.given.calls} blocks; ")
 
 
 DECODERS = {
@@ -214,30 +323,42 @@ def models(run: Run) -> Iterator[list[Row]]:
         for name in filter(lambda n: wanted(n, run), DECODERS):
             torch.manual_seed(0)
             module, inputs = decoder(name, batch, run)
-            yield guarded(f"decode {name}{suffix}", batch, module, inputs, run, how)
+            yield from guarded(f"decode {name}{suffix}", batch, module, inputs, run, how)
         if wanted("bert-base", run) and batch in (1, 32):
             sizes, tokens = (TINY if run.given.cpu else BLOCKS)["bert-base"], 8 if run.given.cpu else 128
             module = run.ready(Bert(depth or BERT_LAYERS, sizes))
             x = run.data(batch, tokens, sizes.width)
-            yield guarded(f"encode bert-base{suffix}", batch * tokens, module, (x,), run, how)
+            yield from guarded(f"encode bert-base{suffix}", batch * tokens, module, (x,), run, how)
         if wanted("resnet-50", run) and batch in (1, 32):
             made = ResNet((1, 1), 8) if run.given.cpu else ResNet()
             module = run.ready(made).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
             edge = 32 if run.given.cpu else 224
             x = run.data(batch, 3, edge, edge).to(memory_format=torch.channels_last)
-            yield guarded("resnet-50", batch, module, (x,), run, "all layers, channels last; ")
+            yield from guarded("resnet-50", batch, module, (x,), run, "all layers, channels last; ")
 
 
-def guarded(case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...], run: Run, how: str) -> list[Row]:
+def apart(run: Run) -> Iterator[list[Row]]:
+    """Each model that is asked for in a process of its own."""
+    given, options = run.given, ["--layers", str(run.given.layers)]
+    options += ["--cpu"] if given.cpu else []
+    for name in ("kernels", "caches"):
+        options += [f"--{name}", str(getattr(given, name))] if getattr(given, name) else []
+    wanted = side_by_side.cases(given.side_by_side)
+    for rows in side_by_side.run(wanted, given.arms, run.budget.left_s, options, given.turns):
+        yield [Row(**r) for r in rows]
+
+
+def guarded(
+    case: str, rows: int, module: nn.Module, inputs: tuple[Tensor, ...], run: Run, how: str
+) -> Iterator[list[Row]]:
     """A case that fails costs no other; one that would not end in time is left out."""
     if not run.budget.affords("case", 10.0):
         print(f"{case} {rows} rows: left out, {run.budget.left_s:.0f} s are left", flush=True)
-        return []
+        return
     try:
-        return measured(case, rows, module, inputs, run, how)
+        yield from measured(case, rows, module, inputs, run, how)
     except Exception as failure:
         print(f"{case} {rows} rows FAILED: {type(failure).__name__}: {failure}", flush=True)
-        return []
 
 
 def merged(before: Sequence[dict[str, Any]], made: Sequence[Row]) -> list[dict[str, Any]]:
@@ -260,20 +381,31 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--layers", type=int, default=4, help="0: all of them")
     parser.add_argument("--calls", type=int, default=2)
-    parser.add_argument("--arms", nargs="+", default=["eager", *ARMS])
+    parser.add_argument("--arms", nargs="+", default=USUAL)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out what would end later")
+    parser.add_argument("--until", type=float, help="the same as a time, in seconds since 1970")
     parser.add_argument("--kernels", type=Path, help="a folder for the kernels of a call, arm by arm")
+    parser.add_argument("--side-by-side", nargs="+", metavar="NAME:BATCH", help="these models, each in a process")
+    parser.add_argument("--turns", type=Path, help="a file that processes on one GPU lock while they time")
+    parser.add_argument("--elsewhere", type=Path, help="a folder where processes that compile say so")
+    parser.add_argument("--caches", type=Path, help="a folder for Inductor's caches of slow arms, side by side")
+    parser.add_argument("--compile-only", action="store_true", help="leave caches, and time nothing")
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the reference machine")
     parser.add_argument("--out", type=Path, default=RESULTS / "decoders.json")
     given = parser.parse_args(words)
-    run = Run(given, Budget(given.seconds))
+    if given.turns:
+        Turns(given.turns).take_part()
+    if given.caches:
+        given.caches.mkdir(parents=True, exist_ok=True)
+    run = Run(given, Budget(given.until - time.time() if given.until else given.seconds))
     before = json.loads(given.out.read_text(encoding="utf-8"))["rows"] if given.out.exists() else []
-    made: list[Row] = []
-    for part in given.parts:
-        for found in {"blocks": blocks, "models": models}[part](run):
-            made += found
-            text = json.dumps({"environment": environment(), "rows": merged(before, made)}, indent=1)
-            given.out.write_text(text + "\n", encoding="utf-8")
+    made: dict[tuple[str, int, str], Row] = {}
+    given.kept = run.take_caches()
+    parts = [{"blocks": blocks, "models": models}[part](run) for part in given.parts]
+    for found in itertools.chain(*([apart(run)] if given.side_by_side else parts), [[]]):  # a file in any case
+        made |= {(r.case, r.rows, r.arm): r for r in found}
+        text = json.dumps({"environment": environment(), "rows": merged(before, list(made.values()))}, indent=1)
+        given.out.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

@@ -31,10 +31,10 @@ from unittest import mock
 import cutlass_examples
 import torch
 import torch.nn.functional as F
+from locks import Locks
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import b2b_gemm
-from turns import Turns
 
 from tilestream import cuda
 from tilestream.bench.environment import environment
@@ -203,7 +203,7 @@ class Wanted:
     cutlass: Path | None = None
 
 
-UNDISTURBED = Turns()
+UNDISTURBED = Locks()
 PLANNERS: dict[str, dict[str, Any]] = {"tilestream": {}, "tilestream, any order": {"any_order": True}}
 
 
@@ -345,7 +345,7 @@ def timed(arms: dict[str, Run], sets: int) -> dict[str, tuple[float, float]]:
 
 
 def workload(
-    name: str, w: Workload, rows: int, wanted: Wanted, splits: Sequence[Split], turns: Turns = UNDISTURBED
+    name: str, w: Workload, rows: int, wanted: Wanted, splits: Sequence[Split], turns: Locks = UNDISTURBED
 ) -> list[Row]:
     """Every arm of a workload, checked and timed; those that are wrong are left out, and said."""
     with turns.compiling():
@@ -478,7 +478,7 @@ def main(words: Sequence[str] | None = None) -> int:
     wanted = Wanted(not given.no_compile, not given.untuned, given.planner, given.dependent, given.cutlass)
     for name in names:
         for count in given.rows:
-            turns = Turns(given.turns, given.patience)
+            turns = Locks(given.turns, given.patience)
             found = workload(name, WORKLOADS[name], count, wanted, chosen_splits(name, count), turns)
             keep(given.out, found, environment())
     return 0

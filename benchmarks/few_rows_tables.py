@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+import decoder_tables
 from make_tables import table
 
 from tilestream.bench import collectives as timed_collectives
@@ -20,14 +21,15 @@ from tilestream.studies.flashfuser.measured import ROWS, is_ours
 RESULTS = Path(__file__).parent / "results"
 NAMES = {"addmm_activation": "cuBLAS", "max-autotune": "max-autotune", "inductor": "Inductor", "eager": "eager"}
 SETTINGS = ("warm_us", "cold_us")
-OTHERS = ("eager", "inductor", "max-autotune")
 
 Row = dict[str, Any]
 
 
 def tables() -> dict[str, str]:
     """Marker to what stands under it."""
-    made = {"shapes": shapes(), "rows": other_rows(), "errors": errors(), "blocks": blocks(), "models": models()}
+    made = {"shapes": shapes(), "rows": other_rows(), "errors": errors()}
+    made |= {"blocks": table(*decoder_tables.compiled("blocks")), "models": table(*decoder_tables.compiled("layers"))}
+    made |= {"tuned": decoder_tables.against_tuned(), "options": table(*decoder_tables.options())}
     made |= {"choices": choices(), "exchanges": by_exchange()}
     return {**made, "collectives": collectives(), "clocks": clocks()}
 
@@ -123,7 +125,7 @@ def choices() -> str:
         planned = {r["arm"]: r for r in rows if r["arm"].startswith("tilestream")}
         if not planned:
             continue
-        best = [min(r[s] for r in rows if r["arm"] in OTHERS or r["arm"] == "addmm_activation") for s in SETTINGS]
+        best = [min(r[s] for r in rows if r["arm"] in ARMS_OF_OTHERS) for s in SETTINGS]
         cells = [_pair([r[s] for s in SETTINGS]) if (r := _named(rows, arm)) else "-" for arm in ARMS_OF_OTHERS]
         for arm in ("tilestream", "tilestream, any order"):
             r = planned[arm]
@@ -198,30 +200,6 @@ def errors() -> str:
         for s in generated.scores()
     ]
     return table(["shape", "rows", "", "kernels", "mean error", "place of the true best", "lost"], lines)
-
-
-def blocks() -> str:
-    """Norm, FFN and residual through torch.compile."""
-    return _compiled(lambda r: "blocks" in r["detail"])
-
-
-def models() -> str:
-    """Decoders and BERT through torch.compile."""
-    return _compiled(lambda r: "layers" in r["detail"])
-
-
-def _compiled(wanted: Callable[[Row], bool]) -> str:
-    path = RESULTS / "decoders.json"
-    rows = [r for r in json.loads(path.read_text())["rows"] if wanted(r)] if path.exists() else []
-    lines = []
-    for case, count in dict.fromkeys((r["case"], r["rows"]) for r in rows):
-        us = {r["arm"]: r["us"] for r in rows if (r["case"], r["rows"]) == (case, count)}
-        if "tilestream" not in us:
-            continue
-        best = min(us[arm] for arm in OTHERS if arm in us)
-        cells = [f"{us[arm]:.1f}" if arm in us else "-" for arm in (*OTHERS, "tilestream")]
-        lines.append([case, str(count), *cells, f"{best / us['tilestream']:.2f}"])
-    return table(["", "rows", *(NAMES[arm] for arm in OTHERS), "tilestream", "gain"], lines)
 
 
 PHASES = ("rows made", "rows there", "first stage", "first sum", "middle stored", "middle back", "second sum", "ended")

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import decoder_tables
 from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
 from launch_tables import launches
 from marked import with_parts
@@ -23,6 +24,7 @@ PAGES = {
     ROOT / "README.md": (
         "main",
         "whole",
+        "decoders",
         "training",
         "applications",
         "host",
@@ -293,6 +295,7 @@ def tables() -> dict[str, str]:
         "whole": whole_models(),
         "training": training(),
         "applications": applications(),
+        "decoders": table(*decoder_tables.compiled("layers")),
         "host": host(),
         "others": times(OTHERS),
         "dram": dram(COUNTED),

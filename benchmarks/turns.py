@@ -1,58 +1,63 @@
-"""Processes of a benchmark that compile side by side, and use the GPU one after another."""
+"""Processes that share a GPU and time on it one after another: a lock on a file, held while something is timed."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import os
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-POLL_S = 0.05
-BEGUN_S = time.monotonic()
+from tilestream.run import timing
+
+_depth = threading.local()
 
 
-@dataclass(frozen=True)
 class Turns:
-    """Two locks in ``folder``, which all of the processes name; without one a process has the GPU to itself.
+    """Turns at a GPU, one process at a time; those inside each other are one."""
 
-    Args:
-        patience_s: seconds since this process began, after which those that still compile are waited for no longer.
-    """
-
-    folder: Path | None = None
-    patience_s: float = 60.0
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w")
 
     @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Beside others that compile."""
-        with self._locked("compiling", fcntl.LOCK_SH):
+    def turn(self) -> Iterator[None]:
+        """Wait for the others, and hold the GPU. Its clocks are up where one of them had it just before."""
+        depth = getattr(_depth, "n", 0)
+        if not depth:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if time.time() - os.fstat(self._file.fileno()).st_mtime < timing.KEPT_S:
+                timing._timed_until_s[0] = time.perf_counter()
+        _depth.n = depth + 1
+        try:
             yield
+        finally:
+            _depth.n = depth
+            if not depth:
+                os.utime(self._file.fileno())
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """When all have compiled, or ``patience_s`` is over, and no other is timed."""
-        with self._locked("timing", fcntl.LOCK_EX):
-            self._await_compilers()
-            yield
+    def take_part(self) -> None:
+        """Time what tilestream and Inductor choose by in turns, from now on in this process."""
+        from torch._inductor.runtime import benchmarking
 
-    @contextlib.contextmanager
-    def _locked(self, name: str, how: int) -> Iterator[None]:
-        if self.folder is None:
-            yield
-            return
-        with (self.folder / name).open("w") as file:
-            fcntl.flock(file, how)
-            yield  # closing the file gives the lock back
+        own = timing.interleaved
+        shared = self._in_turn(own)
+        for module in list(sys.modules.values()):
+            if getattr(module, "interleaved", None) is own:
+                module.interleaved = shared  # pyright: ignore[reportAttributeAccessIssue]
+        for kind in vars(benchmarking).values():
+            if isinstance(kind, type) and "benchmark_gpu" in vars(kind):
+                kind.benchmark_gpu = self._in_turn(kind.benchmark_gpu)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _await_compilers(self) -> None:
-        if self.folder is None:
-            return
-        end_s = BEGUN_S + self.patience_s
-        with (self.folder / "compiling").open("w") as file:
-            while time.monotonic() < end_s:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                time.sleep(POLL_S)
+    def _in_turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            with self.turn():
+                return function(*args, **kwargs)
+
+        return waits

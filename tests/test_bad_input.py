@@ -299,7 +299,7 @@ def test_nvrtc_bindings_without_the_library(monkeypatch: pytest.MonkeyPatch):
 def kernels_are_built(monkeypatch: pytest.MonkeyPatch):
     """Regions are compiled as on an H200, as far as that goes without one."""
 
-    def kernels(pipeline: Pipeline, device: torch.device) -> execution.Executable:
+    def kernels(pipeline: Pipeline, device: torch.device, early: bool) -> execution.Executable:
         cuda.compile_only(pipeline)
         raise AssertionError("there is no GPU to run it")
 

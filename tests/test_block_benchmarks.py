@@ -203,3 +203,35 @@ def test_kernels_of_a_graph_are_in_order_with_what_passes_between(benchmark, mon
     monkeypatch.setattr(times, "settle", lambda _: None)
     found = times.kernels_of(SimpleNamespace(graph=SimpleNamespace(replay=lambda: None)))
     assert [(k.name, k.us, k.gap_us) for k in found] == [("a", 3.0, 0.0), ("b", 6.0, 1.0), ("c", 1.0, -2.0)]
+
+
+def test_cases_side_by_side_have_a_process_each_and_slow_arms_another(
+    benchmark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    apart, script = benchmark("side_by_side"), tmp_path / "case.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "import json, pathlib, side_by_side\n"
+        "given = lambda name: sys.argv[sys.argv.index(name) + 1]\n"
+        "elsewhere = side_by_side.Elsewhere(pathlib.Path(given('--elsewhere')))\n"
+        "if '--compile-only' in sys.argv:\n"
+        "    elsewhere.say('max-autotune', 12.5)\n"
+        "else:\n"
+        "    row = {'case': given('--only'), 'first': elsewhere.wait('max-autotune', lambda: 20.0)}\n"
+        "    pathlib.Path(given('--out')).write_text(json.dumps({'rows': [row]}))\n"
+    )
+    monkeypatch.setattr(apart, "SCRIPT", script)
+    found = list(apart.run(apart.cases(["a:1", "b:32"]), ["eager", "max-autotune"], 60.0, ["--layers", "2"]))
+    assert found == [[{"case": "a", "first": 12.5}], [{"case": "b", "first": 12.5}]]
+    assert apart.Elsewhere(tmp_path).wait("max-autotune", lambda: 0.0) is None, "it comes too late"
+
+
+def test_one_process_at_a_time_has_the_gpu(benchmark, tmp_path: Path) -> None:
+    import fcntl
+
+    turns = benchmark("turns").Turns(tmp_path / "lock")
+    with (tmp_path / "lock").open("w") as other:
+        with turns.turn(), turns.turn():  # a turn inside one is the same
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

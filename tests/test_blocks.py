@@ -146,8 +146,8 @@ def test_what_holds_no_columns_is_told_so():
     ],
     ids=["small", "mlp", "odd", "streamed", "residual", "f16", "norm", "maxima", "points"],
 )
-def test_kernels_on_the_host(program: Pipeline, over: int, widest: int, tmp_path: Path):
-    check(held(program, over=over, widest=widest), 144, tmp_path)
+def test_kernels_on_the_host(program: Pipeline, over: int, widest: int, folder: Path):
+    check(held(program, over=over, widest=widest), 144, folder)
 
 
 @needs_disassembler

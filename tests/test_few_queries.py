@@ -63,7 +63,9 @@ def judged(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     q, k, v, mask = CASES[name]
-    assert judged(attention_on_host(q, k, v, mask, q.shape[-1] ** -0.5), q, k, v, mask)
+    for resident in (1, 2) if q.shape[2] < 5 else (1,):
+        got = attention_on_host(q, k, v, mask, q.shape[-1] ** -0.5, resident=resident)
+        assert judged(got, q, k, v, mask), resident
 
 
 @gxx
@@ -83,7 +85,11 @@ def test_lanes_do_not_race() -> None:
 
 MUTANTS = {
     "warps are put together too early": ("  lanes::all_together();\n", "", True),
-    "a position behind the last": ("if (s >= p.positions) continue;", "", False),
+    "a position behind the last": (
+        "const bool there = s < p.positions;",
+        "const bool there = s <= p.positions;",
+        False,
+    ),
     "old values keep their weight": ("values[k] * before", "values[k]", False),
     "groups of a warp are left out": ("far = GROUP; far < LANES", "far = LANES; far < LANES", False),
 }
@@ -124,7 +130,7 @@ def test_heads_that_share_an_sm_have_fewer_warps(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(launched, "_loaded", loaded)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    for heads, resident, threads in ((8, 1, 512), (256, 2, 256)):
+    for heads, resident, threads in ((8, 1, 256), (256, 2, 128)):
         q, k, v, mask = case(heads, 2, 32, 40, BF16, "one")
         assert launched.attention(q, k, v, mask, 0.5).shape == q.shape
         kernel, grid, count, raw = launches[-1]

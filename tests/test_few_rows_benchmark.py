@@ -22,7 +22,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_nobody_is_timed_while_another_compiles_or_is_timed(benchmark: Any, tmp_path: Path) -> None:
-    turns = benchmark("turns").Turns(tmp_path, patience_s=3600.0)
+    turns = benchmark("locks").Locks(tmp_path, patience_s=3600.0)
     said: list[str] = []
 
     def compile_and_time(name: str, compile_s: float) -> None:
@@ -44,7 +44,7 @@ def test_nobody_is_timed_while_another_compiles_or_is_timed(benchmark: Any, tmp_
 
 
 def test_patience_ends(benchmark: Any, tmp_path: Path) -> None:
-    turns = benchmark("turns").Turns(tmp_path, patience_s=0.0)
+    turns = benchmark("locks").Locks(tmp_path, patience_s=0.0)
     with turns.compiling(), turns.alone():  # of another process, as far as locks can tell
         pass
 

@@ -182,7 +182,7 @@ def test_kernels_go_where_the_options_say(
 
     from tilestream.run import backend
 
-    def kernels(pipeline: Pipeline, device: torch.device) -> execution.Executable:
+    def kernels(pipeline: Pipeline, device: torch.device, early: bool) -> execution.Executable:
         compile_only(pipeline)
         return execution._reference(pipeline)
 

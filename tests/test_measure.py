@@ -144,7 +144,7 @@ def test_the_whole_choice(
     """Everything but the GPU is real: candidates, kernels compiled in the background, checks, the choice."""
     target = Target("cuda", torch.device("cpu"), get("h200"))
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
-    monkeypatch.setattr(execution, "_kernels", lambda pipeline, _: execution._reference(pipeline))
+    monkeypatch.setattr(execution, "_kernels", lambda pipeline, *_: execution._reference(pipeline))
     monkeypatch.setattr(measure, "PATIENCE_S", 60.0)
     monkeypatch.setattr(planner, "SURE", 0.0)  # the fallback is timed, however clear the prediction
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -261,8 +261,8 @@ def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
 def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     right = execution._kernels
 
-    def wrong(pipeline: Any, device: torch.device) -> execution.Executable:
-        return Altered(right(pipeline, device), 1, lambda t: t.mul_(1.05))
+    def wrong(pipeline: Any, device: torch.device, early: bool) -> execution.Executable:
+        return Altered(right(pipeline, device, early), 1, lambda t: t.mul_(1.05))
 
     monkeypatch.setattr(execution, "_kernels", wrong)
     with caplog.at_level(logging.ERROR, "tilestream"):

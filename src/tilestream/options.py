@@ -43,8 +43,10 @@ class Options:
             with nothing beside it is a library's.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
-        attention: attention of a token a sequence over keys that several heads share as a kernel of ours, where that is
-            faster. Inference graphs with regions alone.
+        attention: attention of a token a sequence over keys that several heads share as a kernel of ours, and flash
+            attention in the place of cuDNN's, each where that is faster. Inference graphs with regions alone.
+        early_launch: kernels of inference graphs for few rows start, and load weights, while the kernel in front of
+            them still runs.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.
@@ -67,7 +69,8 @@ class Options:
     effort: Effort = "measured"
     projections: bool = True
     interactions: bool = True
-    attention: bool = False
+    attention: bool = True
+    early_launch: bool = True
     convolutions: Convolutions = "auto"
     fallback: bool = True
 
@@ -85,6 +88,7 @@ class Options:
             "projections",
             "interactions",
             "attention",
+            "early_launch",
             "fallback",
         )
         for name in flags:

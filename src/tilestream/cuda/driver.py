@@ -107,10 +107,10 @@ class Function:
 
         Args:
             params: the bytes of the kernel's one by-value argument; the driver copies them at every launch.
-            dependent: it may start before the kernel in front of it on the stream has ended; not with ``cooperative``.
+            dependent: it may start before the kernel in front of it on the stream has ended.
         """
         if dependent:
-            return DependentLaunch(self, grid, threads, stream, params, False)
+            return DependentLaunch(self, grid, threads, stream, params, cooperative)
         return PreparedLaunch(self, grid, threads, stream, params, cooperative)
 
     def launch(
@@ -167,10 +167,19 @@ class PreparedLaunch:
 
 
 class DependentLaunch(PreparedLaunch):
-    """A launch whose CTAs start while the kernel before still runs (programmatic dependent launch)."""
+    """A launch whose CTAs start while the kernel before still runs (programmatic dependent launch). A cooperative one
+    begins when there is room for all of its CTAs: on an H200 that leaves two thirds of what is gained."""
 
-    def __init__(self, function: Function, grid, threads: int, stream: int, params: ctypes.Array, _: bool) -> None:
-        super().__init__(function, grid, threads, stream, params, False)
+    def __init__(
+        self,
+        function: Function,
+        grid: tuple[int, int],
+        threads: int,
+        stream: int,
+        params: ctypes.Array,
+        cooperative: bool,
+    ) -> None:
+        super().__init__(function, grid, threads, stream, params, cooperative)
         d = _driver()
         config = d.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
@@ -179,7 +188,11 @@ class DependentLaunch(PreparedLaunch):
         early = d.CUlaunchAttribute()
         early.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [early], 1
+        together = d.CUlaunchAttribute()
+        together.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        together.value.cooperative = 1
+        config.attrs = [early, together] if cooperative else [early]
+        config.numAttrs = len(config.attrs)
         self._launch = d.cuLaunchKernelEx
         self._args = (config, function.handle, self._where, 0)
 

@@ -18,8 +18,9 @@ FEATURES = (32, 64, 128, 256)
 """Of a head: lanes have 8 each, and lanes of a position are a power of two of a warp's."""
 MOST_QUERIES = 8
 """That share a head of keys: each is 16 registers a lane."""
-ALONE, BESIDE = 16, 8
-"""Warps of a CTA that has an SM to itself, and of one of two: 2,048 and 1,024 bytes of keys on their way at once."""
+ALONE, BESIDE = 8, 4
+"""Warps of a CTA that has an SM to itself, and of one of two: few, so that a lane has registers for many positions that
+are loaded at once."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Kernel:
     features: int
     resident: int
     dtype: str = "bf16"
+    masked: bool = True
 
     @property
     def warps(self) -> int:
-        return BESIDE if self.resident > 1 or self.queries > 4 else ALONE
+        return BESIDE if self.resident > 1 else ALONE
 
     @property
     def shared_bytes(self) -> int:
@@ -43,7 +45,7 @@ class Kernel:
     @property
     def text(self) -> str:
         shape = {"DTYPE": self.dtype, "QUERIES": self.queries, "FEATURES": self.features}
-        launch = {"WARPS": self.warps, "RESIDENT": self.resident}
+        launch = {"WARPS": self.warps, "RESIDENT": self.resident, "MASKED": int(self.masked)}
         lines = [f"#define {name} {n}" for name, n in (shape | launch).items()]
         return "\n".join([*lines, '#include "few_queries.cuh"', ""])
 
@@ -59,7 +61,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     """
     heads, _, queries, features = query.shape
     sms = torch.cuda.get_device_properties(query.device).multi_processor_count
-    kernel = Kernel(queries, features, 2 if heads > sms and queries <= 4 else 1, DTYPES[query.dtype])
+    resident = 2 if heads > sms and queries <= 4 else 1
+    kernel = Kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if heads:
         operands = [_readable(t) for t in (query, key, value)]

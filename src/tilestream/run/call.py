@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,7 +48,10 @@ class RegionCall:
     def __init__(self, spec: RegionSpec, device: torch.device, build: Build | None = None, rescue: bool = True) -> None:
         self.spec, self.device, self._rescue = spec, device, rescue
         self._build = build or partial(executable, kind=spec.target, device=device)
+        self._early: Build | None = None
         self._remembers = spec.target == "cuda"
+        if spec.early and build is None and self._remembers:
+            self._early = partial(executable, kind=spec.target, device=device, early=True)
         self._bound: dict[tuple[Any, ...], Bound] = {}
         self._copies = Copies()
         tensors = [i for i, kind in enumerate(spec.arguments) if kind == TENSOR]
@@ -116,6 +119,8 @@ class RegionCall:
         rows = rows_given(spec.pipeline, lambda name: resting[name].shape[0], inputs)
         written = (*[r.tensor for r in spec.results], *moving)
         fixed = {name: t for name, t in resting.items() if name not in moving}
+        if self._early is not None and build is self._build and self._rest(fixed):
+            build = self._early
         enqueue = build(spec.pipeline).bind(fixed, rows, written)
         shapes = spec.shapes(*[int(n) for n in spec.read_sizes(values)])
         dtypes = [TORCH_DTYPES[spec.pipeline.tensor(r.tensor).dtype] for r in spec.results]
@@ -129,6 +134,12 @@ class RegionCall:
             reorders=any(r.order is not None for r in spec.results),
             constants=tuple(constants),
         )
+
+    def _rest(self, fixed: Mapping[str, torch.Tensor]) -> bool:
+        """Whether kernels read every parameter where it lies: a launch in front that copies one writes it."""
+        from tilestream.cuda.launch import addressable
+
+        return all(o.tensor in fixed and addressable(fixed[o.tensor]) for o in self.spec.parameters)
 
     def _copy(self, operand: Operand, weight: torch.Tensor, viewed: torch.Tensor) -> Copy | None:
         """The one copy of a weight that does not change and lies as kernels cannot read it; None of all others."""

@@ -31,11 +31,13 @@ class Executable(Protocol):
         ...
 
 
-_executables: dict[tuple[Pipeline, str, torch.device], Executable] = {}
+_executables: dict[tuple[Pipeline, str, torch.device, bool], Executable] = {}
 
 
-def executable(pipeline: Pipeline, kind: str, device: torch.device) -> Executable:
+def executable(pipeline: Pipeline, kind: str, device: torch.device, early: bool = False) -> Executable:
     """What runs ``pipeline`` on ``device``; ``kind`` is ``cuda`` or ``reference``.
+
+    ``early``: kernels may start while the one in front of them still runs, which writes no parameter.
 
     Built once a process, since neither the number of rows nor where tensors lie is part of it.
 
@@ -43,10 +45,10 @@ def executable(pipeline: Pipeline, kind: str, device: torch.device) -> Executabl
         CompileError: NVRTC is missing or refuses a kernel.
         DeviceError: the GPU cannot hold the pipeline.
     """
-    key = (pipeline, kind, device)
+    key = (pipeline, kind, device, early)
     if key not in _executables:
         with timed("kernels"), real(device):
-            _executables[key] = _kernels(pipeline, device) if kind == "cuda" else _reference(pipeline)
+            _executables[key] = _kernels(pipeline, device, early) if kind == "cuda" else _reference(pipeline)
     return _executables[key]
 
 
@@ -77,10 +79,10 @@ def first_built(
         return cuda.first_ready(groups, timeout_s, LAST) if in_turn else cuda.first_ready(groups, timeout_s)
 
 
-def _kernels(pipeline: Pipeline, device: torch.device) -> Executable:
+def _kernels(pipeline: Pipeline, device: torch.device, early: bool) -> Executable:
     from tilestream import cuda
 
-    return cuda.build(pipeline, device)
+    return cuda.build(pipeline, device, dependent=early)
 
 
 def _reference(pipeline: Pipeline) -> Executable:

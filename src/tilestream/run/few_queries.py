@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import operator
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +11,15 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.announce import announce_failure
-from tilestream.errors import PlanError
 from tilestream.graph.nodes import value
 from tilestream.graph.real import real
 from tilestream.options import Options
-from tilestream.plan.cache import load_sealed, store_sealed, versions
-from tilestream.plan.planner import MARGIN
-from tilestream.run import oracle, prepare
+from tilestream.run import prepare, timed_once
 from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timing import ROUNDS, capture, interleaved
+from tilestream.run.timed_once import Choice
 
-log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 MOST_POSITIONS = 4096
@@ -67,21 +59,6 @@ class Kind:
     features: int
     dtype: str
     mask: int
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Microseconds of ours and of the library's."""
-
-    ours_us: float
-    library_us: float
-
-    @property
-    def wins(self) -> bool:
-        return self.ours_us <= MARGIN * self.library_us
-
-
-_choices: dict[str, Choice] = {}
 
 
 def stream_attention(graph: fx.GraphModule, options: Options, target: Target) -> int:
@@ -160,18 +137,12 @@ def choose(kind: Kind, library: Any, options: Options, target: Target) -> Choice
         PlanError: ours computes something else.
         CompileError, DeviceError: the kernel cannot be built.
     """
-    key = hashlib.sha256(json.dumps([vars(kind), target.hardware.name, versions()], sort_keys=True).encode())
-    path = options.cache_folder / "attention" / f"{key.hexdigest()}.json"
-    kept = _choices.get(path.stem) or (load_sealed(path) if options.cache else None)
-    made = Choice(**kept) if isinstance(kept, dict) else kept
-    if made is None:
+
+    def now() -> Choice:
         with prepare.kernels_kept(options, target):
-            made = measured(kind, library, target)
-        if options.cache:
-            store_sealed(path, vars(made))
-    log.info("%s: %s", kind, made)
-    _choices[path.stem] = made
-    return made
+            return measured(kind, library, target)
+
+    return timed_once.choose("attention", kind, options, target, now)
 
 
 def measured(kind: Kind, library: Any, target: Target) -> Choice:
@@ -185,26 +156,13 @@ def measured(kind: Kind, library: Any, target: Target) -> Choice:
             seen = mask = torch.randn(1, 1, 1, kind.positions, device=target.device, dtype=dtype)
             seen = seen[0, 0] if kind.mask == 2 else seen.expand(kind.heads, 1, kind.queries, kind.positions)
         scale = kind.features**-0.5
-        arms = [
-            capture(lambda: FEW_QUERIES(query, key, values, mask, scale)),
-            capture(_library_call(library, query, key, values, seen)),
-        ]
-        out: Any = arms[0].outputs
-        out.fill_(float("nan"))
-        arms[0].graph.replay()
-        torch.cuda.synchronize()
         wide = None if mask is None else mask.double()
-        exact = _eager(query.double(), key.double(), values.double(), wide, scale)
-        library_out: Any = arms[1].outputs
-        error, own, good = oracle.judge([out], [library_out], [exact])
-        if not good:
-            raise PlanError(
-                f"attention of {kind.queries} queries computes a wrong result: its error against float64 is "
-                f"{error:.2e}, the library's {own:.2e}",
-                "report this with the model; the library's kernel is used",
-            )
-        ours_us, library_us = (statistics.median(s) for s in interleaved(arms, ROUNDS))
-    return Choice(ours_us, library_us)
+        return timed_once.timed(
+            f"attention of {kind.queries} queries",
+            lambda: FEW_QUERIES(query, key, values, mask, scale),
+            _library_call(library, query, key, values, seen),
+            _eager(query.double(), key.double(), values.double(), wide, scale),
+        )
 
 
 def _library_call(

@@ -19,7 +19,16 @@ from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
-from tilestream.run import complex_products, epilogues, fallback, few_queries, grouped_queries, messages
+from tilestream.run import (
+    complex_products,
+    early_launches,
+    epilogues,
+    fallback,
+    few_queries,
+    grouped_queries,
+    library_attention,
+    messages,
+)
 from tilestream.run.decompose import decomposed
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
@@ -133,6 +142,8 @@ def _inner(
             complex_products.make_real(streamed)
             grouped_queries.share_keys(streamed, grouped_queries.runs_here)
             few_queries.stream_attention(streamed, compilation.options, compilation.target)
+            library_attention.choose_library(streamed, compilation.options, compilation.target)
+            early_launches.start_early(streamed, compilation.options)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:

@@ -45,7 +45,8 @@ class RegionSpec:
     ``target`` is ``cuda`` or ``reference``. ``arguments`` says of each argument whether it is a tensor or a size;
     ``sizes`` tells where size ``r0``, ``r1``, ... is read: (argument, dimension), dimension -1 for the argument itself.
     ``layouts`` holds sizes and strides of every tensor where all are known: calls with one spec differ in addresses.
-    ``constant``: parameters do not change, so that copies of them are made once.
+    ``constant``: parameters do not change, so that copies of them are made once. ``early``: its kernels may start while
+    the one in front of them still runs, since that writes no parameter.
     """
 
     target: str
@@ -57,6 +58,7 @@ class RegionSpec:
     sizes: tuple[tuple[int, int], ...]
     layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     constant: bool = False
+    early: bool = False
 
     @cached_property
     def is_static(self) -> bool:
@@ -128,6 +130,8 @@ def encode(spec: RegionSpec) -> str:
     }
     if spec.constant:
         data["constant"] = True
+    if spec.early:
+        data["early"] = True
     text = json.dumps(data, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
@@ -156,6 +160,7 @@ def decode(text: str) -> RegionSpec:
             tuple((index, dim) for index, dim in data["sizes"]),
             tuple((tuple(shape), tuple(stride)) for shape, stride in data["layouts"]),
             data.get("constant", False),
+            data.get("early", False),
         )
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise CacheError(f"a compiled region cannot be read: {error!r}", REMEDY) from error

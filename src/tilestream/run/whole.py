@@ -1,7 +1,8 @@
 """Never slower, as a whole: a graph with its regions against the same graph without them, both timed.
 
 What each region gains, measured alone, is known. Where that is much of the graph's time there is no question; where it
-is little, or the regions stand in the way of what Inductor would fuse, the whole is compiled twice and the winner kept.
+is little, as where regions stand in the way of what Inductor would fuse, or where Inductor tunes its own kernels, the
+whole is compiled twice and the winner kept.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Whole:
                 arguments = self._arguments(streamed, fakes)
                 (streamed_us,) = timed_side_by_side([_caller(arms[0], arguments)])
             without_us = None
-            if gain_us < self._clear() * streamed_us:
+            if gain_us < self._clear() * streamed_us or self._is_tuned:
                 arms.append(compiled(plain, **bare))
                 with timed("timing"), real(self.target.device):
                     streamed_us, without_us = timed_side_by_side([_caller(arm, arguments) for arm in arms])
@@ -161,6 +162,12 @@ class Whole:
         times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in self.plans], others)]
         mine, theirs = (None if None in t else sum(us for us in t if us is not None) for t in times)
         _wholes.append(WholeTiming(len(self.plans), False, training, sum(map(gain, self.plans)), mine, theirs))
+
+    @property
+    def _is_tuned(self) -> bool:
+        """Whether Inductor tunes this graph, and may be faster than the kernels that regions were held against: plans
+        are kept whatever Inductor's configuration."""
+        return bool(self.patches.get("max_autotune") or self.patches.get("coordinate_descent_tuning"))
 
     def _measures(self) -> bool:
         on_gpu = self.target.kind == "cuda" and self.options.measure and self.options.strategy == "auto"
@@ -188,7 +195,7 @@ class Whole:
                 continue
             if _alike(original, fake):
                 values.append(original.detach())
-                if not _is_written(node):
+                if not is_written(node):
                     continue
                 values[-1] = values[-1].clone()
             else:
@@ -260,12 +267,12 @@ def _alike(original: Any, fake: torch.Tensor) -> bool:
     )
 
 
-def _is_written(node: fx.Node) -> bool:
+def is_written(node: fx.Node) -> bool:
     """Whether the graph writes into this argument, or into a view of it."""
     for user in node.users:
         schema = getattr(user.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             return True
-        if schema is not None and any(r.alias_info is not None for r in schema.returns) and _is_written(user):
+        if schema is not None and any(r.alias_info is not None for r in schema.returns) and is_written(user):
             return True
     return False

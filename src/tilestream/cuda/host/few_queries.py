@@ -19,16 +19,22 @@ ADDRESSES = 5
 
 
 def attention_on_host(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, options: HostRun | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    options: HostRun | None = None,
+    resident: int = 2,
 ) -> Tensor:
-    """``cuda.few_queries.attention`` on contiguous CPU tensors.
+    """``cuda.few_queries.attention`` on contiguous CPU tensors; the kernel of ``resident`` CTAs an SM.
 
     Raises:
         CompileError, HostTrap, HostRace: as ``build.run_on_host``.
     """
     how = options or HostRun()
     heads, _, queries, features = query.shape
-    kernel = Kernel(queries, features, 2, DTYPES[query.dtype])
+    kernel = Kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
     program = _compiled(kernel, how)
     arena = Arena()
     held = [0 if t is None else arena.add(bytes_of(t)) for t in (query, key, value, mask)]

@@ -5,19 +5,22 @@
 // put together at the end. All products are fp32: there are too few rows for the tensor cores, and keys and values are
 // read once in any case.
 //
-// Compiled for DTYPE, QUERIES, FEATURES (of a head: 32, 64, 128 or 256), WARPS a CTA and RESIDENT CTAs an SM.
+// Compiled for DTYPE, QUERIES, FEATURES (of a head: 32, 64, 128 or 256), MASKED, WARPS a CTA and RESIDENT CTAs an SM.
 #pragma once
 #include "lanes.cuh"
 
 constexpr int LANES = 32, HALF = 8, GROUP = FEATURES / HALF, GROUPS = WARPS * LANES / GROUP;
-constexpr int AHEAD = QUERIES > 2 ? 4 : 8;  // positions of a group that are loaded at once
+constexpr int AHEAD = QUERIES > 4 ? 4 : QUERIES > 2 ? 8 : 16;  // positions of a group that are loaded at once
+// Where two CTAs share an SM they are loaded in two halves, one on its way while the other is worked on.
+constexpr int HALVES = RESIDENT > 1 ? 2 : 1, EACH = AHEAD / HALVES;
 constexpr int PART = FEATURES + HALF;    // floats that a warp leaves of a query: weighted values, maximum, sum
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
+constexpr u32 NOWHERE = 0xffff;                            // the mask of no position: a NaN
 constexpr float LEAST = -1.0e38f, NEVER = -3.4e38f;        // of masks: the lowest numbers count as this, and less is left out
 static_assert(GROUP >= 4 && GROUP <= LANES && (GROUP & (GROUP - 1)) == 0);
 
 struct FewQueriesParams {
-  const char *query, *key, *value, *mask;  // mask: added to scores, or null
+  const char *query, *key, *value, *mask;  // mask: added to scores, if MASKED
   char* out;                               // [heads, QUERIES, FEATURES]
   long long query_stride, key_stride, value_stride, mask_stride;  // bytes from head to head
   int query_row, key_row, value_row;                              // bytes from query to query, position to position
@@ -53,29 +56,35 @@ struct Softmax {
 TS_DEV void put_float(u32 at, float v) { lanes::put32(at, ts::bits_of(v)); }
 TS_DEV float get_float(u32 at) { return ts::float_of(lanes::get32(at)); }
 
-// Positions of a group that are loaded at once.
+// Positions of a group that are loaded at once. Masks stay as they came until they are used: who looked at one here would
+// wait for it before the next position is asked for.
 struct Loaded {
-  u32 keys[AHEAD][4], values[AHEAD][4];
-  float bias[AHEAD];  // NOTHING: no position, or one that is masked for good
-  TS_DEV void load(const FewQueriesParams& p, long long head, int first, int feature) {
+  u32 keys[EACH][4], values[EACH][4], masks[EACH];
+  // From `start`, the first position of the first group; nothing where that is behind the last.
+  TS_DEV void load(const FewQueriesParams& p, long long head, int start, int group, int feature) {
+    if (start >= p.positions) return;
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      const int s = first + a * GROUPS;
-      bias[a] = NOTHING;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) keys[a][k] = values[a][k] = 0;
-      if (s >= p.positions) continue;
-      lanes::load128(p.key + head * p.key_stride + (long long)s * p.key_row + feature * 2, keys[a]);
-      lanes::load128(p.value + head * p.value_stride + (long long)s * p.value_row + feature * 2, values[a]);
-      const float masked = p.mask == nullptr ? 0.0f : Element::low(lanes::load16(p.mask + head * p.mask_stride + s * 2));
-      if (masked >= NEVER) bias[a] = masked * LOG2_E > LEAST ? masked * LOG2_E : LEAST;
+    for (int a = 0; a < EACH; ++a) {
+      const int s = start + group + a * GROUPS;
+      const bool there = s < p.positions;
+      const int at = there ? s : p.positions - 1;
+      lanes::load128(p.key + head * p.key_stride + (long long)at * p.key_row + feature * 2, keys[a]);
+      lanes::load128(p.value + head * p.value_stride + (long long)at * p.value_row + feature * 2, values[a]);
+      masks[a] = 0;
+      if constexpr (MASKED) masks[a] = lanes::load16(p.mask + head * p.mask_stride + at * 2);
+      if (!there) masks[a] = NOWHERE;
     }
   }
   // Into every query's softmax. All scores are summed over the group's lanes at once: shuffles wait for each other.
   TS_DEV void attend(const float (&query)[QUERIES][HALF], Softmax (&to)[QUERIES]) const {
-    float scores[QUERIES][AHEAD];
+    float scores[QUERIES][EACH], bias[EACH];  // NOTHING: no position, or one that is masked for good
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
+    for (int a = 0; a < EACH; ++a) {
+      const float masked = Element::low(masks[a]);
+      bias[a] = !(masked >= NEVER) ? NOTHING : masked * LOG2_E > LEAST ? masked * LOG2_E : LEAST;
+    }
+#pragma unroll
+    for (int a = 0; a < EACH; ++a) {
       float key[HALF];
       unpack(keys[a], key);
 #pragma unroll
@@ -90,12 +99,12 @@ struct Loaded {
 #pragma unroll
       for (int r = 0; r < QUERIES; ++r)
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) scores[r][a] += lanes::across(scores[r][a], far);
+        for (int a = 0; a < EACH; ++a) scores[r][a] += lanes::across(scores[r][a], far);
 #pragma unroll
     for (int r = 0; r < QUERIES; ++r) {
       float now = to[r].most;
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
+      for (int a = 0; a < EACH; ++a) {
         scores[r][a] = bias[a] > NOTHING ? scores[r][a] + bias[a] : NOTHING;
         now = scores[r][a] > now ? scores[r][a] : now;
       }
@@ -105,13 +114,13 @@ struct Loaded {
 #pragma unroll
       for (int k = 0; k < HALF; ++k) to[r].values[k] *= before;
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
+      for (int a = 0; a < EACH; ++a) {
         scores[r][a] = bias[a] > NOTHING ? ts::ex2(scores[r][a] - now) : 0.0f;
         to[r].sum += scores[r][a];
       }
     }
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
+    for (int a = 0; a < EACH; ++a) {
       float value[HALF];
       unpack(values[a], value);
 #pragma unroll
@@ -129,11 +138,12 @@ TS_LANES_KERNEL(WARPS* LANES, RESIDENT) tilestream_few_queries(const TS_PARAM Fe
   float query[QUERIES][HALF];
   u32 words[QUERIES][4];
   Softmax under_way[QUERIES];
-  Loaded next;
+  Loaded next[HALVES];
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r)
     lanes::load128(p.query + head * p.query_stride + (long long)r * p.query_row + feature * 2, words[r]);
-  next.load(p, head, group, feature);
+#pragma unroll
+  for (int h = 0; h < HALVES; ++h) next[h].load(p, head, h * EACH * GROUPS, group, feature);
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r) {
     unpack(words[r], query[r]);
@@ -141,10 +151,14 @@ TS_LANES_KERNEL(WARPS* LANES, RESIDENT) tilestream_few_queries(const TS_PARAM Fe
     for (int k = 0; k < HALF; ++k) query[r][k] *= p.scale * LOG2_E;
     under_way[r].begin();
   }
-  for (int first = AHEAD * GROUPS;; first += AHEAD * GROUPS) {
-    next.attend(query, under_way);
-    if (first >= p.positions) break;
-    next.load(p, head, first + group, feature);
+  for (int first = 0; first < p.positions; first += AHEAD * GROUPS) {
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h) {
+      const int start = first + h * EACH * GROUPS;
+      if (start >= p.positions) break;
+      next[h].attend(query, under_way);
+      next[h].load(p, head, start + AHEAD * GROUPS, group, feature);
+    }
   }
 #pragma unroll
   for (int r = 0; r < QUERIES; ++r) {

@@ -26,8 +26,7 @@ class SharedTileLaunch:
 
     Args:
         dependent: let its CTAs start, and load weights, while the kernel before on the stream still runs (programmatic
-            dependent launch). Only where that kernel writes none of the parameters. The launch is not cooperative then:
-            nothing else may run beside it that waits for CTAs of its own.
+            dependent launch). Only where that kernel writes none of the parameters.
 
     Raises:
         DeviceError: its CTAs do not fit the GPU at once.
@@ -72,7 +71,7 @@ class SharedTileLaunch:
         return [
             self.function.prepare(
                 (s.launched(part.rows), 1), s.threads, stream, self._params(where, space, part),
-                not (self.dependent or s.alone), self.dependent,
+                not s.alone, self.dependent,
             )
             for part in parts
         ]  # fmt: skip

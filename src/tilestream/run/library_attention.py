@@ -1,0 +1,141 @@
+"""Which of PyTorch's fused attentions runs where several can: timed once a shape.
+
+PyTorch takes cuDNN's on Hopper. That one sets memory first, and leaves 5 us of gaps around a kernel that takes four for
+BERT-base on 128 tokens: the flash attention that PyTorch has besides is one launch.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream.announce import announce_failure
+from tilestream.graph.nodes import value
+from tilestream.graph.real import real
+from tilestream.options import Options
+from tilestream.run import prepare, timed_once
+from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention
+from tilestream.run.measure import random_tensor
+from tilestream.run.stopwatch import timed
+from tilestream.run.target import Target
+from tilestream.run.timed_once import Choice
+
+aten = torch.ops.aten
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
+FLASH = aten._scaled_dot_product_flash_attention.default
+
+MOST_FEATURES = 256
+MOST_SCORES = 2**24
+"""Of all heads: where there are more, a few microseconds are nothing, and float64 takes much memory."""
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All that decides how long an attention without a mask takes: of query, key and value sizes and strides."""
+
+    query: Layout
+    key: Layout
+    value: Layout
+    dtype: str
+    causal: bool
+    scale: float
+
+
+def choose_library(graph: fx.GraphModule, options: Options, target: Target) -> int:
+    """Put flash attention in the place of cuDNN's wherever it is faster; how many were.
+
+    An exception of ours costs the choice, and is announced.
+
+    Args:
+        graph: functional ATen of an inference graph, with fake tensors of every node in its meta; changed in place.
+
+    Raises:
+        TilestreamError: with ``fallback=False``.
+    """
+    if not options.attention or not prepare.measures(options, target):
+        return 0
+    made = 0
+    for node in [n for n in graph.graph.nodes if n.target is CUDNN and is_attention(n)]:
+        kind = kind_of(node)
+        if kind is None:
+            continue
+        try:
+            wins = choose(node, kind, options, target).wins
+        except Exception as failure:
+            if not options.fallback:
+                raise
+            announce_failure("attention stays cuDNN's", failure)
+            continue
+        made += wins and _replace(graph.graph, node)
+    if made:
+        graph.graph.eliminate_dead_code()
+        graph.graph.lint()
+        graph.recompile()
+    return made
+
+
+def kind_of(node: fx.Node) -> Kind | None:
+    """What an attention is, if flash attention may do it; else None."""
+    given = given_to(node)
+    fakes = [value(given[name]) for name in ("query", "key", "value")]
+    if any(given.get(name) is not None for name in MASKS) or given.get("dropout_p"):
+        return None
+    layouts: list[Layout] = []
+    for fake in fakes:
+        if fake is None or fake.dim() != 4 or not all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
+            return None
+        layouts.append((tuple(fake.shape), tuple(fake.stride())))
+    (batch, heads, queries, features), positions = layouts[0][0], layouts[1][0][2]
+    fits = features <= MOST_FEATURES and features % 8 == 0 and batch * heads * queries * positions <= MOST_SCORES
+    if not fits or any(shape[:2] != (batch, heads) or shape[3] != features for shape, _ in layouts):
+        return None
+    scale = given.get("scale") or features**-0.5
+    return Kind(*layouts, str(fakes[0].dtype), bool(given.get("is_causal")), scale)  # pyright: ignore
+
+
+def choose(node: fx.Node, kind: Kind, options: Options, target: Target) -> Choice:
+    """What flash attention and cuDNN's take; raises as ``timed_once.timed``."""
+
+    def measured() -> Choice:
+        with timed("timing"), real(target.device):
+            given = given_to(node)
+            q, k, v = (random_tensor(given[name].meta["val"]) for name in ("query", "key", "value"))
+            exact = torch.nn.functional.scaled_dot_product_attention(
+                q.double(), k.double(), v.double(), is_causal=kind.causal, scale=kind.scale
+            )
+            return timed_once.timed(
+                "flash attention",
+                lambda: FLASH(q, k, v, 0.0, kind.causal, scale=kind.scale)[0],
+                lambda: CUDNN(q, k, v, None, False, 0.0, kind.causal, scale=kind.scale)[0],
+                exact,
+            )
+
+    return timed_once.choose("library_attention", kind, options, target, measured)
+
+
+def _replace(graph: fx.Graph, node: fx.Node) -> bool:
+    """Whether it was: the result must lie as it lay before, since views of it are taken."""
+    given = given_to(node)
+    operands = [given[name] for name in ("query", "key", "value")]
+    with graph.inserting_before(node):
+        made = call(graph, FLASH, *operands, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
+        result: Any = call(graph, operator.getitem, made, 0)
+    before = node.meta["val"][0]
+    if result.meta["val"].stride() != before.stride():
+        for new in (result, made):
+            graph.erase_node(new)
+        return False
+    for user in list(node.users):
+        if user.users:
+            result.meta = dict(user.meta)
+            user.replace_all_uses_with(result)
+        graph.erase_node(user)
+    graph.erase_node(node)
+    return True

@@ -1,0 +1,120 @@
+"""Which fused attention of PyTorch's runs: flash attention in the place of cuDNN's where it is faster."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilestream.devices import get
+from tilestream.errors import PlanError
+from tilestream.options import Options
+from tilestream.run import library_attention, prepare, timed_once
+from tilestream.run.grouped_queries import call
+from tilestream.run.target import Target
+from tilestream.run.timed_once import Choice
+
+TARGET = Target("cuda", torch.device("cuda"), get("h200"))
+OPTIONS = Options(cache=False)
+
+
+def graph_of(batch: int = 2, features: int = 64, bias: bool = False) -> fx.GraphModule:
+    """cuDNN's attention of three heads over 128 positions, on fake tensors of a GPU, and a view of its result."""
+    graph = fx.Graph()
+    with FakeTensorMode():
+        operands = []
+        for name in ("q", "k", "v"):
+            node = graph.placeholder(name)
+            node.meta["val"] = torch.empty(batch, 128, 3, features, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+            operands.append(node)
+        mask = graph.placeholder("mask") if bias else None
+        if mask is not None:
+            mask.meta["val"] = torch.empty(batch, 3, 128, 128, device="cuda", dtype=torch.bfloat16)
+        made = call(graph, library_attention.CUDNN, *operands, mask, False)
+        result = call(graph, operator.getitem, made, 0)
+        turned = call(graph, torch.ops.aten.transpose.int, result, 1, 2)
+        graph.output((call(graph, torch.ops.aten.view.default, turned, [batch * 128, 3 * features]),))
+    return fx.GraphModule({}, graph)
+
+
+def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, choice: Any, options: Options = OPTIONS) -> list:
+    """The attentions of a graph after the choice."""
+    monkeypatch.setattr(prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(library_attention, "choose", choice)
+    library_attention.choose_library(graph, options, TARGET)
+    return [n.target for n in graph.graph.nodes if "attention" in str(n.target)]
+
+
+@pytest.mark.parametrize(("flash", "cudnn", "wins"), [(5.0, 10.0, True), (10.0, 5.0, False)])
+def test_the_faster_one_runs(flash: float, cudnn: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = library_attention.FLASH if wins else library_attention.CUDNN
+    assert streamed(monkeypatch, graph_of(), lambda *_: Choice(flash, cudnn)) == [taken]
+
+
+def test_what_flash_attention_does_not_do_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> Choice:
+        raise AssertionError
+
+    for graph in (graph_of(bias=True), graph_of(features=512), graph_of(batch=512)):
+        assert streamed(monkeypatch, graph, never) == [library_attention.CUDNN]
+    assert streamed(monkeypatch, graph_of(), never, Options(attention=False)) == [library_attention.CUDNN]
+
+
+def test_a_mistake_costs_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object) -> Choice:
+        raise PlanError("it is wrong", "use cuDNN's")
+
+    assert streamed(monkeypatch, graph_of(), wrong) == [library_attention.CUDNN]
+    with pytest.raises(PlanError):
+        streamed(monkeypatch, graph_of(), wrong, Options(cache=False, fallback=False))
+
+
+def test_times_are_taken_once(cache_dir: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the process, and by the next one from the disk."""
+    (node,) = [n for n in graph_of().graph.nodes if n.target is library_attention.CUDNN]
+    kind = library_attention.kind_of(node)
+    asked: list[int] = []
+
+    def measured() -> Choice:
+        asked.append(1)
+        return Choice(5.0, 10.0)
+
+    for _ in range(2):
+        monkeypatch.setattr(timed_once, "_choices", {})
+        found = [timed_once.choose("library_attention", kind, Options(), TARGET, measured) for _ in range(2)]
+        assert found == 2 * [Choice(5.0, 10.0)]
+    assert asked == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_both_compute_the_same(causal: bool) -> None:
+    layouts = 3 * (((2, 3, 128, 64), (24576, 64, 192, 1)),)
+    (node,) = [n for n in graph_of().graph.nodes if n.target is library_attention.CUDNN]
+    kind = library_attention.Kind(*layouts, str(torch.bfloat16), causal, 0.125)
+    made = library_attention.choose(node, kind, OPTIONS, Target("cuda", torch.device("cuda", 0), get("h200")))
+    assert made.other_us > 0 and made.present_us > 0
+
+
+def test_attention_is_held_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Arm:
+        def __init__(self, run: Any) -> None:
+            self.outputs: Tensor = run()
+            self.graph = self
+            self._run = run
+
+        def replay(self) -> None:
+            self.outputs.copy_(self._run())
+
+    exact = torch.randn(4, 8, dtype=torch.float64)
+    monkeypatch.setattr(timed_once, "capture", Arm)
+    monkeypatch.setattr(timed_once, "interleaved", lambda arms, _: [[1.0], [2.0]])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    right = timed_once.timed("one", lambda: exact.bfloat16(), lambda: exact.bfloat16(), exact)
+    assert right == Choice(1.0, 2.0) and right.wins
+    with pytest.raises(PlanError, match="wrong result"):
+        timed_once.timed("one", lambda: exact.bfloat16() + 1, lambda: exact.bfloat16(), exact)
