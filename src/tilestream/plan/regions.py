@@ -9,6 +9,7 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
+from tilestream.graph.joint import narrow_products
 from tilestream.graph.pixels import to_pixels
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
@@ -27,12 +28,15 @@ def find_regions(
     """The regions of a graph in its normal form, and the weight gradients that stay out of them.
 
     Args:
-        graph: functional ATen; where the options say so, its convolutions are rewritten in place.
+        graph: functional ATen; where the options say so, its convolutions are rewritten in place, and of a backward graph
+            products of which one slice is used.
         kept_out: names of nodes that are in no region, and why (``graph.row_sums.own_operands``).
         training: whether the graph is half of a training step.
         backward: whether it is the second half.
     """
     out = dict(kept_out)
+    if backward and narrow_products(graph.graph):
+        graph.recompile()
     if not training and options.convolutions != "off":
         out |= to_pixels(graph.graph, bulk=options.convolutions != "lanes")
         graph.recompile()

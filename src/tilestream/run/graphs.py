@@ -18,7 +18,6 @@ from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
 from tilestream.graph.gradients import GradientSite
-from tilestream.graph.joint import narrow_products
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Partition
@@ -172,8 +171,6 @@ class Compilation:
 
     def _found(self, graph: fx.GraphModule, backward: bool, training: bool) -> tuple[Partition, list[GradientSite]]:
         """The regions of a graph, which is brought into its normal form, and its weight gradients."""
-        if backward and narrow_products(graph.graph):
-            graph.recompile()
         with timed("regions"):
             kept_out, hardware = own_operands(graph.graph) if backward else {}, self.target.hardware
             normal = normalise(graph)
