@@ -30,7 +30,7 @@ from tilestream.plan.gradient_launches import (
     proposal,
 )
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
-from tilestream.plan.regions import find_regions
+from tilestream.plan.regions import LONE, find_regions, is_lone
 from tilestream.plan.turned import turned
 
 
@@ -39,6 +39,8 @@ def of_graphs(
 ) -> Analysis:
     """The analysis of captured graphs."""
 
+    if training:
+        options = options.with_(constant_weights=False)  # steps of training change them
     graphs: list[GraphAnalysis] = []
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
@@ -94,12 +96,14 @@ def _region(
     region: Region, members: Sequence[fx.Node], index: int, prefix: str, device: Device, options: Options
 ) -> RegionAnalysis:
 
-    plan, problem = None, ""
+    plan, problem, copied = None, "", turned(region, options)
     try:
-        if region.rows:
-            plan = planner.plan(region.program, region.rows, device, options, turned=turned(region, options))
-        else:
+        if not region.rows:
             problem = "no rows: nothing is launched"
+        elif options.target != "reference" and is_lone(region, options):
+            problem = LONE
+        else:
+            plan = planner.plan(region.program, region.rows, device, options, turned=copied)
     except TilestreamError as failure:
         problem = str(failure)
     return RegionAnalysis(
@@ -114,6 +118,7 @@ def _region(
         flops=sum(flops.of_node(n) for n in members if computes(n)),
         nodes=tuple(members),
         modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
+        turned_us=copied.us,
     )
 
 

@@ -11,9 +11,13 @@ from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
 from tilestream.graph.pixels import to_pixels
+from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
+from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
+
+LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 
 
 def find_regions(
@@ -28,7 +32,7 @@ def find_regions(
     """The regions of a graph in its normal form, and the weight gradients that stay out of them.
 
     Args:
-        graph: functional ATen; where the options say so, its convolutions are rewritten in place, and of a backward graph
+        graph: functional ATen, rewritten in place: its convolutions where the options say so, and of a backward graph
             products of which one slice is used.
         kept_out: names of nodes that are in no region, and why (``graph.row_sums.own_operands``).
         training: whether the graph is half of a training step.
@@ -51,3 +55,10 @@ def find_regions(
         projections=options.projections and not training,
     )
     return found, summed
+
+
+def is_lone(region: Region, options: Options) -> bool:
+    """Whether a region is one product that no kernel of ours does better than a library's."""
+    if is_projection(region.program) and region.rows <= MOST_ROWS:
+        return False
+    return len(region.operators) == 1 and options.strategy == "auto"
