@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -28,9 +29,9 @@ from launch_cases import ALL, H200, Launch
 
 from tilestream import cuda
 from tilestream.errors import TilestreamError
-from tilestream.ir.pipeline import Pipeline
-from tilestream.plan import gradients
 from tilestream.plan.cost import predict
+from tilestream.plan.turned import copies_s
+from tilestream.plan.whole import pipeline_us
 from tilestream.run.call import RegionCall
 from tilestream.run.spec import TENSOR, RegionSpec, decode
 from tilestream.run.timing import Captured, capture, interleaved
@@ -57,20 +58,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Point:
-    """A row beside its prediction, in microseconds, as ``cost_truth.Score`` takes it."""
+    """A row beside its predictions, in microseconds: the one that is shown, and the cost model's, which ranks."""
 
     row: Row
     predicted_us: float
+    ranked_us: float
 
     @property
     def error(self) -> float:
         return self.predicted_us / self.row.us - 1
 
 
-def predicted_us(pipeline: Pipeline, rows: int) -> float:
-    if is_stationary(pipeline):
-        return gradients.cost(pipeline, rows, H200).total_s * 1e6
-    return predict(pipeline, rows, H200).us
+def point(row: Row) -> Point:
+    """Today's predictions of a measured row, copies of transposed weights included."""
+    spec = decode(row.launch.spec)
+    pipeline, rows = spec.pipeline, row.launch.rows
+    turned = 1e6 * copies_s(_turned_bytes(spec))
+    shown = pipeline_us(pipeline, rows, H200)
+    assert shown is not None
+    ranked = shown if is_stationary(pipeline) else predict(pipeline, rows, H200).us
+    return Point(row, shown + turned, ranked + turned)
 
 
 def values_of(spec: RegionSpec, straight: bool) -> list[torch.Tensor]:
@@ -96,14 +103,15 @@ def values_of(spec: RegionSpec, straight: bool) -> list[torch.Tensor]:
     return made
 
 
-def is_turned(spec: RegionSpec) -> bool:
-    """Whether a weight lies as no kernel reads it."""
+def _turned_bytes(spec: RegionSpec) -> list[int]:
+    """Of each weight that lies as no kernel reads it."""
+    found = []
     for o in spec.parameters:
-        strides = spec.layouts[o.index][1]
+        shape, strides = spec.layouts[o.index]
         strides = strides[::-1] if ("t",) in o.steps else strides
         if len(strides) == 2 and strides[1] != 1:
-            return True
-    return False
+            found.append(o.dtype.itemsize * prod(shape))
+    return found
 
 
 def captured(spec: RegionSpec, straight: bool) -> Captured:
@@ -128,7 +136,7 @@ def measure(launches: Sequence[Launch], budget_s: float) -> Iterator[list[Row]]:
                 continue
             launch = left.pop(index)
             try:
-                ways = (False, True) if is_turned(specs[launch]) else (False,)
+                ways = (False, True) if _turned_bytes(specs[launch]) else (False,)
                 arms.append([captured(specs[launch], straight) for straight in ways])
                 batch.append(launch)
             except (TilestreamError, RuntimeError) as failure:
@@ -154,7 +162,7 @@ def points(path: Path = PATH) -> list[Point]:
     made = []
     for row in json.loads(path.read_text())["rows"]:
         read = Row(Launch(**row["launch"]), row["us"], row["straight_us"])
-        made.append(Point(read, predicted_us(decode(read.launch.spec).pipeline, read.launch.rows)))
+        made.append(point(read))
     return made
 
 
@@ -168,7 +176,7 @@ def report(found: Sequence[Point]) -> None:
     for p in found:
         launch, straight = p.row.launch, f"{p.row.straight_us:8.1f}" if p.row.straight_us is not None else " " * 8
         print(f"{launch.family:9s} {launch.model:20s} {launch.name:52s} {launch.rows:7d} {p.row.us:8.1f} {straight}"
-              f" {p.predicted_us:8.1f} {p.error:+6.0%}")  # fmt: skip
+              f" {p.predicted_us:8.1f} {p.error:+6.0%} {p.ranked_us:8.1f}")  # fmt: skip
     for score in scores(found).values():
         print(f"{score.group:9s} {score.count:3d}  mean {score.mean:.1%}  bias {score.bias:+.1%}"
               f"  worst factor {score.worst:.2f}")  # fmt: skip
