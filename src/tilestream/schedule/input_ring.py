@@ -14,6 +14,7 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.schedule.chunks import epilogue_chunks, product_chunks
+from tilestream.schedule.layout import CHUNK
 from tilestream.schedule.model import Schedule, columns_of
 
 GATHER_CHUNK_S = 2.0e-6
@@ -30,6 +31,7 @@ ISSUE_S = 0.3e-6
 instruction after another."""
 BULK_BYTES = 16
 """That rows are multiples of where bulk copies can address them."""
+SHARE = 1.0
 TILES = 4
 """Until the ring's state repeats."""
 
@@ -115,6 +117,8 @@ class Arrivals:
     def __init__(self, schedule: Schedule, pipeline: Pipeline, device: Device) -> None:
         self._schedule, self._pipeline, self._device = schedule, pipeline, device
         self._seen: set[tuple[str, int]] = set()
+        rings = 2 if schedule.stage.placement.dim == 0 else 1
+        self._share_s = SHARE * rings * CHUNK * device.sms / device.dram_bytes_per_s
 
     def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:
         """(loader, latency) of each chunk: a stream and its first column."""
@@ -133,7 +137,7 @@ class Arrivals:
         if stream.tap is not None:
             return (ISSUE_S, latency) if stream.tap.bulk else (TAP_CHUNK_S, 0.0)
         odd = odd_s(self._schedule, self._pipeline, tile, column)
-        return (odd, 0.0) if odd else (ISSUE_S, latency)
+        return (odd, 0.0) if odd else (max(ISSUE_S, 0.0 if again else self._share_s), latency)
 
 
 def odd_s(schedule: Schedule, pipeline: Pipeline, tile: str, column: int) -> float:
