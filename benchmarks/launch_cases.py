@@ -5,9 +5,10 @@ What is captured needs no GPU; ``launch_truth.py`` times it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch
@@ -42,6 +43,12 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The cases of ``training.py``, smaller ones of the same models left out."""
 ODD_COLUMNS = (31, 63, 95, 122, 127, 131, 190, 250, 474)
+UNSEEN_COLUMNS = (21, 45, 77, 202, 333)
+UNSEEN_NETWORKS = {
+    "192-192-192": (192, 192, 192, 192),
+    "320-640-64": (320, 640, 64),
+    "24-96-96-96-8": (24, 96, 96, 96, 8),
+}
 ODD_ROWS = (16384, 65160, 262144)
 ODD_WIDTH = 256
 SUMMED_ROWS = (1024, 16384, 65536, 262144)
@@ -56,7 +63,8 @@ H200 = devices.get("h200")
 class Launch:
     """One launch: what it is of, and the ``spec`` that runs it (``run.spec``, as text).
 
-    ``family`` is ``forward``, ``backward``, ``gradients`` or ``odd``, or ``README`` for the cases of its tables.
+    ``family`` is ``forward``, ``backward``, ``gradients`` or ``odd``, or ``README`` for the cases of its tables; behind
+    ``unseen`` where the model was made only to hold predictions against.
     """
 
     family: str
@@ -80,11 +88,13 @@ class Layer(nn.Module):
 def training() -> Iterator[Launch]:
     """Regions of forward and backward graphs, each in its best ways, and the launches of weight gradients."""
     for case, (model, sizes) in TRAINING.items():
-        module, inputs = find(model).make(training=True, **sizes)
-        options = Options()
-        found = capture(module, inputs, {}, True, training_cut(options))
-        for graph, kind in zip(found.graphs, found.kinds, strict=True):
-            yield from of_graph(graph, case, kind, options)
+        yield from of_model(*find(model).make(training=True, **sizes), case, Options())
+
+
+def of_model(module: nn.Module, inputs: tuple[Any, ...], case: str, options: Options) -> Iterator[Launch]:
+    found = capture(module, inputs, {}, True, training_cut(options))
+    for graph, kind in zip(found.graphs, found.kinds, strict=True):
+        yield from of_graph(graph, case, kind, options)
 
 
 def of_graph(graph: fx.GraphModule, case: str, kind: str, options: Options) -> Iterator[Launch]:
@@ -107,22 +117,27 @@ def of_graph(graph: fx.GraphModule, case: str, kind: str, options: Options) -> I
 
 
 def of_region(region: Region, family: str, case: str, options: Options, most: int = EACH) -> Iterator[Launch]:
-    """The candidates of a region that are predicted to be the fastest."""
+    """The candidates of a region that are predicted to be the fastest; strategy ``bulk`` stands for a library's."""
     try:
         found = planner.proposals(region.program, region.rows, H200, options)
     except TilestreamError:
         return
-    for candidate in islice(planner.shortlist(found, forced=True), most):
+    ours = (c for c in planner.shortlist(found, forced=True) if c.strategy != "bulk")
+    for candidate in islice(ours, most):
         assert candidate.pipeline is not None
         text = encode(spec_of(region, candidate.pipeline, "cuda"))
         yield Launch(family, case, f"{region.name} {candidate.name}", region.rows, text)
 
 
-def odd() -> Iterator[Launch]:
-    """A layer on rows that bulk copies cannot address, contiguous and not."""
-    for columns in ODD_COLUMNS:
+def odd(widths: tuple[int, ...] = ODD_COLUMNS) -> Iterator[Launch]:
+    """A layer on rows that bulk copies cannot address."""
+    for columns in widths:
         for rows in ODD_ROWS:
             yield from layer(columns, columns, rows)
+
+
+def beside() -> Iterator[Launch]:
+    """The same on columns of a wider matrix, which are copied first."""
     for columns in (64, 1, 40, 63):
         yield from layer(columns, columns + BESIDE, ODD_ROWS[1])
 
@@ -143,9 +158,9 @@ def readme() -> Iterator[Launch]:
             yield from of_region(region, "README", case.name, parse({"strategy": case.strategy}))
 
 
-def sums() -> Iterator[Launch]:
+def sums(networks: Mapping[str, tuple[int, ...]] = WIDTHS) -> Iterator[Launch]:
     """Weight gradients of plain networks, from few rows, where the exchange of partial sums is all there is, on."""
-    for name, widths in WIDTHS.items():
+    for name, widths in networks.items():
         layers = layers_of(widths)
         pipeline = weight_gradients(name, layers, H200)
         columns = {t: n for layer in layers for t, n in ((layer.gradient, layer.out), (layer.input, layer.k))}
@@ -158,4 +173,42 @@ def sums() -> Iterator[Launch]:
             yield Launch("gradients", name, "gradients0", rows, encode(told))
 
 
-ALL = (odd, readme, sums, training)
+class Blocks(nn.Module):
+    """Two residual blocks: norm, two layers with an activation between them."""
+
+    def __init__(self, width: int, hidden: int, act: str) -> None:
+        super().__init__()
+        layers = {"norm": nn.LayerNorm(width), "up": nn.Linear(width, hidden), "down": nn.Linear(hidden, width)}
+        self.blocks = nn.ModuleList(nn.ModuleDict(copy.deepcopy(layers)) for _ in range(2))
+        self.act = getattr(nn.functional, act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block["down"](self.act(block["up"](block["norm"](x))))
+        return x
+
+
+def plain(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Layers of these widths, an activation behind each but the last."""
+    made = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), act())]
+    return nn.Sequential(*made[:-1])
+
+
+def unseen() -> Iterator[Launch]:
+    """What no constant was fitted on, and no formula chosen by."""
+    models = {
+        "blocks 192-384 GELU": (Blocks(192, 384, "gelu"), 192, 65536),
+        "blocks 128-256 SiLU": (Blocks(128, 256, "silu"), 128, 131072),
+        "96-160-160-160-32 ReLU": (plain(96, 160, 160, 160, 32), 96, 131072),
+        "256-384-384-64 Tanh": (plain(256, 384, 384, 64, act=nn.Tanh), 256, 65536),
+        "64-256-256-256-8 Softplus": (plain(64, 256, 256, 256, 8, act=nn.Softplus), 64, 32768),
+    }
+    found = [odd(UNSEEN_COLUMNS), sums(UNSEEN_NETWORKS)]
+    for name, (module, columns, rows) in models.items():
+        x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+        found.append(of_model(module.bfloat16().to("meta"), (x,), name, Options()))
+    for launch in chain(*found):
+        yield replace(launch, family=f"unseen {launch.family}")
+
+
+ALL = {"seen": (odd, beside, readme, sums, training), "unseen": (unseen,)}

@@ -1,7 +1,7 @@
 """Launches one by one: what an H200 takes for each beside what is predicted today, by families.
 
     python benchmarks/launch_truth.py              print the scores; needs no GPU
-    python benchmarks/launch_truth.py --prepare    capture what is to be timed (launch_cases.json), on any machine
+    python benchmarks/launch_truth.py --prepare seen   capture what is to be timed (launch_cases.json), on any machine
     python benchmarks/launch_truth.py --measure    time it; writes results/launch_truth.json
 
 bf16, random data; medians over CUDA graph replays of a dozen launches in turn. Backward regions read weights
@@ -184,14 +184,14 @@ def report(found: Sequence[Point]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--prepare", choices=tuple(ALL))
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds")
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--out", type=Path, default=PATH)
     given = parser.parse_args()
     if given.prepare:
-        found = [asdict(launch) for part in ALL for launch in part()]
+        found = [asdict(launch) for part in ALL[given.prepare] for launch in part()]
         given.cases.write_text(json.dumps(found, indent=0))
         print(f"{len(found)} launches")
     if given.measure:
