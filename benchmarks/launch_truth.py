@@ -22,13 +22,15 @@ from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
+import cost_truth as truth
 import torch
 from cases import RESULTS
-from cost_truth import Score
 from launch_cases import ALL, H200, Launch
 
 from tilestream import cuda
 from tilestream.errors import TilestreamError
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan import gradients
 from tilestream.plan.cost import predict
 from tilestream.plan.turned import copies_s
 from tilestream.plan.whole import pipeline_us
@@ -76,8 +78,14 @@ def point(row: Row) -> Point:
     turned = 1e6 * copies_s(_turned_bytes(spec))
     shown = pipeline_us(pipeline, rows, H200)
     assert shown is not None
-    ranked = shown if is_stationary(pipeline) else predict(pipeline, rows, H200).us
-    return Point(row, shown + turned, ranked + turned)
+    return Point(row, shown + turned, ranked_us(pipeline, rows) + turned)
+
+
+def ranked_us(pipeline: Pipeline, rows: int) -> float:
+    """What the planner compares."""
+    if is_stationary(pipeline):
+        return gradients.cost(pipeline, rows, H200).total_s * 1e6
+    return predict(pipeline, rows, H200).us
 
 
 def values_of(spec: RegionSpec, straight: bool) -> list[torch.Tensor]:
@@ -157,19 +165,38 @@ def write(rows: Sequence[Row], path: Path) -> None:
     path.write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
 
 
+def rows_of(path: Path) -> list[Row]:
+    read = json.loads(path.read_text())["rows"]
+    return [Row(Launch(**row["launch"]), row["us"], row["straight_us"]) for row in read]
+
+
 def points(path: Path = PATH) -> list[Point]:
-    """Every measured launch beside today's prediction."""
+    """Every measured launch beside today's predictions."""
+    return [point(row) for row in rows_of(path)]
+
+
+def ranked(family: str) -> list[truth.Point]:
+    """The launches of a family beside the cost model's predictions; copies that come before odd rows are no part."""
     made = []
-    for row in json.loads(path.read_text())["rows"]:
-        read = Row(Launch(**row["launch"]), row["us"], row["straight_us"])
-        made.append(point(read))
+    for row in rows_of(PATH):
+        pipeline, launch = decode(row.launch.spec).pipeline, row.launch
+        if launch.family == family and not _is_beside(launch):
+            turned = 1e6 * copies_s(_turned_bytes(decode(launch.spec)))
+            made.append(
+                truth.Point(family, launch.model, launch.rows, row.us, turned + ranked_us(pipeline, launch.rows))
+            )
     return made
 
 
-def scores(found: Sequence[Point]) -> dict[str, Score]:
+def _is_beside(launch: Launch) -> bool:
+    columns, _, apart, *_ = launch.model.split() if launch.family.endswith("odd") else ("", "", "")
+    return columns != apart
+
+
+def scores(found: Sequence[Point]) -> dict[str, truth.Score]:
     """By family."""
     families = dict.fromkeys(p.row.launch.family for p in found)
-    return {f: Score.of(f, [p for p in found if p.row.launch.family == f]) for f in families}
+    return {f: truth.Score.of(f, [p for p in found if p.row.launch.family == f]) for f in families}
 
 
 def report(found: Sequence[Point]) -> None:
