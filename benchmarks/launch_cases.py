@@ -5,7 +5,6 @@ What is captured needs no GPU; ``launch_truth.py`` times it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
@@ -176,15 +175,14 @@ def sums(networks: Mapping[str, tuple[int, ...]] = WIDTHS) -> Iterator[Launch]:
 class Blocks(nn.Module):
     """Two residual blocks: norm, two layers with an activation between them."""
 
-    def __init__(self, width: int, hidden: int, act: str) -> None:
+    def __init__(self, width: int, hidden: int, act: type[nn.Module]) -> None:
         super().__init__()
-        layers = {"norm": nn.LayerNorm(width), "up": nn.Linear(width, hidden), "down": nn.Linear(hidden, width)}
-        self.blocks = nn.ModuleList(nn.ModuleDict(copy.deepcopy(layers)) for _ in range(2))
-        self.act = getattr(nn.functional, act)
+        ends = ((nn.LayerNorm(width), nn.Linear(width, hidden), act(), nn.Linear(hidden, width)) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.Sequential(*layers) for layers in ends)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = x + block["down"](self.act(block["up"](block["norm"](x))))
+            x = x + block(x)
         return x
 
 
@@ -197,8 +195,8 @@ def plain(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Module:
 def unseen() -> Iterator[Launch]:
     """What no constant was fitted on, and no formula chosen by."""
     models = {
-        "blocks 192-384 GELU": (Blocks(192, 384, "gelu"), 192, 65536),
-        "blocks 128-256 SiLU": (Blocks(128, 256, "silu"), 128, 131072),
+        "blocks 192-384 GELU": (Blocks(192, 384, nn.GELU), 192, 65536),
+        "blocks 128-256 SiLU": (Blocks(128, 256, nn.SiLU), 128, 131072),
         "96-160-160-160-32 ReLU": (plain(96, 160, 160, 160, 32), 96, 131072),
         "256-384-384-64 Tanh": (plain(256, 384, 384, 64, act=nn.Tanh), 256, 65536),
         "64-256-256-256-8 Softplus": (plain(64, 256, 256, 256, 8, act=nn.Softplus), 64, 32768),

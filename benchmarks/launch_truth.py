@@ -1,6 +1,6 @@
 """Launches one by one: what an H200 takes for each beside what is predicted today, by families.
 
-    python benchmarks/launch_truth.py              print the scores; needs no GPU
+    python benchmarks/launch_truth.py              print all; write the table of docs/training.md; needs no GPU
     python benchmarks/launch_truth.py --prepare seen   capture what is to be timed (launch_cases.json), on any machine
     python benchmarks/launch_truth.py --measure    time it; writes results/launch_truth.json
 
@@ -26,6 +26,8 @@ import cost_truth as truth
 import torch
 from cases import RESULTS
 from launch_cases import ALL, H200, Launch
+from launch_cases import TRAINING as STEPS
+from truth import table
 
 from tilestream import cuda
 from tilestream.errors import TilestreamError
@@ -39,6 +41,9 @@ from tilestream.run.spec import TENSOR, RegionSpec, decode
 from tilestream.run.timing import Captured, capture, interleaved
 from tilestream.schedule.stationary import is_stationary
 
+DOC = Path(__file__).parent.parent / "docs" / "training.md"
+BEGIN, END = "<!-- launches: made by benchmarks/launch_truth.py -->", "<!-- launches: end -->"
+TRAINING = ("forward", "backward", "gradients")
 CASES, PATH = Path("launch_cases.json"), RESULTS / "launch_truth.json"
 DEVICE = torch.device("cuda", 0)
 HELD_OUT = (95, 131, 250)
@@ -63,12 +68,8 @@ class Point:
     """A row beside its predictions, in microseconds: the one that is shown, and the cost model's, which ranks."""
 
     row: Row
-    predicted_us: float
-    ranked_us: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_us / self.row.us - 1
+    shown: truth.Point
+    ranked: truth.Point
 
 
 def point(row: Row) -> Point:
@@ -78,7 +79,12 @@ def point(row: Row) -> Point:
     turned = 1e6 * copies_s(_turned_bytes(spec))
     shown = pipeline_us(pipeline, rows, H200)
     assert shown is not None
-    return Point(row, shown + turned, ranked_us(pipeline, rows) + turned)
+    return Point(row, _beside(row, shown + turned), _beside(row, ranked_us(pipeline, rows) + turned))
+
+
+def _beside(row: Row, predicted_us: float) -> truth.Point:
+    launch = row.launch
+    return truth.Point(launch.family, f"{launch.model} {launch.name}", launch.rows, row.us, predicted_us)
 
 
 def ranked_us(pipeline: Pipeline, rows: int) -> float:
@@ -179,12 +185,10 @@ def ranked(family: str) -> list[truth.Point]:
     """The launches of a family beside the cost model's predictions; copies that come before odd rows are no part."""
     made = []
     for row in rows_of(PATH):
-        pipeline, launch = decode(row.launch.spec).pipeline, row.launch
-        if launch.family == family and not _is_beside(launch):
-            turned = 1e6 * copies_s(_turned_bytes(decode(launch.spec)))
-            made.append(
-                truth.Point(family, launch.model, launch.rows, row.us, turned + ranked_us(pipeline, launch.rows))
-            )
+        if row.launch.family == family and not _is_beside(row.launch):
+            spec = decode(row.launch.spec)
+            us = ranked_us(spec.pipeline, row.launch.rows) + 1e6 * copies_s(_turned_bytes(spec))
+            made.append(_beside(row, us))
     return made
 
 
@@ -193,20 +197,47 @@ def _is_beside(launch: Launch) -> bool:
     return columns != apart
 
 
-def scores(found: Sequence[Point]) -> dict[str, truth.Score]:
+def scores(found: Sequence[truth.Point]) -> list[truth.Score]:
     """By family."""
-    families = dict.fromkeys(p.row.launch.family for p in found)
-    return {f: truth.Score.of(f, [p for p in found if p.row.launch.family == f]) for f in families}
+    families = dict.fromkeys(p.group for p in found)
+    return [truth.Score.of(f, [p for p in found if p.group == f]) for f in families]
 
 
 def report(found: Sequence[Point]) -> None:
+    """Every launch, then scores: of what is shown, and of what ranks."""
     for p in found:
-        launch, straight = p.row.launch, f"{p.row.straight_us:8.1f}" if p.row.straight_us is not None else " " * 8
-        print(f"{launch.family:9s} {launch.model:20s} {launch.name:52s} {launch.rows:7d} {p.row.us:8.1f} {straight}"
-              f" {p.predicted_us:8.1f} {p.error:+6.0%} {p.ranked_us:8.1f}")  # fmt: skip
-    for score in scores(found).values():
-        print(f"{score.group:9s} {score.count:3d}  mean {score.mean:.1%}  bias {score.bias:+.1%}"
-              f"  worst factor {score.worst:.2f}")  # fmt: skip
+        straight = f"{p.row.straight_us:8.1f}" if p.row.straight_us is not None else " " * 8
+        said = " ".join(f"{of.predicted_us:8.1f} {of.error:+5.0%}" for of in (p.shown, p.ranked))
+        print(f"{p.shown.group:16s} {p.shown.name:76s} {p.shown.rows:7d} {p.row.us:8.1f} {straight} {said}")
+    for who, some in (("simulator", [p.shown for p in found]), ("cost model", [p.ranked for p in found])):
+        for s in scores(some):
+            print(f"{who:10s} {s.group:20s} {s.count:3d}  mean {s.mean:6.1%}  bias {s.bias:+6.1%}  worst {s.worst:.2f}")
+
+
+def document(found: Sequence[Point]) -> str:
+    """What stands between the markers of docs/training.md: scores, and every launch of a training step."""
+    shown, ranked_ = ([getattr(p, what) for p in found] for what in ("shown", "ranked"))
+    lines = [
+        (
+            of.group,
+            str(of.count),
+            f"{of.mean:.0%}",
+            f"{of.bias:+.0%}",
+            f"{of.worst:.2f}",
+            f"{by.mean:.0%}",
+            f"{by.worst:.2f}",
+        )
+        for of, by in zip(scores(shown), scores(ranked_), strict=True)
+    ]
+    heads = ("family", "launches", "mean error, simulator", "bias", "worst factor", "cost model", "worst factor")
+    rows = [
+        (p.shown.group, p.row.launch.model, p.row.launch.name, f"{p.shown.rows:,}")
+        + (f"{p.row.us:.1f}", f"{p.shown.predicted_us:.1f}", f"{p.shown.error:+.0%}")
+        for p in found
+        if p.shown.group in TRAINING and p.row.launch.model in STEPS
+    ]
+    columns = ("family", "step", "launch", "rows", "measured us", "predicted us", "error")
+    return f"{table(heads, lines)}\n\n{table(columns, rows, left=3)}"
 
 
 def main() -> int:
@@ -231,7 +262,10 @@ def main() -> int:
             rows += some
             write(rows, given.out)
     elif given.out.exists():
-        report(points(given.out))
+        found = points(given.out)
+        report(found)
+        before, rest = DOC.read_text().split(BEGIN)
+        DOC.write_text(f"{before}{BEGIN}\n\n{document(found)}\n\n{END}{rest.split(END)[1]}")
     return 0
 
 

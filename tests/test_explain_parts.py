@@ -15,7 +15,7 @@ from tilestream.plan.analysis import Analysis
 from tilestream.report.explain import Report
 from tilestream.report.parts import INDUCTOR, parts
 
-ROWS = 8192
+ROWS = 65_536
 
 
 class Skip(nn.Module):

@@ -202,12 +202,13 @@ def _turns(s: StationarySum) -> int:
 
 
 def library_s(layers: Sequence[Gradient], rows: int, device: Device) -> float:
-    """Predicted time of the same by a library: a product a layer, and a sum that reads dY once more."""
+    """Predicted time of the same by a library: a product a layer whose rows it splits, a kernel that adds up what comes
+    of them, and a sum that reads dY once more."""
     total = 0.0
     for layer in layers:
         rate, size = LIBRARY_SHARE * device.tensor_flops[layer.dtype], DTYPE_BYTES[layer.dtype]
         flops, read = 2 * rows * layer.out * layer.k, rows * (layer.out + layer.k) * size
-        total += max(flops / rate, read / device.dram_bytes_per_s) + device.launch_s
+        total += max(flops / rate, read / device.dram_bytes_per_s) + 2 * device.launch_s
         total += bias_s([layer], rows, device)
     return total
 

@@ -5,6 +5,16 @@ from __future__ import annotations
 from tilestream.schedule.model import Phase, Place, Schedule, Step, ceil_to, columns_of
 
 
+def all_chunks(schedule: Schedule) -> list[tuple[str, int]]:
+    """(stream, first column) of every chunk of one tile, in order."""
+    made = []
+    for step in schedule.steps:
+        made += product_chunks(schedule, step)
+        for phase in step.phases:
+            made += epilogue_chunks(schedule, step, phase)
+    return made
+
+
 def product_chunks(schedule: Schedule, step: Step) -> list[tuple[str, int]]:
     """(stream, first column) of every chunk that a step's product takes."""
     segments = step.gemm.segments if step.gemm is not None else ()

@@ -31,7 +31,6 @@ ISSUE_S = 0.3e-6
 instruction after another."""
 BULK_BYTES = 16
 """That rows are multiples of where bulk copies can address them."""
-SHARE = 1.0
 TILES = 4
 """Until the ring's state repeats."""
 
@@ -118,7 +117,7 @@ class Arrivals:
         self._schedule, self._pipeline, self._device = schedule, pipeline, device
         self._seen: set[tuple[str, int]] = set()
         rings = 2 if schedule.stage.placement.dim == 0 else 1
-        self._share_s = SHARE * rings * CHUNK * device.sms / device.dram_bytes_per_s
+        self._share_s = rings * CHUNK * device.sms / device.dram_bytes_per_s  # both loaders at their SM's share
 
     def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:
         """(loader, latency) of each chunk: a stream and its first column."""
@@ -130,8 +129,8 @@ class Arrivals:
     def _chunk(self, tile: str, column: int, again: bool) -> tuple[float, float]:
         stream, device = self._schedule.streams[tile], self._device
         latency = device.again_s if again else device.load_s
-        if stream.queue:
-            return (ISSUE_S if column else device.queue_s(0)), latency
+        if stream.queue:  # its flag is asked for once a tile, and says that the L2 has the chunk
+            return (ISSUE_S if column else device.queue_s(0)), device.queue_s(0) + device.again_s
         if stream.index:
             return GATHER_CHUNK_S, 0.0
         if stream.tap is not None:
