@@ -107,7 +107,15 @@ def test_no_model_of_readme_or_of_the_held_out_ones_is_off_by_more_than_two_fift
 
 @pytest.mark.parametrize(
     ("family", "count", "mean", "worst"),
-    [("odd", 27, 0.08, 1.25), ("backward", 27, 0.19, 1.5), ("gradients", 42, 0.055, 1.2)],
+    [
+        ("odd", 27, 0.08, 1.25),
+        ("backward", 27, 0.19, 1.5),
+        ("gradients", 42, 0.055, 1.2),
+        ("unseen odd", 15, 0.07, 1.25),
+        ("unseen gradients", 21, 0.09, 1.35),
+        ("unseen backward", 14, 0.19, 2.5),
+        ("unseen forward", 9, 0.13, 1.3),
+    ],
 )
 def test_launches_of_training_steps_are_near_their_measurements(
     truth, family: str, count: int, mean: float, worst: float
