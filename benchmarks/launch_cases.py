@@ -20,6 +20,7 @@ from tilestream.apps import APPS
 from tilestream.apps.models import find
 from tilestream.errors import TilestreamError
 from tilestream.graph.capture import capture
+from tilestream.graph.joint import narrow_products
 from tilestream.graph.region import Operand, Region
 from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import partition
@@ -98,6 +99,8 @@ def of_model(module: nn.Module, inputs: tuple[Any, ...], case: str, options: Opt
 
 def of_graph(graph: fx.GraphModule, case: str, kind: str, options: Options) -> Iterator[Launch]:
     backward = kind == "backward"
+    if backward:
+        narrow_products(graph.graph)
     kept_out = own_operands(graph.graph) if backward else {}
     part, summed = find_regions(graph, options, H200, kept_out, training=True, backward=backward)
     seen = set()

@@ -15,6 +15,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
+from launch_tables import launches
 from marked import with_parts
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +32,7 @@ PAGES = {
         "machine",
     ),
     ROOT / "docs" / "queues.md": ("queues",),
+    ROOT / "docs" / "training.md": ("launches",),
     ROOT / "docs" / "when-dataflow-helps.md": ("spatial-wins",),
 }
 """Each page and the marked parts that it must have, once."""
@@ -235,6 +237,17 @@ def queues() -> str:
     return table(headings, [[f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()] for row in found])
 
 
+def launch_table() -> str:
+    """Launches of the five applications, predicted and measured, and how far predictions are off on average."""
+    rows = launches()
+    headings = ["model", "launch", "runs as", "equal ones", "predicted us", "measured us", "off by"]
+    if not rows:
+        return NONE
+    off = [abs(float(row[-1].rstrip("%"))) for row in rows]
+    mean = f"{sum(off) / len(off):.0f}%"
+    return table(headings, [*rows, ["mean of all", f"{len(rows)} different ones", "", "", "", "", mean]])
+
+
 def machine() -> str:
     """What the results were made with; several lines where they were not all made with the same."""
     seen = []
@@ -280,6 +293,7 @@ def tables() -> dict[str, str]:
         "dram": dram(COUNTED),
         "first-call": first_call(MAIN),
         "queues": queues(),
+        "launches": launch_table(),
         "spatial-wins": spatial_wins(),
         "machine": machine(),
     }

@@ -16,6 +16,7 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan.planner import FALLBACK, Candidate, Plan, proposals
 from tilestream.run import ahead, prepare
 from tilestream.run.measure import PATIENCE_S
 from tilestream.run.target import Target
@@ -89,3 +90,34 @@ def test_nothing_is_timed_where_times_are_not_taken(regions: list[Region], monke
     ahead.plan_as_built(regions, Options(cache=False, measure=False), TARGET)
     ahead.plan_as_built(regions, OPTIONS, Target("reference", torch.device("cpu"), get("h200")))
     assert done == []
+
+
+def test_kernels_are_begun_before_the_next_region_is_looked_at(
+    regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    look = ahead.proposals
+    monkeypatch.setattr(ahead, "proposals", lambda p, *rest: (done.append(f"looks at {width(p)}"), look(p, *rest))[1])
+    monkeypatch.setattr(ahead, "build_ahead", lambda made, _, rank: done.append(f"begins {width(made[0])}, {rank}"))
+    ahead.begin(regions[:2], OPTIONS, TARGET)
+    first, second = done.index("looks at 64"), done.index("looks at 96")
+    assert done[first + 1 : second] and all(what.startswith("begins 64") for what in done[first + 1 : second])
+    assert done[first + 1].endswith(" 0") and done[second + 1] == "begins 96, 0"
+
+
+def test_a_region_may_run_unless_nothing_is_timed_or_its_plan_is_inductors(
+    regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ahead.may_run(regions[0], OPTIONS, TARGET)
+    monkeypatch.setattr(ahead, "shortlist", lambda *_: [])
+    assert not ahead.may_run(regions[0], OPTIONS, TARGET)
+    program, rows = regions[1].program, regions[1].rows
+    kernel = next(c for c in proposals(program, rows, TARGET.hardware, OPTIONS) if c.pipeline is not None)
+    for chosen, runs in ((kernel, True), (Candidate(FALLBACK, None, 1.0), False)):
+        made = Plan("region0", rows, "h200", (chosen,), chosen)
+        monkeypatch.setattr(prepare, "_plans", {prepare._kept(regions[1], OPTIONS, TARGET): [made]})
+        assert ahead.may_run(regions[1], OPTIONS, TARGET) == runs
+
+
+def width(program: Pipeline) -> int:
+    return program.tensors[0].features

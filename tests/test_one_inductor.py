@@ -19,15 +19,18 @@ import torch.nn.functional as F
 from modules import Fn, linear
 from streamed import eagerly
 from test_backend import check, compiled
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tilestream.announce import STRICT
+from tilestream.devices import get
 from tilestream.errors import PlanError
 from tilestream.graph import selection
 from tilestream.options import Options, split
+from tilestream.plan.planner import Candidate, Plan
 from tilestream.run import executable, fallback, prepare, whole
 from tilestream.run import inductor as one
 from tilestream.run.graphs import Compilation
+from tilestream.run.target import Target
 
 SOURCES = Path(__file__).parents[1] / "src"
 
@@ -367,6 +370,23 @@ def test_the_faster_whole_is_kept(
     (found,) = whole.wholes()
     assert found.regions == 2 and found.streams == streams
     assert found.streamed_us == streamed and found.inductor_us == (inductor if timed == 2 else None)
+
+
+@pytest.mark.parametrize(("strategy", "gain_us", "compiled_again"), [
+    ("stationary", 3.0, False), ("stationary", 1.0, True), ("vertical", 3.0, True),
+])  # fmt: skip
+def test_weight_gradients_that_pay_need_no_second_compilation(
+    timings: dict[str, float], monkeypatch: pytest.MonkeyPatch, strategy: str, gain_us: float, compiled_again: bool
+):
+    timings |= {"gain": gain_us}
+    monkeypatch.setattr(whole.Whole, "_arguments", lambda self, *_: [])
+    ours = Candidate(strategy, None, None)
+    target = Target("cuda", torch.device("cpu"), get("h200"))
+    choice = whole.Whole(Options(cache=False), target, {}, [Plan("sums", 64, "h200", (ours,), ours)], [])
+    graphs = [fx.symbolic_trace(lambda x: x + 1), fx.symbolic_trace(lambda x: x + 2)]
+    asked: list[fx.GraphModule] = []
+    choice.choose(*graphs, lambda g: asked.append(g) or (lambda _: None), [], {"is_backward": True})
+    assert asked == graphs[: 1 + compiled_again]
 
 
 def test_what_was_kept_is_remembered(timings: dict[str, float], monkeypatch: pytest.MonkeyPatch):

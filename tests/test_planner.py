@@ -98,6 +98,34 @@ def test_nothing_is_timed_where_the_fallback_is_far_ahead(monkeypatch: pytest.Mo
     assert planner.shortlist(made.candidates) == [] and planner.shortlist(made.candidates, forced=True)
 
 
+@pytest.mark.usefixtures("patient", "unsure")
+def test_a_kernel_a_layer_is_timed_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planner, "HOPELESS", 100.0)
+    clock = Clock(vertical=500.0, spatial=500.0, bulk=1.0, fallback=3000.0)
+    assert plan(chain(8), 262_144, H200, Options(), clock).chosen.strategy == "vertical" and "bulk" not in clock.asked
+    assert plan(chain(8), 262_144, H200, Options(strategy="bulk"), clock).chosen.measured_us == 1.0
+
+
+def test_a_region_that_only_a_kernel_a_layer_runs_goes_to_inductor_untimed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planner, "recipes", lambda *_: [planner.Recipe("bulk", split_bulk)])
+    clock = Clock(bulk=1.0, fallback=3000.0)
+    made = plan(chain(8), 262_143, H200, Options(), clock)  # rows that no other test has made a plan for
+    assert [c.strategy for c in made.candidates if c.pipeline is not None] == ["bulk"]
+    assert made.chosen.strategy == FALLBACK and not clock.asked
+
+
+def test_recipes_that_cut_alike_share_the_cut(monkeypatch: pytest.MonkeyPatch):
+    program, cuts = nerf(), []
+    once = planner.cut_vertical
+    monkeypatch.setattr(planner, "cut_vertical", lambda *a, **k: cuts.append(k) or once(*a, **k))
+    planner._proposals.cache_clear()
+    made = planner.proposals(program, 1_000, H200, Options())
+    assert len(cuts) == 2  # as it is, and by chunks
+    for recipe, candidate in zip(planner.recipes(program, Options()), made, strict=False):
+        if candidate.pipeline is not None:
+            assert candidate.pipeline == planner.apply(recipe.passes(H200), program)
+
+
 @pytest.fixture
 def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fallback is timed however clear its prediction is."""
@@ -108,6 +136,7 @@ def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates far behind are timed."""
     monkeypatch.setattr(planner, "HOPELESS", 1.5)
+    monkeypatch.setattr(planner, "SPATIAL", 1.5)
 
 
 def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
@@ -118,6 +147,17 @@ def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
         if c.pipeline is not None and (c.predicted_us or 0.0) > planner.HOPELESS * best_us:
             assert c.name not in clock.asked and c.measured_us is None
     assert made.chosen.strategy == "vertical"
+
+
+@pytest.mark.parametrize("share", [0.1, 1.5])
+def test_stages_over_sms_are_timed_where_they_are_predicted_ahead(
+    unsure: None, patient: None, monkeypatch: pytest.MonkeyPatch, share: float
+):
+    monkeypatch.setattr(planner, "SPATIAL", share)
+    clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.strategy == ("spatial" if share > 1 else "vertical")
+    assert any(name.startswith("spatial") for name in clock.asked) == (share > 1)
 
 
 def test_the_fastest_measured_wins_whatever_was_predicted(unsure: None, patient: None):

@@ -18,7 +18,7 @@ from tilestream.graph.selection import Partition
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import Candidate
-from tilestream.run import ahead, backward_chains, fallback, gradients, prepare
+from tilestream.run import ahead, backward_chains, fallback, gradients, graphs, prepare
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
 from tilestream.run.target import resolve
@@ -43,6 +43,9 @@ def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytes
         asked.append(("ahead" if cutting else "planned", [r.program for r in found.regions], len(summed)))
         return []
 
+    looked: list[bool] = []
+    find = graphs.find_regions
+    monkeypatch.setattr(graphs, "find_regions", lambda *a, **k: (looked.append(True), find(*a, **k))[1])
     monkeypatch.setattr(prepare, "measures", lambda *_: bool(cutting))
     monkeypatch.setattr(prepare, "Measurer", lambda *_: predicted)
     monkeypatch.setattr(Compilation, "prepare", prepared)
@@ -50,7 +53,8 @@ def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytes
     module = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 8)).bfloat16()
     compiled(module)(torch.randn(130, 24).bfloat16()).float().square().mean().backward()
     assert [when for when, *_ in asked] == ["ahead", "ahead", "planned", "planned"]
-    assert [what for _, *what in asked[:2]] == [what for _, *what in asked[2:]]
+    assert [programs for _, programs, _ in asked[:2]] == [programs for _, programs, _ in asked[2:]]
+    assert len(looked) == 2, "what was found in a graph when it was cut is not looked for again"
     assert all(programs for _, programs, _ in asked) and asked[1][2] == 3
 
 

@@ -36,7 +36,8 @@ def check(seed: int) -> str:
     mine = copy.deepcopy(made)
     fast = torch.compile(mine, backend=tilestream, options=options, dynamic=dynamic)
     plain, exact = copy.deepcopy(made), copy.deepcopy(made)
-    for rows in (0, 0, made.rows + 3):
+    calls = (0, 0, made.rows + 3)
+    for k, rows in enumerate(calls):
         try:
             want = _run(plain, plain, rows)
             with Float64():
@@ -50,9 +51,28 @@ def check(seed: int) -> str:
                 return ""
             raise
         for index, (a, b, c) in enumerate(zip(got, want, best, strict=True)):
-            if (wrong := _differs(a, b, c)) and not _torch_fails(made, dynamic, rows):
+            if not (wrong := _differs(a, b, c)) or _torch_fails(made, dynamic, rows):
+                continue
+            if oracle.error(a, c) > 2 * _moved(seed, calls[: k + 1], index, c):
                 return f"result {index} with {rows or made.rows} rows: {wrong}"
     return ""
+
+
+def _moved(seed: int, calls: tuple[int, ...], index: int, exact: Tensor, times: int = 8) -> float:
+    """How far an exact result of the last call moves, at most, when each weight is moved by up to half a unit of its
+    last place: of a few elements that cancel, eager's own error is small by luck at times."""
+    most = 0.0
+    for draw in range(times):
+        made = Graph(seed)
+        generator = torch.Generator().manual_seed(draw)
+        for i, weight in enumerate(made.weights):
+            shake = 2 * torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 1
+            moved = weight.detach().double() * (1 + torch.finfo(weight.dtype).eps / 2 * shake)
+            made.weights[i] = torch.nn.Parameter(moved, requires_grad=False)
+        with Float64():
+            *_, last = (_run(made, made, rows) for rows in calls)
+        most = max(most, oracle.error(last[index], exact)) if last[index].is_floating_point() else most
+    return most
 
 
 def _torch_fails(made: Graph, dynamic: bool | None, rows: int) -> bool:
@@ -85,7 +105,6 @@ def _differs(mine: Tensor, theirs: Tensor, exact: Tensor) -> str:
     if not mine.is_floating_point():
         return "" if torch.equal(mine, theirs) else "other integers"
     error, own = oracle.error(mine, exact), oracle.error(theirs, exact)
-    # Chains of roundings that cancel: eager's own error is small by luck at times.
     if torch.equal(mine, theirs) or error <= max(oracle.tolerance(own, mine.dtype), 0.03):
         return ""
     # Or all that is left is rounding: what the operands were is lost in both.

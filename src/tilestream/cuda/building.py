@@ -63,12 +63,12 @@ class Building:
         with self._lock:
             self._found[index] = found
             tried: list[KernelReport | CompileError] = []
-            while len(tried) in self._found and not (tried and is_settled(tried)):
+            splits = self._source.register_splits
+            while len(tried) in self._found and not (tried and is_settled(tried, splits)):
                 tried.append(self._found[len(tried)])
-            splits = len(self._source.register_splits)
             if self._over or not tried:
                 return
-            self._over = is_settled(tried) or len(tried) == splits
+            self._over = is_settled(tried, splits) or len(tried) == len(splits)
             if not self._over:
                 self._ask(len(tried) + 2 - len(self._tasks), self._rank - 1)
                 return

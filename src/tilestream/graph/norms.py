@@ -77,8 +77,9 @@ def open_norms(graph: fx.Graph) -> int:
             if part is not None:
                 user.replace_all_uses_with(part)
                 graph.erase_node(user)
-        graph.eliminate_dead_code()
         count += 1
+    if count:
+        graph.eliminate_dead_code()
     return count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -22,7 +23,11 @@ def source(node: fx.Node) -> str:
 
     The last frame outside torch's own code, since ``torch.nn`` modules call functions of their own.
     """
-    trace = node.meta.get("stack_trace") or ""
+    return _line(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=4096)
+def _line(trace: str) -> str:
     frames = list(_FRAME.finditer(trace))
     own = [f for f in frames if not f["file"].startswith(OTHERS)]
     own = own or [f for f in frames if f["file"] not in _RECORDING]

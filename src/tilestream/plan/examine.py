@@ -16,6 +16,7 @@ from tilestream.graph import selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
 from tilestream.graph.gradients import GradientSite
+from tilestream.graph.joint import narrow_products
 from tilestream.graph.nodes import computes, is_ours
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
@@ -46,6 +47,8 @@ def of_graphs(
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
         backward = kind == "backward"
+        if backward and narrow_products(graph.graph):
+            graph.recompile()
         kept_out = own_operands(graph.graph) if backward else {}
         part, summed = find_regions(graph, options, device, kept_out, training=kind != "inference", backward=backward)
         inside = {node for cut in part.cuts for node in cut.nodes}

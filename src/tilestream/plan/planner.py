@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -43,12 +44,17 @@ HOPELESS_SHARED = 1.5  # the same for shared tiles, whose predictions err more
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
+SPATIAL = 0.9
+"""Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
+pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
+has lost its spills since."""
 SURE = 0.7
 """Nor does one that takes this share of what the fallback is predicted to take: of 21 regions whose fallback was timed
 and predicted to take over 20 us, none took less than 0.80 of that; of seven small ones, none less than 0.63."""
 COLUMNS = (64, 128)
 """Of a layer that is spread over SMs, those that one of them makes."""
 FALLBACK = "fallback"
+KERNEL_A_LAYER = "bulk"
 
 Pass = Callable[[Pipeline], Pipeline]
 
@@ -142,16 +148,22 @@ def _proposals(
 ) -> tuple[Candidate, ...]:
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
+    cuts: dict[Hashable, Pipeline | VerifyError | IRError] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
     for recipe in (*recipes(program, options), *tiled, *shared):
-        passes = recipe.passes(device, options.queue_depth)
-        candidates.append(_candidate(recipe, program, passes, rows, device, candidates))
+        make = partial(apply, recipe.passes(device, options.queue_depth), program)
+        if isinstance(recipe, Recipe):
+            make = partial(_by_parts, recipe, program, device, options.queue_depth, cuts)
+        candidates.append(_candidate(recipe, make, rows, device, candidates))
     return (*candidates, _fallback(program, rows, device))
 
 
 def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared: int = MEASURED) -> list[Candidate]:
     """Those that are timed where times are taken, best predicted first; none where the fallback is far ahead of all.
+
+    A kernel a layer is what a library has, and its time is predicted as a library's: it is a bound for the others, and
+    timed only where it is asked for: in 14 plans that timed it, it took 1.2 to 6.8 times what the fastest took.
 
     Args:
         forced: the fallback is no alternative.
@@ -164,12 +176,16 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
     shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
     others = [c for c in legal if c.strategy != few_rows.STRATEGY]
     wanted = {id(c) for c in (*shared[:most_shared], *others[:MEASURED])}
+    vertical_us = min((_predicted(c) for c in others if c.strategy == "vertical"), default=math.inf)
 
     def hopeless(c: Candidate) -> bool:
         limit = HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else HOPELESS
         return _predicted(c) > limit * _predicted(legal[0])
 
-    return [c for c in legal if id(c) in wanted and not hopeless(c)]
+    def beaten(c: Candidate) -> bool:
+        return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
+
+    return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
 
 
 def verified(p: Pipeline, device: Device) -> Pipeline:
@@ -193,11 +209,22 @@ class Recipe:
 
     def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
         """What turns a program into this candidate, in order; the last one raises where it is not legal."""
+        return (*self.cut(device), *self.behind_cut(device, queue_depth))
+
+    @property
+    def cut_key(self) -> Hashable:
+        """Equal for recipes that cut a program in the same way."""
+        if isinstance(self.split, partial):
+            return self.split.func, self.split.args, tuple(sorted(self.split.keywords.items()))
+        return self.split
+
+    def cut(self, device: Device) -> tuple[Pass, ...]:
+        """The passes as far as the one that cuts the program into stages, which searches for the best cuts."""
+        return remove_dead_ops, merge_common_ops, order_memory_ops, partial(self.split, device=device)
+
+    def behind_cut(self, device: Device, queue_depth: int | None) -> tuple[Pass, ...]:
+        """The passes that say how the stages run."""
         return (
-            remove_dead_ops,
-            merge_common_ops,
-            order_memory_ops,
-            partial(self.split, device=device),
             partial(choose_placement, device=device, dims=self.dims),
             partial(choose_residency, device=device, resident=self.resident),
             partial(choose_in_flight, in_flight=self.in_flight),
@@ -233,7 +260,7 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
             *_in_place(program),
         ],
         "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
-        "bulk": [Recipe("bulk", split_bulk)],
+        KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
         few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
     if options.strategy != "auto":
@@ -271,20 +298,43 @@ def _in_place(program: Pipeline) -> list[Recipe]:
 
 def _candidate(
     recipe: Recipe | many_rows.TiledRecipe | few_rows.SharedRecipe,
-    program: Pipeline,
-    passes: Sequence[Pass],
+    make: Callable[[], Pipeline],
     rows: int,
     device: Device,
     before: list[Candidate],
 ) -> Candidate:
     try:
-        pipeline = apply(passes, program)
+        pipeline = make()
     except (VerifyError, IRError) as error:
         return Candidate(recipe.strategy, None, None, rejected=error.cause, detail=recipe.detail)
     twin = next((c for c in before if c.pipeline == pipeline), None)
     if twin is not None:
         return Candidate(recipe.strategy, None, None, rejected=f"the same as {twin.name}", detail=recipe.detail)
     return Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+
+
+def _by_parts(
+    recipe: Recipe,
+    program: Pipeline,
+    device: Device,
+    queue_depth: int | None,
+    cuts: dict[Hashable, Pipeline | VerifyError | IRError],
+) -> Pipeline:
+    """``recipe``'s passes; what cuts a program is run once for all recipes that cut it alike, or says why none can.
+
+    Args:
+        cuts: those that were made of this program, by ``cut_key``.
+    """
+    key = recipe.cut_key
+    if key not in cuts:
+        try:
+            cuts[key] = apply(recipe.cut(device), program)
+        except (VerifyError, IRError) as error:
+            cuts[key] = error
+    found = cuts[key]
+    if not isinstance(found, Pipeline):
+        raise found
+    return apply(recipe.behind_cut(device, queue_depth), found)
 
 
 def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:

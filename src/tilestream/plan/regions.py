@@ -9,7 +9,6 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
-from tilestream.graph.joint import narrow_products
 from tilestream.graph.pixels import to_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
@@ -32,15 +31,12 @@ def find_regions(
     """The regions of a graph in its normal form, and the weight gradients that stay out of them.
 
     Args:
-        graph: functional ATen, rewritten in place: its convolutions where the options say so, and of a backward graph
-            products of which one slice is used.
+        graph: functional ATen; where the options say so, its convolutions are rewritten in place.
         kept_out: names of nodes that are in no region, and why (``graph.row_sums.own_operands``).
         training: whether the graph is half of a training step.
         backward: whether it is the second half.
     """
     out = dict(kept_out)
-    if backward and narrow_products(graph.graph):
-        graph.recompile()
     if not training and options.convolutions != "off":
         out |= to_pixels(graph.graph, bulk=options.convolutions != "lanes")
         graph.recompile()
@@ -59,6 +55,6 @@ def find_regions(
 
 def is_lone(region: Region, options: Options) -> bool:
     """Whether a region is one product that no kernel of ours does better than a library's."""
-    if is_projection(region.program) and region.rows <= MOST_ROWS:
+    if len(region.operators) > 1 or options.strategy != "auto":
         return False
-    return len(region.operators) == 1 and options.strategy == "auto"
+    return region.rows > MOST_ROWS or not is_projection(region.program)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
 
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
@@ -23,11 +22,11 @@ log = logging.getLogger(__name__)
 
 def begin(regions: Sequence[Region], options: Options, target: Target) -> None:
     """Begin to compile, side by side, the kernels that planning these regions will want to time."""
-    # The best of every region first: of the others, those that are not ready in time are not timed.
-    ranks = zip_longest(*(pipelines for _, pipelines in _unplanned(regions, options, target)))
     with kernels_kept(options, target):
-        for rank, pipelines in enumerate(ranks):
-            build_ahead([p for p in pipelines if p is not None], target.kind, rank)
+        for _, pipelines in _unplanned(regions, options, target):  # compilers work while further regions are looked at
+            # The best of every region first: of the others, those that are not ready in time are not timed.
+            for rank, pipeline in enumerate(pipelines):
+                build_ahead([pipeline], target.kind, rank)
 
 
 def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -> None:
@@ -35,7 +34,7 @@ def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -
 
     What cannot be planned is left to ``prepare.pipeline_of``, which says why.
     """
-    left = _unplanned(regions, options, target)
+    left = list(_unplanned(regions, options, target))
     while left:
         with kernels_kept(options, target):
             index = first_built([pipelines for _, pipelines in left], target.kind, PATIENCE_S, in_turn=True)
@@ -46,19 +45,43 @@ def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -
                 log.debug("%s: it is planned again, which will say why", region.name, exc_info=failure)
 
 
-def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> list[tuple[Region, list[Pipeline]]]:
+def may_run(region: Region, options: Options, target: Target) -> bool:
+    """Whether a pipeline runs the region, or may once it is planned. One that cannot be planned runs on Inductor."""
+    if region.rows <= 0 or is_lone(region, options, target):
+        return False
+    try:
+        if _is_planned(region, options, target):
+            return plan(region, options, target).chosen.pipeline is not None
+        return bool(_wanted(region, options, target))
+    except Exception as failure:
+        log.debug("%s: planning it will say why", region.name, exc_info=failure)
+        return False
+
+
+def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> Iterator[tuple[Region, list[Pipeline]]]:
     """A region of each program that has no plan yet, and the candidates that will be timed, best predicted first."""
     if not measures(options, target):
-        return []
-    found: list[tuple[Region, list[Pipeline]]] = []
+        return
     for region in {r.program: r for r in regions if r.rows > 0 and not is_lone(r, options, target)}.values():
-        made = (region.program, region.rows, target.hardware, options, turned(region, options))
-        if near_plan(region, options, target) is not None or is_cached(*made):
+        if _is_planned(region, options, target):
             continue
         try:
-            wanted = shortlist(proposals(*made), options.strategy != "auto", few_rows.most_timed(options))
+            wanted = _wanted(region, options, target)
         except Exception as failure:
             log.debug("%s: nothing to begin; planning it will say why", region.name, exc_info=failure)
-            continue
-        found.append((region, [c.pipeline for c in wanted if c.pipeline is not None]))
-    return found
+        else:
+            yield region, wanted
+
+
+def _is_planned(region: Region, options: Options, target: Target) -> bool:
+    """Whether this process or the disk has the region's plan."""
+    if near_plan(region, options, target) is not None:
+        return True
+    return is_cached(region.program, region.rows, target.hardware, options, turned(region, options))
+
+
+def _wanted(region: Region, options: Options, target: Target) -> list[Pipeline]:
+    """The candidates that will be timed, best predicted first."""
+    made = proposals(region.program, region.rows, target.hardware, options, turned(region, options))
+    wanted = shortlist(made, options.strategy != "auto", few_rows.most_timed(options))
+    return [c.pipeline for c in wanted if c.pipeline is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from tilestream.announce import announce, first_line
+from tilestream.run.decompose import decomposed
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +38,37 @@ def whole(graph: fx.GraphModule, inputs: list[Any], patches: Mapping[str, Any] |
 
 
 def rest(graph: fx.GraphModule) -> Call:
-    """A functional ATen graph, whose placeholders have fake values, compiled by Inductor.
+    """A functional ATen graph, whose placeholders have fake values, compiled by Inductor as a part of the whole would
+    be: decomposed, lowered, and tuned when it first runs. Where Inductor fails, the graph runs eagerly.
 
-    Takes ``torch._inductor.standalone_compile``; where it fails, runs the graph eagerly.
+    ``torch._inductor.standalone_compile`` would go through AOTAutograd, tune twice and pack the result for a file.
     """
     example = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
     try:
-        from torch._inductor import standalone_compile
-
-        compiled = standalone_compile(graph, example, dynamic_shapes="from_graph")
+        code = _compiled(graph, example)
     except Exception as failure:
         _unavailable(failure)
         return eager(graph)
 
     def call(values: Sequence[Any]) -> Sequence[Any]:
-        return compiled(*values)
+        return code(list(values))
 
     return call
+
+
+def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:
+    """Inductor's code of the graph, which takes a list of values; ``example`` are fake ones."""
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    with tracing(TracingContext(detect_fake_mode(list(example)))), torch.no_grad():
+        simple = decomposed(own, example)
+        if config.use_joint_graph_passes:
+            simple = joint_graph_passes(simple)
+        return compile_fx_inner(simple, example, is_inference=True)
 
 
 def eager(graph: fx.GraphModule) -> Call:

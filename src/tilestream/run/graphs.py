@@ -9,7 +9,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -18,6 +18,8 @@ from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
 from tilestream.graph.gradients import GradientSite
+from tilestream.graph.joint import narrow_products
+from tilestream.graph.moved import Text, moved, text
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Partition
@@ -62,6 +64,7 @@ class Compilation:
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
+        self._partitions: dict[bool, tuple[Text, Partition]] = {}  # by whether a graph is a backward graph
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
         self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else (lambda: None) for t in inputs]
 
@@ -133,6 +136,7 @@ class Compilation:
                 own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
                 own.meta = dict(graph.meta)
                 found, summed = self._found(own, is_backward, training=True)
+                self._partitions[is_backward] = text(own.graph), found
                 with timed("planning"):
                     launches += self._prepare(found, summed)
                 regions += found.regions
@@ -170,17 +174,29 @@ class Compilation:
         return Whole(self.options, self.target, self.patches, launches, originals, beside_us)
 
     def _found(self, graph: fx.GraphModule, backward: bool, training: bool) -> tuple[Partition, list[GradientSite]]:
-        """The regions of a graph, which is brought into its normal form, and its weight gradients."""
+        """The regions of a graph, which is brought into its normal form, and its weight gradients; none of those where
+        the graph was prepared, and all their kernels are begun.
+        """
+        if backward and narrow_products(graph.graph):
+            graph.recompile()
         with timed("regions"):
             kept_out, hardware = own_operands(graph.graph) if backward else {}, self.target.hardware
             normal = normalise(graph)
+            before, prepared = self._partitions.pop(backward, ((), None))
+            if prepared is not None and before == text(normal.graph):
+                return moved(prepared, normal.graph), []
             return find_regions(normal, self.options, hardware, kept_out, training=training, backward=backward)
 
     def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
-        launches = gradients.prepare(summed, found, self.options, self.target) if summed else []
+        if not prepare.measures(self.options, self.target):
+            return []
         ahead.begin(found.regions, self._planned, self.target)
-        return launches
+        if not summed:
+            return []
+        # Sums share a launch with those of the same region, which is an operator to them only if it comes to run.
+        cuts = tuple(cut for cut in found.cuts if ahead.may_run(cut.region, self._planned, self.target))
+        return gradients.prepare(summed, replace(found, cuts=cuts), self.options, self.target)
 
     def _spec_for(self, region: Region) -> str | None:
         """What the operator is told of a region; None where Inductor runs it, which is announced."""

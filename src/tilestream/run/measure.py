@@ -76,7 +76,7 @@ class Measurer:
         self._constant = constant
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
-        self._eager: list[torch.Tensor] = []
+        self._eager: list[float] = []
         self._exact: list[torch.Tensor] = []
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float | Exception]:
@@ -114,8 +114,9 @@ class Measurer:
         if self._inputs is None:
             with real(self._target.device):
                 self._inputs = random_arguments(self._region)
-                self._eager = list(self._region.graph(*self._inputs))
                 self._exact = float64(self._region.graph, self._inputs)
+                eager = self._region.graph(*self._inputs)
+                self._eager = [oracle.error(own, exact) for own, exact in zip(eager, self._exact, strict=True)]
 
     def _next_built(self, left: Mapping[int, Candidate], start_s: float | None) -> int:
         """The first of those that are left whose kernels are built, or that is not worth the wait.
@@ -180,7 +181,7 @@ class Measurer:
             output.fill_(float("nan"))
         arm.captured.graph.replay()
         torch.cuda.synchronize()
-        error, own, good = oracle.judge(outputs, self._eager, self._exact)
+        error, own, good = oracle.judge_by(outputs, self._eager, self._exact)
         if not good:
             message = (
                 f"{self._region.name}: {candidate.name} computes a wrong result: its error against float64 is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
@@ -19,6 +20,8 @@ def isolated(p: Pipeline) -> dict[str, Pipeline]:
     return {s.name: launch.with_stages((s,)) for launch in cut_at_dram(spilled) for s in launch.stages}
 
 
+# Recipes ask again for stages that others cut as well.
+@lru_cache(maxsize=4096)
 def problem(alone: Pipeline, device: Device, placement: Shard, residency: Residency) -> str:
     """Why the stage of ``alone`` (see ``isolated``) does not fit one SM in this way; empty if it does."""
     pipeline = alone.with_stages((alone.stages[0].with_(placement=placement, residency=residency),))
