@@ -40,11 +40,16 @@ NONE = "No results yet: `python benchmarks/run_all.py` on an H200 makes them."
 WHOLE = {
     "nerf_65536": "NeRF, 65,536 points",
     "nerf_16384": "NeRF, 16,384 points",
+    "nerf_262144": "NeRF, 262,144 points",
     "mgn": "MeshGraphNets, 15 steps, 8 meshes",
+    "mgn_200000": "MeshGraphNets, 15 steps, 198,000 edges",
     "graphcast_small": "GraphCast, 1 degree, 4 steps",
+    "graphcast_small_16": "GraphCast, 1 degree, 16 steps",
     "dlrm_2048": "DLRM, batch 2,048",
     "dlrm_32768": "DLRM, batch 32,768",
     "llama_layer": "Llama 3 8B, one layer, 1,024 tokens",
+    "llama_decode_1": "the same, one token behind 1,023, batch 1",
+    "llama_decode_16": "the same, batch 16",
 }
 TRAINING = {
     "nerf_65536": "NeRF, 65,536 points",
@@ -178,7 +183,7 @@ def first_calls(name: str, arms: dict[str, Any], arm: str) -> str:
     path = RESULTS / "whole" / f"first_{name}.json"
     timed = json.loads(path.read_text())["arms"].get(arm) if path.exists() else None
     if timed is None:
-        return f"{arms[arm]['first_call_s']:.1f}"
+        return f"{arms[arm]['first_call_s']:.1f}" if "first_call_s" in arms[arm] else "-"
     again = f" / {timed['second_process_s']:.1f}" if "second_process_s" in timed else ""
     return f"{timed['cold_s']:.1f}{again}"
 

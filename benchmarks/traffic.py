@@ -148,6 +148,7 @@ def counted(cases: Sequence[str], folder: Path, metrics: Mapping[str, str]) -> d
     """One process under ``ncu``: bytes by case, arm and state; or why there are none."""
     command = [
         *("ncu", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"),
+        *("--target-processes", "application-only"),  # compilers' processes start sooner unseen
         *("--metrics", ",".join(metrics), "--csv", "--print-units", "base"),
         *(sys.executable, __file__, *cases, "--inside", str(folder)),
     ]

@@ -3,6 +3,7 @@
     python benchmarks/training.py nerf_65536 mgn             some of the cases below
     python benchmarks/training.py --max-autotune nerf_65536  that arm too, which takes minutes to compile
     python benchmarks/training.py --kernels mgn              and every arm's kernels, with those of sums by an index
+    python benchmarks/training.py --apart mgn                arms in processes of their own, which compile side by side
 
 bf16, random data, Adam (fused, capturable). A step is one CUDA graph in every arm; rounds interleaved, medians. Each
 arm has a copy of the model and an optimizer of its own. Peak memory is what a step allocates beyond what is there
@@ -15,11 +16,12 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import apart
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -115,33 +117,63 @@ def measured(name: str, arms: list[str], kernels: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"case": name, "arms": {}}
     steps: dict[str, Callable[[], object]] = {}
     gradients: dict[str, Callable[[], object]] = {}
-    regions, graphs = len(prepare.analyses()), len(wholes())
     torch.compiler.reset()
     for arm in arms:
         own = trainer(arm, module, inputs, targets)
-        before, start = spent(), time.perf_counter()
-        own.step()
-        torch.cuda.synchronize()
-        found["arms"][arm] = {"first_call_s": time.perf_counter() - start}
-        if arm == "tilestream":
-            found["parts_s"] = {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()}
-        own.step()
-        found["arms"][arm]["peak_bytes"] = peak(own.step)
-        print(f"   {arm} of {name}: {found['arms'][arm]}", flush=True)
+        found["arms"][arm], told_of = first_steps(name, arm, own)
+        found |= told_of
         steps[arm], gradients[arm] = own.step, own.gradients
     for key, calls in (("us", steps), ("gradients_us", gradients)):
         times = timing.timed_side_by_side(list(calls.values()))
         for arm, us in zip(calls, times, strict=True):
             found["arms"][arm][key] = us
-    others = [v["us"] for arm, v in found["arms"].items() if arm != "tilestream"]
-    if others and "tilestream" in steps:
-        found["speedup"] = min(others) / found["arms"]["tilestream"]["us"]
-    found["graphs"] = [asdict(w) for w in wholes()[graphs:]]
-    found["launches"] = [told(r) for r in prepare.analyses()[regions:]]
+    found |= speedup(found["arms"])
     if kernels:
         found["kernels"] = {arm: kernels_of(step) for arm, step in steps.items()}
         found["scatters_us"] = {arm: scatters(rows) for arm, rows in found["kernels"].items()}
     return found
+
+
+def first_steps(name: str, arm: str, own: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Seconds of the step that compiles and bytes of a later one; and of ours its parts, its graphs and launches."""
+    regions, graphs = len(prepare.analyses()), len(wholes())
+    before, start = spent(), time.perf_counter()
+    own.step()
+    torch.cuda.synchronize()
+    row: dict[str, Any] = {"first_call_s": time.perf_counter() - start}
+    own.step()
+    row["peak_bytes"] = peak(own.step)
+    print(f"   {arm} of {name}: {row}", flush=True)
+    if arm != "tilestream":
+        return row, {}
+    return row, {
+        "parts_s": {part: round(s - before.get(part, 0.0), 1) for part, s in spent().items()},
+        "graphs": [asdict(w) for w in wholes()[graphs:]],
+        "launches": [told(r) for r in prepare.analyses()[regions:]],
+    }
+
+
+def of_arm(arm: str, name: str) -> apart.Ready:
+    """One arm in a process of its own."""
+    torch.manual_seed(0)
+    own = trainer(arm, *made(name))
+    row, told_of = first_steps(name, arm, own)
+    return {"row": row, "told": told_of}, {"us": own.step, "gradients_us": own.gradients}
+
+
+def measured_apart(name: str, arms: list[str]) -> dict[str, Any]:
+    """As ``measured``, arms in processes of their own."""
+    found: dict[str, Any] = {"case": name, "arms": {}, "note": "arms in processes of their own, timed in turn"}
+    for arm, one in apart.timed(of_arm, arms, name).items():
+        found["arms"][arm] = {**one["row"], **{key: one[key] for key in ("us", "gradients_us")}}
+        found |= one["told"]
+    return found | speedup(found["arms"])
+
+
+def speedup(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """How much longer the best of the others takes than ours, where both were timed."""
+    others = [v["us"] for arm, v in arms.items() if arm != "tilestream"]
+    return {"speedup": min(others) / arms["tilestream"]["us"]} if others and "tilestream" in arms else {}
 
 
 def scatters(kernels: list[dict[str, Any]]) -> dict[str, float]:
@@ -169,6 +201,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--apart", action="store_true", help="arms in processes of their own; no kernels then")
     parser.add_argument("--arms", nargs="+", help="of eager, inductor, inductor_max_autotune, tilestream")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
@@ -176,17 +209,17 @@ def main() -> None:
     arms = args.arms or arms
     found = []
     for name in args.cases or CASES:
-        found.append(measured(name, arms, args.kernels))
+        found.append(measured_apart(name, arms) if args.apart else measured(name, arms, args.kernels))
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
         print(line(found[-1]), flush=True)
-        for launch in found[-1]["launches"]:
+        for launch in found[-1].get("launches", ()):
             print("  ", launch, flush=True)
-        print("  ", found[-1]["graphs"], found[-1].get("parts_s", ""), flush=True)
+        print("  ", found[-1].get("graphs", ""), found[-1].get("parts_s", ""), flush=True)
         for arm, rows in found[-1].get("kernels", {}).items():
             print("  ", arm, {kind: round(us, 1) for kind, us in found[-1]["scatters_us"][arm].items()})
             for row in rows:
                 print(f"      {row['calls']:3d} {row['us']:8.1f} us {row['name'][:130]}")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

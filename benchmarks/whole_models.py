@@ -6,7 +6,7 @@
     python benchmarks/whole_models.py --host                 a plain loop without CUDA graphs, by parts
     python benchmarks/whole_models.py --max-autotune ...     that arm too, which takes minutes to compile
     python benchmarks/whole_models.py --library ...          eager and Inductor alone, with the kernels that each runs
-    python benchmarks/whole_models.py --warm ...             with the caches of the environment; first calls say nothing
+    python benchmarks/whole_models.py --warm ...             with the caches of the environment, no first calls
 
 Needs an H100 or H200. bf16, random data; the protocol is CONTRIBUTING's: CUDA graphs in every arm, rounds interleaved,
 medians. ``first_call_s`` is the call that compiles, with empty caches of Inductor's, Triton's and ours, in a process
@@ -182,7 +182,8 @@ def write(name: str, made: dict[str, Any], folder: Path) -> None:
 
 
 def line(name: str, made: dict[str, Any]) -> str:
-    arms = ", ".join(f"{a} {v['us']:.1f} us ({v['first_call_s']:.1f} s)" for a, v in made["arms"].items())
+    first = {a: f" ({v['first_call_s']:.1f} s)" if "first_call_s" in v else "" for a, v in made["arms"].items()}
+    arms = ", ".join(f"{a} {v['us']:.1f} us{first[a]}" for a, v in made["arms"].items())
     gain = f"; {made['speedup']:.2f} times the best of the others" if "speedup" in made else ""
     return f"{name}{' training' if made['training'] else ''}: {arms}{gain}"
 
@@ -216,6 +217,8 @@ def main() -> int:
             return 0
         for name in given.cases or CASES:
             made = measured(name, given.training, arms)
+            for arm in made["arms"].values() if given.warm else ():
+                del arm["first_call_s"]
             written = "_".join(filter(None, (name, "training" * given.training, "library" * given.library)))
             write(written, made, given.out)
             print(line(name, made), flush=True)

@@ -67,11 +67,35 @@ class PointCloud(nn.Module):
         return self.head(self.points(x).amax(1))
 
 
+class Projections(nn.Module):
+    """Queries, keys and values: three layers of one input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(x), self.k(x), self.v(x)
+
+
+class Output(nn.Module):
+    """x + W a."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, width)
+
+    def forward(self, a: Tensor, x: Tensor) -> Tensor:
+        return x + self.out(a)
+
+
 def blocks(count: int, kind: type[nn.Module], width: int, hidden: int) -> nn.Module:
     return nn.Sequential(*(kind(width, hidden) for _ in range(count)))
 
 
-Make = Callable[[], tuple[nn.Module, tuple[int, ...]]]
+Shape = tuple[int, ...]
+Make = Callable[[], tuple[nn.Module, Shape] | tuple[nn.Module, Shape, Shape]]
+"""A model and the shapes of its inputs."""
 CASES: dict[str, Make] = {
     "residual": lambda: (blocks(4, Block, 192, 384), (114723, 192)),
     "residual_wide": lambda: (blocks(2, Block, 256, 1024), (65536, 256)),
@@ -84,6 +108,8 @@ CASES: dict[str, Make] = {
     "dlrm_top": lambda: (mlp([479, 1024, 1024, 512, 256, 1], nn.ReLU), (32768, 479)),
     "dlrm_top_small": lambda: (mlp([479, 1024, 1024, 512, 256, 1], nn.ReLU), (2048, 479)),
     "bert_ffn": lambda: (blocks(1, Block, 768, 3072), (16384, 768)),
+    "projections": lambda: (Projections(768), (16384, 768)),
+    "output": lambda: (Output(768), (16384, 768), (16384, 768)),
     "points": lambda: (PointCloud(), (128, 1024, 3)),
 }
 ZOO = {"mixer": 131072}
@@ -94,9 +120,9 @@ def workload(name: str, device: str) -> Workload:
         module, inputs = APPS[name].make(ZOO[name], device=device)
         return Workload(name, module, inputs)
     torch.manual_seed(0)
-    module, shape = CASES[name]()
-    inputs = torch.randn(*shape, device=device, dtype=torch.bfloat16)
-    return Workload(name, module.to(device, torch.bfloat16).eval().requires_grad_(False), (inputs,))
+    module, *shapes = CASES[name]()
+    inputs = tuple(torch.randn(*shape, device=device, dtype=torch.bfloat16) for shape in shapes)
+    return Workload(name, module.to(device, torch.bfloat16).eval().requires_grad_(False), inputs)
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ def chain(
     """An MLP of these widths, input first, an activation behind each layer but the last.
 
     Tensors: DY; of layer n, the first one 0: X<n>, W<n>, DW<n>, DB<n>; DX. ``slope``: of "relu", "gelu" (whose Z<n> is
-    what GELU was taken of) or "" (none).
+    what GELU was taken of), "made" (the same, and X<n> is made of it; without dX, X0 as well) or "" (none).
     """
     layers = list(enumerate(pairwise(widths)))
     names = axes("rows " + " ".join(f"w{n}={size}" for n, size in enumerate(widths)))
@@ -35,12 +35,14 @@ def chain(
     told = [f"DY[rows,w{last}]:{dtype}"]
     for n, (_, _) in reversed(layers):
         o, k, g = f"w{n + 1}", f"w{n}", f"g{n + 1}"
+        is_made = slope == "made" and (n > 0 or not dx)
         text += [
-            f"x{n}[rows,{k}]:{dtype} = load X{n}[rows,{k}]",
+            f"z{n}[rows,{k}]:{dtype} = load Z{n}[rows,{k}]" if is_made or (n and slope == "gelu") else "",
+            f"x{n}[rows,{k}]:{dtype} = gelu z{n}" if is_made else f"x{n}[rows,{k}]:{dtype} = load X{n}[rows,{k}]",
             f"dw{n}[{o},{k}]:f32 = product {g} x{n}",
             f"dw{n} -> DW{n}[{o},{k}]",
         ]
-        told += [f"X{n}[rows,{k}]:{dtype}", f">DW{n}[{o},{k}]:{weight}"]
+        told += [f"{'Z' if is_made else 'X'}{n}[rows,{k}]:{dtype}", f">DW{n}[{o},{k}]:{weight}"]
         if bias:
             text += [f"db{n}[{o}]:f32 = sum {g}", f"db{n} -> DB{n}[{o}]"]
             told.append(f">DB{n}[{o}]:f32")
@@ -54,13 +56,12 @@ def chain(
             told.append(f">DX[rows,{k}]:{dtype}")
         elif slope == "relu":
             text.append(f"g{n}[rows,{k}]:{dtype} = relu_backward p{n} x{n}")
-        elif slope == "gelu":
+        elif slope:
             text += [
-                f"z{n}[rows,{k}]:{dtype} = load Z{n}[rows,{k}]",
                 f"s{n}[rows,{k}]:f32 = gelu_slope z{n}",
                 f"g{n}[rows,{k}]:{dtype} = mul p{n} s{n}",
             ]
-            told.append(f"Z{n}[rows,{k}]:{dtype}")
+            told += [f"Z{n}[rows,{k}]:{dtype}"] if slope == "gelu" else []
     mesh = (Spread(Level.GRID, ctas, ("rows",)), Spread(Level.WARPGROUP, 2, ("rows",)))
     stage = Stage("chain", program("\n".join(text), names), (Loop("rows", 64),), mesh)
     return Pipeline("chain", tensors(" ".join(told), names), (stage,))
@@ -87,6 +88,11 @@ def eager(p: Pipeline, given: dict[str, torch.Tensor], dtype: torch.dtype | None
     outputs = {t.name: TORCH_DTYPES[t.dtype] for t in p.by_role(Role.OUTPUT)}
     layers = sorted((int(name[2:]) for name in outputs if name.startswith("DW")), reverse=True)
     dy, made = have["DY"], {}
+    have |= {
+        f"X{name[1:]}": torch.nn.functional.gelu(t)
+        for name, t in have.items()
+        if name[0] == "Z" and f"X{name[1:]}" not in have
+    }
     for n in layers:
         made[f"DW{n}"] = dy.t() @ have[f"X{n}"]
         if f"DB{n}" in outputs:

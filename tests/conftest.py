@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import random
 import sys
@@ -23,8 +25,8 @@ settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("same")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist asks for the groups when it comes to its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # xdist, in between, asks for the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     lacking = {"gpu": cuda.available()}
     if compiler_version() == "none":
         lacking["nvrtc"] = "NVRTC is not installed (pip install 'tilestream[cuda]')"
@@ -34,7 +36,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, reason in lacking.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+    # What many tests make in common is no less a load than one that takes long.
+    items.sort(key=lambda item: not (item.get_closest_marker("early") or item.get_closest_marker("xdist_group")))
+    yield
+    for item in items:
+        # xdist 3.8 writes the group to where pytest before 9.2 had the name that a worker reports.
+        if (grouped := getattr(item, "_nodeid", item.nodeid)) != item.nodeid:
+            item._id = type(item.id).parse(grouped)  # type: ignore[attr-defined]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: a collection of garbage need not walk through torch each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -48,8 +62,11 @@ def pytest_configure() -> None:
     """Processes that share the cores take one each, and so do the processes that they start.
 
     Inductor takes the processor's word for its vector instructions: for each empty cache, it would try them for 10 s.
+    Torch's trace of a compilation is written for nobody: pytest since 9.2 listens to every logger that does not
+    propagate, and a twentieth of the time of ``torch.compile`` went into what it then drops.
     """
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    logging.getLogger("torch.__trace").addHandler = lambda hdlr: None
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
@@ -63,9 +80,10 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """A cache folder that no other test has written to."""
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A cache folder that no other test has written to, but for programs of the host."""
     path = tmp_path_factory.mktemp("cache")
+    (path / "host").symlink_to(folder, target_is_directory=True)
     monkeypatch.setenv("TILESTREAM_CACHE_DIR", str(path))
     return path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 LEFT = 3
 """The exit code of such a worker."""
@@ -13,6 +12,8 @@ LEFT = 3
 
 def is_lost() -> bool:
     """Whether nothing more can run on the GPU in this process."""
+    import torch  # not by those who only ask whether a worker would end: it takes seconds
+
     if not torch.cuda.is_initialized():
         return False
     try:

@@ -146,8 +146,8 @@ def test_what_holds_no_columns_is_told_so():
     ],
     ids=["small", "mlp", "odd", "streamed", "residual", "f16", "norm", "maxima", "points"],
 )
-def test_kernels_on_the_host(program: Pipeline, over: int, widest: int, tmp_path: Path):
-    check(held(program, over=over, widest=widest), 144, tmp_path)
+def test_kernels_on_the_host(program: Pipeline, over: int, widest: int, folder: Path):
+    check(held(program, over=over, widest=widest), 144, folder)
 
 
 @needs_disassembler
@@ -192,6 +192,24 @@ def test_a_wide_layer_of_which_maxima_leave_is_selected():
     assert any("rows" in e.reason for e in found.exclusions)  # the maximum of what every 16 points have left
     odd = partition_of(Points(1024), 8, 120, 3)  # no multiple of 16 points
     assert not any(op.kind == "max_rows" for r in odd.regions for op in r.program.stages[0].ops)
+
+
+def test_layers_in_front_of_maxima_are_one_region():
+    """Two of them would be a feed-forward block, whose 1024 columns leave: 268 MB for 131,072 points."""
+    relu = nn.ReLU()
+    layers = nn.Sequential(nn.Linear(3, 64), relu, nn.Linear(64, 128), relu, nn.Linear(128, 1024))
+
+    class Cloud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).amax(1)
+
+    (region,) = partition_of(Cloud(), 8, 128, 3).regions
+    kinds = [op.kind for op in region.program.stages[0].ops]
+    assert kinds.count("linear") == 3 and kinds[-2:] == ["max_rows", "store"]
 
 
 def test_a_maximum_that_no_region_takes_stays_whole():

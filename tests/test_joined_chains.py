@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tilestream.graph import kept
 from tilestream.ir.pipeline import Pipeline
 from tilestream.run import backward_chains
-from tilestream.schedule.backward import build
+from tilestream.schedule.backward import WideChain, build
 
 ROWS = 200
 
@@ -102,5 +102,23 @@ def test_narrow_layers_are_not_cut_to_save_memory(
 
 
 def test_what_is_no_chain_stays_apart(joined: list[tuple[Pipeline, ...]]) -> None:
-    check(mlp(2, 72), inputs(ROWS, 72))  # wider than a warpgroup's product
+    check(mlp(2, 136), inputs(ROWS, 136))  # wider than both warpgroups' sums
     assert joined == []
+
+
+def test_two_layers_wider_than_64_share_a_launch(joined: list[tuple[Pipeline, ...]]) -> None:
+    """Both warpgroups share the sums, of two layers and of a narrow one besides; four are cut evenly."""
+    check(mlp(3, 72), inputs(100, 72))
+    (parts,) = joined
+    made = [build(p) for p in parts]
+    assert all(isinstance(s, WideChain) for s in made) and [len(s.chain.layers) for s in made] == [2, 2]
+
+
+@pytest.mark.parametrize("slope", [nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish])
+def test_inputs_that_were_not_saved_are_made_again(
+    slope: Callable[[], nn.Module], joined: list[tuple[Pipeline, ...]]
+) -> None:
+    """The activation's derivative and its result, for dW, are both of what it was taken of."""
+    check(mlp(2, 32, slope=slope), inputs(ROWS, 32))
+    ((chain,),) = joined
+    assert [bool(x.makes) for x in build(chain).chain.layers] == [True, True, False]

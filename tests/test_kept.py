@@ -14,7 +14,7 @@ from tilestream.graph.kept import MOST_RESULTS, SMALL_BYTES, pieces
 from tilestream.graph.live import Live, peak
 from tilestream.graph.nodes import aten
 
-WIDTH = 128
+WIDTH = 256
 ROWS = SMALL_BYTES // (2 * WIDTH) // 3
 GRADIENT = 2 * WIDTH * ROWS
 INDUCTORS_PEAK = 367 * 2**20

@@ -67,3 +67,11 @@ def test_tests_have_their_groups_before_xdist_reads_them(pytestconfig: pytest.Co
         pytestconfig.pluginmanager.unregister(late)
     where = [f.__code__.co_filename if f != late.pytest_collection_modifyitems else "late" for f in called]
     assert where.index(str(Path(__file__).with_name("conftest.py"))) < where.index("late")
+
+
+@pytest.mark.xdist_group("grouped")
+def test_a_worker_reports_the_group_with_the_name(request: pytest.FixtureRequest) -> None:
+    """Else each process makes what a group's tests share, and every one of them takes the GPU."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("groups are for --dist loadgroup")
+    assert request.node.nodeid.endswith("@grouped")

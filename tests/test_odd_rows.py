@@ -26,9 +26,9 @@ def joined(dtype: str) -> Pipeline:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
-def test_rows_of_odd_widths(dtype: str, tmp_path: Path) -> None:
+def test_rows_of_odd_widths(dtype: str, folder: Path) -> None:
     """Behind each tensor lie NaNs: what is read of them and not dropped shows."""
     pipeline = with_stage(joined(dtype), replicas=132, residency=Residency.STREAMED)
     assert emit(pipeline).text.count("{-1, ") >= 8
     for rows in (1, 65, 200):
-        check(pipeline, rows, tmp_path)
+        check(pipeline, rows, folder)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import eager_regions
 import pytest
@@ -164,7 +165,7 @@ def samples(
                 continue
             torch.manual_seed(0)
             try:
-                found = list(info.sample_inputs("cpu", dtype))
+                found = _found(info, dtype)
             except Exception:  # samples that this build of torch cannot make
                 continue
             made = 0
@@ -178,6 +179,20 @@ def samples(
                     if (case := _case(info.op, sample, f"{title} {kind} {rows}", kind, rows)) is not None:
                         made += 1
                         yield case
+
+
+def _found(info: Any, dtype: torch.dtype) -> list[Any]:
+    """An operator's samples. For each of them torch would look through the stack for a unittest's name, and keep the
+    stack for devices that are not there: four fifths of the time of a seeded part."""
+
+    def no_unittest() -> None: ...
+
+    with (
+        mock.patch("torch.testing._internal.common_utils.extract_test_fn", no_unittest),
+        mock.patch("torch.testing._internal.opinfo.core.extract_test_fn", no_unittest),
+        mock.patch("torch.manual_seed", torch.default_generator.manual_seed),
+    ):
+        return list(info.sample_inputs("cpu", dtype))
 
 
 def _case(op: Any, sample: Any, name: str, kind: str, rows: int) -> Case | None:

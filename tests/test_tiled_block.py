@@ -11,6 +11,7 @@ from shared_tiles import Ffn
 from torch import nn
 
 from tilestream import cuda, devices, reference
+from tilestream.apps.layers import Layer
 from tilestream.cuda import sass
 from tilestream.errors import VerifyError
 from tilestream.graph.capture import capture
@@ -58,7 +59,7 @@ def test_a_block_of_a_vision_transformer() -> None:
 
 
 def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
-    """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_block.cuh)."""
+    """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_order.cuh)."""
     w, made = s.walk(rows), []
     for cluster in range(s.clusters):
         first = second = cluster
@@ -111,6 +112,56 @@ def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
     assert float((got.double() - exact).norm() / exact.norm()) < 2**-8
 
 
+# -- one layer
+
+
+QKV = Layer(768, (2304,), bias=True)
+THREE = Layer(768, (768, 768, 768), bias=True)
+OUT = Layer(768, (768,), bias=True, residual=True)
+
+
+@pytest.mark.parametrize("layer", [QKV, THREE])
+def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
+    pipeline = tile_block(layer.program(), H200)
+    verify_on(pipeline, H200)
+    assert kernel_shape(pipeline.stages[0]) is KernelShape.TILED_BLOCK and why_no_kernel(pipeline) == ""
+    s = schedule(pipeline)
+    # 9 blocks of columns over 66 clusters: 7 x 9 would leave three of them idle, 22 x 3 leaves none
+    assert (s.clusters, s.hid_blocks, s.out_blocks, s.second_steps) == (66, 0, 9, 12)
+    walk = s.walk(16_384)
+    assert (walk.all_firsts, walk.head, walk.firsts) == (0, 0, 0) and walk.all_seconds == 64 * 9
+    flags, hidden, operand = space_bytes(s)
+    assert hidden == operand == 0 and flags >= 8 * 132
+
+
+@pytest.mark.parametrize("rows", [1, 700])
+@pytest.mark.parametrize(
+    "layer", [Layer(264, (264,), bias=True, residual=True), Layer(200, (264, 8), bias=True, act="gelu")]
+)
+def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
+    pipeline = tile_block(layer.program(), TWO)
+    verify(pipeline)
+    tensors = layer.tensors(rows)
+    got = reference.run(pipeline, tensors)
+    for name, want in layer.eager({n: t.double() for n, t in tensors.items()}).items():
+        assert float((got[name].double() - want).norm() / want.norm()) < 2**-8
+
+
+def test_results_that_are_made_otherwise_do_not_share_tiles() -> None:
+    program = Layer(264, (264, 264), bias=True, act="relu").program()
+    (stage,) = program.stages
+    unlike = tuple(replace(op, kind="gelu") if op.out is not None and op.out.name == "h1" else op for op in stage.ops)
+    with pytest.raises(VerifyError, match="what is done to its 2 results differs"):
+        tile_block(program.with_stages((replace(stage, ops=unlike),)), H200)
+
+
+def test_the_planner_tiles_a_layer_on_many_rows_alone() -> None:
+    many = plan(OUT.program(), 16_384, H200, Options())
+    assert "wide layers as tiles over the grid" in [c.detail for c in many.candidates if not c.rejected]
+    few = plan(OUT.program(), 128, H200, Options())
+    assert all("tiles over the grid" not in c.detail for c in few.candidates)
+
+
 # -- what does not fit
 
 
@@ -119,9 +170,13 @@ def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
     [
         (Ffn(1024, 260, 512), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
         (Ffn(4096, 1032, 1032, norm="layer"), "rows of 1032 > 1024 columns stand in front of the first layer"),
+        (
+            Layer(768, (2304,), "layer", bias=True),
+            "has one layer, and a warp that makes rows in front of it is slower than",
+        ),
     ],
 )
-def test_what_no_kernel_is_made_of(block: Ffn, why: str) -> None:
+def test_what_no_kernel_is_made_of(block: Ffn | Layer, why: str) -> None:
     with pytest.raises(VerifyError, match=why):
         schedule(tile_block(block.program(), H200))
 
@@ -182,6 +237,46 @@ def test_norm_block_and_residual_are_one_region() -> None:
     assert found.count("linear") == 2 and "layer_norm" in found and found[-2:] == ["add", "store"]
 
 
+class Attended(nn.Module):
+    """A layer of a transformer, with something that mixes rows in attention's place: [batch, tokens, 768]."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(768), nn.Linear(768, 768, bias=False)
+        self.projections = nn.ModuleList(nn.Linear(768, 2304 // count) for _ in range(count))
+        self.block = Block(768, 3072)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        made = torch.cat([p(y) for p in self.projections], -1).cumsum(1)
+        return self.block(x + self.out(made[..., :768]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_projections_and_their_residual_are_regions(count: int) -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(Attended(count).bfloat16().eval(), (torch.randn(2, 512, 768).bfloat16(),)).graphs
+    found = sorted([op.kind for op in r.program.stages[0].ops] for r in partition(graph, projections=True).regions)
+    qkv = [["load", *["linear"] * count, *["store"] * count]] if count > 1 else []  # one alone is a library's
+    # the sum of the residual goes with the layer in front of it, where it is computed once
+    rest = [
+        ["load", "layer_norm", "linear", "gelu", "linear", "add", "store"],
+        ["load", "linear", "load", "add", "store"],
+    ]
+    assert found == sorted([*qkv, *rest])
+    blocks = sorted([op.kind for op in r.program.stages[0].ops] for r in partition(graph).regions)
+    assert [kinds.count("linear") for kinds in blocks] == [2]  # without projections, the block alone, and the sum in it
+    assert blocks[0].count("add") == 2
+
+
+def test_a_product_alone_is_a_librarys() -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(nn.Linear(768, 768).bfloat16(), (torch.randn(1024, 768).bfloat16(),)).graphs
+    assert partition(graph, projections=True).regions == ()
+
+
 def test_a_norm_of_long_rows_stays_outside() -> None:
     (found,) = kinds(Block(1032, 2048), 1024, 1032)
     assert found.count("linear") == 2 and "layer_norm" not in found
@@ -199,8 +294,8 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("block", [VIT, GATED], ids=["norm", "gated"])
-def test_kernels_compile_without_spills(block: Ffn) -> None:
+@pytest.mark.parametrize("block", [VIT, GATED, QKV, THREE], ids=["norm", "gated", "layer", "layers"])
+def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
     assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -64,10 +62,3 @@ def test_a_graph_goes_down_through_the_house() -> None:
     up = [step for step in steps.found if FLOOR[step[2]] > FLOOR[step[0]]]
     assert len(steps.found) > 60, "the way is not seen"
     assert len(up) <= MOST_UP, "\n".join(f"{a}.{f} calls {b}.{g}" for a, f, b, g in up)
-
-
-def test_who_plans_does_not_load_the_event_loop() -> None:
-    """numba takes half a second to import; the planner ranks by closed forms."""
-    code = "import sys, tilestream.run.prepare; sys.exit('numba' in sys.modules)"
-    source = str(PACKAGE.parent)
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}).returncode == 0

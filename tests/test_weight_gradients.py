@@ -216,8 +216,8 @@ def test_a_batch_of_no_rows() -> None:
 @pytest.mark.parametrize("small", [0, kept.SMALL_BYTES])
 def test_a_long_chain_keeps_few_gradients_at_once(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "SMALL_BYTES", small)
-    layers = [m for _ in range(6) for m in (nn.Linear(72, 72), nn.ReLU())]
-    found = train(nn.Sequential(*layers, nn.Linear(72, 8)).bfloat16(), torch.randn(ROWS, 72).bfloat16())
+    layers = [m for _ in range(6) for m in (nn.Linear(136, 136), nn.ReLU())]
+    found = train(nn.Sequential(*layers, nn.Linear(136, 8)).bfloat16(), torch.randn(ROWS, 136).bfloat16())
     _, *backward = [a for a in found if not a.name.startswith("gradients")]
     assert [len(a.program.by_role(Role.OUTPUT)) for a in backward] == ([6] if small else [3, 3])
     # The first has the last layer's too, of the tangent.

@@ -38,8 +38,9 @@ class Options:
             candidates too, where candidates are timed and no norm stands in front.
         effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
             timed; or all that fit, within a minute a region.
-        projections: single layers on few rows, as projections of queries, keys and values, are regions too: products of
-            one input as one kernel, with a norm in front and a residual behind.
+        projections: single layers, as projections of queries, keys and values, are regions too: products of one input
+            as one kernel, with a norm in front and a residual behind. On many rows norms stay outside, and a product
+            with nothing beside it is a library's.
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
         attention: attention of a token a sequence over keys that several heads share as a kernel of ours, where that is

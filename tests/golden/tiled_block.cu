@@ -31,7 +31,7 @@ struct Mma<bf16, 32, AT> {
 
 #endif
 struct Params {
-  TensorMap input, firsts[2], hidden_in, hidden_out, second, result;
+  TensorMap input, firsts[2], hidden_in, hidden_out, seconds[1], results[1];
   const void* vectors[4];
   const void* rows_of[2];
   long long strides_of[2];
@@ -50,8 +50,12 @@ struct Kernel {
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
   static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
   static constexpr int HIDDEN_WORDS = 1, RESULT_WORDS = 1, BESIDE_WORDS = 1;
+  static constexpr int LASTS = 1, LAST_VECTORS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   static constexpr bool BEFORE = true;
+  // Of the results: blocks of columns up to the end of each, and how many columns it has.
+  static TS_DEV int end_of(int last) { return 2; }
+  static TS_DEV int columns_of(int last) { return 264; }
 
   static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
   // Columns c and c + 1 of what the epilogues read beside their sums: as words, and what these say.
@@ -61,7 +65,7 @@ struct Kernel {
   static TS_DEV void hidden_values(const u32* w, float (*v)[2]) {
     Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
   }
-  static TS_DEV void result_words(const Params& p, int c, u32* w) {
+  static TS_DEV void result_words(const Params& p, int last, int c, u32* w) {
     Pair<bf16>::load<true>((const char*)p.vectors[1] + 0, c < 264 ? c : 0, w + 0);
   }
   static TS_DEV void result_values(const u32* w, float (*v)[2]) {

@@ -22,6 +22,11 @@ CASES = {
     "biases": chain(*widths(3), ctas=132, bias=True, dtype="bf16", weight="f32"),
     "ragged, GELU": chain(24, 40, 64, 8, ctas=66, bias=True, slope="gelu"),
     "no dX": chain(*widths(2), ctas=132, dx=False),
+    "GELU made again": chain(24, 40, 64, 8, ctas=132, bias=True, slope="made"),
+    "128 wide, GELU made again": chain(128, 128, 16, ctas=132, bias=True, dtype="bf16", weight="f32", slope="made"),
+    "128 wide": chain(*widths(2, 128), ctas=132),
+    "128 wide, biases": chain(128, 128, 128, ctas=132, bias=True, dtype="bf16", weight="f32"),
+    "up to 128 wide, ragged, no dX": chain(40, 128, 104, 72, ctas=66, bias=True, dx=False),
     "odd rows": chain(63, 64, 64, 3, ctas=132, dx=False, bias=True, dtype="bf16"),
 }
 ROWS = (0, 1, 63, 1000, 40_000)

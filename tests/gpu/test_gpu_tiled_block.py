@@ -8,6 +8,7 @@ from shared_tiles import Ffn
 from torch import nn
 
 from tilestream import cuda, devices
+from tilestream.apps.layers import Layer
 from tilestream.plan.passes import tile_block
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
@@ -56,6 +57,28 @@ def test_any_number_of_rows(block: Ffn, rows: int) -> None:
 )
 def test_rings_that_come_round(block: Ffn) -> None:
     check(block, 30_000)  # 235 tiles of rows; the rings hold 68 and 44
+
+
+@pytest.mark.parametrize("rows", [1, 129, 5000])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(768, (768, 768, 768), bias=True),
+        Layer(1000, (520, 1032, 8), bias=True, act="gelu"),
+        Layer(200, (1032,), bias=True, residual=True, dtype="f16"),
+    ],
+    ids=str,
+)
+def test_a_layer_by_itself(layer: Layer, rows: int) -> None:
+    kernel = cuda.build(tile_block(layer.program(), H200))
+    tensors = layer.tensors(rows, "cuda")
+    exact, eager = layer.eager({n: t.double() for n, t in tensors.items()}), layer.eager(tensors)
+    first = kernel(tensors, rows)
+    for name, want in exact.items():
+        assert error(first[name], want) <= 2 * error(eager[name], want) + 1e-4
+    for _ in range(20):
+        last = kernel(tensors, rows)
+    assert all(torch.equal(last[name], first[name]) for name in exact)
 
 
 def test_other_rows_use_the_same_rings() -> None:

@@ -78,3 +78,19 @@ def by_rows(dtype: str, blocks: int) -> str:
         f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
         f'                 : {outs}\n                 : {ins}, "l"(b));\n  }}\n}};\n'
     )
+
+
+def mixed(dtype: str, blocks: int) -> str:
+    """C++ source for acc[64, 8 blocks] += A @ B, both in shared memory, A as [64, depth], B as [depth, columns]."""
+    depth, types, _, _ = _SHAPE[dtype]
+    count = 4 * blocks
+    name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
+    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
+    text = f"{name} {acc}, %{count}, %{count + 1}, p, 1, 1, 0, 1;"
+    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
+    return (
+        f"template <>\nstruct MmaMixed<{dtype}, {blocks}> {{\n"
+        f"  static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b) {{\n"
+        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
+        f'                 : {outs}\n                 : "l"(a), "l"(b));\n  }}\n}};\n'
+    )

@@ -70,6 +70,7 @@ def disassembler() -> Path | None:
     return next((p for p in paths if p.exists()), None)
 
 
+@lru_cache(maxsize=16)
 def disassemble(cubin: bytes) -> Code:
     """The instructions of the one kernel in a cubin.
 

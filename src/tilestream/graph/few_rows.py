@@ -27,6 +27,7 @@ def wide_blocks(
     tiles: Mapping[fx.Node, Collection[fx.Node]],
     kinds: Mapping[fx.Node, Sequence[str]],
     taken: Collection[fx.Node],
+    left: Collection[fx.Node] = (),
 ) -> Iterator[list[list[fx.Node]]]:
     """Groups of ``nodes``, in their order: a product, what is computed elementwise in front of it, and the products
     of one input before that; with what makes that input, a norm, and what is done to the result, a residual. Nobody
@@ -37,7 +38,8 @@ def wide_blocks(
 
     Args:
         known: what nodes are, layers of any width included; ``tiles``: their operands that have rows; ``kinds``: of
-            the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for.
+            the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for;
+            ``left``: what many rows do in front is theirs whose product is in front of it.
     """
     for last in nodes:
         rows = known[last].rows if last in known else None
@@ -58,7 +60,7 @@ def wide_blocks(
             groups = []
             for tail in ([*behind], []):
                 group = {*members, *tail}
-                free = [n for n in nodes if n not in taken]
+                free = [n for n in nodes if n not in taken and (shared or n not in left)]
                 for front in (in_front(start, group, free, known, tiles, kinds), set()):
                     found = [n for n in nodes if n in group or n in front]
                     if found not in groups:

@@ -22,8 +22,17 @@ MOST_RESULTS = 3
 takes 807 us with at most three of them and 390 MiB, 790 us and 422 MiB with four, 819 us and 623 MiB uncut (H200)."""
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
-CHAIN_WIDTH = 64
+CHAIN_WIDTH = 128
 """Columns of the layers that backward chains are made of (``schedule.backward``)."""
+_DERIVATIVES = {
+    aten.threshold_backward, aten.hardtanh_backward, aten.sigmoid_backward, aten.tanh_backward, aten.silu_backward,
+    aten.gelu_backward, aten.elu_backward, aten.leaky_relu_backward, aten.softplus_backward, aten.hardsigmoid_backward,
+    aten.hardswish_backward, aten.mish_backward,
+}  # fmt: skip
+_MADE_AGAIN = {
+    aten.gelu, aten.silu, aten.elu, aten.leaky_relu, aten.softplus, aten.hardsigmoid, aten.hardswish, aten.hardtanh,
+}  # fmt: skip
+"""Activations whose result is not saved (``graph.recompute``)."""
 NARROW = 8
 """A result of less than this part of the widest one's bytes, the statistics of rows, is no gradient to count."""
 
@@ -91,13 +100,13 @@ def _within(live: Live, count: int, peak: int) -> tuple[int, ...] | None:
 
 
 def _stays_on_chip(group: Sequence[fx.Node]) -> bool:
-    """Whether a group is products up to ``CHAIN_WIDTH`` wide and ReLUs' derivatives alone: with the sums that read its
-    gradients it becomes one kernel, a backward chain, which leaves none of them in memory."""
+    """Whether a group is products up to ``CHAIN_WIDTH`` wide and activations between them alone: with the sums that
+    read its gradients it becomes a backward chain, which leaves none of them in memory, or one at a time."""
     for node in group:
         made = value(node)
         if is_view(node):
             continue
-        if packet(node) not in (aten.mm, aten.threshold_backward) or made is None:
+        if packet(node) not in {aten.mm, *_DERIVATIVES, *_MADE_AGAIN} or made is None:
             return False
         columns = [f.shape[-1] for n in (node, *node.all_input_nodes) if (f := value(n)) is not None]
         if not all(isinstance(n, int) and n <= CHAIN_WIDTH and n % 8 == 0 for n in columns):

@@ -1,4 +1,4 @@
-"""Layers by themselves on few rows: products of one input, with a norm in front and what is done to each behind."""
+"""Layers by themselves: products of one input, with a norm in front and what is done to each behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.few_rows import after_product, few, in_front, start_of
 from tilestream.graph.lowering import MAX_FEATURES, Value
-from tilestream.graph.nodes import is_product
+from tilestream.graph.nodes import is_product, is_view
 
 WIDEST_ALONE = 32_768
 """Columns of a layer by itself: more, a language model's head, no grid divides into so few that a CTA can hold them."""
@@ -33,6 +33,9 @@ def lone_layers(
     values, with what makes that input where nobody else uses it, and what is done elementwise to each. The largest
     group comes first, then those without what is behind, without what is in front; and of several products each alone.
 
+    On many rows they are layers that no row stream holds, and such of which a kernel does more than a library's
+    product: several of one input, with a norm in front, or something elementwise behind.
+
     All members of a group are made from its input and from tensors outside of it that do not depend on it: what goes
     beside one of several results, which might, is refused by whoever asks what the group is
     (``schedule.shared_tile.is_block``). So a group is convex.
@@ -42,15 +45,29 @@ def lone_layers(
     """
     found: dict[fx.Node, dict[fx.Node, set[fx.Node]]] = {}
     for node in nodes:
-        if node in taken or not is_product(node) or not few(node, known) or known[node].tile.features > WIDEST_ALONE:
+        if node in taken or not is_product(node) or node not in known or known[node].tile.features > WIDEST_ALONE:
             continue
         views: set[fx.Node] = set()
-        start = start_of(node, views, tiles)
-        if start is not None and max(known[node].tile.features, _features(start)) > MAX_FEATURES:
+        start, rows = start_of(node, views, tiles), known[node].rows
+        if start is not None and rows.is_Integer and int(rows) > 0:
             found.setdefault(start, {})[node] = {node, *views}
     for start, products in found.items():
         for several in ([*products], *([one] for one in products if len(products) > 1)):
-            yield _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+            shared = few(several[0], known)
+            wide = [known[n].tile.features for n in several] + ([_features(start)] if shared else [])
+            if max(wide) > MAX_FEATURES:
+                forms = _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+                yield [group for group in forms if shared or sum(not is_view(n) for n in group) > 1]
+
+
+def behind_layers(
+    nodes: Collection[fx.Node], known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]
+) -> frozenset[fx.Node]:
+    """What many rows have behind a product that no row stream holds, up to where more than one op reads it: with the
+    sum of a residual, a layer by itself. In the block behind it, it would be computed twice, from two tensors."""
+    products = (n for n in nodes if is_product(n) and n in known and not few(n, known))
+    wide = (n for n in products if known[n].tile.features > MAX_FEATURES)
+    return frozenset(b for n in wide for b in after_product(n, known, kinds) if not is_view(b) and len(b.users) > 1)
 
 
 def lone_convolutions(

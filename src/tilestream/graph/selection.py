@@ -6,6 +6,7 @@ import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import sympy
@@ -32,7 +33,7 @@ from tilestream.graph.nodes import (
     name,
     value,
 )
-from tilestream.graph.projections import lone_convolutions, lone_layers
+from tilestream.graph.projections import behind_layers, lone_convolutions, lone_layers
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
@@ -116,12 +117,13 @@ def partition(
         training: whether the graph is half of a training step, whose other half reads what leaves.
         backward: whether it is the second half, where what leaves lives beside all that was saved.
         spared: bytes that were not saved although Inductor would have: so much more may leave at once.
-        projections: whether layers by themselves on few rows are regions.
+        projections: whether layers by themselves are regions: on few rows, and on many with a norm in front or
+            something elementwise behind.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
-    blocks = list(_blocks(owner, nodes, refused, projections))
+    blocks = list(_blocks(owner, nodes, refused, wide, projections))
     refused |= {n: BLOCK for group, _ in blocks for n in group}
     while True:
         facts = _examine(nodes, refused, wide=wide)
@@ -158,18 +160,25 @@ def partition(
 
 
 def _blocks(
-    owner: fx.GraphModule, nodes: list[fx.Node], refused: Mapping[fx.Node, str], projections: bool
+    owner: fx.GraphModule,
+    nodes: list[fx.Node],
+    refused: Mapping[fx.Node, str],
+    streamed: frozenset[fx.Node],
+    projections: bool,
 ) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
     """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
-    where they are asked for, layers that are left on few rows.
+    where they are asked for, layers that are left.
 
-    They come before row streams, which would take one of their layers and leave the wide one outside.
+    They come before row streams, which would take one of their layers and leave the wide one outside; but for
+    ``streamed``, wide nodes that a row stream holds all the same.
     """
     if not _any_wide(nodes) and not any(map(is_convolution, nodes)):
         return
     wide = _examine(nodes, refused, WIDEST)
-    inside = set(refused)
-    for find in (lone_convolutions, wide_blocks, lone_layers) if projections else (wide_blocks,):
+    inside = {*refused, *streamed}
+    left = behind_layers(nodes, wide.known, wide.kinds) if projections else frozenset()
+    two_layers = partial(wide_blocks, left=left)
+    for find in (lone_convolutions, two_layers, lone_layers) if projections else (two_layers,):
         for groups in find(nodes, wide.known, wide.tiles, wide.kinds, inside):
             for group in groups:
                 if not inside.isdisjoint(group):

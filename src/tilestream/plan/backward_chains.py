@@ -15,9 +15,8 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, At, Level, Loop, Spread, View, along
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule.backward import Chain, Layer, build, find_chain
-from tilestream.schedule.backward.model import GROUPS, registers_of
-from tilestream.schedule.places import REGISTER_LIMIT
+from tilestream.schedule.backward import Chain, Layer, build, find_chain, room
+from tilestream.schedule.backward.model import GROUPS
 
 STRATEGY = "backward chain"
 
@@ -160,16 +159,29 @@ def _rounded(ops: Sequence[TileOp]) -> list[TileOp]:
 
 
 def _parts(chain: Chain, whole: Pipeline) -> list[tuple[Layer, ...]]:
-    """Layers, in order, as few parts as the registers allow, of about as many sums each."""
-    most = 1
-    while True:
-        size = ceil(len(chain.layers) / most)
-        parts = [chain.layers[k : k + size] for k in range(0, len(chain.layers), size)]
-        if all(registers_of(part, whole) <= REGISTER_LIMIT for part in parts):
-            return parts
-        if size == 1:
-            raise VerifyError(f"{chain.layers[0].source}: one layer's sums are more than registers hold", "split it")
-        most += 1
+    """Layers, in order, as few parts as one launch each has room for; of about as many layers each, where that does.
+
+    Raises:
+        VerifyError: there is no room for one layer alone.
+    """
+    greedy: list[list[Layer]] = [[]]
+    for layer in chain.layers:
+        if greedy[-1] and not _fits((*greedy[-1], layer), whole):
+            greedy.append([])
+        greedy[-1].append(layer)
+    for part in greedy:
+        room(part, whole)
+    size = ceil(len(chain.layers) / len(greedy))
+    even = [chain.layers[k : k + size] for k in range(0, len(chain.layers), size)]
+    return even if all(_fits(part, whole) for part in even) else [tuple(part) for part in greedy]
+
+
+def _fits(layers: Sequence[Layer], whole: Pipeline) -> bool:
+    try:
+        room(layers, whole)
+    except VerifyError:
+        return False
+    return True
 
 
 def _part(

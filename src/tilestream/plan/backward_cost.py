@@ -7,13 +7,14 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
-from tilestream.schedule.backward import build
+from tilestream.ir.tileops import OPS
+from tilestream.schedule.backward import WideChain, build
 from tilestream.schedule.backward.model import GROUPS
 
-LAYER_BYTES = 7 * TILE_ROWS * 128
-"""That a layer moves through shared memory for a tile: its input is written, and read by the sum and by the slope; dY
-is written, and read by the sum; and what two products read of their other operands."""
-SHARED_BYTES_PER_CLOCK = 128
+SHARED_BYTES_PER_CLOCK, LANES = 128, 128
+BESIDE = 0.55
+"""Of what a CTA's work or its copies take, whichever is less, that hides behind the other where the ring holds the rows
+of one step (wide chains; H200, 262,144 rows: five kernels within 12 %). Deeper rings hide all of it."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,18 @@ class ChainCost:
 
     Attributes:
         flops_s, dram_s, shared_s: of the products, of all that is read and written, of an SM's shared memory.
+        lanes_s: elementwise instructions between layers, which products of the same warps wait for.
         exchange_s: partial results through the L2, and one hand-over.
+        hidden: the part of the shorter of copies and work that hides behind the longer.
     """
 
     flops_s: float
     dram_s: float
     shared_s: float
+    lanes_s: float
     exchange_s: float
     launch_s: float
+    hidden: float = 1.0
 
     @property
     def floor_s(self) -> float:
@@ -38,7 +43,9 @@ class ChainCost:
 
     @property
     def total_s(self) -> float:
-        return max(self.flops_s, self.dram_s, self.shared_s) + self.exchange_s + self.launch_s
+        work = max(self.flops_s, self.shared_s + self.lanes_s)
+        beside = (1 - self.hidden) * min(work, self.dram_s)
+        return max(work, self.dram_s) + beside + self.exchange_s + self.launch_s
 
 
 def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
@@ -52,11 +59,14 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
     moved = {name for names in s.streams for name in names} | ({s.chain.result} if s.chain.result else set())
     dram = rows * size * sum(pipeline.tensor(name).features for name in moved)
     flops = sum(2 * rows * layer.out * layer.k * (2 if layer.weight else 1) for layer in s.chain.layers)
-    steps = ceil(ceil(rows / TILE_ROWS) / (GROUPS * s.splits)) * GROUPS
+    issued = sum(rows * layer.k * OPS[op.kind].flops for layer in s.chain.layers for op in (*layer.makes, *layer.ops))
+    steps = ceil(ceil(rows / TILE_ROWS) / (GROUPS * s.splits))
     return ChainCost(
         flops / device.tensor_flops[s.dtype],
         dram / device.dram_bytes_per_s,
-        steps * len(s.chain.layers) * LAYER_BYTES / SHARED_BYTES_PER_CLOCK / device.clock_hz,
+        steps * s.step_bytes / SHARED_BYTES_PER_CLOCK / device.clock_hz,
+        issued / (device.sms * LANES * device.clock_hz),
         2 * s.workspace_bytes / device.l2_bytes_per_s + device.queue_s(2048),
         device.launch_s + device.ramp_s,
+        BESIDE if isinstance(s, WideChain) else 1.0,
     )

@@ -1,4 +1,4 @@
-"""The candidate for a feed-forward block on many rows that is too wide for a row stream: tiles of both products."""
+"""The candidate for a feed-forward block, or one layer, on many rows that is too wide for a row stream: tiles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shared_tile import MOST_ROWS, is_block, is_projection
+from tilestream.schedule.tiled_block import is_tileable
 
 STRATEGY = "vertical"
 
@@ -38,13 +39,13 @@ class TiledRecipe:
 
 
 def recipes(program: Pipeline, rows: int, options: Options) -> list[TiledRecipe]:
-    """The recipe where ``program`` is a block on many rows whose result no fragment holds; else none.
+    """The recipe where ``program`` is a block or a layer on many rows whose result no fragment holds; else none.
 
     Narrower results are sums that stay in registers (``plan.passes.chunk_hidden``).
     """
     if options.strategy not in ("auto", STRATEGY) or rows <= MOST_ROWS:
         return []
-    if not is_block(program) or is_projection(program):
+    if not is_block(program) or (is_projection(program) and not is_tileable(program)):
         return []
     stored = [op.ins[0] for op in program.stages[0].ops if op.kind == "store"]
     return [TiledRecipe()] if any(program.tiles()[t].features > WIDEST[0] for t in stored) else []

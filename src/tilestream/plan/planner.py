@@ -148,6 +148,7 @@ def _proposals(
 ) -> tuple[Candidate, ...]:
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
+    before: dict[Pipeline, Candidate] = {}
     cuts: dict[Hashable, Pipeline | VerifyError | IRError] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
@@ -155,7 +156,7 @@ def _proposals(
         make = partial(apply, recipe.passes(device, options.queue_depth), program)
         if isinstance(recipe, Recipe):
             make = partial(_by_parts, recipe, program, device, options.queue_depth, cuts)
-        candidates.append(_candidate(recipe, make, rows, device, candidates))
+        candidates.append(_candidate(recipe, make, rows, device, before))
     return (*candidates, _fallback(program, rows, device))
 
 
@@ -301,16 +302,18 @@ def _candidate(
     make: Callable[[], Pipeline],
     rows: int,
     device: Device,
-    before: list[Candidate],
+    before: dict[Pipeline, Candidate],
 ) -> Candidate:
+    """One recipe's candidate, which joins those ``before`` it unless its pipeline is one of theirs."""
     try:
         pipeline = make()
     except (VerifyError, IRError) as error:
         return Candidate(recipe.strategy, None, None, rejected=error.cause, detail=recipe.detail)
-    twin = next((c for c in before if c.pipeline == pipeline), None)
-    if twin is not None:
+    if (twin := before.get(pipeline)) is not None:
         return Candidate(recipe.strategy, None, None, rejected=f"the same as {twin.name}", detail=recipe.detail)
-    return Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+    made = Candidate(recipe.strategy, pipeline, predict(pipeline, rows, device).us, detail=recipe.detail)
+    before[pipeline] = made
+    return made
 
 
 def _by_parts(

@@ -26,7 +26,7 @@ from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode
 from tilestream.run.target import Target
 from tilestream.run.time_chains import time_pair
-from tilestream.schedule.backward import build
+from tilestream.schedule.backward import BackwardChain, build
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
 
 def _unchecked(pair: Pair) -> bool:
     """Whether a chain reads rows that bulk copies cannot address: no GPU has run such a kernel yet."""
-    return any(build(pipeline).odd for pipeline in pair.joined.pipelines)
+    made = [build(pipeline) for pipeline in pair.joined.pipelines]
+    return any(isinstance(chain, BackwardChain) and chain.odd for chain in made)
 
 
 def plan(pair: Pair, options: Options, target: Target) -> Plan:

@@ -48,7 +48,7 @@ def kernel_shape(stage: Stage) -> KernelShape:
     into_memory = apart or any(op.kind == "store_add" for op in stage.ops)
     if Level.CLUSTER in levels:
         return KernelShape.SHARED_TILE
-    if Level.GRID in levels and tiled_block.is_tiled(stage):
+    if tiled_block.is_tiled(stage) and (Level.GRID in levels or not (levels or into_memory or summed)):
         return KernelShape.TILED_BLOCK
     if summed and looped[0] in summed:
         return KernelShape.STATIONARY_SUM if levels or into_memory else KernelShape.ONE_CTA

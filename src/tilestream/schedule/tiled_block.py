@@ -1,4 +1,4 @@
-"""Many rows: both products of a feed-forward block as tiles of 128 rows by 256 columns, dealt over the grid.
+"""Many rows: both products of a feed-forward block, or one layer, as tiles of 128 rows by 256 columns over the grid.
 
 ``build`` turns a stage in plain form into a ``TiledBlock``. Its hidden layer is wider than a CTA holds and goes through
 a ring in device memory that stays in the L2: tiles of the second product follow those of the first by a ``turn``, in
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, gcd
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.schedule.layout import SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
-from tilestream.schedule.shared_tile import Block, find_two_layers, written_out
+from tilestream.schedule.shared_tile import Block, written_out
+from tilestream.schedule.tiled_layers import find_layers
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -33,7 +34,7 @@ CLUSTER = 2
 
 @dataclass(frozen=True)
 class Walk:
-    """The order of units, each a tile of a product for every CTA of a cluster (``struct Walk`` of tiled_block.cuh).
+    """The order of units, each a tile of a product for every CTA of a cluster (``struct Walk`` of tiled_order.cuh).
 
     ``head`` of the first product, then again and again ``seconds`` of the second and ``firsts`` more of the first.
 
@@ -54,7 +55,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class TiledBlock:
-    """A feed-forward block on many rows.
+    """A feed-forward block on many rows; or one layer, which is the second product alone, of one result or several.
 
     Attributes:
         clusters: of ``CLUSTER`` CTAs, which take as many tiles of rows and the same columns.
@@ -66,15 +67,21 @@ class TiledBlock:
     @property
     def hidden_columns(self) -> int:
         """Of the hidden layer, a unit: two products of a gated block share the accumulators."""
-        return COLUMNS // len(self.block.firsts)
+        return COLUMNS // max(1, len(self.block.firsts))
 
     @property
     def hid_blocks(self) -> int:
-        return ceil(self.block.sizes[1] / self.hidden_columns)
+        """Units of the first product that a pair of row tiles has; none where there is one layer."""
+        return 0 if self.block.one_layer else ceil(self.block.sizes[1] / self.hidden_columns)
+
+    @property
+    def result_blocks(self) -> tuple[int, ...]:
+        """Blocks of columns of each result."""
+        return tuple(ceil(last.columns / COLUMNS) for last in self.block.lasts)
 
     @property
     def out_blocks(self) -> int:
-        return ceil(self.block.sizes[2] / COLUMNS)
+        return sum(self.result_blocks)
 
     @property
     def first_steps(self) -> int:
@@ -94,13 +101,21 @@ class TiledBlock:
         return max(1, self.clusters // self.out_blocks)
 
     @property
+    def ahead(self) -> int:
+        """Pairs of row tiles that one unit of each cluster is about: of the first product, where there are two."""
+        return ceil(self.clusters / (self.hid_blocks or self.out_blocks))
+
+    @property
     def slots(self) -> int:
-        """Tiles of rows in the hidden layer's ring: of a turn, and of two units for each cluster ahead of it."""
-        return CLUSTER * (self.turn + 2 * ceil(self.clusters / self.hid_blocks))
+        """Tiles of rows in the hidden layer's ring: of a turn, and of two units for each cluster ahead of it.
+
+        One unit would do where all take the same time; measured, it is 2 % slower (docs/wide-layers.md).
+        """
+        return CLUSTER * (self.turn + 2 * self.ahead)
 
     @property
     def hidden_bytes(self) -> int:
-        return self.slots * ROWS * self.block.sizes[1] * 2
+        return 0 if self.block.one_layer else self.slots * ROWS * self.block.sizes[1] * 2
 
     @property
     def operand_bytes(self) -> int:
@@ -110,9 +125,11 @@ class TiledBlock:
         """The order of units for ``rows`` rows."""
         pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
-        head = firsts + self.clusters  # a unit more for each: nobody waits for what was just made
-        early = CLUSTER * min(pairs, ceil(self.clusters / self.hid_blocks)) if self.block.before else 0
-        return Walk(pairs * self.hid_blocks, pairs * self.out_blocks, head, firsts, seconds, self.slots, early)
+        # A unit more for each: nobody waits for what was just made.
+        head = 0 if self.block.one_layer else firsts + self.clusters
+        early = CLUSTER * min(pairs, self.ahead) if self.block.before else 0
+        units = pairs * self.hid_blocks, pairs * self.out_blocks
+        return Walk(*units, head, firsts, seconds, self.slots, early)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -145,10 +162,10 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> TiledB
     """The schedule of ``stage``, in plain form, within ``limit`` bytes of shared memory.
 
     Raises:
-        VerifyError: the ops are no feed-forward block, the mesh or a loop is none that it can be dealt by, or something
-            does not fit, with the arithmetic.
+        VerifyError: the ops are neither a feed-forward block nor one layer, the mesh or a loop is none that they can be
+            dealt by, or something does not fit, with the arithmetic.
     """
-    block = find_two_layers(stage, pipeline)
+    block = find_layers(stage, pipeline)
     _loops(stage, block)
     made = _checked(stage.name, block, _clusters(stage, block))
     if made.shared_bytes > limit:
@@ -164,14 +181,15 @@ def is_tileable(program: Pipeline) -> bool:
     """Whether ``program``, one stage of row ops, is a block that such a kernel can be made of, as far as sizes go."""
     try:
         written = written_out(program)
-        _checked("", find_two_layers(written.stages[0], written), 1)
+        _checked("", find_layers(written.stages[0], written), 1)
     except (VerifyError, IRError):
         return False
     return True
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
-    for axis, size in zip((block.k, block.hid, block.last.out), block.sizes, strict=True):
+    widths = [(block.k, block.sizes[0]), (block.hid, block.sizes[1])]
+    for axis, size in [*widths, *((last.out, last.columns) for last in block.lasts)]:
         if size * 2 % 16:
             raise VerifyError(
                 f"stage {name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
@@ -190,8 +208,20 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     return TiledBlock(block, clusters)
 
 
+def columns_axes(block: Block) -> tuple[str, ...]:
+    """Axes of the direction whose clusters have columns."""
+    return block.outs if block.one_layer else (*block.outs, block.hid)
+
+
+def loop_tiles(block: Block) -> dict[str, int]:
+    """Axes that a cluster loops over, and what it takes of them at once: rows, and columns of the first product."""
+    if block.one_layer:
+        return {block.rows: ROWS, **dict.fromkeys(block.outs, COLUMNS)}
+    return {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
+
+
 def _loops(stage: Stage, block: Block) -> None:
-    wanted = {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
+    wanted = loop_tiles(block)
     if {loop.axis: loop.tile for loop in stage.loops} != wanted:
         tiles = " and ".join(f"{axis!r} by {tile}" for axis, tile in wanted.items())
         raise VerifyError(f"stage {stage.name!r}: a tiled block loops over {tiles}", "use plan.passes.tile_block")
@@ -202,17 +232,18 @@ def _clusters(stage: Stage, block: Block) -> int:
     sizes = {(d.level, d.axes): d.size for d in stage.mesh if d.size > 1}
     pair = sizes.pop((Level.CLUSTER, (block.rows,)), 1)
     rows = sizes.pop((Level.GRID, (block.rows,)), 1)
-    columns = sizes.pop((Level.GRID, (block.last.out, block.hid)), 1)
+    columns = sizes.pop((Level.GRID, columns_axes(block)), 1)
     if sizes or pair != CLUSTER:
         raise VerifyError(
-            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({block.last.out}, {block.hid}), and clusters of"
-            f" {CLUSTER} over rows",
+            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({', '.join(columns_axes(block))}), and clusters"
+            f" of {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
-    if columns != ceil(block.sizes[2] / COLUMNS):
+    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
+    if columns != blocks and (not block.one_layer or blocks % columns):
         raise VerifyError(
             f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of {COLUMNS} each",
-            f"divide them over {ceil(block.sizes[2] / COLUMNS)}",
+            f"divide them over {blocks}",
         )
     return rows * columns
 

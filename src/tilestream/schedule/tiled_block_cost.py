@@ -44,11 +44,11 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> TiledBlockCost
     firsts, seconds = (ceil(n / s.clusters) for n in (walk.all_firsts, walk.all_seconds))
     products = page * (firsts * s.first_steps + seconds * s.second_steps)
     hidden_s = BETWEEN_S + _arithmetic_s(s.block.middle, s.hidden_columns, device)
-    result_s = BETWEEN_S + _arithmetic_s(s.block.after, COLUMNS, device)
+    result_s = BETWEEN_S + _arithmetic_s(s.block.lasts[0].after, COLUMNS, device)
     epilogues = firsts * hidden_s + seconds * result_s
     beside = sum(op.kind == "load" for op in s.block.after)
     moved = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out))
-    spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid
+    spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid if s.hidden_bytes else 0.0
     dram = (moved + spilled) / device.dram_bytes_per_s
     return TiledBlockCost(products, epilogues, dram, START_S + max(products + epilogues, dram))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tilestream.cuda.snippets import expression
 from tilestream.ir.pipeline import TileOp
 from tilestream.schedule.backward import BackwardChain, Layer
-from tilestream.schedule.backward.model import TILES, read
+from tilestream.schedule.backward.model import MADE, TILES, read
 from tilestream.schedule.layout import CHUNK
 from tilestream.schedule.model import ceil_to
 
@@ -22,14 +24,21 @@ def body(s: BackwardChain) -> str:
     done with this one: it would overwrite what their sums read.
     """
     lines = ["u32 dy = in.take();", "in.advance();", "pack_chunk<T>(a, 0, dy);"]
-    taken, unreleased = 0, 1  # weights; slots that products under way may still read
+    taken, unreleased, turn = 0, 1, 0  # weights; slots that products under way may still read; inputs made
     for n, layer in enumerate(s.chain.layers):
         names = {tensor: f"x{n}_{k}" for k, tensor in enumerate(read(layer))}
         lines += [line for name in names.values() for line in (f"const u32 {name} = in.take();", "in.advance();")]
         lines.append(f"// {layer.source}")
-        sums = _sums(s, n, names[layer.input])
+        x = names[layer.input] if layer.input else f"x{n}"
+        slope = f"slope{n}" if layer.slope else ""
+        made = make(layer, ceil_to(layer.k, 16) // 8, names, x, slope) if layer.makes else []
+        if made:
+            where = f"const u32 {x} = smem + {s.made} + (u32)(g * {MADE} + {turn % MADE}) * CHUNK_BYTES;"
+            made = [where, *made, "fence_async_shared();", "named_sync(GROUP_BARRIER + g, 128);"]
+            turn += 1
+        sums = _sums(s, n, x)
         if not layer.weight:
-            lines += ["mma_fence();", *sums, "mma_commit();", "mma_wait<0>();"]
+            lines += [*made, "mma_fence();", *sums, "mma_commit();", "mma_wait<0>();"]
             lines += ["in.release();"] * (unreleased + len(names))
             lines.append("named_sync(GROUP_BARRIER + g, 128);")
             continue
@@ -41,6 +50,7 @@ def body(s: BackwardChain) -> str:
             "mma_fence();",
             f"times_weight<T, {ceil_to(layer.out, 16) // 16}>(acc{n}, a, smem + {taken * CHUNK});",
             "mma_commit();",
+            *([*made, "mma_fence();"] if made else []),
             *sums,
             "mma_commit();",
             "mma_wait<1>();",
@@ -51,7 +61,10 @@ def body(s: BackwardChain) -> str:
         if last:
             lines += ["if (group_leader()) store_wait_read<0>();", "named_sync(GROUP_BARRIER + g, 128);"]
         to = RESULT if last else n % RESULT
-        lines += [f"dy = Chain<S>::tile(smem, g, {to});", *_epilogue(layer, n, blocks, names, last)]
+        lines += [
+            f"dy = Chain<S>::tile(smem, g, {to});",
+            *epilogue(layer, f"acc{n}", blocks, names, "dy", slope, not last),
+        ]
         lines += ["fence_async_shared();", "named_sync(GROUP_BARRIER + g, 128);"]
         if last:
             lines.append("if (group_leader()) {")
@@ -85,22 +98,61 @@ def _sums(s: BackwardChain, n: int, x: str) -> list[str]:
     return made
 
 
-def _epilogue(layer: Layer, n: int, blocks: int, names: dict[str, str], last: bool) -> list[str]:
-    """acc, through the layer's ops, to the next dY: packed in registers, and in shared memory at ``dy``."""
-    first = f"TS_REG(acc{n}, 4 * i + 2 * j"
-    values = {layer.product: (f"{first})", f"{first} + 1)")}
+def epilogue(
+    layer: Layer, acc: str, blocks: int, names: Mapping[str, str], to: str, slope: str = "", keeps: bool = False
+) -> list[str]:
+    """``acc``, through the layer's ops, to the next dY: in shared memory at ``to``, and, if it ``keeps`` it, packed.
+
+    ``slope``: an accumulator with the layer's slopes, where ``make`` left them.
+    """
+    values = {layer.product: _registers(acc)} | ({layer.slope: _registers(slope)} if slope else {})
+    ops = layer.along if slope else layer.ops
+    wanted = {name for op in ops for name in op.ins}
+    inner = _lines(ops, [s for s in layer.streams if s[0] in wanted], names, values)
+    low, high = values[layer.result]
+    inner += [f"const u32 word = T::pack({low}, {high});", f"sts32(pair_addr<T>({to}, t, i, j), word);"]
+    inner += ["TS_REG(a, 2 * i + j) = word;"] if keeps else []
+    return _by_pairs(blocks, inner)
+
+
+def make(layer: Layer, blocks: int, names: Mapping[str, str], to: str, slope: str = "") -> list[str]:
+    """A layer's input, of what it is made of: in shared memory at ``to``; and its slopes, if ``slope`` is a name."""
+    values: dict[str, tuple[str, str]] = {}
+    beside = [op for op in layer.ops if slope and op not in layer.along and op not in layer.makes]
+    inner = _lines((*layer.makes, *beside), layer.sources, names, values)
+    low, high = values[layer.x]
+    inner.append(f"sts32(pair_addr<T>({to}, t, i, j), T::pack({low}, {high}));")
+    inner += [f"{a} = {b};" for a, b in zip(_registers(slope), values[layer.slope], strict=True)] if slope else []
+    return [*([f"Fragment<{blocks}> {slope};"] if slope else []), *_by_pairs(blocks, inner)]
+
+
+def _registers(fragment: str) -> tuple[str, str]:
+    """A lane's two neighbours (i, j) in an accumulator."""
+    first = f"TS_REG({fragment}, 4 * i + 2 * j"
+    return f"{first})", f"{first} + 1)"
+
+
+def _lines(
+    ops: Sequence[TileOp],
+    streams: Sequence[tuple[str, str]],
+    names: Mapping[str, str],
+    values: dict[str, tuple[str, str]],
+) -> list[str]:
+    """What a lane does with two neighbours of a tile: loads of ``streams``, then ``ops``, which adds to ``values``."""
     inner: list[str] = []
     words: dict[str, str] = {}
-    for tile, tensor in layer.streams:
+    for tile, tensor in streams:
         if tensor not in words:
             words[tensor] = f"w{len(words)}"
             inner.append(f"const u32 {words[tensor]} = lds32(pair_addr<T>({names[tensor]}, t, i, j));")
         values[tile] = (f"T::low({words[tensor]})", f"T::high({words[tensor]})")
-    for k, op in enumerate(layer.ops):
+    for k, op in enumerate(ops):
         inner += _op(op, k, values)
-    low, high = values[layer.result]
-    inner += [f"const u32 word = T::pack({low}, {high});", "sts32(pair_addr<T>(dy, t, i, j), word);"]
-    inner += [] if last else ["TS_REG(a, 2 * i + j) = word;"]
+    return inner
+
+
+def _by_pairs(blocks: int, inner: Sequence[str]) -> list[str]:
+    """A loop over a lane's pairs of a tile of so many blocks of eight columns."""
     return [
         "{", "  TS_PASS", "  TS_LANES {", "    const u32 t = TS_PASS_LANE;", "#pragma unroll",
         f"    for (int i = 0; i < {blocks}; ++i)", "#pragma unroll", "      for (int j = 0; j < 2; ++j) {",

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from math import ceil
 
 import jinja2
 
 from tilestream.cuda.backward.body import body, maps
+from tilestream.cuda.backward.sums import width, write
+from tilestream.cuda.backward.wide import emit as emit_wide
 from tilestream.cuda.mma import by_rows, of_columns
 from tilestream.cuda.stationary.emit import THREADS, StationarySource
 from tilestream.cuda.templating import template
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.backward import BackwardChain, build
-from tilestream.schedule.backward.model import TILES, Held
+from tilestream.schedule.backward import BackwardChain, WideChain, build
+from tilestream.schedule.backward.model import TILES
 from tilestream.schedule.model import ceil_to
 from tilestream.schedule.places import REGISTER_SPLITS
-
-MOST_FOURS = 42
-"""Six threads each: of 132 CTAs' sums, 22 loads under way in each."""
 
 
 def emit(pipeline: Pipeline) -> StationarySource:
@@ -29,6 +27,8 @@ def emit(pipeline: Pipeline) -> StationarySource:
         VerifyError: from the schedule, naming the user's line.
     """
     s = build(pipeline)
+    if isinstance(s, WideChain):
+        return emit_wide(pipeline, s)
     tensors = maps(s)
     pointers = (*(h.tensor for h in s.held), *s.odd)
     streams = [_stream(name, tensors, pointers, pipeline) for names in s.streams for name in names]
@@ -37,8 +37,8 @@ def emit(pipeline: Pipeline) -> StationarySource:
     text = _template().render(
         name=name, pipeline=pipeline, threads=THREADS, s=s, maps=tensors, pointers=pointers, streams=streams,
         first_weight=tensors.index(s.weights[0]) if s.weights else 0, has_bias=any(h.is_bias for h in s.held),
-        tiles=TILES, width=_width(s), body=body(s), gives=gives, leaves=leaves,
-        writes=[_write(s, h, n) for n, h in enumerate(s.held)], mma=_products(s),
+        tiles=TILES, width=width(s.fours, s.ctas), body=body(s), gives=gives, leaves=leaves,
+        writes=[write(h, s.chain.layers[h.layer], n) for n, h in enumerate(s.held)], mma=_products(s),
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
@@ -75,26 +75,6 @@ def _exchange(s: BackwardChain) -> tuple[list[list[str]], list[list[str]]]:
             leaves[owner].append(f"leave(s{n}, others + {at}, partials + {4 * h.first});")
             at += 2048 * h.blocks
     return gives, leaves
-
-
-def _write(s: BackwardChain, h: Held, n: int) -> str:
-    """Where a four of sums goes; tried in order."""
-    layer, end = s.chain.layers[h.layer], h.first + 128 * h.blocks
-    if h.is_bias:
-        call = f"write_bias<{h.dtype}, {layer.out}>(p.pointers[{n}], four - {h.first}, v)"
-    else:
-        turned = "true" if h.turned else "false"
-        call = (
-            f"write_weight<{h.dtype}, {turned}, {layer.out}, {layer.k}>(p.pointers[{n}], p.strides[{n}],"
-            f" four - {h.first}, v)"
-        )
-    return f"if (four < {end}) return {call};"
-
-
-def _width(s: BackwardChain) -> int:
-    """Fours of sums that a CTA adds at once: all of its part, where few enough threads are left to each."""
-    mine = ceil(s.fours / s.ctas)
-    return ceil(mine / ceil(mine / MOST_FOURS))
 
 
 @lru_cache(maxsize=1)

@@ -265,6 +265,13 @@ struct MmaRows {
     ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, &a.v[0][k], 2 * M, T::ELEMENT, 0, b, false, true});
   }
 };
+template <class T, int BLOCKS>
+struct MmaMixed {
+  template <int N>
+  static void shared(Fragment<N>& acc, u64 a, u64 b) {
+    ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b, false, true});
+  }
+};
 
 // ---- rounding, to nearest even
 TS_DEV u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }

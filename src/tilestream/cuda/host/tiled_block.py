@@ -22,8 +22,8 @@ from tilestream.schedule.tiled_block import CLUSTER, space_bytes
 
 def run_tiled_on_host(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
-) -> torch.Tensor:
-    """The output ``[rows, out]`` of a tiled block, computed by its generated kernel.
+) -> dict[str, torch.Tensor]:
+    """The outputs ``[rows, out]`` of a tiled block by name, computed by its generated kernel.
 
     Blocks with nothing in front of their first layer, as ``host.shared_tile``.
 
@@ -39,13 +39,15 @@ def run_tiled_on_host(
     b, rows = source.schedule.block, tensors[pipeline.by_role(Role.INPUT)[0].name].shape[0]
     if b.before:
         raise ValueError("the host build runs a block with nothing in front of its first layer")
-    out = pipeline.tensor(b.last.output)
     # NaNs: an element that nobody writes shows
-    empty = torch.full((rows, b.sizes[2]), float("nan"), dtype=TORCH_DTYPES[out.dtype])
-    return _run(source, {**tensors, out.name: empty}, rows, options)
+    dtype = TORCH_DTYPES[b.output_dtype]
+    empty = {x.output: torch.full((rows, x.columns), float("nan"), dtype=dtype) for x in b.lasts}
+    return _run(source, {**tensors, **empty}, rows, options)
 
 
-def _run(source: TiledBlockSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> torch.Tensor:
+def _run(
+    source: TiledBlockSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun
+) -> dict[str, torch.Tensor]:
     s, arena = source.schedule, Arena()
     program = compile_for_host(source, options)
     where = {
@@ -67,6 +69,9 @@ def _run(source: TiledBlockSource, tensors: dict[str, torch.Tensor], rows: int, 
     dump.check()
     if done.returncode:
         raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    y = tensors[s.block.last.output]
-    at = where[s.block.last.output].address - OF_FILE
-    return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
+
+    def left(name: str) -> torch.Tensor:
+        y, at = tensors[name], where[name].address - OF_FILE
+        return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
+
+    return {last.output: left(last.output) for last in s.block.lasts}

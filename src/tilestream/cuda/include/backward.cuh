@@ -144,13 +144,14 @@ TS_DEV void leave(const Fragment<BLOCKS>& sum, u32 given, float* partials) {
 
 // ---- the sum of all CTAs
 // Accumulators 4i to 4i + 3 of lane t of a sum: two columns of two rows. TURNED: rows are columns of X.
-template <class W, bool TURNED, int OUT, int K>
+// ROW and COL: where the sum begins in dW, or turned.
+template <class W, bool TURNED, int OUT, int K, int ROW = 0, int COL = 0>
 TS_DEV void write_weight(void* to, long long stride, int four, const float (&v)[4]) {
   const u32 t = (u32)(four % 128);
-  const int col = col_of(t, four / 128);
+  const int col = COL + col_of(t, four / 128);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int row = row_of(t, j);
+    const int row = ROW + row_of(t, j);
     if (TURNED) {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -166,12 +167,12 @@ TS_DEV void write_weight(void* to, long long stride, int four, const float (&v)[
     }
   }
 }
-template <class W, int OUT>
+template <class W, int OUT, int ROW = 0>
 TS_DEV void write_bias(void* to, int four, const float (&v)[4]) {
   const u32 t = (u32)(four % 128);
 #pragma unroll
   for (int j = 0; j < 2; ++j)
-    if ((t & 3) == 0 && row_of(t, j) < OUT) Io<W>::global1(to, (u64)row_of(t, j), v[2 * j]);
+    if ((t & 3) == 0 && ROW + row_of(t, j) < OUT) Io<W>::global1(to, (u64)(ROW + row_of(t, j)), v[2 * j]);
 }
 // Each CTA adds, and writes, its part. Few fours of many CTAs: the latency of the L2 is what counts, so that a four is added
 // by several threads, whose loads go out together: WIDTH fours at once, SLICES threads each.

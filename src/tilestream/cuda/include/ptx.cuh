@@ -351,6 +351,9 @@ struct MmaColumns;
 // acc[64, 8 BLOCKS] += a @ b, a in registers, b [depth, columns].
 template <class T, int BLOCKS>
 struct MmaRows;
+// The same, a in shared memory as [64, depth].
+template <class T, int BLOCKS>
+struct MmaMixed;
 
 // ---- rounding; a pair is two neighbouring columns, the left one in the low half
 struct bf16 {

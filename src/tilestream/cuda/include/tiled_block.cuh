@@ -1,7 +1,7 @@
 // A feed-forward block on many rows, of layers wider than a CTA holds: two products, each as tiles of 128 rows by 256
 // columns, in one kernel. The hidden layer goes from the first to the second through a ring in device memory that is small
 // enough to stay in the L2: rows of the second follow those of the first by a few hundred tiles, in an order that is the
-// same for all CTAs (Walk).
+// same for all CTAs (Walk). One layer by itself is the second product alone, of a tensor (K::FIRSTS is zero).
 //
 // A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
 // ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
@@ -9,6 +9,7 @@
 // where something, a norm, stands in front of the first layer. The first of them all warps make.
 #pragma once
 #include "collectives.cuh"
+#include "tiled_order.cuh"
 #include "warp_row.cuh"
 
 namespace ts {
@@ -16,41 +17,9 @@ namespace ts {
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
-constexpr int PAIR = 2;                // CTAs of a cluster
 constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
-
-// The order of the units, a tile of either product for each CTA of a cluster: `head` of the first product; then, again and
-// again, `seconds` of the second and `firsts` more of the first. So many of the first are ahead that nobody waits.
-struct Walk {
-  int all_firsts, all_seconds;  // units there are
-  int head, firsts, seconds;
-  int slots;  // tiles of 128 rows in the ring of the hidden layer, and of the operand
-  int early;  // tiles whose operand is made by the warps that multiply, before they do
-};
-struct Unit {
-  bool second;
-  int rows, column;  // tile of rows, of this CTA; block of columns
-};
-
-// The units of one cluster in that order. Of either product it has every `clusters`-th.
-template <class K>
-struct Deal {
-  const Walk& w;
-  int clusters, rank, first, second;
-  TS_DEV Deal(const Walk& w, int cluster, int clusters, int rank) : w(w), clusters(clusters), rank(rank), first(cluster), second(cluster) {}
-  TS_DEV bool more() const { return first < w.all_firsts || second < w.all_seconds; }
-  // Units of the first product in front of the next one of the second; those that it is made from end a `head` before.
-  TS_DEV int in_front() const { return w.head + second / w.seconds * w.firsts; }
-  TS_DEV bool at_second() const { return second < w.all_seconds && (first >= w.all_firsts || first >= in_front()); }
-  TS_DEV Unit take() {
-    const bool is_second = at_second();
-    const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
-    (is_second ? second : first) += clusters;
-    return {is_second, index / blocks * PAIR + rank, index % blocks};
-  }
-};
 
 // Where the flags are: those of the operand by fours of rows, of the hidden layer and of its readers by tiles of 64 rows.
 struct Flags {
@@ -67,7 +36,7 @@ TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(
 
 // Tiles of rows, of whole clusters.
 template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_firsts / K::HID_BLOCKS * PAIR; }
+TS_DEV int tiles_of(const Walk& w) { return w.all_seconds / K::OUT_BLOCKS * PAIR; }
 
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
@@ -102,7 +71,7 @@ TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
   return SlabRing(slab_bars<K>(smem, g) + 16 * SLABS, page + g * SLABS * CHUNK_BYTES);
 }
 template <class K>
-TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second ? 1 : K::FIRSTS); }
+TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second || K::FIRSTS < 2 ? 1 : 2); }
 template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
@@ -116,6 +85,31 @@ TS_DEV void init_tiled(u32 smem) {
   bar_init_done();
 }
 
+// Where a unit's operands and what it leaves are; `half` of its page of weights.
+template <class K, class P>
+TS_DEV const TensorMap* left_of(const P& p, const Unit& x) {
+  if constexpr (K::FIRSTS > 0)
+    if (x.second) return &p.hidden_in;
+  return &p.input;
+}
+template <class K, class P>
+TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) {
+  row = x.block * TILE_COLUMNS + half * HALF_COLUMNS;
+  if constexpr (K::FIRSTS == 2)
+    if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
+  if constexpr (K::FIRSTS > 0)
+    if (!x.second) return &p.firsts[K::FIRSTS == 2 ? half : 0];
+  return &p.seconds[x.last];
+}
+template <class K, class P>
+TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
+  if constexpr (K::FIRSTS > 0)
+    if (!x.second) return &p.hidden_out;
+  return &p.results[x.last];
+}
+template <class K>
+TS_DEV bool reads_hidden(const Unit& x) { return K::FIRSTS > 0 && x.second; }
+
 // ---- producers
 template <class K, class P>
 TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank) {
@@ -126,23 +120,23 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
   for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
     const Unit x = deal.take();
     const int slot = x.rows % w.slots;
-    if (x.second)
+    if (reads_hidden<K>(x))
       await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w, epoch, x.rows), x.rows);
     else if (K::BEFORE)
       await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket_of(w, epoch, x.rows), x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
-    const TensorMap* left = x.second ? &p.hidden_in : &p.input;
-    const int y = (x.second || K::BEFORE ? slot : x.rows) * TILE_ROWS;
+    const TensorMap* left = left_of<K>(p, x);
+    const int y = (reads_hidden<K>(x) || K::BEFORE ? slot : x.rows) * TILE_ROWS;
+    const int h = rank;  // its half of the page of weights, for both CTAs
+    int row;
+    const TensorMap* right = right_of<K>(p, x, h, row);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, ring.advance()) {
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      const int h = rank;  // its half of the page of weights, for both CTAs
-      const TensorMap* right = x.second ? &p.second : &p.firsts[K::FIRSTS == 2 ? h : 0];
-      const int row = x.second || K::FIRSTS == 1 ? x.column * TILE_COLUMNS + h * HALF_COLUMNS : K::offset(h) + x.column * HALF_COLUMNS;
       tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
     }
     if (slabs_of<K>(x) > SLABS) {
@@ -172,7 +166,7 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
     const auto store = [&](SlabRing& ring, int s) {
       ring.wait_full();
-      tma_store(x.second ? &p.result : &p.hidden_out, (x.column * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
+      tma_store(to_of<K>(p, x), (x.block * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
       store_commit();
     };
 #pragma unroll 1
@@ -274,17 +268,16 @@ template <class K>
 struct ColumnWords : Registers<u32, COLUMN_PARTS * COLUMN_WORDS<K> + 1> {};
 template <class K, class P>
 TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
-  const int wide = x.second ? TILE_COLUMNS : TILE_COLUMNS / K::FIRSTS;
+  const int wide = 64 * slabs_of<K>(x);
   TS_LANES {
     const u32 t = TS_LANE;
 #pragma unroll
     for (int q = 0; q < COLUMN_PARTS; ++q) {
-      const int c = x.column * wide + (64 * q) % wide + 2 * (int)(t & 31);
+      const int c = x.block * wide + (64 * q) % wide + 2 * (int)(t & 31);
       u32 w[COLUMN_WORDS<K> + 1];
-      if (x.second)
-        K::result_words(p, c, w);
-      else
-        K::hidden_words(p, c, w);
+      if constexpr (K::FIRSTS > 0)
+        if (!x.second) K::hidden_words(p, c, w);
+      if (x.second) K::result_words(p, x.last, c, w);
 #pragma unroll
       for (int n = 0; n < COLUMN_WORDS<K>; ++n) TS_REG(columns, q * COLUMN_WORDS<K> + n) = w[n];
     }
@@ -361,7 +354,7 @@ struct Beside : Registers<u32, 8 * 2 * K::BESIDE_WORDS + 1> {};
 template <class K, class P>
 TS_DEV void load_beside(const P& p, u32* w, const Unit& x, int g, u32 t, int block, int j) {
   const int row = x.rows * TILE_ROWS + g * ROWS + row_of(t, j);
-  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.column * TILE_COLUMNS + col_of(t, block), w);
+  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.block * TILE_COLUMNS + col_of(t, block), w);
 }
 template <class K, class P>
 TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
@@ -446,9 +439,9 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     ring.release();
     if (x.second) {
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
-      if (group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
+      if (K::FIRSTS > 0 && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
       leave_result<K>(p, acc, slabs, columns, beside, x, g);
-    } else {
+    } else if constexpr (K::FIRSTS > 0) {
 #pragma unroll
       for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(acc, slabs, columns, s);
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilestream.cuda.diagnose import Record
-from tilestream.schedule.backward import BackwardChain
+from tilestream.schedule.backward import BackwardChain, WideChain
 from tilestream.schedule.stationary import StationarySum
 
 WORDS = 6
@@ -15,7 +15,7 @@ WORDS = 6
 class SumDump(Record):
     """Which CTA waited for which."""
 
-    def __init__(self, schedules: Sequence[StationarySum | BackwardChain], pipeline: str) -> None:
+    def __init__(self, schedules: Sequence[StationarySum | BackwardChain | WideChain], pipeline: str) -> None:
         super().__init__(WORDS)
         self.schedules, self.pipeline = schedules, pipeline
 

@@ -13,7 +13,7 @@ from tilestream.cuda.mma import of_columns
 from tilestream.cuda.templating import template
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.backward import BackwardChain
+from tilestream.schedule.backward import BackwardChain, WideChain
 from tilestream.schedule.places import REGISTER_SPLITS
 from tilestream.schedule.stationary import StationarySum, builds
 
@@ -73,7 +73,7 @@ class StationarySource:
     text: str
     shared_bytes: int
     pipeline: Pipeline
-    schedules: tuple[StationarySum | BackwardChain, ...]
+    schedules: tuple[StationarySum | BackwardChain | WideChain, ...]
     maps: tuple[str, ...]
     pointers: tuple[str, ...]
     partial_bytes: int

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import jinja2
 
@@ -47,16 +48,19 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
     written = plain(pipeline)
     s = build(written.stages[0], written)
     b = s.block
-    middle, after = b.vectors(b.middle), b.vectors(b.after)
+    middle, afters = b.vectors(b.middle), [b.vectors(last.after) for last in b.lasts]
+    after = afters[0]
     hidden = _columns(written, middle, 0, b.sizes[1], s.hidden_columns)
-    result = _columns(written, after, len(middle), b.sizes[2], COLUMNS)
-    vectors = (*middle, *after, *row_vectors(b))
-    beside = _beside(written, [op for op in b.after if op.kind == "load"], b.sizes[2])
+    widths = [last.columns for last in b.lasts]
+    result = _columns(written, after, len(middle), widths[0], COLUMNS, several=len(widths) > 1)
+    vectors = (*middle, *(v for each in afters for v in each), *row_vectors(b))
+    beside = _beside(written, [op for op in b.lasts[0].after if op.kind == "load"], widths[0])
     sums = {f.tile: f"x[e][{i}]" for i, f in enumerate(b.firsts)}
     text = _template().render(
         name="tilestream_" + re.sub(r"\W", "_", pipeline.name),
         pipeline=pipeline,
         s=s,
+        ends=list(accumulate(s.result_blocks)),
         steps=STEPS,
         threads=THREADS,
         vectors=vectors,
@@ -64,8 +68,8 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         hidden=hidden,
         result=result,
         beside=beside,
-        middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)),
-        after=pair_function(b.after, {b.last.total: "y[e]"}, b.last.result, _in_registers(after)),
+        middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)) if sums else "",
+        after=pair_function(b.lasts[0].after, {b.lasts[0].total: "y[e]"}, b.lasts[0].result, _in_registers(after)),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
         prefetch=prefetch_code(b, written),
     )
@@ -89,10 +93,14 @@ class Columns:
     words: int
 
 
-def _columns(pipeline: Pipeline, vectors: Sequence[View], first: int, size: int, block: int) -> Columns:
+def _columns(
+    pipeline: Pipeline, vectors: Sequence[View], first: int, size: int, block: int, several: bool = False
+) -> Columns:
     """Of ``vectors`` of ``size`` elements or scalars, pointer ``first`` of ``Params::vectors`` and those behind it.
 
-    ``block``: columns of a tile.
+    Args:
+        block: columns of a tile.
+        several: they are those of the first of several results, ``last`` in C++; those of the others lie behind them.
     """
     loads: list[str] = []
     values: list[str] = []
@@ -100,14 +108,16 @@ def _columns(pipeline: Pipeline, vectors: Sequence[View], first: int, size: int,
     for k, view in enumerate(vectors):
         dtype = pipeline.tensor(view.of).dtype
         offset = sum(at.offset for at in view.at or ())
-        start = f"(const char*)p.vectors[{first + k}] + {DTYPE_BYTES[dtype] * offset}"
+        index = f"{first + k} + last * LAST_VECTORS" if several else f"{first + k}"
+        start = f"(const char*)p.vectors[{index}] + {DTYPE_BYTES[dtype] * offset}"
         if not any(at.axes for at in view.at or ()):
             loads.append(f"w[{words}] = bits_of(Io<{dtype}>::param({start}, 0));")
             values.append(f"v[{k}][0] = v[{k}][1] = float_of(w[{words}]);")
             words += 1
             continue
         aligned = str(offset % 2 == 0).lower()
-        loads.append(f"Pair<{dtype}>::load<{aligned}>({start}, {_inside(size, block)}, w + {words});")
+        inside = "c < columns_of(last) ? c : 0" if several else _inside(size, block)
+        loads.append(f"Pair<{dtype}>::load<{aligned}>({start}, {inside}, w + {words});")
         values.append(f"Pair<{dtype}>::values(w + {words}, v[{k}][0], v[{k}][1]);")
         words += DTYPE_BYTES[dtype] // 2
     return Columns(tuple(loads), tuple(values), words)

@@ -20,7 +20,7 @@ from tilestream.errors import DeviceError
 from tilestream.schedule.tiled_block import CLUSTER, THREADS, TiledBlock, space_bytes
 
 WORDS = 8  # 64-bit words; struct ExchangeDump of collectives.cuh
-WAITED_FOR = ("the readers of a slot of the hidden layer", "the hidden layer", "", "the operand")
+WAITED_FOR = ("the readers of a slot", "the hidden layer", "", "the operand")
 
 
 class TiledDump(Record):

@@ -31,7 +31,7 @@ def params(
     types = {t.name: t.dtype for t in source.pipeline.tensors}
     flags, hidden_size, _ = space_bytes(s)
     hidden, operand = space + flags, space + flags + hidden_size
-    k, hid, out = b.sizes
+    k, hid, _ = b.sizes
     ring_rows = s.slots * ROWS
 
     def row_bytes(name: str) -> int:
@@ -45,13 +45,19 @@ def params(
         left = make_map(b.dtype, operand, k, ring_rows, 2 * k, ROWS)
     else:
         left = make_map(b.dtype, where[b.input].address, k, rows, row_bytes(b.input), ROWS)
-    maps = [
-        left,
+    between = [
         *(weight(f.weight, k) for f in b.firsts),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, ROWS),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, GROUP_ROWS),
-        weight(b.last.weight, hid),
-        make_map(b.output_dtype, where[b.last.output].address, out, rows, row_bytes(b.last.output), GROUP_ROWS),
+    ]
+    maps = [
+        left,
+        *([] if b.one_layer else between),
+        *(weight(last.weight, hid) for last in b.lasts),
+        *(
+            make_map(b.output_dtype, where[x.output].address, x.columns, rows, row_bytes(x.output), GROUP_ROWS)
+            for x in b.lasts
+        ),
     ]
     vectors = [where[v.of].address for v in source.vectors] or [0]
     loads = [where[op.params[0]] for op in b.loads]

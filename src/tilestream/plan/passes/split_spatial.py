@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
@@ -24,23 +26,22 @@ def split_spatial(program: Pipeline, device: Device, layers_per_stage: int = 1) 
     Raises:
         VerifyError: there is nothing to split.
     """
-    parts = body(program)
+    parts, look = body(program), _looks(program, device)
     bounds = [0, *parts.narrowest_cuts(), len(parts.ops)]
     pieces = list(zip(bounds, bounds[1:], strict=False))
     if len(pieces) < 2:
         raise VerifyError(
             "the region has fewer than two linears: nothing to split over stages", "use strategy='vertical'"
         )
-    looks = {piece: _look(parts, piece, device) for piece in pieces}
-    heaviest = sorted((look.seconds for look in looks.values()), reverse=True)
+    heaviest = sorted((look(piece).seconds for piece in pieces), reverse=True)
     share = sum(heaviest[:layers_per_stage]) * SLACK
     cuts: list[int] = []
-    start, stage = pieces[0][0], looks[pieces[0]]
+    start, stage = pieces[0][0], look(pieces[0])
     used = stage.seconds
     for piece in pieces[1:]:
-        next_one = looks[piece]
+        next_one = look(piece)
         if used + next_one.seconds <= share:
-            joined = _look(parts, (start, piece[1]), device)
+            joined = look((start, piece[1]))
             keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
             if joined.fits and keeps:
                 stage, used = joined, used + next_one.seconds
@@ -61,7 +62,13 @@ class _Look:
     seconds: float
 
 
-def _look(parts: Body, piece: tuple[int, int], device: Device) -> _Look:
+@lru_cache(maxsize=8)
+def _looks(program: Pipeline, device: Device) -> Callable[[tuple[int, int]], _Look]:
+    """What a stage of some of a program's ops would be like: every candidate asks for the same ones."""
+    return cache(partial(_look, body(program), device))
+
+
+def _look(parts: Body, device: Device, piece: tuple[int, int]) -> _Look:
     inner = [b for b in piece if 0 < b < len(parts.ops)]
     pipeline = cut(parts, inner, Transport.DRAM, "spatial")
     alone = isolated(pipeline)["s1" if piece[0] else "s0"]

@@ -1,16 +1,17 @@
-"""A feed-forward block on many rows: both products as tiles, dealt over clusters of two CTAs."""
+"""A feed-forward block or one layer on many rows: products as tiles, dealt over clusters of two CTAs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, gcd
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.schedule.shared_tile import find_two_layers, written_out
-from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, ROWS
+from tilestream.schedule.shared_tile import written_out
+from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, columns_axes, loop_tiles
+from tilestream.schedule.tiled_layers import find_layers
 
 
 def tile_block(program: Pipeline, device: Device) -> Pipeline:
@@ -20,24 +21,30 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
     gathered through the L2 before the second product.
 
     Raises:
-        VerifyError: the program is no feed-forward block, or ``device`` has too few SMs.
+        VerifyError: the program is neither, or ``device`` has too few SMs.
     """
     written = written_out(program)
     if len(written.stages) != 1:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "tile a block in one")
     stage = written.stages[0]
-    block = find_two_layers(stage, written)
-    columns = ceil(block.sizes[2] / COLUMNS)
+    block = find_layers(stage, written)
+    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
     room = device.resident_clusters(CLUSTER) if device.largest_cluster >= CLUSTER else 0
-    if room < columns:
+    if room < blocks:
         raise VerifyError(
-            f"{columns} blocks of {COLUMNS} columns want as many clusters of {CLUSTER}, {device.name} holds {room}",
+            f"{blocks} blocks of {COLUMNS} columns want as many clusters of {CLUSTER}, {device.name} holds {room}",
             "leave the block to row streams",
         )
+    columns = _most_busy(room, blocks) if block.one_layer else blocks
     mesh = (
         Spread(Level.GRID, room // columns, (block.rows,)),
-        Spread(Level.GRID, columns, (block.last.out, block.hid)),
+        Spread(Level.GRID, columns, columns_axes(block)),
         Spread(Level.CLUSTER, CLUSTER, (block.rows,)),
     )
-    loops = (Loop(block.rows, ROWS), Loop(block.hid, COLUMNS // len(block.firsts)))
+    loops = tuple(Loop(axis, tile) for axis, tile in loop_tiles(block).items())
     return replace(written, stages=(Stage("tiles", stage.ops, loops, mesh),), strategy="tiled block")
+
+
+def _most_busy(room: int, blocks: int) -> int:
+    """The divisor of ``blocks`` of which a multiple leaves the fewest of ``room`` clusters idle; the largest such."""
+    return max((n for n in range(1, blocks + 1) if blocks % n == 0), key=lambda n: (room // n * n, n))

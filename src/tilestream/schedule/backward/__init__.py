@@ -1,12 +1,14 @@
 """Backward chains: dX from layer to layer on chip, and every layer's dW beside it, in one kernel of narrow layers.
 
-``build`` turns a stage in plain form into a ``BackwardChain``: what a warpgroup keeps in registers, and a CTA in
-shared memory. Its ``VerifyError`` says why a pipeline is none.
+``build`` turns a stage in plain form into a ``BackwardChain``, or a ``WideChain`` where a layer is wider than 64: what
+a warpgroup keeps in registers, and a CTA in shared memory. Its ``VerifyError`` says why a pipeline is none.
 """
 
 from __future__ import annotations
 
+from tilestream.schedule.backward.build import build, room
 from tilestream.schedule.backward.chain import Chain, Layer, find_chain
-from tilestream.schedule.backward.model import BackwardChain, build, is_backward
+from tilestream.schedule.backward.model import BackwardChain, is_backward
+from tilestream.schedule.backward.wide import WideChain
 
-__all__ = ["BackwardChain", "Chain", "Layer", "build", "find_chain", "is_backward"]
+__all__ = ["BackwardChain", "Chain", "Layer", "WideChain", "build", "find_chain", "is_backward", "room"]

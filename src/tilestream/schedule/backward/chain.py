@@ -10,9 +10,12 @@ from tilestream.ir.axes import ROWS
 from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, Stage, TileOp
 
-SLOPES = frozenset(
-    {"relu_backward", "cast", "mul", "add", "sub", "neg", "square", "gelu_slope", "sigmoid", "tanh", "silu"}
-)
+FINITE = frozenset(
+    {
+        "relu_backward", "cast", "mul", "add", "sub", "neg", "abs", "square", "maximum", "minimum", "gelu_slope",
+        "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "softplus", "exp", "expm1", "sin", "cos",
+    }
+)  # fmt: skip
 """Ops between two layers: elementwise ones that are finite at zeros, which stand beside a layer's last column."""
 
 
@@ -21,7 +24,9 @@ class Layer:
     """``weight_gradient = dY.T X``, ``bias_gradient = sum of dY``, and ``ops(dY weight)``, the next layer's dY.
 
     Attributes:
-        input: X, an input. weight: the parameter [out, k]; empty where no gradient of X is wanted.
+        x: the tile of X. input: the tensor that it is loaded from; empty where ``makes`` make it, as an activation
+            whose result was not saved, of ``sources``: tensors by tile.
+        weight: the parameter [out, k]; empty where no gradient of X is wanted.
         bias_gradient: empty where there is none.
         ops: between this layer and the next. product: the tile that they begin with, dY times the weight.
         result: the tile that they end with. streams: tensors that they read, by tile.
@@ -30,7 +35,10 @@ class Layer:
 
     weight_gradient: str
     bias_gradient: str
+    x: str
     input: str
+    makes: tuple[TileOp, ...]
+    sources: tuple[tuple[str, str], ...]
     weight: str
     out: int
     k: int
@@ -40,6 +48,25 @@ class Layer:
     streams: tuple[tuple[str, str], ...]
     members: tuple[TileOp, ...]
     source: str
+
+    @property
+    def along(self) -> tuple[TileOp, ...]:
+        """Of ``ops`` those that the product goes through."""
+        through, found = {self.product}, []
+        for op in self.ops:
+            if op.out is not None and not through.isdisjoint(op.ins):
+                through.add(op.out.name)
+                found.append(op)
+        return tuple(found)
+
+    @property
+    def slope(self) -> str:
+        """The one tile that ``ops`` make beside the product for it, where ``makes`` read the same: both at once are
+        hardly more than either (GELU and its derivative share Phi). Empty where it is another number of tiles."""
+        beside = [op for op in self.ops if op not in self.along]
+        wanted = {name for op in self.along for name in op.ins} & {op.out.name for op in beside if op.out is not None}
+        more = {name for op in beside for name in op.ins} & (dict(self.streams).keys() - dict(self.sources).keys())
+        return wanted.pop() if self.makes and len(wanted) == 1 and not more else ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +149,11 @@ class _Reader:
         first = len(self.read_ops)
         self._note(product)
         x = _operands(product)[1]
+        makes: list[TileOp] = []
+        sources: dict[str, str] = {}
         if x not in self.loaded:
-            raise VerifyError(f"{where}: a layer's input {x!r} is not loaded", "store it first")
+            self._side(x, makes, sources)
+        given = (x, self.loaded.get(x, ""), tuple(makes), tuple(sources.items()))
         out, k = (int(a.size or 0) for a in product.out.axes)
         totals = [op for op in self.stage.ops if op.kind == "sum" and op.ins == (tile,)]
         for op in totals[:1]:
@@ -133,20 +163,20 @@ class _Reader:
         if len(steps) > 1 or (steps and len(steps[0].params) != 1):
             raise VerifyError(f"{where}: dY is multiplied by {len(steps)} weights", "a chain has one a layer")
         if not steps:
-            members = tuple(self.stage.ops[n] for n in self.read_ops[first:])
-            return Layer(self._stored(product), bias, self.loaded[x], "", out, k, (), "", "", (), members, where), ""
+            members = tuple(self.stage.ops[n] for n in sorted(set(self.read_ops[first:])))
+            return Layer(self._stored(product), bias, *given, "", out, k, (), "", "", (), members, where), ""
         (step,) = steps
         assert step.out is not None
         self._note(step)
         weight = step.params[0]
-        given = next(v for v in step.views if v.of == weight)
+        lies = next(v for v in step.views if v.of == weight)
         columns = tuple(a.name for a in step.out.axes if a != ROWS)
-        if given.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
+        if lies.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
             raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
         ops, streams, result = self._between(step.out.name, {_operands(op)[0] for op in over_rows})
         layer = Layer(
-            self._stored(product), bias, self.loaded[x], weight, out, k, ops, step.out.name, result, streams,
-            tuple(self.stage.ops[n] for n in sorted(self.read_ops[first:])), where,
+            self._stored(product), bias, *given, weight, out, k, ops, step.out.name, result, streams,
+            tuple(self.stage.ops[n] for n in sorted(set(self.read_ops[first:]))), where,
         )  # fmt: skip
         further = any(_operands(op)[0] == result for op in over_rows)
         return layer, result if further else ""
@@ -158,7 +188,7 @@ class _Reader:
         current = made
         while current not in wanted and current not in self.stored:
             users = [op for op in self.stage.ops if current in op.ins]
-            if len(users) != 1 or users[0].kind not in SLOPES or users[0].out is None:
+            if len(users) != 1 or not _finite(users[0]) or users[0].out is None:
                 kinds = ", ".join(op.kind for op in users) or "nothing"
                 raise VerifyError(f"tile {current!r} goes to {kinds}", "a chain goes on by one elementwise op each")
             (op,) = users
@@ -181,7 +211,7 @@ class _Reader:
         maker = next(op for op in self.stage.ops if op.out is not None and op.out.name == name)
         if maker in ops:
             return
-        if maker.kind not in SLOPES or maker.params:
+        if not _finite(maker) or maker.params:
             raise VerifyError(f"{_where(maker)}: a {maker.kind!r} beside a backward chain", "use a row stream")
         for each in maker.ins:
             self._side(each, ops, streams)
@@ -217,6 +247,12 @@ def _operands(op: TileOp) -> tuple[str, str]:
     by_axis = {a: v.of for v in op.views for a in v.axes if a != ROWS.name}
     first, second = (by_axis[a.name] for a in op.out.axes)
     return first, second
+
+
+def _finite(op: TileOp) -> bool:
+    """Whether an op may stand between two layers; a quotient where it divides by a number."""
+    by_number = op.kind == "div" and op.attr("scalar") not in (None, 0.0) and not op.attr("reversed")
+    return op.kind in FINITE or by_number
 
 
 def _plumbing(op: TileOp) -> bool:

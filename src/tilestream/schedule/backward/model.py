@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import ceil, prod
+from math import ceil
 
 from tilestream.errors import VerifyError
-from tilestream.ir.axes import ROWS, Level
+from tilestream.ir.axes import ROWS
 from tilestream.ir.derive import sums
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule.backward.chain import Chain, Layer, find_chain
+from tilestream.schedule.backward.chain import Chain, Layer
 from tilestream.schedule.layout import CHUNK, SHARED_LIMIT
 from tilestream.schedule.model import ceil_to
 from tilestream.schedule.places import REGISTER_LIMIT
@@ -22,13 +21,19 @@ GROUPS = 2
 WIDEST = 64
 """Columns of a layer: one chunk of shared memory, one product of a warpgroup."""
 ACCUMULATORS, OPERAND, OVERHEAD = 32, 16, 40
-"""Registers a thread: of a product of 64 columns, of the next one's left operand, of addresses and temporaries."""
+"""Registers a thread: of a product of 64 columns, and of slopes for it where they are kept; of the next one's left
+operand; of addresses and temporaries."""
 MOST_SLOTS, LEAST_SLOTS = 12, 4
+MADE = 2
+"""Inputs of layers that a warpgroup makes of what is loaded, in turns, for the same reason as below."""
 TILES = 4
 """Of each warpgroup: gradients of three layers in turns, and dX. A warp that runs ahead writes what the sums of two
 layers ago have read, which all warps know to be over: they met since."""
 ONES_BYTES = 1024
 BULK_BYTES = 16
+LAYER_BYTES = 7 * TILE_ROWS * 128
+"""That a layer moves through shared memory for a tile: its input is written, and read by the sum and by the slope; dY
+is written, and read by the sum; and what two products read of their other operands."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Held:
 
     Attributes:
         tensor: where it goes. blocks: of eight columns. turned: whether rows of it are columns of X. first: of its
-            partial sums, in fours of floats.
+            partial sums, in fours of floats. chunk: of 64 columns, that it begins at. groups: warpgroups that have 64
+            rows of it each.
     """
 
     layer: int
@@ -47,6 +53,13 @@ class Held:
     turned: bool
     is_bias: bool
     first: int
+    chunk: int = 0
+    groups: int = 1
+
+    @property
+    def fours(self) -> int:
+        """Of floats, that all groups leave of it."""
+        return 128 * self.blocks * self.groups
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class BackwardChain:
     @property
     def registers(self) -> int:
         """A consumer thread."""
-        return _registers(self.held)
+        return _registers(self.held, self.chain.layers)
 
     @property
     def ring(self) -> int:
@@ -103,8 +116,13 @@ class BackwardChain:
         return self.ring + GROUPS * self.slots * CHUNK
 
     @property
-    def ones(self) -> int:
+    def made(self) -> int:
+        """Offset of the layers' inputs that a warpgroup makes."""
         return self.tiles + GROUPS * TILES * CHUNK
+
+    @property
+    def ones(self) -> int:
+        return self.made + _made_bytes(self.chain.layers)
 
     @property
     def bars(self) -> int:
@@ -122,11 +140,16 @@ class BackwardChain:
     @property
     def fours(self) -> int:
         """Partial sums of a CTA, in fours of floats."""
-        return self.held[-1].first + 128 * self.held[-1].blocks
+        return self.held[-1].first + self.held[-1].fours
 
     @property
     def workspace_bytes(self) -> int:
         return self.ctas * self.fours * 16
+
+    @property
+    def step_bytes(self) -> int:
+        """What a tile of each warpgroup moves through an SM's shared memory."""
+        return GROUPS * len(self.chain.layers) * LAYER_BYTES
 
     @property
     def footprint(self) -> tuple[tuple[str, int], ...]:
@@ -135,13 +158,15 @@ class BackwardChain:
             ("weights", self.ring),
             (f"{GROUPS} rings of {self.slots} x {TILE_ROWS} rows", GROUPS * self.slots * CHUNK),
             ("gradients", GROUPS * TILES * CHUNK),
+            ("inputs made again", self.ones - self.made),
             ("ones and barriers", self.shared_bytes - self.ones),
         )
 
 
 def read(layer: Layer) -> tuple[str, ...]:
     """Tensors that a layer takes through the ring, each once."""
-    return tuple(dict.fromkeys((layer.input, *(tensor for _, tensor in layer.streams))))
+    beside = (tensor for _, tensor in (*layer.sources, *layer.streams))
+    return tuple(dict.fromkeys((*([layer.input] if layer.input else []), *beside)))
 
 
 def is_backward(pipeline: Pipeline) -> bool:
@@ -155,65 +180,44 @@ def is_backward(pipeline: Pipeline) -> bool:
     return any(over_rows) and not all(over_rows)
 
 
-@lru_cache(maxsize=1024)
-def build(pipeline: Pipeline) -> BackwardChain:
-    """How the only stage of a launch runs.
+def room(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[tuple[Held, ...], int]:
+    """What a warpgroup holds of layers up to ``WIDEST`` wide, and how many slots its ring has.
 
     Raises:
-        VerifyError: it is no backward chain, a layer is wider than 64, its sums are more than the registers hold, or
-            shared memory has no room; the message has the arithmetic.
+        VerifyError: the sums are more than the registers hold, or shared memory has no room; with the arithmetic.
     """
-    written = plain(pipeline)
-    (stage,) = written.stages
-    chain = find_chain(stage, written)
-    where = chain.layers[0].source
-    if stage.loops[0].tile != TILE_ROWS:
-        raise VerifyError(f"{where}: takes {stage.loops[0].tile} rows a step, kernels {TILE_ROWS}", "loop by 64 rows")
-    _check_widths(chain)
-    by_level = {level: prod(d.size for d in stage.mesh if d.level is level) for level in Level}
-    if any(d.axes != (ROWS.name,) for d in stage.mesh) or by_level[Level.WARPGROUP] != GROUPS:
-        raise VerifyError(f"{where}: a backward chain divides rows over the grid and two warpgroups", "divide it so")
-    if by_level[Level.CLUSTER] > 1:
-        raise VerifyError(f"{where}: rows divided over a cluster have no kernel so far", "divide them over the grid")
-    held = _held(chain.layers, written)
-    if (registers := _registers(held)) > REGISTER_LIMIT:
-        parts = " + ".join(str(4 * h.blocks) for h in held)
-        raise VerifyError(
-            f"{where}: sums of {parts} + {registers - sum(4 * h.blocks for h in held)} registers a thread ="
-            f" {registers} > {REGISTER_LIMIT}",
-            "cut the chain",
-        )
-    fixed = (sum(1 for x in chain.layers if x.weight) + GROUPS * TILES) * CHUNK + ONES_BYTES + 64
+    where, held = layers[0].source, _held(layers, pipeline)
+    check_registers(held, _registers(held, layers), where)
+    fixed = (sum(1 for x in layers if x.weight) + GROUPS * TILES) * CHUNK + _made_bytes(layers) + ONES_BYTES + 64
     slots = min(MOST_SLOTS, (SHARED_LIMIT - fixed) // (GROUPS * (CHUNK + 16)))
     given = max(sum(2048 * held[n].blocks for n in share) for share in _shares(held))
-    least = max(LEAST_SLOTS, 1 + 2 * max(len(read(x)) for x in chain.layers), ceil(given / CHUNK))
+    least = max(LEAST_SLOTS, 1 + 2 * max(len(read(x)) for x in layers), ceil(given / CHUNK))
     if slots < least:
         raise VerifyError(
             f"{where}: {fixed} bytes of weights and gradients leave {slots} < {least} slots of {CHUNK} bytes a"
             " warpgroup",
             "cut the chain",
         )
-    streams = dict.fromkeys((chain.gradient, *(name for layer in chain.layers for name in read(layer))))
-    odd = tuple(n for n in streams if written.tensor(n).features * DTYPE_BYTES[chain.dtype] % BULK_BYTES)
-    return BackwardChain(stage, chain, by_level[Level.GRID], slots, held, odd)
+    return held, slots
 
 
-def _check_widths(chain: Chain) -> None:
-    """Layers are of one chunk; what bulk copies write, and weights, have rows that they can address."""
-    for layer in chain.layers:
-        bulk = not layer.weight or layer.k * DTYPE_BYTES[chain.dtype] % BULK_BYTES == 0
-        wide = max(layer.out, layer.k)
-        if wide > WIDEST or not bulk:
-            raise VerifyError(
-                f"{layer.source}: {layer.k if not bulk else wide} columns; a backward chain takes up to {WIDEST}, and"
-                f" weights of rows of a multiple of {BULK_BYTES} bytes",
-                "use a row stream and stationary sums",
-            )
+def _made_bytes(layers: Sequence[Layer]) -> int:
+    return GROUPS * MADE * CHUNK if any(x.makes for x in layers) else 0
 
 
-def registers_of(layers: Sequence[Layer], pipeline: Pipeline) -> int:
-    """Registers of a consumer thread of a chain of these layers."""
-    return _registers(_held(layers, pipeline))
+def check_registers(held: Sequence[Held], registers: int, where: str) -> None:
+    """Refuse what a consumer thread has no registers for.
+
+    Raises:
+        VerifyError: with the arithmetic.
+    """
+    if registers > REGISTER_LIMIT:
+        parts = " + ".join(str(4 * h.blocks) for h in held)
+        raise VerifyError(
+            f"{where}: sums of {parts} + {registers - sum(4 * h.blocks for h in held)} registers a thread ="
+            f" {registers} > {REGISTER_LIMIT}",
+            "cut the chain",
+        )
 
 
 def _held(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[Held, ...]:
@@ -229,7 +233,7 @@ def _held(layers: Sequence[Layer], pipeline: Pipeline) -> tuple[Held, ...]:
 def _next(
     before: list[Held], layer: int, tensor: str, blocks: int, turned: bool, is_bias: bool, pipeline: Pipeline
 ) -> Held:
-    first = before[-1].first + 128 * before[-1].blocks if before else 0
+    first = before[-1].first + before[-1].fours if before else 0
     assert pipeline.tensor(tensor).role is Role.OUTPUT
     return Held(layer, tensor, pipeline.tensor(tensor).dtype, blocks, turned, is_bias, first)
 
@@ -245,5 +249,6 @@ def _shares(held: tuple[Held, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(first), tuple(second)
 
 
-def _registers(held: tuple[Held, ...]) -> int:
-    return sum(4 * h.blocks for h in held) + ACCUMULATORS + OPERAND + OVERHEAD
+def _registers(held: tuple[Held, ...], layers: Sequence[Layer]) -> int:
+    slope = ACCUMULATORS if any(x.slope for x in layers) else 0
+    return sum(4 * h.blocks for h in held) + ACCUMULATORS + slope + OPERAND + OVERHEAD

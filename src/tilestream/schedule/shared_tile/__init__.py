@@ -6,19 +6,19 @@ results, what is exchanged and how, and the rings of shared memory. The kernels,
 
 from __future__ import annotations
 
-from tilestream.schedule.shared_tile.block import MOST_ROWS, Block
-from tilestream.schedule.shared_tile.find import find_block, find_two_layers, is_block, is_projection
+from tilestream.schedule.shared_tile.block import MOST_ROWS, Block, Last
+from tilestream.schedule.shared_tile.find import find_block, is_block, is_projection
 from tilestream.schedule.shared_tile.model import SharedTile, Tail, build
 from tilestream.schedule.shared_tile.residual import written_out
 
 __all__ = [
     "MOST_ROWS",
     "Block",
+    "Last",
     "SharedTile",
     "Tail",
     "build",
     "find_block",
-    "find_two_layers",
     "is_block",
     "is_projection",
     "written_out",

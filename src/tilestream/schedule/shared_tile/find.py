@@ -21,20 +21,6 @@ def find_block(stage: Stage, pipeline: Pipeline) -> Block:
     return Finder(stage, pipeline).block()
 
 
-def find_two_layers(stage: Stage, pipeline: Pipeline) -> Block:
-    """The same, of two layers.
-
-    Raises:
-        VerifyError: there is one, they read pixels, or they are something else.
-    """
-    found = find_block(stage, pipeline)
-    if found.grid is not None:
-        raise VerifyError(f"stage {stage.name!r} reads pixels at taps, and a feed-forward block rows", "share a tile")
-    if found.one_layer:
-        raise VerifyError(f"stage {stage.name!r} has one layer, and a feed-forward block two", "share a tile instead")
-    return found
-
-
 def is_block(program: Pipeline) -> bool:
     """Whether ``program``, one stage of row ops, can share a tile: two layers, or one that no row stream holds."""
     return _found(program) is not None

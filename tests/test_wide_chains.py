@@ -1,0 +1,169 @@
+"""Backward chains up to 128 wide: values of their kernels on the host, their protocol, their machine code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from backward_chains import chain, data, widths
+from host_chains import check, run
+
+from tilestream import cuda, reference
+from tilestream.cuda import sass
+from tilestream.cuda.compile import compile_source
+from tilestream.cuda.host.build import HostRace, HostTrap, Mutation
+from tilestream.devices import get
+from tilestream.errors import VerifyError
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.backward_cost import cost
+from tilestream.schedule.backward import WideChain, build
+from tilestream.schedule.fits import verify_on
+
+on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+needs_disassembler = pytest.mark.skipif(
+    sass.disassembler() is None, reason="cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)"
+)
+SMALL = chain(24, 40, 128, 16, bias=True)
+WITHOUT_DX = chain(24, 40, 128, 16, bias=True, dx=False)
+
+
+@on_host
+@pytest.mark.smoke
+@pytest.mark.parametrize("rows", [1, 64, 300])
+def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
+    """Ragged widths and rows; at one row the second warpgroup's tile is empty, and the second CTA has none."""
+    check(SMALL, rows, folder)
+
+
+@on_host
+@pytest.mark.parametrize(
+    "p",
+    [
+        chain(*widths(2, 128)),
+        chain(128, 128, 128, ctas=3, bias=True, dtype="bf16", weight="f32"),
+        chain(40, 128, 104, 72, bias=True, dx=False),
+        chain(64, 64, 128, 8, ctas=1, bias=True, slope=""),
+        chain(72, 128, ctas=2, dx=True),
+        chain(64, 128, 8, slope="made", bias=True),
+        chain(64, 104, 72, slope="made", bias=True, dx=False),
+    ],
+    ids=[
+        "tiny-cuda-nn's",
+        "bf16, biases",
+        "ragged, no dX",
+        "a layer of 64, no activation, one CTA",
+        "one layer",
+        "GELU made again",
+        "the same, no dX",
+    ],
+)
+def test_any_widths(p: Pipeline, folder: Path) -> None:
+    assert isinstance(build(p), WideChain)
+    check(p, 450, folder)
+
+
+@on_host
+def test_the_same_input_gives_the_same_bits_and_it_means_what_the_reference_machine_computes(folder: Path) -> None:
+    inputs = data(SMALL, 300)
+    first, meant = run(SMALL, inputs, folder), reference.run(SMALL, inputs)
+    for other in (run(SMALL, inputs, folder, seed=1), run(SMALL, inputs, folder, launches=3)):
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    for name in first:
+        torch.testing.assert_close(first[name].double(), meant[name].double(), rtol=2**-9, atol=1e-2)
+
+
+MUTANTS = {
+    "a slot is filled while it is in use": ("wide_backward.cuh", "      ring.wait_empty();\n", ""),
+    "a gradient is overwritten while the other warpgroup's sums read it": (
+        "kernel",
+        "    mma_wait<1>();\n    in.release();\n    named_sync(BOTH_GROUPS, 256);\n",
+        "    mma_wait<1>();\n    in.release();\n",
+    ),
+    "a gradient is read before the other warpgroup has written it": (
+        "kernel",
+        "    fence_async_shared();\n    named_sync(BOTH_GROUPS, 256);\n    dy0 = Wide<S>::tile(smem, 1, 0);",
+        "    fence_async_shared();\n    dy0 = Wide<S>::tile(smem, 1, 0);",
+    ),
+    "dX is overwritten while it is copied out": ("kernel", "    if (group_leader()) store_wait_read<0>();\n", ""),
+    "partial sums are announced without a release": (
+        "backward.cuh",
+        "flag_release(mine, launch)",
+        "flag_relaxed(mine, launch)",
+    ),
+}
+
+
+@on_host
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str, folder: Path) -> None:
+    """Each step of the protocol is there for a reason: without it a value is wrong, or ThreadSanitizer sees why.
+
+    Products read as late as they may here. Where no dX is wanted they are waited for at once, so that a barrier in
+    front of them is missed.
+    """
+    p = WITHOUT_DX if "before" in name else SMALL
+    with pytest.raises((HostTrap, HostRace, AssertionError)):
+        check(p, 128 * 10, folder, mutations=(Mutation(*MUTANTS[name]),), sanitize=True)
+
+
+@on_host
+def test_no_races(folder: Path) -> None:
+    check(SMALL, 128 * 6, folder, sanitize=True, launches=2)
+
+
+def test_both_warpgroups_share_the_sums() -> None:
+    """Two layers of 128 and one of 16 outputs: 64 x 128 of each dW, and 64 x 16 turned, in a thread's registers."""
+    p = chain(*widths(2, 128), ctas=132)
+    verify_on(p, get("h200"))
+    s = build(p)
+    assert isinstance(s, WideChain) and s.registers == 2 * 64 + 8 + 72 and s.slots == 5
+    assert [(h.blocks, h.turned, h.groups, h.chunk) for h in s.held] == [
+        (2, True, 2, 0), *[(8, False, 2, 0), (8, False, 2, 1)] * 2
+    ]  # fmt: skip
+    assert s.fours * 16 == 4 * (128 * 16 + 2 * 128 * 128)
+
+
+@pytest.mark.parametrize(
+    ("p", "why"),
+    [
+        (chain(*[128] * 4), r"sums of 32 \+ 32 \+ 32 \+ 32 \+ 32 \+ 32 \+ 72 registers a thread = 264 > 232"),
+        (chain(*[128] * 3, slope="gelu"), r"bytes of weights and gradients leave 6 < 8 slots of 16384 bytes"),
+        (chain(63, 128, dx=False), r"rows of 'X0' are no multiple of 16 bytes, beside layers wider than 64"),
+    ],
+    ids=["too deep", "too much to read", "odd rows"],
+)
+def test_what_does_not_fit_is_told_the_numbers(p: Pipeline, why: str) -> None:
+    with pytest.raises(VerifyError, match=why):
+        build(p)
+
+
+def test_the_prediction_counts_every_byte_once() -> None:
+    """Of two layers of 128 dY and two inputs are read, dX is written; nothing between the layers is."""
+    h200, rows = get("h200"), 262_144
+    predicted = cost(chain(128, 128, 128, ctas=132), rows, h200)
+    assert predicted.dram_s == pytest.approx(rows * 2 * 4 * 128 / h200.dram_bytes_per_s)
+    assert predicted.floor_s <= predicted.total_s
+
+
+CODE = {
+    "two hidden layers": chain(*widths(2, 128), ctas=132),
+    "biases": chain(*widths(2, 128), ctas=132, bias=True, dtype="bf16", weight="f32"),
+}
+
+
+@pytest.mark.nvrtc
+@needs_disassembler
+@pytest.mark.parametrize("name", CODE)
+def test_machine_code(name: str) -> None:
+    (source,) = cuda.sources(CODE[name])
+    report = compile_source(source)
+    assert report.spills == 0 and report.stack == 0, report.log
+    code = sass.disassemble(report.cubin)
+    assert {i.name for i in code.instructions}.isdisjoint({"LDL", "STL", "LD", "ST"})
+    products = [k for k, i in enumerate(code.instructions) if i.name == "HGMMA"]
+    tile = code.instructions[products[0] : products[-1]]
+    slow = [i for i in tile if i.name in ("MEMBAR", "ERRBAR", "LDG", "STG") and not i.opcode.endswith("ALL.CTA")]
+    assert slow == []  # a fence between proxies is a barrier of the CTA alone
+    assert sass.one_role_waits_at_a_named_barrier(code) == []
