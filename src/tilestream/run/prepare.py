@@ -100,7 +100,7 @@ def _serves(p: Plan, region: Region) -> bool:
 
 
 def is_lone(region: Region, options: Options, target: Target) -> bool:
-    """Whether a region is left to a library on this target: the reference machine was asked for."""
+    """Whether a region is left to a library; never on the reference machine, which was asked for."""
     return target.kind == "cuda" and regions.is_lone(region, options)
 
 
