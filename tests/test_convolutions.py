@@ -44,7 +44,7 @@ from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.schedule import build
-from tilestream.schedule.counts import gathered_chunks, tapped_chunks
+from tilestream.schedule.chunks import all_chunks
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.layout import lay_out
 from tilestream.schedule.stage_cost import stage_cost
@@ -160,9 +160,11 @@ def test_what_no_product_can_beat_reads_a_picture_once() -> None:
 def test_lanes_have_their_time_and_bulk_copies_none() -> None:
     by_lanes, bulk = (chain(SAME, 128, 64, 64, bulk=b) for b in (False, True))
     told = [op[0] for op in emit(by_lanes).tables.load_ops]
-    assert told.count(TAPPED) == tapped_chunks(build(by_lanes.stages[0], by_lanes)) == 9 * 2
+    schedule = build(by_lanes.stages[0], by_lanes)
+    assert told.count(TAPPED) == sum(schedule.streams[tile].by_lanes for tile, _ in all_chunks(schedule)) == 9 * 2
     assert [op[0] for op in emit(bulk).tables.load_ops].count(TAPPED_IN_BULK) == 9 * 2
-    assert tapped_chunks(build(bulk.stages[0], bulk)) == gathered_chunks(build(bulk.stages[0], bulk)) == 0
+    schedule = build(bulk.stages[0], bulk)
+    assert not any(schedule.streams[tile].by_lanes for tile, _ in all_chunks(schedule))
     slow, fast = (stage_cost(p.stages[0], p, get("h200")).step_s for p in (by_lanes, bulk))
     assert slow > fast
 

@@ -17,7 +17,9 @@ from tilestream.options import Options
 from tilestream.plan.cost import predict
 from tilestream.plan.planner import plan
 from tilestream.schedule import build
+from tilestream.schedule.chunks import product_chunks
 from tilestream.schedule.counts import StepCounts, code_size, counts
+from tilestream.schedule.input_ring import ISSUE_S, Arrivals
 from tilestream.schedule.layout import lay_out
 from tilestream.schedule.stage_cost import overlapped, stage_cost
 
@@ -39,7 +41,7 @@ def test_two_tiles_of_one_layer():
     assert step.flops == 2 * 2 * 64 * 256 * 256
     weights, tile = 256 * 256 * 2, 64 * 256 * 2
     assert step.shared_bytes == 2 * weights + weights + 2 * tile + 2 * tile
-    assert (step.pages, step.chunks, step.queued) == (4, 4, 0)
+    assert (step.pages, step.chunks) == (4, 4)
 
 
 def test_resident_weights_are_not_written_again():
@@ -61,21 +63,24 @@ def test_columns_that_end_inside_a_half_cost_instructions():
     assert ragged.instructions > 1.5 * even.instructions  # both have 192 columns a warpgroup
 
 
-def test_tiles_from_queues_are_told_apart():
+def test_the_flag_of_a_queue_is_asked_for_once_a_tile():
     p = Program("two")
     p.store(p.linear(p.linear(p.load("x", 256), 256, "relu"), 256))
     spatial = plan(p.build(), 65_536, H200, Options(strategy="spatial")).chosen.pipeline
     assert spatial is not None
     schedule = build(spatial.stages[1], spatial)
     (step,) = counts(schedule, lay_out(schedule))
-    assert (step.chunks, step.queued) == (4, 4)
+    assert step.chunks == 4
+    chunks = product_chunks(schedule, schedule.steps[0])
+    asked = [loader for loader, _ in Arrivals(schedule, spatial, H200).of(chunks)]
+    assert asked == [H200.queue_s(0), *[ISSUE_S] * 3]
 
 
 def test_a_short_input_ring_makes_products_wait():
     """MeshGraphNets' block: six chunks of input a tile; two slots beside resident weights, five else."""
     waits = {r: stage_cost(placed(edge_block(), 0, r).stages[0], edge_block(), H200).inputs_s for r in Residency}
     assert waits[Residency.RESIDENT] > 1e-6
-    assert waits[Residency.STREAMED] < 0.2 * waits[Residency.RESIDENT]
+    assert waits[Residency.STREAMED] < 0.3 * waits[Residency.RESIDENT]
 
 
 def test_more_code_takes_longer_an_instruction():

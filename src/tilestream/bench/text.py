@@ -38,7 +38,10 @@ def render(result: dict[str, Any]) -> RenderableType:
     env = result["environment"]
     where = env["gpu"] or "no GPU: executed on the reference machine"
     heading = Text(f"{result['model']}, {result['rows']:,} rows, {result['dtype']}, {where}", style="bold")
-    parts: list[RenderableType] = [heading, Text(result["whole"]), _arms(result)]
+    parts: list[RenderableType] = [heading, Text(result["whole"])]
+    if result["planned_rows"] != result["rows"]:
+        parts.append(Text(f"predictions, here and below, and bytes are for {result['planned_rows']:,} rows"))
+    parts.append(_arms(result))
     if result["speedup"]:
         best, times = result["best_alternative"], result["speedup"]
         parts.append(Text(f"tilestream takes 1/{times:.2f} of the time of {best}, the best of the others\n"))

@@ -274,6 +274,11 @@ def bench(
     chosen = _arms(arms)
     options = _options(strategy, device, target, queue_depth, cache)
     on = _where(target)
+    if host and on == "cpu":
+        raise DeviceError(
+            "--host times a plain loop around kernels, and none run here: the reference machine takes seconds a call",
+            "run it on an H100 or H200",
+        )
     with Progress() as progress:
         progress(f"loading {model}")
         run_rows = _rows_to_run(model, rows, on)

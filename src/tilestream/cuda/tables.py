@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
 from tilestream.ir.taps import Tap
+from tilestream.schedule.chunks import epilogue_chunks, product_chunks
 from tilestream.schedule.layout import Layout, boxes_of
-from tilestream.schedule.model import Phase, Place, Schedule, Sink, Step, Stream, ceil_to, columns_of
+from tilestream.schedule.model import Place, Schedule, Sink, Stream, ceil_to, columns_of
 from tilestream.schedule.taps import corners, lowest
 
 TABLE, INDEX = "table", "index of "
@@ -182,7 +183,6 @@ def add_queues(tables: Tables, pipeline: Pipeline) -> None:
 def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipeline) -> StageTables:
     """Append a stage's pages, loads and stores in the order in which its consumers take them."""
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
-    columns = schedule.chunk_columns
     left = Counter(_takes(schedule))
     for step in schedule.steps:
         if step.gemm is not None:
@@ -193,14 +193,12 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
                 for turn in range(loop.turns):
                     for inner in loop.steps:
                         _weights(tables, schedule, layout, schedule.steps[inner], pipeline, turn)
-            for segment in step.gemm.segments:
-                if segment.place is Place.STREAM:
-                    left[segment.tile] -= 1
-                    for c in range(segment.chunks(columns)):
-                        _load(tables, schedule, segment.tile, c * columns, pipeline, left[segment.tile], True)
+            for tile, column in product_chunks(schedule, step):
+                left[tile] -= column == 0
+                _load(tables, schedule, tile, column, pipeline, left[tile], True)
         for phase in step.phases:
             left.subtract(phase.streams)
-            for tile, column in _epilogue_chunks(schedule, step, phase):
+            for tile, column in epilogue_chunks(schedule, step, phase):
                 _load(tables, schedule, tile, column, pipeline, left[tile], False)
             _stores(tables, schedule, step, phase, pipeline, at)
     at.pages = len(tables.page_ops) - at.page_ops
@@ -215,19 +213,6 @@ def _takes(schedule: Schedule) -> list[str]:
         takes += [s.tile for s in (step.gemm.segments if step.gemm else ()) if s.place is Place.STREAM]
         takes += [t for phase in step.phases for t in phase.streams]
     return takes
-
-
-def _epilogue_chunks(schedule: Schedule, step: Step, phase: Phase) -> list[tuple[str, int]]:
-    """(stream, first column) of every chunk that a pass takes, in order; under Shard(1), for either warpgroup."""
-    turns = ceil_to(schedule.width(step), schedule.pass_columns) // schedule.pass_columns
-    halves = (0, turns) if schedule.stage.placement.dim == 1 else (0,)
-    chunks = []
-    for c in range(turns):
-        for tile in phase.streams:
-            dtype = schedule.streams[tile].dtype
-            for part in range(schedule.parts(dtype)):
-                chunks += [(tile, (c + h) * schedule.pass_columns + part * columns_of(dtype)) for h in halves]
-    return chunks
 
 
 def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline, turn: int = 0) -> None:

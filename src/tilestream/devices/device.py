@@ -70,8 +70,10 @@ class Device:
     """Share that ``issue_cycles`` grows by for every doubling of the kernel beyond ``code_cache``."""
     barrier_cycles: float = 105.0
     """A reduction over lanes, or a meeting of warps, between two passes of an epilogue."""
-    load_s: float = 1.65e-6
+    load_s: float = 0.9e-6
     """From asking for a chunk of input to having it, in DRAM and under load."""
+    again_s: float = 0.6e-6
+    """The same of one that the same tile was read from before: from the L2."""
     page_s: float = 0.1e-6
     """The same for a page of weights in the L2, beside its bytes at the SM's port."""
     ramp_s: float = 0.8e-6

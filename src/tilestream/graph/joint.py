@@ -65,20 +65,25 @@ def _flat(graph: fx.Graph, part: fx.Node, rows: int | torch.SymInt) -> fx.Node:
 
 
 def narrow_products(graph: fx.Graph) -> int:
-    """A product of which one slice of columns is used becomes a product with that slice of the weight; how many did."""
+    """A product of which one slice of columns is used becomes a product with that slice of the weight; how many did.
+
+    Each use may have a slice of its own, as in a graph in its normal form.
+    """
     count = 0
     for node in list(graph.nodes):
-        if packet(node) is not aten.mm or len(node.users) != 1 or not isinstance(node.args[1], fx.Node):
+        if packet(node) is not aten.mm or not node.users or not isinstance(node.args[1], fx.Node):
             continue
-        (part,) = node.users
-        bounds = _columns(part)
-        if bounds is None or not isinstance(settled(node.meta["val"].shape[1]), int):
+        parts = list(node.users)
+        bounds, *others = dict.fromkeys(map(_columns, parts))
+        if bounds is None or others or not isinstance(settled(node.meta["val"].shape[1]), int):
             continue
-        with graph.inserting_before(part):
+        with graph.inserting_after(node):
             weight = call(graph, aten.slice.Tensor, (node.args[1], 1, *bounds), node)
-            narrow = call(graph, aten.mm.default, (node.args[0], weight), part)
-        part.replace_all_uses_with(narrow)
-        graph.erase_node(part)
+        with graph.inserting_after(weight):
+            narrow = call(graph, aten.mm.default, (node.args[0], weight), parts[0])
+        for part in parts:
+            part.replace_all_uses_with(narrow)
+            graph.erase_node(part)
         graph.erase_node(node)
         count += 1
     return count

@@ -44,7 +44,7 @@ def analyse(
     """
     options = options or Options()
     device = device or _device(options)
-    found = capture(model, inputs, keywords, training, _partition(options) if training else None)
+    found = capture(model, inputs, keywords, training, training_cut(options) if training else None)
     if options.interactions:
         for graph, kind in zip(found.graphs, found.kinds, strict=True):
             if kind == "inference":
@@ -58,7 +58,7 @@ def analyse(
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 
 
-def _partition(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
     """What cuts joint graphs, as a compilation does."""
     cut = Cutter(least_rows(options))
 

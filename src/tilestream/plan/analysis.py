@@ -101,7 +101,8 @@ class Analysis:
     def candidate_us(self, region: RegionAnalysis, candidate: Candidate) -> float | None:
         """Predicted microseconds of one candidate of a region, Inductor among them; None of what was refused."""
         if candidate.pipeline is not None:
-            return pipeline_us(candidate.pipeline, region.rows, self._device)
+            us = pipeline_us(candidate.pipeline, region.rows, self._device)
+            return None if us is None else us + region.turned_us
         if candidate.strategy != FALLBACK or not region.nodes or not region.rows:
             return None
         return region_kernels(region, self._device, self.tf32).predicted_us

@@ -6,7 +6,7 @@ larger than the L2, clock changes under load, and the tail of the last wave beyo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilestream.devices import Device
@@ -19,7 +19,7 @@ from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block
 from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.stage_cost import StageCost, first_input_s, overlapped, stage_cost
+from tilestream.schedule.stage_cost import StageCost, overlapped, stage_cost
 from tilestream.schedule.tiled_block import build as tiled_block
 from tilestream.schedule.tiled_block_cost import tiled_block_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
@@ -124,19 +124,17 @@ def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
     # Of the way of the first tile, what the steps of the bottleneck do not count already. Which stage that is must not
     # depend on the rows: more of them would make it another, and the sum less.
     bottleneck = max(costs.values(), key=lambda c: c.step_s / (c.tiles_per_step * c.replicas))
-    fill_s = max(0.0, _fill(launch, costs, device) - bottleneck.step_s) + _first_tile_s(launch, device)
+    fill_s = max(0.0, _fill(launch, costs, device) - bottleneck.step_s) + _first_tile_s(launch, costs, device)
     parts = {"dram": dram_s, "l2": l2_s, f"{slowest} ({costs[slowest].limit})": stages_s}
     limit = max(parts, key=lambda k: parts[k])
     total = device.launch_s + device.ramp_s + overlapped(*parts.values()) + fill_s
     return LaunchCost(launch.name, tuple(costs.values()), stages_s, dram_s, l2_s, fill_s, total, limit)
 
 
-def _first_tile_s(launch: Pipeline, device: Device) -> float:
+def _first_tile_s(launch: Pipeline, costs: Mapping[str, StageCost], device: Device) -> float:
     """Seconds before the first product beside those of later ones: resident weights, inputs that come slowly."""
     resident = [weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT]
-    return max(resident, default=0) / device.sm_bytes_per_s + max(
-        first_input_s(s, launch, device) for s in launch.stages
-    )
+    return max(resident, default=0) / device.sm_bytes_per_s + max(cost.first_s for cost in costs.values())
 
 
 def _bulk(pipeline: Pipeline, rows: int, device: Device) -> tuple[LaunchCost, ...]:

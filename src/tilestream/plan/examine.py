@@ -16,6 +16,7 @@ from tilestream.graph import selection
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
 from tilestream.graph.gradients import GradientSite
+from tilestream.graph.joint import narrow_products
 from tilestream.graph.nodes import computes, is_ours
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
@@ -30,7 +31,7 @@ from tilestream.plan.gradient_launches import (
     proposal,
 )
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
-from tilestream.plan.regions import find_regions
+from tilestream.plan.regions import LONE, find_regions, is_lone
 from tilestream.plan.turned import turned
 
 
@@ -39,11 +40,15 @@ def of_graphs(
 ) -> Analysis:
     """The analysis of captured graphs."""
 
+    if training:
+        options = options.with_(constant_weights=False)  # steps of training change them
     graphs: list[GraphAnalysis] = []
     made: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
     for index, (graph, kind) in enumerate(zip(found.graphs, found.kinds, strict=True)):
         backward = kind == "backward"
+        if backward and narrow_products(graph.graph):
+            graph.recompile()
         kept_out = own_operands(graph.graph) if backward else {}
         part, summed = find_regions(graph, options, device, kept_out, training=kind != "inference", backward=backward)
         inside = {node for cut in part.cuts for node in cut.nodes}
@@ -94,12 +99,14 @@ def _region(
     region: Region, members: Sequence[fx.Node], index: int, prefix: str, device: Device, options: Options
 ) -> RegionAnalysis:
 
-    plan, problem = None, ""
+    plan, problem, copied = None, "", turned(region, options)
     try:
-        if region.rows:
-            plan = planner.plan(region.program, region.rows, device, options, turned=turned(region, options))
-        else:
+        if not region.rows:
             problem = "no rows: nothing is launched"
+        elif options.target != "reference" and is_lone(region, options):
+            problem = LONE
+        else:
+            plan = planner.plan(region.program, region.rows, device, options, turned=copied)
     except TilestreamError as failure:
         problem = str(failure)
     return RegionAnalysis(
@@ -114,6 +121,7 @@ def _region(
         flops=sum(flops.of_node(n) for n in members if computes(n)),
         nodes=tuple(members),
         modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
+        turned_us=copied.us,
     )
 
 

@@ -11,6 +11,7 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
 from tilestream.graph.nodes import name
+from tilestream.graph.provenance import module_path
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.options import Options
 from tilestream.plan.gradients import STRATEGY, Gradient, cost, library_s, weight_gradients
@@ -108,7 +109,8 @@ def analysis(launch: GradientLaunch, plan: Plan, graph: int = 0, prefix: str = "
     flops = sum(2 * site.rows * site.out * site.k for site in launch.sites)
     return RegionAnalysis(
         prefix + launch.name, graph, launch.rows, tuple(map(name, nodes)), sources, pipeline, plan,
-        flops=flops, nodes=tuple(nodes),
+        flops=flops, nodes=tuple(nodes), kind="weight gradients",
+        modules=tuple(dict.fromkeys(path for node in nodes if (path := module_path(node)))),
     )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ WARP = 32
 COPY, PRODUCT, PICK, SCATTER, SAMPLE = 14, 16, 60, 12, 100
 """Issue slots of a warp: 16 bytes a lane on their way; one m16n8k16, which the tensor cores take so many cycles for;
 256 products picked and written; 32 gradients scattered; a sample's loop. Counted in machine code; not measured."""
+LOOKUP_S = 1.65e-6
+"""From asking for rows, or for the index that names them, to having them, with the DRAM under load."""
 LOOKUP = 1.43
 """What bytes of looked-up rows cost beside bytes in order: 232 MB of rows of 256 bytes came at 3.0 TB/s (H200, batch
 32,768: 91.5 us forward and 143 us backward in DLRM's training step)."""
@@ -131,7 +133,7 @@ def ours_s(sizes: Sizes, training: bool, device: Device) -> float:
     passes = [(sizes.forward_bytes + apart, sizes.forward_slots)]
     if training:
         passes.append((sizes.backward_bytes + apart, sizes.backward_slots))
-    start = device.launch_s + device.ramp_s + 2 * device.load_s  # an index, and the rows that it names
+    start = device.launch_s + device.ramp_s + 2 * LOOKUP_S  # an index, and the rows that it names
     return sum(max(size / device.dram_bytes_per_s, slots / device.simt_flops) + start for size, slots in passes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import fx
 
@@ -44,13 +45,18 @@ class Coverage:
         }
 
 
+RegionKind = Literal["region", "weight gradients"]
+"""What streams rows, or what sums over them."""
+
+
 @dataclass(frozen=True)
 class RegionAnalysis:
-    """One region: its ATen operators, their source lines, and its plan.
+    """One region, or one launch of weight gradients: its ATen operators, their source lines, and its plan.
 
     ``rows`` is the number of rows it was planned for. ``plan`` is ``None`` where planning failed,
     and ``problem`` says why. ``flops`` are those of its operators, ``nodes`` what they are in their graph (empty where
-    the region was compiled and not analysed), ``modules`` the paths of the modules that made them.
+    the region was compiled and not analysed), ``modules`` the paths of the modules that made them. ``turned_us``: of
+    copies of its weights before each call, where they lie as no kernel reads them; in no prediction of a candidate.
     """
 
     name: str
@@ -64,6 +70,8 @@ class RegionAnalysis:
     flops: int = 0
     nodes: tuple[fx.Node, ...] = field(default=(), repr=False, compare=False)
     modules: tuple[str, ...] = ()
+    kind: RegionKind = "region"
+    turned_us: float = 0.0
 
     def runs(self, target: str = "auto") -> Candidate | None:
         """The candidate that runs under option ``target``; ``None`` without a plan.

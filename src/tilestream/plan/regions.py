@@ -10,9 +10,13 @@ from tilestream.devices import Device
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.pixels import to_pixels
+from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
+from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
+
+LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 
 
 def find_regions(
@@ -47,3 +51,10 @@ def find_regions(
         projections=options.projections and not training,
     )
     return found, summed
+
+
+def is_lone(region: Region, options: Options) -> bool:
+    """Whether a region is one product that no kernel of ours does better than a library's."""
+    if len(region.operators) > 1 or options.strategy != "auto":
+        return False
+    return region.rows > MOST_ROWS or not is_projection(region.program)

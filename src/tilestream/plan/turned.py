@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -33,7 +34,7 @@ def turned(region: Region, options: Options) -> Turned:
     if options.constant_weights:
         return NONE
     given = [n.meta["val"] for n in region.graph.graph.nodes if n.op == "placeholder"]
-    found, most = [], 0
+    found, sizes = [], []
     for operand in region.parameters:
         tensor, fake = region.program.tensor(operand.tensor), given[operand.index]
         if len(tensor.shape) != 2 or fake.dim() < 2:
@@ -43,7 +44,10 @@ def turned(region: Region, options: Options) -> Turned:
             outer, inner = inner, outer
         if inner != 1 and outer == 1:
             found.append(operand.tensor)
-            most = max(most, DTYPE_BYTES[tensor.dtype] * prod(tensor.shape))
-    if not found:
-        return NONE
-    return Turned(tuple(found), 1e6 * (H200_GENERATED.gap_s + most / WEIGHT_BYTES_PER_S))
+            sizes.append(DTYPE_BYTES[tensor.dtype] * prod(tensor.shape))
+    return Turned(tuple(found), 1e6 * copies_s(sizes)) if found else NONE
+
+
+def copies_s(sizes: Sequence[int]) -> float:
+    """Seconds of the launch that turns weights of so many bytes each, side by side; none where there is none."""
+    return H200_GENERATED.gap_s + max(sizes) / WEIGHT_BYTES_PER_S if sizes else 0.0

@@ -49,6 +49,7 @@ class Launch:
         kernels: how many run for it: a pipeline that is cut in DRAM has several.
         predicted_us: microseconds by the simulator; ``measured_us`` on a GPU, where the launch was timed.
         flops: of products; ``bytes`` between DRAM and the chip, nothing cached from before.
+        what: of a pipeline, what it is; ``modules``: the paths of the modules that it belongs to.
     """
 
     kind: Literal["pipeline", "library"]
@@ -63,6 +64,8 @@ class Launch:
     kernels: int = 1
     flops: float = 0.0
     bytes: float = 0.0
+    what: Literal["region", "weight gradients", ""] = ""
+    modules: tuple[str, ...] = ()
 
     @property
     def ours(self) -> bool:
@@ -192,13 +195,15 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         region.graph,
         region.operators,
         region.sources[0] if region.sources else "",
-        (candidate.predicted_us or 0.0) if us is None else us,
+        (candidate.predicted_us or 0.0) if us is None else us + region.turned_us,
         candidate.measured_us,
         region.name,
         candidate.name,
         len(cut_at_dram(pipeline)) if by_rows(pipeline) else 1,
         float(region.flops),
         float(_dram_bytes(pipeline, region.rows)),
+        region.kind,
+        region.modules,
     )
 
 

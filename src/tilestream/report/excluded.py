@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilestream.plan.analysis import Excluded
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import Excluded
+from tilestream.report.words import percent
 
 _ADVICE = (
     ("float32 matmul", 'torch.set_float32_matmul_precision("high"), or model.bfloat16()'),
@@ -69,3 +71,8 @@ def groups(exclusions: Sequence[Excluded]) -> list[Group]:
         for (op, reason), members in found.items()
     ]
     return sorted(made, key=lambda g: -g.flops)
+
+
+def share(group: Group, a: Analysis) -> str:
+    """Of the model's FLOPs, in percent; empty where it has none."""
+    return percent(group.flops, a.coverage.whole.flops) if group.flops else ""

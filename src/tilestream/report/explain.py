@@ -16,8 +16,8 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import rejections
-from tilestream.report import excluded, facts, launches, whole
-from tilestream.report.words import WIDTH, microseconds, shortened, size
+from tilestream.report import excluded, facts, launches, parts, whole
+from tilestream.report.words import WIDTH, count, microseconds, shortened, size
 
 if TYPE_CHECKING:
     from tilestream.plan.planner import Candidate
@@ -45,13 +45,13 @@ class Report:
         return as_text(self)
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [whole.render(self.analysis), *launches.render(self.analysis)]
-        for region in self.analysis.regions:
-            parts += _region(region, self.analysis)
-        if any(r.runner(self.analysis.options.target) not in ("inductor", "eager") for r in self.analysis.regions):
-            parts.append(Text(REGISTERS, style="dim"))
-        parts += [*_exclusions(self.analysis), *_eager(self.analysis)]
-        return Group(*parts)
+        a = self.analysis
+        shown: list[RenderableType] = [whole.render(a), *parts.render(a), *launches.render(a)]
+        for region in a.regions:
+            shown += _region(region, a)
+        if any(r.runner(a.options.target) not in ("inductor", "eager") for r in a.regions):
+            shown.append(Text(REGISTERS, style="dim"))
+        return Group(*shown, *_exclusions(a), *_eager(a))
 
     def json(self) -> dict[str, Any]:
         """Every fact of the report; microseconds and bytes as the names say."""
@@ -64,6 +64,7 @@ class Report:
             "graphs": [{"kind": g.kind, "operators": g.whole.operators, "flops": g.whole.flops} for g in a.graphs],
             "graph_breaks": list(a.breaks),
             "notes": list(a.hints),
+            "parts": parts.facts(parts.parts(a)),
             "launches": [] if a.empty else a.whole.json()["launches"],
             "regions": [_region_json(r, a) for r in a.regions],
             "exclusions": [
@@ -90,6 +91,7 @@ def _region_json(region: RegionAnalysis, a: Analysis) -> dict[str, Any]:
         chosen["pipeline"] = facts.pipeline_facts(pipeline) if pipeline is not None else None
     return {
         "name": region.name,
+        "kind": region.kind,
         "graph": region.graph,
         "rows": region.rows,
         "flops": region.flops,
@@ -106,27 +108,32 @@ def _region_json(region: RegionAnalysis, a: Analysis) -> dict[str, Any]:
 def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     kind = a.graphs[region.graph].kind if region.graph < len(a.graphs) else "inference"
     where = f", {kind} graph" if len(a.graphs) > 1 else ""
-    title = f"region {region.name}: {len(region.operators)} operators, planned for {region.rows:,} rows{where}"
-    parts: list[RenderableType] = [Rule(title, align="left", style="cyan")]
-    parts.append(Text(_counted(region.operators)))
+    done = "planned for" if region.kind == "region" else "summed over"
+    operators = count(len(region.operators), "operator")
+    title = f"{region.kind} {region.name}: {operators}, {done} {region.rows:,} rows{where}"
+    shown: list[RenderableType] = [Rule(title, align="left", style="cyan")]
+    shown.append(Text(_counted(region.operators)))
     if region.modules:
-        parts.append(Text("modules " + shortened(region.modules, 8), style="dim"))
+        shown.append(Text("modules " + shortened(region.modules, 8), style="dim"))
     if region.sources:
-        parts.append(Text("from " + shortened(region.sources), style="dim"))
+        shown.append(Text("from " + shortened(region.sources), style="dim"))
     if region.plan is None:
         who = "left to Inductor" if region.rows else "run eagerly"
-        return [*parts, Text(f"not planned, {who}: {region.problem}", style="yellow")]
+        return [*shown, Text(f"not planned, {who}: {region.problem}", style="yellow")]
     runs = region.runs(a.options.target)
-    parts.append(candidates(a, region, runs))
-    parts += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
+    shown.append(candidates(a, region, runs))
+    shown += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
+    if region.turned_us and region.plan.chosen.pipeline is not None:
+        told = f"its weights lie transposed: {microseconds(region.turned_us)} us of each prediction copy them"
+        shown.append(Text(told, style="dim"))
     pipeline = runs.pipeline if runs is not None else None
     if pipeline is None:
-        return [*parts, Text("chosen: Inductor, nothing above is faster", style="yellow")]
+        return [*shown, Text("chosen: Inductor, nothing above is faster", style="yellow")]
     described = facts.pipeline_facts(pipeline)
-    parts.append(_stages(described))
+    shown.append(_stages(described))
     if described["dram_queues"] or any(launch["queues"] for launch in described["launches"]):
-        parts.append(_queues(described))
-    return parts
+        shown.append(_queues(described))
+    return shown
 
 
 def _strategy(candidate: Candidate) -> str:
@@ -223,10 +230,11 @@ def _exclusions(a: Analysis) -> list[RenderableType]:
     if not a.exclusions:
         return []
     table = _table("operators left to Inductor")
-    for heading in ("operator", "module", "reason", "what to do", "source"):
-        table.add_column(heading, overflow="fold")
+    headings = ("operator", "of the FLOPs", "module", "reason", "what to do", "source")
+    for heading in headings:
+        table.add_column(heading, overflow="fold", justify="right" if heading == headings[1] else "left")
     for g in excluded.groups(a.exclusions):
-        cells = (g.title, shortened(g.modules), g.reason, g.advice, shortened(g.sources, 1))
+        cells = (g.title, excluded.share(g, a), shortened(g.modules), g.reason, g.advice, shortened(g.sources, 1))
         table.add_row(*map(escape, cells))
     return [Rule(style="cyan"), table]
 

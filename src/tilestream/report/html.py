@@ -16,7 +16,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import FALLBACK, Candidate
-from tilestream.report import charts, drawing, excluded, facts, launches, whole
+from tilestream.report import charts, drawing, excluded, facts, launches, parts, whole
 from tilestream.report.explain import REGISTERS, Report, sms, weights
 from tilestream.report.words import count, microseconds, shortened, size
 from tilestream.simulator import Simulation
@@ -65,6 +65,7 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
         "cards": _cards(report, content),
         "rows": f"{rows:,}",
         "times": [{"title": device, "svg": _times(entries)} for device, entries in content.times.items()],
+        "parts": [dict(zip(_PART, parts.cells(p, a), strict=True)) for p in parts.parts(a)],
         "launches": [] if a.empty else [dict(zip(_LAUNCH, launches.cells(x), strict=True)) for x in a.whole.launches],
         "regions": [_region(a, r, i, content.simulations.get(r.name, {})) for i, r in enumerate(a.regions)],
         "kernels": content.kernels,
@@ -72,6 +73,7 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
         "exclusions": [
             {
                 "op": g.title,
+                "share": excluded.share(g, a),
                 "module": shortened(g.modules),
                 "reason": g.reason,
                 "advice": g.advice,
@@ -84,7 +86,8 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
     }
 
 
-_LAUNCH = ("who", "name", "operators", "predicted", "measured", "dram")
+_PART = ("graph", "name", "launches", "flops", "predicted", "measured", "dram")
+_LAUNCH = ("who", "name", "operators", "modules", "predicted", "measured", "dram")
 
 
 def _cards(report: Report, content: Content) -> list[dict[str, str]]:
@@ -120,6 +123,7 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
     shown: dict[str, Any] = {
         "id": f"region{index}",
         "name": region.name,
+        "kind": region.kind.capitalize(),
         "operators": f"{len(region.operators)} operators: {', '.join(dict.fromkeys(region.operators))}",
         "problem": region.problem,
     }

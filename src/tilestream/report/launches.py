@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.whole import Launch
-from tilestream.report.words import microseconds, size
+from tilestream.report.words import microseconds, shortened, size
 
 MOST = 40
 """Launches that are shown; the JSON has all."""
@@ -26,7 +26,7 @@ def render(a: Analysis) -> list[RenderableType]:
     table = Table(
         title="launches in order", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    for heading in ("", "launch", "operators"):
+    for heading in ("", "launch", "operators", "modules"):
         table.add_column(heading, overflow="fold")
     for heading in ("predicted us", "measured us", "DRAM"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -39,13 +39,14 @@ def render(a: Analysis) -> list[RenderableType]:
     return [table, Text(f"and {len(left)} more, {microseconds(us)} us in all; --json has them", style="dim")]
 
 
-def cells(launch: Launch) -> tuple[str, str, str, str, str, str]:
-    """Who runs it, its name, its operators, microseconds, bytes."""
+def cells(launch: Launch) -> tuple[str, ...]:
+    """Who runs it, its name, its operators, the modules that it belongs to, microseconds, bytes."""
     who = launch.strategy if launch.kind == "pipeline" else "kernel" if launch.ours else "library"
     return (
         who,
         launch.name,
         operators(launch),
+        shortened(launch.modules, 2),
         microseconds(launch.predicted_us),
         microseconds(launch.measured_us),
         size(round(launch.bytes)),

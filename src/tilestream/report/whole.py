@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import Coverage, Share
-from tilestream.report.words import count, microseconds
+from tilestream.report.words import count, microseconds, percent
 
 SIMULATOR_ERROR = 0.11
 """Mean absolute error of the simulator on kernels that nothing was fitted on (docs/truth.md)."""
@@ -55,10 +55,17 @@ def render(a: Analysis) -> Text:
 
 
 def _regions(a: Analysis) -> str:
-    """How many regions run as dataflow, and of how many; empty where there is none."""
-    running = [r for r in a.regions if r.runner(a.options.target) not in ("inductor", "eager")]
-    some = f"{len(running)} of " if len(running) < len(a.regions) else ""
-    return some + count(len(a.regions), "region") if a.regions else ""
+    """How many regions and sums of gradients run as dataflow, and of how many; empty where there is none."""
+    kinds = {"region": ("region", "regions")}
+    kinds |= {"weight gradients": ("launch of weight gradients", "launches of weight gradients")}
+    said = []
+    for kind, (one, more) in kinds.items():
+        found = [r for r in a.regions if r.kind == kind]
+        running = [r for r in found if r.runner(a.options.target) not in ("inductor", "eager")]
+        if found:
+            some = f"{len(running)} of " if len(running) < len(found) else ""
+            said.append(f"{some}{len(found)} {one if len(found) == 1 else more}")
+    return " and ".join(said)
 
 
 def _captured(a: Analysis) -> str:
@@ -78,14 +85,8 @@ def _share(part: Share, whole: Share, first: bool = False) -> str:
     if not part.operators and not first:
         return "none"
     words = f"{part.operators} of {count(whole.operators, 'operator')}" if first else f"{part.operators}"
-    words += f" ({_percent(part.operators, whole.operators)})"
-    return words + (f", {_percent(part.flops, whole.flops)} of the FLOPs" if whole.flops else "")
-
-
-def _percent(part: int, whole: int) -> str:
-    """Never 100 % of what is not all, nor 0 % of what is something."""
-    share = part / whole if whole else 0.0
-    return ">99%" if 0.995 <= share < 1 else "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+    words += f" ({percent(part.operators, whole.operators)})"
+    return words + (f", {percent(part.flops, whole.flops)} of the FLOPs" if whole.flops else "")
 
 
 def times(a: Analysis) -> str:
@@ -119,8 +120,8 @@ def float32(a: Analysis) -> str:
 
 def _short(c: Coverage) -> str:
     return (
-        f"{_percent(c.dataflow.operators, c.whole.operators)} of the operators and "
-        f"{_percent(c.dataflow.flops, c.whole.flops)} of the FLOPs as dataflow"
+        f"{percent(c.dataflow.operators, c.whole.operators)} of the operators and "
+        f"{percent(c.dataflow.flops, c.whole.flops)} of the FLOPs as dataflow"
     )
 
 

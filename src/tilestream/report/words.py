@@ -23,6 +23,12 @@ def size(value: int | None) -> str:
     return f"{value} B"
 
 
+def percent(part: float, whole: float) -> str:
+    """Never 100 % of what is not all, nor 0 % of what is something."""
+    share = part / whole if whole else 0.0
+    return ">99%" if 0.995 <= share < 1 else "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def count(n: int, what: str) -> str:
     """``1 region``, ``2 regions``."""
     return f"{n} {what}{'s' * (n != 1)}"

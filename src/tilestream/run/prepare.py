@@ -15,7 +15,7 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import few_rows, regions
 from tilestream.plan.cache import cached_plan
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate, Measure, Plan, summary
@@ -23,9 +23,7 @@ from tilestream.plan.turned import turned
 from tilestream.run.executable import executable
 from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
-from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
 
-LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 GROWTH = 4
 """A region is planned anew where its rows have grown by more than this factor: more stages may pay then."""
 
@@ -102,9 +100,8 @@ def _serves(p: Plan, region: Region) -> bool:
 
 
 def is_lone(region: Region, options: Options, target: Target) -> bool:
-    if len(region.operators) > 1 or options.strategy != "auto" or target.kind != "cuda":
-        return False
-    return region.rows > MOST_ROWS or not is_projection(region.program)
+    """Whether a region is left to a library; never on the reference machine, which was asked for."""
+    return target.kind == "cuda" and regions.is_lone(region, options)
 
 
 def choose(found: Plan, target: Target) -> Candidate:
@@ -130,7 +127,7 @@ def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | 
     if region.rows == 0:
         return None  # nothing to plan for: every result is empty
     if is_lone(region, options, target):
-        _analyses.append(_analysis(region, None, LONE))
+        _analyses.append(_analysis(region, None, regions.LONE))
         return None
     place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"
     try:

@@ -20,8 +20,6 @@ K_BYTES = 32  # of an operand's row that one wgmma takes
 LEAST_COLUMNS = 32  # a wgmma of fewer takes as long: its left operand takes 16 cycles to come
 QUAD_COLUMNS = 8  # of a row that four threads hold side by side, two each
 SECTOR = 32  # bytes that the L2 reads and writes at once
-BULK_BYTES = 16  # that rows are multiples of where bulk copies can address them
-ODD_LOAD_BYTES = 1024  # of other rows: what a loader warp has on its way at once
 PRODUCT = 6.0  # instructions of a warp for one wgmma: descriptors, waits, the ring
 BIAS = 1.75  # instructions an element: load a pair, unpack it, set the accumulators of two rows
 VECTOR = 2.0  # of a row vector that an operation takes
@@ -42,13 +40,10 @@ GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
 @dataclass(frozen=True)
 class EpilogueCounts:
     """One pass over a step's fragment by one warp: ``instructions``, how many of them are ``special`` (the special
-    function unit's), input ``chunks`` taken in, of which some are ``queued`` (from an L2 queue), and ``barriers``:
-    reductions over lanes and meetings of warps."""
+    function unit's), and ``barriers``: reductions over lanes and meetings of warps."""
 
     instructions: float
     special: float
-    chunks: int
-    queued: int
     barriers: int
 
 
@@ -58,7 +53,7 @@ class StepCounts:
 
     ``flops``: of the tensor cores, padding included. ``shared_bytes``: read and written in
     shared memory while they multiply. ``pages``: of weights, and ``chunks``: of inputs, that one ring gives to the
-    product; ``queued`` chunks come from an L2 queue. ``passes``: the epilogue; its first holds the bias.
+    product. ``passes``: the epilogue; its first holds the bias.
     ``turns``: of the loop over columns that the product is in, and ``copies`` of the epilogue: one a turn, or one
     behind the loop. All else is of all turns together.
     """
@@ -67,7 +62,6 @@ class StepCounts:
     shared_bytes: int
     pages: int
     chunks: int
-    queued: int
     passes: tuple[EpilogueCounts, ...]
     product_instructions: float
     turns: int = 1
@@ -85,47 +79,6 @@ class StepCounts:
 def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
     """Of every step, in order."""
     return tuple(_step(step, schedule, layout) for step in schedule.steps)
-
-
-def gathered_chunks(schedule: Schedule) -> int:
-    """Chunks of one tile whose rows lanes copy through an index."""
-    return _chunks_of({name for name, stream in schedule.streams.items() if stream.index}, schedule)
-
-
-def tapped_chunks(schedule: Schedule) -> int:
-    """Chunks of one tile whose rows are pixels that lanes copy."""
-    return _chunks_of({name for name, stream in schedule.streams.items() if stream.tap and stream.by_lanes}, schedule)
-
-
-def odd_rounds(schedule: Schedule, pipeline: Pipeline) -> tuple[int, int]:
-    """How often a loader warp waits for memory, for one tile's rows that bulk copies cannot address: for rows of one
-    chunk, read flat, and for chunks that are a part of theirs, of which it reads the vectors that hold it."""
-    flat, parts = 0, 0
-    for name, stream in schedule.streams.items():
-        if not stream.tensor or stream.by_lanes or stream.tap:
-            continue
-        size, features = DTYPE_BYTES[stream.dtype], pipeline.tensor(stream.tensor).features
-        if features * size % BULK_BYTES == 0 and stream.start * size % BULK_BYTES == 0:
-            continue
-        chunks, columns = _chunks_of({name}, schedule), min(stream.features, schedule.chunk_columns)
-        if features == columns:
-            flat += chunks * ceil(TILE_ROWS * features * size / ODD_LOAD_BYTES)
-        else:
-            vectors = (columns * size + BULK_BYTES - 2 * size) // BULK_BYTES + 1
-            parts += chunks * ceil(TILE_ROWS * vectors * BULK_BYTES / ODD_LOAD_BYTES)
-    return flat, parts
-
-
-def _chunks_of(taken: set[str], schedule: Schedule) -> int:
-    """Chunks of one tile that are loaded of the streams ``taken``."""
-    total = 0
-    for step in schedule.steps:
-        for segment in step.gemm.segments if step.gemm is not None else ():
-            total += segment.chunks(schedule.chunk_columns) if segment.tile in taken else 0
-        turns = ceil_to(step.features, schedule.pass_columns) // schedule.pass_columns
-        for phase in step.phases:
-            total += sum(turns * schedule.parts(schedule.streams[t].dtype) for t in phase.streams if t in taken)
-    return total
 
 
 def scattered_bytes(schedule: Schedule, pipeline: Pipeline) -> float:
@@ -176,13 +129,12 @@ def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
     elements = copies * columns * TILE_ROWS // WARPGROUP  # of one thread
     passes = tuple(_passes(step, schedule, elements, guarded))
     if step.gemm is None:
-        return StepCounts(0.0, 0, 0, 0, 0, passes, 0.0)
+        return StepCounts(0.0, 0, 0, 0, passes, 0.0)
     gemm, chunk = step.gemm, schedule.chunk_columns
     depth = {place: _depth(gemm, place, chunk) for place in (Place.STREAM, Place.SHARED, Place.REGISTERS)}
     total = copies * sum(depth.values())
     streamed = [s for s in gemm.segments if s.place is Place.STREAM]
     chunks = sum(s.chunks(chunk) for s in streamed)
-    queued = sum(s.chunks(chunk) for s in streamed if schedule.streams[s.tile].queue)
     warpgroups = 1 if split and gemm.features <= width else 2
     subs = -(-columns // layout.page_rows)
     weights = total * columns * K_BYTES
@@ -194,7 +146,7 @@ def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
     flops = 2.0 * TILE_ROWS * max(columns, LEAST_COLUMNS) * k * total * warpgroups
     summed = schedule.summed(step)
     turns = summed.turns if summed is not None else copies
-    return StepCounts(flops, shared, pages, chunks, queued, passes, PRODUCT * total * subs, turns, copies)
+    return StepCounts(flops, shared, pages, chunks, passes, PRODUCT * total * subs, turns, copies)
 
 
 def _depth(gemm: Gemm, place: Place, chunk: int) -> int:
@@ -205,15 +157,11 @@ def _depth(gemm: Gemm, place: Place, chunk: int) -> int:
 
 def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Iterator[EpilogueCounts]:
     bias = (GUARDED_BIAS if guarded else 0.0) + BIAS if step.gemm is not None and step.gemm.bias else 0.0
-    per_stream = ceil_to(schedule.width(step), schedule.chunk_columns) // schedule.chunk_columns
-    rings = 2 if schedule.stage.placement.dim == 1 else 1  # by columns, the halves' chunks come through one ring
     for phase in step.phases:
         each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
-        from_queues = sum(bool(schedule.streams[t].queue) for t in phase.streams)
-        chunks, queued = (per_stream * rings * n for n in (len(phase.streams), from_queues))
-        yield EpilogueCounts(each * elements, special * elements, chunks, queued, barriers)
+        yield EpilogueCounts(each * elements, special * elements, barriers)
         bias = 0.0
 
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, log2
+from math import log2
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.plain import plain
-from tilestream.ir.sizes import Phase, bytes_of, phases, weight_bytes
+from tilestream.ir.sizes import Phase, phases, weight_bytes
 from tilestream.schedule import build
 from tilestream.schedule.counts import (
-    ODD_LOAD_BYTES,
     WARPGROUP,
     EpilogueCounts,
     StepCounts,
     code_size,
     counts,
-    gathered_chunks,
-    odd_rounds,
     scattered_bytes,
-    tapped_chunks,
 )
+from tilestream.schedule.input_ring import first_s, takes_of, waits_s
 from tilestream.schedule.layout import Layout, lay_out
 from tilestream.schedule.model import Schedule
 from tilestream.schedule.shape import is_shared_tile, is_tiled_block
@@ -36,16 +33,6 @@ from tilestream.schedule.tiled_block_cost import START_S, tiled_block_cost
 
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
-GATHER_CHUNK_S = 2.0e-6
-"""Of a loader warp, for 64 rows of 128 bytes taken through an index. On an H200 three layers of 128 on 88,000 rows take
-52 us with four such chunks a tile and 41 without, two of 512 on 81,900 rows 400 with sixteen and 297 without."""
-TAP_CHUNK_S = 0.75e-6
-"""The same for pixels, whose places are computed and not read. On an H200 a 3 x 3 64-64 and a 1 x 1 64-256 take 48.5 us
-at 32 images of 56 x 56 (54 chunks a loader warp) and 10.2 at one (9 chunks), where bulk copies take 27.7 and 7.1."""
-ODD_ROUND_S, ODD_PART_S = 0.6e-6, 1.3e-6
-"""Of a loader warp, for each ``ODD_LOAD_BYTES`` of rows that TMA cannot address, read flat and by parts. On an H200 a
-layer of 256 on 65,160 rows takes 36 us where they have 63 columns, 8 rounds a tile, 111 where they have 122, 18 by
-parts, 249 and 462 with 250 and 474, 36 and 72; 26 and 46 with 120 and 480."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +41,8 @@ class StageCost:
 
     ``tensor_s``: wgmma of all tiles of the step. ``shared_s``: what shared memory carries for them. ``lane_s``:
     epilogues of one warpgroup, each instruction behind the one before. ``inputs_s``: waits for inputs, as the input
-    ring is too short for those to be on their way in time. ``weights_s``: streamed weights through the SM's port.
+    ring is too short for those to be on their way in time; ``first_s``: those of the first tile beyond that.
+    ``weights_s``: streamed weights through the SM's port.
     ``queue_s``: exposed part of the hand-over of the step's input. ``scattered``: bytes of the L2 beyond those of the
     values, for stores of parts of sectors.
     """
@@ -70,6 +58,7 @@ class StageCost:
     queue_s: float
     step_s: float
     scattered: float = 0.0
+    first_s: float = 0.0
 
     @property
     def limit(self) -> str:
@@ -120,29 +109,31 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     products = [sm.product_s(s) for s in steps]
     epilogue = sum(sm.epilogue_s(s) for s in steps)
     issue = sum(sm.issue_s(s) for s in steps)
-    inputs = sum(sm.input_wait_s(s, layout.in_slots) for s in steps)
+    turns = [sm.turns_s(s) for s in steps]
+    split = stage.placement.dim == 1
+    alone = [product / (1 if split else 2) + turn for product, turn in zip(products, turns, strict=True)]
+    takes = takes_of(schedule, pipeline, alone, [sm.passes_s(s) for s in steps], device)
+    inputs = waits_s(takes, layout.in_slots)
     streamed = stage.residency is Residency.STREAMED
     pages = sum(sm.page_wait_s(s, layout, stage.in_flight) for s in steps) if streamed else 0.0
-    waits = inputs + pages + sum(sm.turns_s(s) for s in steps)
+    waits = inputs + pages + sum(turns)
     together = sum(products) + max(epilogue, issue) + waits
-    if stage.placement.dim == 1:
+    if split:
         compute = together  # both work on one tile: nothing runs beside the epilogue
     else:
         # One's epilogue runs beside the other's products, as far as the ring of weights lets one run ahead.
         apart = overlapped(sum(products) / 2 + epilogue + waits, sum(products), issue)
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
-    gathers = GATHER_CHUNK_S * gathered_chunks(schedule) + TAP_CHUNK_S * tapped_chunks(schedule)
-    flat, parts = odd_rounds(schedule, pipeline)
-    odd = ODD_ROUND_S * flat + ODD_PART_S * parts  # a warp waits: nothing that others want is taken
-    compute = max(overlapped(compute, gathers), odd) + joining_s(schedule, device)
+    compute += joining_s(schedule, device)
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
         lane_s=epilogue,
-        inputs_s=max(inputs, gathers, odd),
+        inputs_s=inputs,
         step_s=max(compute, weights) + queue,
         scattered=scattered_bytes(schedule, pipeline),
+        first_s=first_s(takes, layout.in_slots, device),
     )
 
 
@@ -220,15 +211,6 @@ def joining_s(schedule: Schedule, device: Device) -> float:
     return longest
 
 
-def first_input_s(stage: Stage, pipeline: Pipeline, device: Device) -> float:
-    """Seconds until an input has come whose rows TMA cannot address: the loader warp waits for every few of them."""
-    loads = [op for op in stage.ops if op.kind == "load"]
-    sizes = (bytes_of(pipeline.tensor(op.params[0]), 1) for op in loads if not op.index)
-    rounds = [ceil(stage.tile_rows * size / ODD_LOAD_BYTES) for size in sizes if size % 16]
-    rounds += [1 for op in loads if op.index]  # the index, before the rows that it names
-    return device.load_s * max(rounds, default=0)
-
-
 @dataclass(frozen=True)
 class _Sm:
     """Seconds of parts of a step on one SM. ``code``: instructions of the kernel's consumers."""
@@ -264,22 +246,9 @@ class _Sm:
             self.device.turnaround_s * (step.turns + 1) / 2 if step.flops else 0.0
         ) + barriers * self.device.barrier_cycles / self.device.clock_hz
 
-    def input_wait_s(self, step: StepCounts, slots: int) -> float:
-        """The first ``slots`` chunks have come in time; those behind them come ``slots`` in each ``load_s``.
-
-        A flag of a queue's tile counts for each of its chunks: loader warps asked so often when this was fitted. (Now
-        they ask once a tile, and it matters only where a tile has more chunks than the ring has slots.)
-        """
-        flag_s = self.device.queue_s(0)
-        product = self.product_s(step) / (1 if self.split else 2)
-        runs = [(step.chunks, step.queued, product), *((p.chunks, p.queued, self._pass_s(p)) for p in step.passes)]
-        total = 0.0
-        for chunks, queued, busy_s in runs:
-            if chunks > slots:
-                plain_s, queued_s = self.device.load_s / slots, max(flag_s, (self.device.load_s + flag_s) / slots)
-                period = (queued * queued_s + (chunks - queued) * plain_s) / chunks
-                total += (chunks - slots) * max(0.0, period - busy_s / chunks)
-        return total
+    def passes_s(self, step: StepCounts) -> list[float]:
+        """Of one warpgroup's passes."""
+        return [self._pass_s(p) for p in step.passes]
 
     def page_wait_s(self, step: StepCounts, layout: Layout, in_flight: int) -> float:
         """The first pages of a product came while the epilogue before it ran; others are asked for as pages come free.

@@ -18,7 +18,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
-from tilestream.schedule.stage_cost import first_input_s, overlapped, stage_cost
+from tilestream.schedule.stage_cost import overlapped, stage_cost
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.library import Cache, bulk_kernels, launches
 from tilestream.simulator.tables import compute_s
@@ -83,7 +83,7 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
         once=TileWork(
             dram_read=weights / ctas,
             l2_shared_read=0 if streamed else weights,
-            latency_s=first_input_s(stage, launch, device),
+            latency_s=cost.first_s,
         ),
         registers=device.registers_per_sm,
         ops=tuple(op.kind for op in stage.ops),
