@@ -3,6 +3,8 @@
     python benchmarks/few_rows.py                  FlashFuser's G and S workloads
     python benchmarks/few_rows.py G4 S2 --planner  torch.compile(backend="tilestream") too
     python benchmarks/few_rows.py G4 --rows 1 16 64 128
+    python benchmarks/few_rows.py --planner --side-by-side FOLDER --seconds 60    a process each, what ends in time
+    python benchmarks/few_rows.py --cutlass libcutlass_examples.so                beside CUTLASS (cutlass_examples.py)
 
 bf16, random data; every arm a CUDA graph, all arms of a workload in turn, medians. ``warm`` repeats one set of weights;
 ``cold`` goes round sets that are together over twice the L2. Errors are against float64; results are poisoned with NaN
@@ -14,16 +16,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import cutlass_examples
 import torch
 import torch.nn.functional as F
+from locks import Locks
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import b2b_gemm
@@ -48,6 +56,10 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
 MOST_B2B_BYTES = 20_000_000
 """Larger ones would take milliseconds: one CTA has all hidden columns of its rows."""
+COLD_BYTES = 140e6
+"""Of all sets of weights together: over twice the L2."""
+TUNERS, COMPILERS = 5, 1
+"""Workers of Inductor's that compile in a process with max-autotune, and without, where processes are side by side."""
 
 
 @dataclass(frozen=True)
@@ -80,34 +92,41 @@ WORKLOADS = {
     "S7": Workload(9728, 2560, 2560, True),
 }
 
-SPLITS = {  # the spike's best, and what else is near
-    "G1": [(4, 8), (8, 4), (8, 2), (8, 8), (2, 16)],
-    "G3": [(4, 16), (8, 8), (8, 4), (4, 8)],
-    "G4": [(8, 16), (5, 24), (4, 32)],
+SPLITS = {  # the best of those that were timed
+    "G1": [(4, 8), (8, 4)],
+    "G3": [(4, 16), (4, 8)],
+    "G4": [(8, 16), (4, 32)],
     "G5": [(4, 32), (8, 16)],
     "G6": [(8, 16), (4, 32)],
     "G8": [(8, 16), (4, 32)],
-    "G10": [(8, 16), (4, 24), (8, 12)],
+    "G10": [(4, 24), (8, 12)],
     "S1": [(5, 24), (4, 32), (8, 16)],
     "S2": [(8, 16), (4, 32)],
-    "S3": [(4, 32), (2, 64)],
+    "S3": [(4, 32), (8, 16)],
     "S4": [(8, 16), (4, 32)],
     "S5": [(8, 16), (4, 32)],
     "S7": [(6, 20), (4, 32), (8, 16)],
 }
-CLUSTERS = {
-    "G1": [(4, 16), (8, 8)],
-    "G3": [(4, 16), (8, 8)],
-    "G4": [(4, 24), (6, 16)],
-    "G10": [(4, 24), (8, 12)],
+CLUSTERS = {"G4": [(6, 16)], "G10": [(4, 24)], "G8": [(4, 24)], "S2": [(4, 24)]}
+"""Groups and columns of kernels that add sums over a cluster."""
+GATHERED = {
+    "G4": [(15, 4, 64, 2)],
+    "G6": [(15, 4, 64, 2)],
+    "G10": [(15, 4, 64, 2), (7, 8, 64, 2)],
+    "S2": [(7, 8, 64, 2)],
 }
-
-
+"""Groups, columns, rows of a tile and tiles of kernels whose middle goes over a cluster."""
+MADE_BY_EACH = {
+    "G1": [(4, 4, 32, 4), (8, 2, 32, 4), (8, 1, 16, 8), (8, 7, 64, 2), (8, 8, 128, 1)],
+    "G3": [(4, 4, 32, 4), (8, 3, 32, 4), (4, 2, 16, 8), (8, 4, 64, 2), (8, 8, 128, 1)],
+    "G10": [(16, 3, 64, 2)],
+}
+"""The same of kernels without an exchange of the middle, each CTA of a group making all of it; sums over a cluster."""
 SIDE_BY_SIDE = {  # shorter tiles of the 128 rows
-    "G1": [(4, 8, 64, 2), (4, 4, 64, 2), (1, 8, 16, 8), (1, 4, 16, 8), (1, 32, 64, 2)],
-    "G3": [(4, 8, 64, 2), (2, 16, 64, 2), (1, 8, 16, 8), (1, 16, 32, 4)],
+    "G1": [(4, 8, 64, 2), (4, 4, 64, 2), (1, 8, 16, 8)],
+    "G3": [(4, 8, 64, 2), (1, 8, 16, 8), (4, 8, 32, 4)],
     "G4": [(8, 8, 64, 2), (4, 16, 64, 2)],
-    "G6": [(8, 8, 64, 2), (4, 16, 64, 2)],
+    "G6": [(8, 8, 64, 2)],
     "G10": [(8, 8, 64, 2), (4, 16, 64, 2)],
 }
 """Groups, columns, rows of a tile and tiles; one group of up to 8 hands its middle over through a cluster too."""
@@ -142,7 +161,7 @@ class Data:
 
     @staticmethod
     def random(w: Workload, rows: int) -> Data:
-        count = max(2, ceil(300e6 / w.weight_bytes)) if w.weight_bytes < 100e6 else 3
+        count = max(2, ceil(COLD_BYTES / w.weight_bytes))
 
         def weight(out: int, depth: int) -> torch.Tensor:
             return torch.randn(out, depth, device="cuda", dtype=torch.bfloat16) / depth**0.5
@@ -165,45 +184,91 @@ class Data:
 Run = Callable[[int], torch.Tensor]
 
 
-def library(w: Workload, data: Data, compiled: bool, planner: bool, tuned: bool = True) -> dict[str, Run]:
-    """Everything that there is without us, and ``torch.compile`` with us, as a function of which weights.
+@dataclass(frozen=True)
+class Wanted:
+    """Which arms there are beside eager, cuBLAS and splits by hand.
 
-    Args:
+    Attributes:
+        compiled: Inductor, and its ``b2b_gemm_pass`` forced.
         tuned: max-autotune too, which takes most of the time of a run.
+        planner: ``torch.compile`` with us, sums in one order and in any.
+        dependent: splits with programmatic dependent launch too.
+        cutlass: the library of CUTLASS's examples.
     """
 
-    def block(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
-        u = F.linear(x, up)
-        h = F.relu(u) if gate is None else F.silu(F.linear(x, gate)) * u
-        return F.linear(h, down)
+    compiled: bool = True
+    tuned: bool = True
+    planner: bool = False
+    dependent: bool = False
+    cutlass: Path | None = None
+
+
+UNDISTURBED = Locks()
+PLANNERS: dict[str, dict[str, Any]] = {"tilestream": {}, "tilestream, any order": {"any_order": True}}
+
+
+def block(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """The feed-forward block that all compile."""
+    u = F.linear(x, up)
+    h = F.relu(u) if gate is None else F.silu(F.linear(x, gate)) * u
+    return F.linear(h, down)
+
+
+def on(data: Data, function: Callable[..., torch.Tensor]) -> Run:
+    """``function`` as a function of which weights."""
+    return lambda n: function(data.x, data.sets[n]["up"], data.sets[n]["down"], data.sets[n].get("gate"))
+
+
+def library(w: Workload, data: Data, wanted: Wanted) -> dict[str, Run]:
+    """Everything that there is without us, as a function of which weights."""
 
     def other(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
         return block(x, up, down, gate)  # a function of its own, so that it is compiled under its own settings
 
-    def on(function: Callable[..., torch.Tensor]) -> Run:
-        return lambda n: function(data.x, data.sets[n]["up"], data.sets[n]["down"], data.sets[n].get("gate"))
-
-    arms = {"eager": on(block)}
+    arms = {"eager": on(data, block)}
     if not w.gated:
         zero = torch.zeros(w.hid, device="cuda", dtype=torch.bfloat16)
         relu_of = torch.ops.aten._addmm_activation.default
         arms["addmm_activation"] = lambda n: F.linear(
             relu_of(zero, data.x, data.sets[n]["up"].t()), data.sets[n]["down"]
         )
-    if compiled:
+    if wanted.compiled:
         torch._dynamo.reset()
-        arms["inductor"] = on(torch.compile(block, dynamic=False))
-        if tuned:
-            arms["max-autotune"] = on(torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs"))
+        arms["inductor"] = on(data, torch.compile(block, dynamic=False))
+        if wanted.tuned:
+            arms["max-autotune"] = on(data, torch.compile(block, dynamic=False, mode="max-autotune-no-cudagraphs"))
         if not w.gated and w.weight_bytes < MOST_B2B_BYTES:
-            with back_to_back():
-                arms["b2b_gemm forced"] = fused = on(torch.compile(other, dynamic=False))
-                fused(0)  # compiles, in here
-            if not counters["inductor"]["b2b_gemm"]:
-                del arms["b2b_gemm forced"]
-    if planner:
-        arms["tilestream"] = on(torch.compile(block, dynamic=False, backend=tilestream))
+            with back_to_back():  # it compiles in here
+                forced = running(
+                    {"b2b_gemm forced": on(data, torch.compile(other, dynamic=False))}
+                )  # compiles, in here
+            arms |= forced if counters["inductor"]["b2b_gemm"] else {}
+    if wanted.cutlass is not None and data.x.shape[0] == TILES[-1]:
+        arms |= cutlass_examples.arms(wanted.cutlass, data.x, data.sets)
     return arms
+
+
+def running(arms: dict[str, Run]) -> dict[str, Run]:
+    """Those whose first call, which compiles, ends well; of others it is said why they are left out."""
+    found = {}
+    for arm, run in arms.items():
+        try:
+            run(0)
+            found[arm] = run
+        except Exception as error:  # whatever a compiler of others raises costs its arm alone
+            print(f"  {arm} is left out: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    return found
+
+
+def planned(data: Data, options: dict[str, Any]) -> tuple[dict[str, Run], dict[str, str]]:
+    """``torch.compile`` with us, and what was chosen. Plans of other ``options`` are not taken: kernels are."""
+    arms, details = {}, {}
+    for arm, more in PLANNERS.items():
+        arms[arm] = on(data, torch.compile(block, dynamic=False, backend=tilestream, options={**more, **options}))
+        arms[arm](0)
+        plan = prepare.analyses()[-1].plan
+        details[arm] = plan.chosen.name if plan is not None else prepare.analyses()[-1].problem
+    return arms, details
 
 
 @contextlib.contextmanager
@@ -222,20 +287,26 @@ def back_to_back() -> Iterator[None]:
         yield
 
 
-def ours(w: Workload, data: Data, split: Split, dependent: bool = False) -> Run:
-    """A shared tile."""
-    pipeline = share_tile(program(w), split)
-    verify(pipeline)
-    kernel = cuda.build(pipeline, dependent=dependent)
-    rows = data.x.shape[0]
-    y = torch.empty(rows, w.out, device="cuda", dtype=torch.bfloat16)
-    bound = [kernel.bind({"x": data.x, **s}, rows, ("y",)) for s in data.sets]
+class Shared:
+    """A shared tile by hand, as a function of which weights."""
 
-    def run(n: int) -> torch.Tensor:
-        bound[n]((y,))
-        return y
+    def __init__(self, w: Workload, data: Data, split: Split, dependent: bool = False) -> None:
+        pipeline = share_tile(program(w), split)
+        verify(pipeline)
+        written = plain(pipeline)
+        self._schedule = build(written.stages[0], written)
+        kernel = cuda.build(pipeline, dependent=dependent)
+        rows = data.x.shape[0]
+        self._y = torch.empty(rows, w.out, device="cuda", dtype=torch.bfloat16)
+        self._bound = [kernel.bind({"x": data.x, **s}, rows, ("y",)) for s in data.sets]
 
-    return run
+    def __call__(self, n: int) -> torch.Tensor:
+        self._bound[n]((self._y,))
+        return self._y
+
+    def __str__(self) -> str:
+        s = self._schedule
+        return f"{s.middle_columns} + {s.out_columns} columns, {s.left_stages} + {s.weight_stages} stages of {s.depth}"
 
 
 def checked(run: Run, data: Data, exact: Sequence[torch.Tensor]) -> tuple[float, bool]:
@@ -265,50 +336,36 @@ def timed(arms: dict[str, Run], sets: int) -> dict[str, tuple[float, float]]:
         return step
 
     found: dict[str, list[float]] = {}
-    for make in (lambda run: lambda: run(0), turning):
-        captured = [capture(make(run), 600.0, max(sets, 40)) for run in arms.values()]
+    for make, calls in ((lambda run: lambda: run(0), 40), (turning, sets * ceil(24 / sets))):
+        # Of every arm as many calls: what a replay takes besides them is little, and of all arms the same.
+        captured = [capture(make(run), 1e9, calls) for run in arms.values()]
         for name, samples in zip(arms, interleaved(captured, ROUNDS), strict=True):
             found.setdefault(name, []).append(statistics.median(samples))
     return {name: (warm, cold) for name, (warm, cold) in found.items()}
 
 
 def workload(
-    name: str,
-    w: Workload,
-    rows: int,
-    compiled: bool,
-    planner: bool,
-    dependent: bool,
-    splits: Sequence[Split],
-    tuned: bool = True,
+    name: str, w: Workload, rows: int, wanted: Wanted, splits: Sequence[Split], turns: Locks = UNDISTURBED
 ) -> list[Row]:
     """Every arm of a workload, checked and timed; those that are wrong are left out, and said."""
-    data = Data.random(w, rows)
-    exact = [data.exact(w, n) for n in range(2)]
-    arms = library(w, data, compiled, planner, tuned)
-    details: dict[str, str] = {}
-    cuda.start([share_tile(program(w), s) for s in splits])
-    for split in splits:
-        pipeline = plain(share_tile(program(w), split))
-        try:
-            s = build(pipeline.stages[0], pipeline)
-            arms[f"shared {split}"] = ours(w, data, split)
-            details[f"shared {split}"] = (
-                f"{s.middle_columns} + {s.out_columns} columns, {s.left_stages} + {s.weight_stages} stages of {s.depth}"
-            )
-            if dependent:
-                arms[f"shared {split}, dependent launch"] = ours(w, data, split, dependent=True)
-        except TilestreamError as error:
-            print(f"  {name} {split}: {error}", flush=True)
-    if planner:
-        arms["tilestream"](0)
-        plan = prepare.analyses()[-1].plan
-        details["tilestream"] = plan.chosen.name if plan is not None else prepare.analyses()[-1].problem
-    errors = {arm: checked(run, data, exact) for arm, run in arms.items()}
-    good = {arm: run for arm, run in arms.items() if errors[arm][0] < 0.02}
-    for arm in set(arms) - set(good):
-        print(f"  WRONG {name} {arm}: error {errors[arm][0]:.2e}", flush=True)
-    times = timed(good, len(data.sets))
+    with turns.compiling():
+        data = Data.random(w, rows)
+        arms = library(w, data, wanted)
+        arms |= by_hand(name, w, data, wanted, splits)
+        arms = running(arms)
+        if wanted.planner and turns.folder is not None:  # compiles: what is timed meanwhile is not used
+            planned(data, {"cache_dir": turns.folder / name})
+    with turns.alone():
+        details = {arm: str(run) for arm, run in arms.items() if isinstance(run, Shared)}
+        if wanted.planner:
+            planners, chosen = planned(data, {"cache": False})
+            arms, details = arms | planners, details | chosen
+        exact = [data.exact(w, n) for n in range(2)]
+        errors = {arm: checked(run, data, exact) for arm, run in arms.items()}
+        good = {arm: run for arm, run in arms.items() if errors[arm][0] < 0.02}
+        for arm in set(arms) - set(good):
+            print(f"  WRONG {name} {arm}: error {errors[arm][0]:.2e}", flush=True)
+        times = timed(good, len(data.sets))
     made = [Row(name, rows, arm, *times[arm], *errors[arm], details.get(arm, "")) for arm in good]
     others = [r for r in made if not r.arm.startswith(("shared", "tilestream"))]
     best = [min(getattr(r, what) for r in others) for what in ("warm_us", "cold_us")]
@@ -320,6 +377,20 @@ def workload(
             flush=True,
         )
     return made
+
+
+def by_hand(name: str, w: Workload, data: Data, wanted: Wanted, splits: Sequence[Split]) -> dict[str, Run]:
+    """Kernels of ``splits``, those that fit, built side by side."""
+    cuda.start([share_tile(program(w), s) for s in splits])
+    arms: dict[str, Run] = {}
+    for split in splits:
+        try:
+            arms[f"shared {split}"] = Shared(w, data, split)
+            if wanted.dependent:
+                arms[f"shared {split}, dependent launch"] = Shared(w, data, split, dependent=True)
+        except TilestreamError as error:
+            print(f"  {name} {split}: {error}", flush=True)
+    return arms
 
 
 def chosen_splits(name: str, rows: int) -> list[Split]:
@@ -336,51 +407,98 @@ def chosen_splits(name: str, rows: int) -> list[Split]:
         made = list(dict.fromkeys(made))
     if rows == TILES[-1]:
         for groups, columns, height, tiles in SIDE_BY_SIDE.get(name, []):
-            tails = (Tail.REDUCE_ADD, Tail.PARTIALS, Tail.CLUSTER) if groups > 1 else (Tail.NONE,)
+            tails = (Tail.REDUCE_ADD, Tail.PARTIALS) if groups > 1 else (Tail.NONE,)
             made += [Split(groups, columns, tail, height, tiles) for tail in tails]
             if groups == 1 and columns <= 8:
                 made.append(Split(1, columns, Tail.NONE, height, tiles, middle=Middle.DSM))
+        for groups, columns, height, tiles in GATHERED.get(name, []):
+            tails = (Tail.REDUCE_ADD, Tail.PARTIALS)
+            made += [Split(groups, columns, tail, height, tiles, middle=Middle.DSM) for tail in tails]
+        for groups, columns, height, tiles in MADE_BY_EACH.get(name, []):
+            made.append(Split(groups, columns, Tail.CLUSTER, height, tiles, middle=Middle.NONE))
+            made.append(replace(made[-1], depth=64))
     if row_tiles == 1:
         made += [Split(g, c, Tail.CLUSTER, tile_rows) for g, c in CLUSTERS.get(name, [])]
     return made
 
 
-def main() -> int:
+def side_by_side(words: Sequence[str], names: Sequence[str], folder: Path, seconds: float) -> list[Path]:
+    """Each workload by a process of its own, all begun at once: they compile side by side and are timed in turn.
+    Those that have not ended after ``seconds`` are ended. What the others wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end_s = time.monotonic() + seconds
+    tuned = "--untuned" not in words
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(TUNERS if tuned else COMPILERS)}
+    made = {name: folder / f"{name}.json" for name in names}
+    running = []
+    for name, out in made.items():
+        command = [sys.executable, __file__, name, *words, "--turns", str(folder), "--out", str(out)]
+        running.append(subprocess.Popen(command, env=env))
+    for process in running:
+        try:
+            process.wait(max(0.0, end_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return [out for out in made.values() if out.exists()]
+
+
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--rows", type=int, nargs="+", default=[128])
     parser.add_argument("--no-compile", action="store_true", help="eager and cuBLAS alone")
-    parser.add_argument(
-        "--planner", action="store_true", help="torch.compile with tilestream too, which plans by itself"
-    )
+    parser.add_argument("--planner", action="store_true", help="torch.compile with tilestream too")
     parser.add_argument("--untuned", action="store_true", help="no max-autotune, which takes most of the time")
     parser.add_argument("--dependent", action="store_true", help="programmatic dependent launch too")
+    parser.add_argument("--cutlass", type=Path, help="the library that cutlass_examples.py compiles: its arms too")
+    parser.add_argument("--side-by-side", type=Path, help="a process a workload, with locks and results in this folder")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="end what takes longer, side by side")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        help="seconds after which those that still compile are not waited for, side by side",
+    )
+    parser.add_argument("--turns", type=Path, help="the folder of locks that processes side by side share")
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="add these results, and time nothing")
     parser.add_argument("--out", type=Path, default=RESULTS / "few_rows.json")
-    given = parser.parse_args()
-    rows: list[Row] = []
-    if given.out.exists():  # of other workloads, from another run
-        rows = [Row(**row) for row in json.loads(given.out.read_text())["rows"]]
+    given = parser.parse_args(words)
+    names = given.names or list(WORKLOADS)
+    if given.side_by_side:
+        passed = ["--rows", *map(str, given.rows), "--patience", str(given.patience)]
+        passed += [f"--{flag}" for flag in ("no-compile", "planner", "untuned", "dependent") if flag_of(given, flag)]
+        passed += ["--cutlass", str(given.cutlass)] if given.cutlass else []
+        given.merge = side_by_side(passed, names, given.side_by_side, given.seconds)
+    if given.merge or given.side_by_side:
+        for part in given.merge:
+            data = json.loads(part.read_text())
+            keep(given.out, [Row(**row) for row in data["rows"]], data["environment"])
+        return 0
     torch.set_grad_enabled(False)
-    for name in given.names or WORKLOADS:
+    wanted = Wanted(not given.no_compile, not given.untuned, given.planner, given.dependent, given.cutlass)
+    for name in names:
         for count in given.rows:
-            found = workload(
-                name,
-                WORKLOADS[name],
-                count,
-                not given.no_compile,
-                given.planner,
-                given.dependent,
-                chosen_splits(name, count),
-                not given.untuned,
-            )
-            kept = ["max-autotune"] if given.untuned else []  # of another run, which is said
-            old = [r for r in rows if (r.workload, r.rows) == (name, count) and r.arm in kept]
-            rows = [r for r in rows if (r.workload, r.rows) != (name, count)]
-            rows += [replace(r, detail="another run") for r in old] + found
-            given.out.write_text(
-                json.dumps({"environment": environment(), "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
-            )
+            turns = Locks(given.turns, given.patience)
+            found = workload(name, WORKLOADS[name], count, wanted, chosen_splits(name, count), turns)
+            keep(given.out, found, environment())
     return 0
+
+
+def flag_of(given: argparse.Namespace, flag: str) -> bool:
+    return getattr(given, flag.replace("-", "_"))
+
+
+def keep(out: Path, found: Sequence[Row], made_in: dict[str, object]) -> None:
+    """Write ``found`` to ``out``, beside rows of other workloads and other numbers of rows that it has. What
+    max-autotune took in another run is kept where it was not run now, and says so."""
+    rows = [Row(**row) for row in json.loads(out.read_text())["rows"]] if out.exists() else []
+    cases = {(r.workload, r.rows) for r in found}
+    tuned = {(r.workload, r.rows) for r in found if r.arm == "max-autotune"}
+    old = [r for r in rows if (r.workload, r.rows) in cases - tuned and r.arm == "max-autotune"]
+    rows = [r for r in rows if (r.workload, r.rows) not in cases]
+    rows += [replace(r, detail="another run") for r in old] + list(found)
+    text = json.dumps({"environment": made_in, "rows": [asdict(r) for r in rows]}, indent=1)
+    out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

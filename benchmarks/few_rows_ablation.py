@@ -66,7 +66,7 @@ def ranked(name: str, rows: int) -> list[Split]:
     stage = share_tile(program, Split(1, 1, Tail.NONE))
     block = find_block(stage.stages[0], stage)
     found: list[tuple[float, Split]] = []
-    for split in splits(block, rows, device, Allowed(True, True, True)):
+    for split in splits(block, rows, device, Allowed(True, True, thorough=True)):
         try:
             made = share_tile(program, split, device)
             verify_on(made, device)
@@ -97,7 +97,10 @@ def timed(name: str, rows: int) -> Iterator[Arm]:
     """Every kernel of every arm, timed once and side by side."""
     wanted = arms(name, rows)
     kernels = list(dict.fromkeys(s for some in wanted.values() for s in some))
-    found = {r.arm: r for r in few_rows.workload(name, few_rows.WORKLOADS[name], rows, False, False, False, kernels)}
+    found = {
+        r.arm: r
+        for r in few_rows.workload(name, few_rows.WORKLOADS[name], rows, few_rows.Wanted(False, False), kernels)
+    }
     for arm, some in wanted.items():
         for split in some:
             row = found.get(f"shared {split}")

@@ -14,6 +14,7 @@ from make_tables import table
 from tilestream.bench import collectives as timed_collectives
 from tilestream.plan.passes.share_tile import Split
 from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.sharing import Middle
 from tilestream.studies.flashfuser import generated, paper
 from tilestream.studies.flashfuser.measured import ROWS, is_ours
 
@@ -29,6 +30,7 @@ def tables() -> dict[str, str]:
     made = {"shapes": shapes(), "rows": other_rows(), "errors": errors()}
     made |= {"blocks": table(*decoder_tables.compiled("blocks")), "models": table(*decoder_tables.compiled("layers"))}
     made |= {"tuned": decoder_tables.against_tuned(), "options": table(*decoder_tables.options())}
+    made |= {"choices": choices(), "exchanges": by_exchange()}
     return {**made, "collectives": collectives(), "clocks": clocks()}
 
 
@@ -116,6 +118,52 @@ def shapes() -> str:
     return table(heads, lines)
 
 
+def choices() -> str:
+    """What ``torch.compile`` takes at 128 rows, sums in one order and in any, which kernel it chose, and the others."""
+    lines = []
+    for name, rows in _at_128():
+        planned = {r["arm"]: r for r in rows if r["arm"].startswith("tilestream")}
+        if not planned:
+            continue
+        best = [min(r[s] for r in rows if r["arm"] in ARMS_OF_OTHERS) for s in SETTINGS]
+        cells = [_pair([r[s] for s in SETTINGS]) if (r := _named(rows, arm)) else "-" for arm in ARMS_OF_OTHERS]
+        for arm in ("tilestream", "tilestream, any order"):
+            r = planned[arm]
+            gains = _pair([b / r[s] for b, s in zip(best, SETTINGS, strict=True)])
+            cells += [_pair([r[s] for s in SETTINGS]), gains, r["detail"].removeprefix("shared (").removesuffix(")")]
+        lines.append([name, *cells])
+    heads = [NAMES[arm] for arm in ARMS_OF_OTHERS]
+    return table(["", *heads, "one order", "gain", "kernel", "any order", "gain", "kernel"], lines)
+
+
+ARMS_OF_OTHERS = ("eager", "addmm_activation", "inductor", "max-autotune")
+
+
+def by_exchange() -> str:
+    """The best kernel of those that were timed at 128 rows, by what CTAs hand the middle over through."""
+    lines = []
+    for name, rows in _at_128():
+        cells = []
+        for any_order in (False, True):
+            for middle in Middle:
+                some = [r for r in rows if is_ours(r["arm"]) and _split(r).middle is middle]
+                some = [r for r in some if (_split(r).tail is Tail.REDUCE_ADD) is any_order]
+                if not (any_order and middle is Middle.NONE):
+                    cells.append(_times(_best(some)) if some else "-")
+        lines.append([name, *cells])
+    heads = ["no exchange", "L2", "DSM", "L2, any order", "DSM, any order"]
+    return table(["", *heads], lines)
+
+
+def _at_128() -> list[tuple[str, list[Row]]]:
+    found = [(w.key, _of(w.key, ROWS)) for w in paper.WORKLOADS]
+    return [(name, rows) for name, rows in found if rows]
+
+
+def _named(rows: Sequence[Row], arm: str) -> Row | None:
+    return next((r for r in rows if r["arm"] == arm), None)
+
+
 def other_rows() -> str:
     """The same at other numbers of rows."""
     lines = []
@@ -171,18 +219,18 @@ def clocks() -> str:
 
 
 def fused_by_others() -> str:
-    """``few_rows_others.json``: microseconds, weights warm / from DRAM, of a workload in one process."""
-    path = RESULTS / "few_rows_others.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    """What others fuse at 128 rows: microseconds, weights warm / from DRAM, of a workload in one process."""
+    rows = [r for r in generated.rows_of() if r["rows"] == ROWS]
     heads = ("two kernels", "b2b_gemm_pass", "CUTLASS 13", "CUTLASS 45", "one kernel of ours")
-    arms = (("eager", "addmm", "inductor"), ("b2b",), ("CUTLASS 13",), ("CUTLASS 45",), ("shared",))
+    arms = (("eager", "addmm", "inductor", "max-autotune"), ("b2b",), ("CUTLASS 13",), ("CUTLASS 45",), ("shared",))
     lines = []
-    for name in dict.fromkeys(r["workload"] for r in rows):
+    for name in (w.key for w in paper.WORKLOADS):
         cells = []
         for starts in arms:
             some = [r for r in rows if r["workload"] == name and r["arm"].startswith(starts)]
             cells.append(_pair([min(r[s] for r in some) for s in SETTINGS]) if some else "-")
-        lines.append([_title(name), *cells])
+        if set(cells[1:4]) != {"-"}:
+            lines.append([_title(name), *cells])
     return table(["", *heads], lines) if lines else "Not measured."
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from budget import Budget
-from few_rows import Row, Workload, program, workload
+from few_rows import Row, Wanted, Workload, program, workload
 
 from tilestream import devices
 from tilestream.bench.environment import environment
@@ -97,7 +97,7 @@ def measured(
             w = WORKLOADS[name]
             best = [split for _, split in best_splits(w, count, devices.get("h200"), splits)]
             with budget.step(kind):
-                made = workload(name, w, count, True, False, False, best, kind == "tuned")
+                made = workload(name, w, count, Wanted(tuned=kind == "tuned"), best)
             yield made
 
 

@@ -83,7 +83,7 @@ MUTANTS = {
     ),
     "partial results are awaited by the flags of another exchange": (
         "partials",
-        Mutation(OWN, "BY_CLUSTER<K> || K::FIRSTS == 0 ? PARTIAL", "BY_CLUSTER<K> ? PARTIAL"),
+        Mutation(OWN, "HELD<K> || K::FIRSTS == 0 ? PARTIAL", "BY_CLUSTER<K> ? PARTIAL"),
     ),
 }
 

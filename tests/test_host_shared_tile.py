@@ -14,7 +14,7 @@ from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.shared_tile import Tail, model
 from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -22,6 +22,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 SMALL = Ffn(128, 72, 48)
 GATED = Ffn(200, 72, 44, gated=True, act="silu", bias=True, residual=True)
 DSM = Middle.DSM
+
+
+@pytest.fixture
+def flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial results are announced by flags, as large ones are."""
+    monkeypatch.setattr(model, "MOST_TAGGED_BYTES", 0)
 
 
 def run(block: Ffn, split: Split, rows: int, folder: Path, **options) -> torch.Tensor:
@@ -86,6 +92,75 @@ def test_the_middle_over_a_cluster(block: Ffn, split: Split, rows: int, folder: 
         assert torch.equal(got, run(block, replace(split, middle=Middle.L2), rows, folder))
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("block", "split", "rows"),
+    [
+        (SMALL, Split(1, 3, Tail.NONE, 16, 4, middle=Middle.NONE), 100),  # more tiles than a launch was planned for
+        (SMALL, Split(2, 2, Tail.CLUSTER, 8, 2, middle=Middle.NONE), 13),
+        (SMALL, Split(2, 2, Tail.CLUSTER, middle=Middle.NONE), 128),
+        (SMALL, Split(2, 2, middle=Middle.NONE), 100),
+        (replace(SMALL, dtype="f16"), Split(2, 1, Tail.REDUCE_ADD, 32, middle=Middle.NONE), 25),
+        (replace(GATED, hid=264), Split(4, 2, Tail.CLUSTER, 64, middle=Middle.NONE), 40),
+        (replace(SMALL, act="sigmoid", hid=152), Split(2, 2, tile_rows=32, middle=Middle.NONE), 31),  # act(0) is not 0
+    ],
+    ids=str,
+)
+def test_the_middle_made_by_each(block: Ffn, split: Split, rows: int, folder: Path) -> None:
+    got = check(block, split, rows, folder)
+    if split.tail is not Tail.REDUCE_ADD and split.row_tiles == 1:
+        assert torch.equal(got, run(block, replace(split, middle=Middle.L2), rows, folder))
+
+
+@pytest.mark.parametrize("k", [40, 64, 72])
+def test_a_first_sum_shorter_than_a_stage(k: int, folder: Path) -> None:
+    """One step of a product that is half empty, one panel, a panel and a step."""
+    check(replace(SMALL, k=k), Split(2, 2, tile_rows=16), 13, folder)
+
+
+@pytest.mark.parametrize(
+    ("split", "rows"),
+    [
+        (Split(2, 2), 100),
+        (Split(2, 2, tile_rows=64, row_tiles=2), 100),
+        (Split(3, 2, tile_rows=64), 60),
+    ],
+    ids=str,
+)
+def test_words_that_say_their_launch(split: Split, rows: int, folder: Path) -> None:
+    """Odd and even launches give the same bits: what says which it is, is no part of the sum."""
+    one = check(SMALL, split, rows, folder)
+    for launches in (2, 3):
+        assert torch.equal(one, run(SMALL, split, rows, folder, launches=launches))
+
+
+HALVES = Ffn(128, 72, 96)
+
+
+@pytest.mark.parametrize(
+    ("block", "split", "rows", "halves"),
+    [
+        (HALVES, Split(2, 2, tile_rows=64, row_tiles=2), 100, True),
+        (replace(GATED, hid=256, out=60), Split(2, 2, tile_rows=64), 50, True),
+        (replace(HALVES, act="sigmoid", hid=120), Split(2, 2, tile_rows=64), 64, True),  # act(0) is not 0
+        (HALVES, Split(2, 3, tile_rows=64), 60, False),  # 24 columns of the middle
+        (HALVES, Split(2, 2, Tail.CLUSTER, tile_rows=64), 60, False),
+        (HALVES, Split(2, 2), 100, False),
+    ],
+    ids=str,
+)
+def test_two_warpgroups_have_half_of_the_columns_each(
+    block: Ffn, split: Split, rows: int, halves: bool, folder: Path
+) -> None:
+    p = share_tile(block.program(), split)
+    assert model.build(p.stages[0], p).halves is halves
+    check(block, split, rows, folder)
+
+
+def test_halves_need_neither_flag_nor_fence(folder: Path) -> None:
+    check(HALVES, Split(2, 2, tile_rows=64), 60, folder, sanitize=True, launches=2)
+
+
 @pytest.mark.parametrize("middle", [Middle.L2, Middle.DSM])
 def test_the_same_bits_whatever_the_order_of_copies_and_on_a_workspace_in_use(middle: Middle, folder: Path) -> None:
     split = Split(2, 2, middle=middle)
@@ -108,15 +183,33 @@ TAILS = {
     "cluster": Split(2, 2, Tail.CLUSTER, tile_rows=64),
     "added": Split(2, 2, Tail.REDUCE_ADD, tile_rows=64),
     "gathered": Split(2, 2, middle=DSM),
+    "own": Split(2, 2, Tail.CLUSTER, middle=Middle.NONE),
 }
 
 
+def test_words_that_say_their_launch_need_neither_flag_nor_fence(folder: Path) -> None:
+    check(SMALL, TAILS["partials"], 60, folder, sanitize=True, launches=2)
+
+
+UNASKED = Mutation("collectives.cuh", "      if (!others) break;\n", "      break;\n")
+STALE = Mutation("collectives.cuh", "  const u32 tag = (u32)epoch & 1;\n", "  const u32 tag = 0;\n")
+
+
+@pytest.mark.parametrize("mutation", [UNASKED, STALE], ids=["nobody asks again", "every launch says the same"])
+def test_words_of_another_launch_are_seen(mutation: Mutation, folder: Path) -> None:
+    """Partial results are zeros before the first launch: who takes them for this one's has a part of the sum."""
+    with pytest.raises(AssertionError):
+        for seed in range(8):
+            check(SMALL, Split(4, 2, tile_rows=64), 60, folder, mutations=(mutation,), limit_s=5, seed=seed)
+
+
 @pytest.mark.parametrize("name", TAILS)
-def test_no_races(name: str, folder: Path) -> None:
+def test_no_races(name: str, folder: Path, flagged: None) -> None:
     check(SMALL, TAILS[name], 60, folder, sanitize=True, launches=2)
 
 
 SENT, OWN, PUT = "collectives.cuh", "shared_tile.cuh", "K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, "
+FENCED = "    fence_async_shared();\n    if constexpr (OWN_MIDDLE<K>)"
 MUTANTS = {
     "a part is sent before it is there": (
         "gathered",
@@ -128,7 +221,11 @@ MUTANTS = {
     ),
     "a part is not fenced before bulk copies and products read it": (
         "gathered",
-        Mutation(OWN, "    fence_async_shared();\n    group_arrive(BY_CLUSTER", "    group_arrive(BY_CLUSTER"),
+        Mutation(OWN, FENCED, FENCED.replace("    fence_async_shared();\n", "")),
+    ),
+    "a middle of its own is not fenced before products read it": (
+        "own",
+        Mutation(OWN, FENCED, FENCED.replace("    fence_async_shared();\n", "")),
     ),
     "a CTA leaves while its part is read": (
         "gathered",
@@ -175,7 +272,7 @@ ODD = Ffn(152, 72, 48)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
+def test_a_broken_protocol_is_seen(name: str, folder: Path, flagged: None) -> None:
     split, mutation = MUTANTS[name]
     wrong = mutation.file == "descriptors.cuh" or name.startswith(("a part goes", "columns beyond"))
     with pytest.raises((HostRace, HostTrap, QueueTimeout, AssertionError)):
@@ -186,3 +283,10 @@ def test_a_part_that_never_comes_is_told_with_both_ctas(folder: Path) -> None:
     lost = Mutation("collectives.cuh", "  for (int far = 1 +", "  for (int far = me == 1 ? PEERS : 1 +")
     with pytest.raises(QueueTimeout, match="CTA 0 of 2 .* waited too long for columns of the middle of CTA 1"):
         run(SMALL, Split(1, 2, Tail.NONE, middle=DSM), 9, folder, mutations=(lost,), flag_limit_s=0.5, limit_s=20)
+
+
+def test_words_that_never_come_are_told_with_both_ctas(folder: Path) -> None:
+    stored = "      store_relaxed_words(tile"
+    lost = Mutation("collectives.cuh", stored, stored.replace("store", "if (team.cta != 3) store"))
+    with pytest.raises(QueueTimeout, match="waited too long for .* of CTA 3"):
+        run(SMALL, Split(2, 2), 9, folder, mutations=(lost,), flag_limit_s=0.5, limit_s=20)

@@ -107,6 +107,24 @@ def test_a_middle_over_a_cluster_is_an_all_gather_of_the_mesh() -> None:
         verify_on(shared(G4, Split(1, 32, Tail.NONE, middle=Middle.DSM)), H200)
 
 
+def test_where_each_makes_the_middle_only_sums_are_exchanged() -> None:
+    p = shared(Ffn(512, 416, 256), Split(4, 4, Tail.CLUSTER, 32, 4, middle=Middle.NONE))
+    s = build(p.stages[0], p)
+    assert (s.middle, s.cluster, s.middle_columns, s.out_columns) == (Middle.NONE, 4, 128, 64)
+    assert s.alone and s.gather_bytes == 128 * 32 * 2
+    assert {(e.level, e.how) for e in exchanges(p.stages[0])} == {(Level.CLUSTER, "reduce-scatter")}
+    handed = shared(Ffn(512, 416, 256), Split(4, 4, Tail.CLUSTER, 32, 4))
+    assert not build(handed.stages[0], handed).alone
+    verify_on(p, H200)
+
+
+def test_a_sum_that_does_not_fill_its_stage_ends_where_it_ends() -> None:
+    """32 columns are two steps of a product and one panel of a copy, whatever a stage holds."""
+    for k, said in ((32, "SHORT = 32;"), (112, "SHORT = 112;"), (120, ""), (416, "")):
+        text = emit(shared(Ffn(512, k, 256), Split(4, 8))).text
+        assert ("SHORT" in text) is bool(said) and said in text
+
+
 @pytest.mark.parametrize("tail", [Tail.PARTIALS, Tail.REDUCE_ADD, Tail.CLUSTER])
 def test_the_tail_follows_from_the_mesh(tail: Tail) -> None:
     p = shared(G4, Split(4, 16, tail))
@@ -140,6 +158,7 @@ def refusals() -> list[tuple[Pipeline, str]]:
         ),
         (mesh(columns, Spread(Level.GRID, 8, (hid,))), "one group would store the sum of 8 partial results"),
         (mesh(columns, columns), "two directions of columns"),
+        (mesh(Spread(Level.CLUSTER, 4, (out,))), "divide .* alone, and exchange nothing"),
         (mesh(columns, Spread(Level.GRID, 2, ("a.c", hid))), "a direction over a.c, .* is none of a shared tile's"),
         (mesh(Spread(Level.GRID, 2, columns.axes)), "each CTA makes 1536 > 256 columns of the middle"),
         (shared(Ffn(3072, 772, 768), Split(8, 16)), "772 x 2 = 1544 bytes along .* are no multiple of 16"),

@@ -9,6 +9,7 @@ from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.passes.share_tile import Split, share_tile, tilings
 from tilestream.schedule.shared_tile import SharedTile, Tail, build
+from tilestream.schedule.sharing import Middle
 
 H200 = devices.get("h200")
 SMALL = Ffn(512, 416, 256)
@@ -33,6 +34,18 @@ def test_candidates_have_tiles_of_several_heights() -> None:
             found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(any_order=any_order))]
             assert {s.tile_rows * s.row_tiles for s in found} == {128} and len(found) <= few_rows.TOP
             assert len([s for s in found if s.row_tiles == 1]) >= few_rows.EACH < len({s.tile_rows for s in found})
+
+
+def test_candidates_that_exchange_no_middle_have_small_first_layers_and_nothing_in_front() -> None:
+    def made_by_each(block: Ffn, **options: object) -> set[int]:
+        found = few_rows.recipes(block.program(), 128, H200, Options().with_(**options))
+        return {r.split.tile_rows for r in found if r.split.middle is Middle.NONE}
+
+    heights = made_by_each(SMALL)  # the model tells high and short ones apart less well than others
+    assert min(heights) <= 32 < max(heights)
+    assert not made_by_each(Ffn(3072, 768, 768))  # a CTA would read 590 KB
+    assert not made_by_each(Ffn(512, 416, 256, norm="layer"))
+    assert not made_by_each(SMALL, measure=False)
 
 
 def test_ctas_of_a_short_tile_have_more_columns() -> None:

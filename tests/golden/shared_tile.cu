@@ -46,6 +46,7 @@ struct Kernel {
   static constexpr int FIRSTS = 2, DEPTH = 128, STEPS = 2;
   static constexpr int LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, ADD_WIDTH = 24;
   static constexpr u32 LEFT = 0, WEIGHTS = 131072, SCATTER = 180224, VECTORS = 180224, BARS = 180480;
+  static constexpr bool TAGGED_SUMS = true;
 
   static constexpr bool BEFORE = false;
 

@@ -38,7 +38,7 @@ def environment() -> dict[str, object]:
     }
 
 
-WRITTEN = ("--out", "--json")
+WRITTEN = ("--out", "--json", "--turns", "--side-by-side")
 """Options whose value says where a result goes, which is no part of how it was made."""
 
 

@@ -8,7 +8,7 @@ depths). `benchmarks/fit_shared_tile.py` fits what is marked so on the shapes G4
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilestream.devices.device import Device
 
@@ -49,6 +49,8 @@ class SharedTileRates:
     """The same where partial results are announced and awaited, more than ``tail_s`` by this."""
     before_s: float = 1.5e-6
     """Rows made in front of the first product, and exchanged. No variant of the fit has them; clocks of a block."""
+    column_s: float = 0.0
+    """A column of the middle that a CTA makes, where it exchanges none."""
     own_s: float = 0.0
     """Rows that each CTA makes for itself in front of the first product. Measured of generated kernels alone."""
     own_column_s: float = 0.0
@@ -87,6 +89,19 @@ H200_GENERATED = SharedTileRates(
 that exchange through the L2 and have no DSM but for sums; 7 % mean error over all shapes, those of no part in it
 included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`). What a gather through
 DSM takes is that of the collective alone, clusters of 2 to 16 and parts of 1 to 32 KB (`benchmarks/collectives.py`)."""
+
+H200_MADE_BY_EACH = replace(
+    H200_GENERATED,
+    first_dram_s=0.09e-6,
+    step_s=0.191e-6,
+    lock_step=0.0,
+    column_s=7.2e-9,
+    port_bytes_per_s=400e9,
+    tail_dsm_s=0.6e-6,
+    dsm_port_bytes_per_s=15.2e9,
+)
+"""Of those whose CTAs exchange no middle, ``step_s`` of 128 columns: fitted on 23 kernels of G1, G3 and G10 at 128
+rows, in clusters of 2 to 16, weights from DRAM; 4.4 % mean error over these, 11 % at most."""
 
 H200_ONE_LAYER = SharedTileRates(
     first_s=0.28e-6,

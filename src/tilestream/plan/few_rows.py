@@ -18,13 +18,16 @@ from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shared_tile import (
     MOST_ROWS,
     Block,
+    Tail,
     build,
     find_block,
     is_block,
     is_projection,
     written_out,
 )
+from tilestream.schedule.shared_tile.model import SHORT_TILE
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.sharing import Middle
 
 TOP = 11
 """Splits that are timed where the best few are: as many as FlashFuser compiles."""
@@ -109,7 +112,8 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
         return []
     thorough = options.effort == "exhaustive"
     gathered = by_cluster(options) and (thorough or not _block(program).before)
-    allowed = Allowed(in_any_order(options), gathered, thorough)
+    each = options.measure and not _block(program).before
+    allowed = Allowed(in_any_order(options), gathered, each, thorough)
     found = _predicted(program, rows, device, allowed)
     ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
     if options.effort == "model":
@@ -118,12 +122,18 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
         alone = is_projection(program)
         top, each = (TOP_ALONE, 1) if alone else (TOP, EACH)
         kinds = [] if alone else [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
-        for kind in dict.fromkeys((s.middle, s.tail) for s in ranked):
-            kinds.append([s for s in ranked if (s.middle, s.tail) == kind])
+        for kind in dict.fromkeys(_kind(s) for s in ranked):
+            kinds.append([s for s in ranked if _kind(s) == kind])
         best = [some[place] for place in range(each) for some in kinds if len(some) > place]
         kept = [*dict.fromkeys([*best, *ranked])][:top]
         ranked = [s for s in ranked if s in kept]
     return [SharedRecipe(split) for split in ranked]
+
+
+def _kind(split: Split) -> tuple[Middle, Tail, bool]:
+    """What the model tells apart less well than it does kernels of one kind; where nothing is exchanged but sums, that
+    is whether a tile is high."""
+    return split.middle, split.tail, split.middle is Middle.NONE and split.tile_rows > SHORT_TILE
 
 
 def _block(program: Pipeline) -> Block:

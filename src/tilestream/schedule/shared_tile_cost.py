@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_GENERATED, H200_ONE_LAYER, SharedTileRates
+from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
-from tilestream.schedule.sharing import ELEMENT, Phases, Sharing, phases
+from tilestream.schedule.shared_tile.block import PANEL
+from tilestream.schedule.sharing import ELEMENT, Middle, Phases, Sharing, phases
 
 TAILS = {
     Tail.NONE: sharing.Tail.STORE,
@@ -47,20 +48,32 @@ class SharedTileCost:
 def shared_tile_cost(
     s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates | None = None
 ) -> SharedTileCost:
-    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold.
+    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold, or as many turns of one as its
+    clusters are not resident for.
 
     Args:
         cold: weights come from DRAM: in a model other layers have passed since they were used.
-        rates: those of generated kernels of one layer or of two, if none are given.
+        rates: those of generated kernels of its kind, if none are given.
     """
-    rates = rates or (H200_ONE_LAYER if s.block.one_layer else H200_GENERATED)
+    rates = rates or rates_of(s)
     k, _, out = s.block.sizes
     launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
     weights = launch.first_chip_bytes + launch.second_chip_bytes
     read = k if s.block.grid is None else k // len(s.block.grid.taps)
     dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
     launches = -(-rows // (s.row_tiles * s.tile_rows))
+    if s.middle is Middle.NONE and s.cluster > 1:
+        launches *= -(-s.ctas // s.cluster // max(1, device.resident_clusters(s.cluster)))
     return SharedTileCost(phases(launch, device, cold, rates), launches, dram, s.alone)
+
+
+def rates_of(s: SharedTile) -> SharedTileRates:
+    """Of generated kernels of one layer or of two, and of two whose CTAs exchange no middle."""
+    if s.block.one_layer:
+        return H200_ONE_LAYER
+    if s.middle is Middle.NONE:
+        return replace(H200_MADE_BY_EACH, step_s=H200_MADE_BY_EACH.step_s * s.depth / 128)
+    return H200_GENERATED
 
 
 def shares(s: SharedTile, rows: int) -> Sharing:
@@ -69,8 +82,9 @@ def shares(s: SharedTile, rows: int) -> Sharing:
     height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
     if s.block.one_layer:
         return _one_layer(s, rows, height)
+    alone = s.middle is Middle.NONE
     return Sharing(
-        rows=s.warpgroups * 64,
+        rows=max(PANEL, s.tile_rows),
         row_tiles=s.row_tiles,
         groups=s.groups,
         columns=s.columns,
@@ -90,6 +104,8 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         cluster=s.cluster,
         slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
+        made_columns=s.middle_columns * firsts if alone else 0,
+        scatter_bytes=s.partial_bytes * (s.groups - 1) / s.groups if alone and s.tail is Tail.CLUSTER else 0.0,
     )
 
 

@@ -57,6 +57,7 @@ class Sharing:
         slots: parts of the middle that a CTA can receive at once through DSM.
         before: whether what the first product reads is made in the launch, and exchanged.
         own_columns: columns that a warp makes of it where each CTA does for itself; 0 where it is exchanged.
+        made_columns: of the middle, of all first products, where a CTA exchanges none.
         scatter_bytes: of fp32 partial sums that a CTA sends through DSM, where that is more than latency.
     """
 
@@ -82,6 +83,7 @@ class Sharing:
     slots: int = 0
     before: bool = False
     own_columns: int = 0
+    made_columns: int = 0
     scatter_bytes: float = 0.0
 
     @property
@@ -126,7 +128,7 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
     parts["stages"] = w.first_steps * rates.step_s
     product0, limit0 = _together(parts)
     product0 *= 1 + rates.lock_step * (w.cluster > 1)
-    exchange = 0.0
+    exchange = rates.column_s * w.made_columns
     if w.middle is Middle.L2:
         exchange = rates.flags_s + rates.skew * product0
     elif w.middle is Middle.DSM:

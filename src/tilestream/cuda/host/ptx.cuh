@@ -199,6 +199,12 @@ TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
 TS_DEV void load_shared_words(const void* p, u32 (&v)[4]) {
   for (int k = 0; k < 4; ++k) v[k] = ((const u32*)p)[k];
 }
+TS_DEV void store_relaxed_words(void* p, const u32 (&v)[4]) {
+  for (int k = 0; k < 4; ++k) __atomic_store_n(static_cast<u32*>(p) + k, v[k], __ATOMIC_RELAXED);
+}
+TS_DEV void load_relaxed_words(const void* p, u32 (&v)[4]) {
+  for (int k = 0; k < 4; ++k) v[k] = __atomic_load_n(static_cast<const u32*>(p) + k, __ATOMIC_RELAXED);
+}
 TS_DEV void store_shared_floats(float* p, float a, float b, float c, float d) { p[0] = a, p[1] = b, p[2] = c, p[3] = d; }
 TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
   for (int k = 0; k < 4; ++k) v[k] = p[k];

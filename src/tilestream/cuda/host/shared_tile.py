@@ -77,7 +77,8 @@ def pixel_map(
 def for_host(source: SharedTileSource) -> SharedTileSource:
     """``source`` without its products for the tensor cores: the host twin of ptx.cuh has them."""
     s, text = source.schedule, source.text
-    for blocks in {s.middle_columns // 8, s.out_columns // 8} - {0}:
+    share = 16 if s.halves else 8
+    for blocks in {s.middle_columns // share, s.out_columns // share} - {0}:
         text = text.replace(specialisation(s.block.dtype, blocks).strip(), "")
     return replace(source, text=text)
 
@@ -91,7 +92,7 @@ def _run(
         name: Where(OF_FILE + arena.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0])
         for name, t in tensors.items()
     }
-    work = arena.add(b"\0" * space.flags + b"\xff" * (space.total - space.flags))
+    work = arena.add(space.at_first(s.tagged, b"\xff"))
     dump = ExchangeDump(s, source.pipeline.name)
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     packed = params(

@@ -198,6 +198,51 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
   });
 }
 
+// The same without a flag and without a fence: the lowest bit of each word says whether it is of an odd launch or of an even
+// one, and who reads asks again until all say what this launch is. Every launch that the tile takes part in writes every
+// word, so what lies there is of this one or of the one before; at first it is zeros. fp32 has a bit less.
+template <int BLOCKS, int PEERS, int THREADS, class A, class F>
+TS_DEV void reduce_scatter_tagged(const Fragment<BLOCKS>& acc, float* tile, int me, u32 t, const Team& team, u64 epoch, int first, int stride,
+                                  const A& ahead, const F& finish) {
+  constexpr u64 PART = (u64)BLOCKS * THREADS * 4;
+  const u32 tag = (u32)epoch & 1;
+  TS_EACH(t, THREADS) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) {
+      u32 words[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) words[e] = (bits_of(TS_REG(acc, 4 * i + e)) & ~1u) | tag;
+      store_relaxed_words(tile + me * PART + (u64)(i * THREADS + t) * 4, words);
+    }
+  }
+  if (t == 0) flag_relaxed(team.flag(PARTIAL, team.cta), epoch);  // for the next launch of this CTA alone
+  const u64 start = now_ns();
+  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, [] {}, [&](u32 lane, u32 t, int, int i, const auto& loaded) {
+    u32 part[PEERS][4];
+#pragma unroll 1
+    for (u32 spin = 1;; ++spin) {
+      u32 others = 0;
+      int late = 0;
+#pragma unroll
+      for (int q = 0; q < PEERS; ++q) load_relaxed_words(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
+#pragma unroll
+      for (int q = 0; q < PEERS; ++q) {
+        const u32 other = ((part[q][0] ^ tag) | (part[q][1] ^ tag) | (part[q][2] ^ tag) | (part[q][3] ^ tag)) & 1;
+        others |= other;
+        if (other) late = q;
+      }
+      if (!others) break;
+      if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, PARTIAL, first + late * stride, epoch, epoch - 1);
+    }
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int q = 0; q < PEERS; ++q)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += float_of(part[q][e] & ~1u);
+    finish(lane, i, sum, loaded);
+  });
+}
+
 // Through the shared memory of a cluster, of which all threads take part in the barrier behind the stores. `room` holds
 // PEERS x ceil(BLOCKS / PEERS) x THREADS x 16 bytes that nothing else uses.
 template <int BLOCKS, int PEERS, int THREADS, class A, class F>

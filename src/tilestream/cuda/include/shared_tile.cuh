@@ -37,6 +37,15 @@ constexpr bool own_rows() {
 template <class K>
 constexpr bool ALONE = false;
 
+// Columns of the first product's only stage that there are, in steps of 16, if they are fewer than a stage holds: neither
+// copies nor products go on to the zeros behind them.
+template <class K, class = void>
+constexpr int FIRST_DEPTH = K::DEPTH;
+template <class K>
+constexpr int FIRST_DEPTH<K, decltype((void)K::SHORT)> = (K::SHORT + 15) / 16 * 16;
+template <class K>
+constexpr int FIRST_PANELS = (FIRST_DEPTH<K> + 63) / 64 * 64;
+
 template <class K>
 using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
 template <class K>
@@ -108,11 +117,11 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
       ring.wait_empty();
-      bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
-      load_panels<K::DEPTH>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
+      bar_expect(ring.full(), FIRST_PANELS<K> * p.box_rows * 2);
+      load_panels<FIRST_PANELS<K>>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
     }
   }
-  if constexpr (BY_CLUSTER<K>) return;
+  if constexpr (HELD<K>) return;
   if constexpr (K::FIRSTS > 0) {
     bar_wait(middle_ready<K>(smem), 0);
     fence_async_global();
@@ -146,14 +155,14 @@ template <class K, class P>
 TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
   WeightRing<K> ring(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
   if constexpr (K::FIRSTS > 0) {
-    const int column = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
+    const int column = me.group * K::GROUP_COLUMNS + middle_part<K>(me) * K::MIDDLE;
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
       ring.wait_empty();
-      bar_expect(ring.full(), K::DEPTH * K::MIDDLE * K::FIRSTS * 2);
+      bar_expect(ring.full(), FIRST_PANELS<K> * K::MIDDLE * K::FIRSTS * 2);
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        load_panels<K::DEPTH>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
+        load_panels<FIRST_PANELS<K>>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
                               K::FIRSTS * K::MIDDLE * 128);
     }
   }
@@ -174,11 +183,12 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
 }
 
 // The all-gather of the middle: when this CTA's columns are in the L2 it says so, and waits for the others of its group.
-// Through the cluster it sends them. What epoch it is, partial sums ask as well: all that is left to do of one layer.
+// Through the cluster it sends them. What epoch it is, partial sums ask as well: all that is left to do of one layer, and
+// where each CTA makes the middle for itself.
 template <class K>
 TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
-  const u64 epoch = team.next_epoch(BY_CLUSTER<K> || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
+  const u64 epoch = team.next_epoch(HELD<K> || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
   if (lane_in_warp() == 0) {
     sts32(epoch_word<K>(smem), (u32)epoch);
     sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
@@ -186,7 +196,7 @@ TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   if constexpr (BY_CLUSTER<K>) {
     send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, gathered_bars<K>(smem), me.column, 0);
     await_parts<K::COLUMNS>(team, gathered_bars<K>(smem), cta_of<K>(me.row_tile, me.group, 0), 0);
-  } else if constexpr (K::FIRSTS > 0) {
+  } else if constexpr (K::FIRSTS > 0 && !HELD<K>) {
     bar_wait(middle_done<K>(smem), 0);
     if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
     await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
@@ -217,11 +227,11 @@ TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 s
 
 // ---- consumers
 
-// One stage of both rings: `offset`s are of this warpgroup's rows and of the weight, `pitch`es from panel to panel.
-template <class K, int BLOCKS>
+// COLUMNS of a stage of both rings: `offset`s are of this warpgroup's rows and of the weight, `pitch`es from panel to panel.
+template <class K, int COLUMNS, int BLOCKS>
 TS_DEV void multiply(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
 #pragma unroll
-  for (int k = 0; k < K::DEPTH / 16; ++k)
+  for (int k = 0; k < COLUMNS / 16; ++k)
     Mma<typename K::T, BLOCKS, 0>::shared(acc, mma_desc_over_16(left + (k >> 2) * (K::ROWS * 8) + (k & 3) * 2),
                                           mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
 }
@@ -246,9 +256,10 @@ TS_DEV void copy_vector(const void* from, u32 to, int first, int offset, int t) 
 // CTA's part of the gathered middle.
 template <class K, class P, int BLOCKS>
 TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], const Position& me, u32 smem, int g, u32 t) {
-  constexpr int PITCH = K::MIDDLE * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
+  constexpr int PITCH = share<K>(K::MIDDLE) * 2 + 16;  // 16 bytes more than the columns take: rows start on other banks
   const u32 stage = smem + K::LEFT + g * 64 * PITCH;
-  const int first = me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE;
+  const int mine = first_column<K>(g, K::MIDDLE), row0 = first_row<K>(g);
+  const int part = middle_part<K>(me) * K::MIDDLE + mine, first = me.group * K::GROUP_COLUMNS + part;
   if (t + 128 * g >= K::LIVE_THREADS) return;
   TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll
@@ -261,18 +272,18 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
           float x[K::FIRSTS];
 #pragma unroll
           for (int f = 0; f < K::FIRSTS; ++f) x[f] = TS_REG(acc[f], 4 * i + 2 * j + e);
-          v[e] = K::middle(smem + K::VECTORS, col_of(t, i) + e, x);
+          v[e] = K::middle(smem + K::VECTORS, mine + col_of(t, i) + e, x);
         }
-        if constexpr (BY_CLUSTER<K>) {
+        if constexpr (HELD<K>) {
           if (K::ROWS < 16 && row_of(t, j) >= K::ROWS) continue;
-          const u32 at = smem + K::GATHER + ((me.column * K::MIDDLE / 8 + i) * K::ROWS + g * 64 + row_of(t, j)) * 16 + (t & 3) * 4;
+          const u32 at = smem + K::GATHER + ((part / 8 + i) * K::ROWS + row0 + row_of(t, j)) * 16 + (t & 3) * 4;
           sts32(at, first + 8 * i < K::HID ? K::T::pack(v[0], v[1]) : 0);  // padding, whatever act(0) is
         } else {
           sts32(stage + row_of(t, j) * PITCH + col_of(t, i) * 2, K::T::pack(v[0], v[1]));
         }
       }
   }
-  if constexpr (BY_CLUSTER<K>) {
+  if constexpr (HELD<K>) {
     TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll 1
       for (int q = (int)t + 128 * g; q < (GATHERED<K> - K::GROUP_COLUMNS) / 8 * K::ROWS * 2; q += K::LIVE_THREADS)
@@ -281,16 +292,16 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
     return;
   }
   sync_warp();  // each warp copies the 16 rows that it wrote
-  constexpr int PIECES = K::MIDDLE / 8;
+  constexpr int PIECES = share<K>(K::MIDDLE) / 8;
   TS_EACH(t, K::LIVE_THREADS) {
     const int warp = (int)(t >> 5), base = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
 #pragma unroll 4
     for (int q = (int)(t & 31); q < 16 * PIECES; q += 32) {
-      const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + q % PIECES * 8;
+      const int row = warp * 16 + q / PIECES, column = me.column * K::MIDDLE + mine + q % PIECES * 8;
       u32 words[4];
       lds_words(stage + row * PITCH + q % PIECES * 16, words);
       if (me.group * K::GROUP_COLUMNS + column >= K::HID) words[0] = words[1] = words[2] = words[3] = 0;  // padding, whatever act(0) is
-      if (g * 64 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + g * 64 + row) * K::GROUP_COLUMNS + column, words);
+      if (row0 + row < me.rows) store_shared_words((u16*)p.middle_data + (u64)(base + row0 + row) * K::GROUP_COLUMNS + column, words);
     }
   }
 }
@@ -337,13 +348,13 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     if constexpr (K::FIRSTS == 0)
       K::load_vectors(p, smem + K::VECTORS, me.column, (int)t + 128 * g);
     else
-      K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + me.column * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+      K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + middle_part<K>(me) * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
   }
-  const u32 mine = g * 8192;  // 64 rows of a panel
+  const u32 mine = first_row<K>(g) * 128;  // in a panel
   if constexpr (K::FIRSTS == 0) {
     named_sync(BOTH_GROUPS, THREADS);  // the vectors are there
   } else {
-    Fragment<K::MIDDLE / 8> acc[K::FIRSTS];
+    Fragment<share<K>(K::MIDDLE) / 8> acc[K::FIRSTS];
 #pragma unroll
     for (int f = 0; f < K::FIRSTS; ++f) {
       start_from_zero(acc[f]);
@@ -357,7 +368,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       mma_fence();
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        multiply<K>(acc[f], (left.addr() + mine) >> 4, (weights.addr() + f * K::MIDDLE * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
+        multiply<K, FIRST_DEPTH<K>>(acc[f], (left.addr() + mine) >> 4, (weights.addr() + (f * K::MIDDLE + first_column<K>(g, K::MIDDLE)) * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
       mma_commit();
       if (i > 0) {
         mma_wait<1>();
@@ -377,30 +388,36 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     named_sync(BOTH_GROUPS, THREADS);
     store_middle<K>(p, acc, me, smem, g, t);
     fence_async_shared();
-    group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
+    if constexpr (OWN_MIDDLE<K>)
+      named_sync(BOTH_GROUPS, THREADS);
+    else
+      group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
     mark(MIDDLE_STORED, leads);
   }
-  Fragment<K::OUT_COLUMNS / 8> acc;
+  Fragment<share<K>(K::OUT_COLUMNS) / 8> acc;
+  const u32 half = first_column<K>(g, K::OUT_COLUMNS) * 128;
   start_from_zero(acc);
   pin(acc);
 #pragma unroll 1
   for (int i = 0, come = 0; i < me.steps; ++i) {
     weights.wait_full();
-    if constexpr (BY_CLUSTER<K>) {
+    if constexpr (HELD<K>) {
+      if constexpr (BY_CLUSTER<K>) {
 #pragma unroll 1
-      for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
+        for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
+      }
       mma_fence();
-      multiply_gathered<K>(acc, (smem + K::GATHER + g * 1024 + i * (K::DEPTH * K::ROWS * 2)) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+      multiply_gathered<K>(acc, (smem + K::GATHER + first_row<K>(g) * 16 + i * (K::DEPTH * K::ROWS * 2)) >> 4, (weights.addr() + half) >> 4, K::OUT_COLUMNS * 8);
     } else {
       if constexpr (!own_rows<K>()) left.wait_full();
       mark(MIDDLE_BACK, leads && i == 0);
       mma_fence();
-      multiply<K>(acc, (left.addr() + mine) >> 4, weights.addr() >> 4, K::OUT_COLUMNS * 8);
+      multiply<K, K::DEPTH>(acc, (left.addr() + mine) >> 4, (weights.addr() + half) >> 4, K::OUT_COLUMNS * 8);
     }
     mma_commit();
     if (i > 0) {
       mma_wait<1>();
-      if constexpr (!BY_CLUSTER<K> && !own_rows<K>()) left.release();
+      if constexpr (!HELD<K> && !own_rows<K>()) left.release();
       weights.release();
     }
     left.advance();
@@ -419,7 +436,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   if constexpr (K::TAIL == NO_TAIL) {
     TS_EACH(t, K::LIVE_THREADS) {
       // Of wide parts what goes beside them is asked for before any is waited for: a turn to memory each would be long.
-      constexpr int BLOCKS = K::OUT_COLUMNS / 8, BATCH = K::LOADS > 0 && BLOCKS >= 8 ? 8 : 1;
+      constexpr int BLOCKS = share<K>(K::OUT_COLUMNS) / 8, BATCH = K::LOADS > 0 && BLOCKS >= 8 ? 8 : 1;
 #pragma unroll
       for (int first = 0; first < BLOCKS; first += BATCH) {
         Beside<K> beside[BATCH];
@@ -438,15 +455,20 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
-    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (K::OUT_COLUMNS / 8 * K::LIVE_THREADS * 4);
-    reduce_scatter_l2<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, cta_of<K>(me.row_tile, 0, me.column),
-                                                              cta_of<K>(0, 1, 0), ahead, finish);
+    float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (share<K>(K::OUT_COLUMNS) / 8 * K::LIVE_THREADS * 4);
+    const int first = cta_of<K>(me.row_tile, 0, me.column), stride = cta_of<K>(0, 1, 0);
+    constexpr int BLOCKS = share<K>(K::OUT_COLUMNS) / 8;
+    if constexpr (TAGGED<K>)
+      reduce_scatter_tagged<BLOCKS, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, first, stride, ahead, finish);
+    else
+      reduce_scatter_l2<BLOCKS, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, first, stride, ahead, finish);
   } else if constexpr (K::TAIL == CLUSTER) {
-    reduce_scatter_dsm<K::OUT_COLUMNS / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
+    reduce_scatter_dsm<share<K>(K::OUT_COLUMNS) / 8, K::GROUPS, K::LIVE_THREADS>(acc, smem + K::SCATTER, me.group, t + 128 * g, ahead, finish);
   } else {
-    constexpr int GROUP_ROWS = K::ROWS < 64 ? K::ROWS : 64;
-    reduce_add<typename K::Result, K::OUT_COLUMNS / 8, K::ADD_WIDTH, GROUP_ROWS>(acc, &p.sums, me.column * K::OUT_COLUMNS, me.row_tile * K::ROWS + 64 * g,
-                                                                     smem + K::LEFT + g * 64 * K::OUT_COLUMNS * 2, cleared<K>(smem), g, t);
+    constexpr int GROUP_ROWS = K::ROWS < 64 ? K::ROWS : 64, SHARE = share<K>(K::OUT_COLUMNS);
+    reduce_add<typename K::Result, SHARE / 8, K::ADD_WIDTH, GROUP_ROWS>(
+        acc, &p.sums, me.column * K::OUT_COLUMNS + first_column<K>(g, K::OUT_COLUMNS), me.row_tile * K::ROWS + first_row<K>(g),
+        smem + K::LEFT + g * 64 * SHARE * 2, cleared<K>(smem), g, t);
   }
 }
 

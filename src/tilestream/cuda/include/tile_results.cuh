@@ -6,18 +6,45 @@ namespace ts {
 
 enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
 
-// Whether the middle is gathered through the shared memory of a cluster: the CTAs of a group are one, and all of the
-// group's middle is in each, at K::GATHER. Columns of 8 lie behind each other, of each all rows, 16 bytes a row: so a CTA's
-// part is one piece of memory, of any multiple of 8 columns, and products read it as blocks of 8 rows without a swizzle.
+// Whether all of the group's middle is in each of its CTAs, at K::GATHER. Columns of 8 lie behind each other, of each all
+// rows, 16 bytes a row: so a CTA's part is one piece of memory, of any multiple of 8 columns, and products read it as blocks
+// of 8 rows without a swizzle.
 template <class K, class = void>
-constexpr bool BY_CLUSTER = false;
+constexpr bool HELD = false;
 template <class K>
-constexpr bool BY_CLUSTER<K, decltype((void)K::GATHER)> = true;
+constexpr bool HELD<K, decltype((void)K::GATHER)> = true;
+// Either each CTA makes all of it for itself, and nothing is handed over, or the CTAs of a group are a cluster and gather
+// it through their shared memory.
+template <class K, class = void>
+constexpr bool OWN_MIDDLE = false;
+template <class K>
+constexpr bool OWN_MIDDLE<K, decltype((void)K::OWN)> = true;
+template <class K>
+constexpr bool BY_CLUSTER = HELD<K> && !OWN_MIDDLE<K>;
 template <class K>
 constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
 // The group's columns up to whole stages of the second product; beyond the last are zeros.
 template <class K>
 constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
+
+// Whether both warpgroups have all 64 rows of a tile, each half of the columns; else each has 64 rows.
+template <class K, class = void>
+constexpr bool HALVES = false;
+template <class K>
+constexpr bool HALVES<K, decltype((void)K::BY_HALVES)> = true;
+// Of the columns of a CTA: those of a warpgroup, and where they and its rows begin.
+template <class K>
+constexpr int share(int columns) { return HALVES<K> ? columns / 2 : columns; }
+template <class K>
+TS_DEV int first_column(int g, int columns) { return HALVES<K> ? g * (columns / 2) : 0; }
+template <class K>
+TS_DEV int first_row(int g) { return HALVES<K> ? 0 : 64 * g; }
+
+// Whether words of partial sums say by themselves which launch they are of.
+template <class K, class = void>
+constexpr bool TAGGED = false;
+template <class K>
+constexpr bool TAGGED<K, decltype((void)K::TAGGED_SUMS)> = true;
 
 struct Position {
   int row_tile, group, column, cta;
@@ -37,8 +64,13 @@ TS_DEV Position position(int cta, int rows) {
   const int group = K::TAIL == CLUSTER ? a : b;
   int left = K::HID - group * K::GROUP_COLUMNS;
   left = left > K::GROUP_COLUMNS ? K::GROUP_COLUMNS : left < 0 ? 0 : left;
-  return {r, group, K::TAIL == CLUSTER ? b : a, cta, rows - r * K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
+  const int below = rows - r * K::ROWS;  // a warp has 16 rows, also of a tile of 8: those of the next are not its own
+  return {r, group, K::TAIL == CLUSTER ? b : a, cta, below < K::ROWS ? below : K::ROWS, (left + K::DEPTH - 1) / K::DEPTH};
 }
+
+// Which part of the group's middle the CTA makes.
+template <class K>
+TS_DEV int middle_part(const Position& me) { return OWN_MIDDLE<K> ? 0 : me.column; }
 
 // Where a column of a CTA belongs: in which result, and which of its columns it is.
 struct Place {
@@ -73,10 +105,10 @@ template <class K, class P>
 TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i) {
   Beside<K> made;
   if constexpr (K::LOADS == 0) return made;
-  const Place at = place<K>(p, me.column, col_of(t, i));
+  const Place at = place<K>(p, me.column, first_column<K>(g, K::OUT_COLUMNS) + col_of(t, i));
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int row = g * 64 + row_of(t, j);
+    const int row = first_row<K>(g) + row_of(t, j);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (row < me.rows && at.column + e < at.columns) K::beside(p, me.row_tile * K::ROWS + row, at.column + e, made.of[j][e]);
@@ -88,11 +120,11 @@ TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i
 template <class K, class P>
 TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
   using O = typename K::Result;
-  const int local = col_of(t, i);
+  const int local = first_column<K>(g, K::OUT_COLUMNS) + col_of(t, i);
   const Place to = place<K>(p, me.column, local);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int row = g * 64 + row_of(t, j), at = me.row_tile * K::ROWS + row;
+    const int row = first_row<K>(g) + row_of(t, j), at = me.row_tile * K::ROWS + row;
     if (row >= me.rows || to.column >= to.columns) continue;
     const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
     const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);

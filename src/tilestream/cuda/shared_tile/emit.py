@@ -69,11 +69,12 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     written = plain(pipeline)
     s = build(written.stages[0], written)
     vectors = _vectors(s, written)
-    add_width = box_width(s.out_columns)
+    share = 2 if s.halves else 1
+    add_width = box_width(s.out_columns // share)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     weights = s.left_stages * s.left_bytes + s.gather_bytes
     scatter = weights + s.weight_stages * s.weight_bytes
-    blocks = sorted({s.middle_columns // 8, s.out_columns // 8} - {0})
+    blocks = sorted({s.middle_columns // share // 8, s.out_columns // share // 8} - {0})
     text = _template().render(
         name=name,
         pipeline=pipeline,

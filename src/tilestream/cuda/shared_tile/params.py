@@ -70,10 +70,10 @@ class Part:
 class Space:
     """Device memory of a shared tile besides its tensors. Bytes, each part behind the one before.
 
-    The flags are zero at first. The middle, where it goes through the L2, is ``[row tiles x groups x tile rows, columns
-    of a group]`` in the products' dtype; partial results are ``[row tiles, columns, groups, rows x columns of a CTA]``
-    in fp32, of as many rows as warps have. Where something stands in front of the first layer, what it makes is the
-    operand, ``[row tiles x tile rows, k]``.
+    The flags are zero at first, and partial results that say which launch they are of. The middle, where it goes
+    through the L2, is ``[row tiles x groups x tile rows, columns of a group]`` in the products' dtype; partial results
+    are ``[row tiles, columns, groups, rows x columns of a CTA]`` in fp32, of as many rows as warps have. Where
+    something stands in front of the first layer, what it makes is the operand, ``[row tiles x tile rows, k]``.
     """
 
     flags: int
@@ -85,9 +85,14 @@ class Space:
     def of(s: SharedTile) -> Space:
         through_l2 = s.middle is Middle.L2 and not s.block.one_layer
         middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if through_l2 else 0
-        partial = s.ctas * s.live_threads * s.out_columns * 2 if s.tail is Tail.PARTIALS else 0
+        partial = s.ctas * s.partial_bytes if s.tail is Tail.PARTIALS else 0
         operand = s.row_tiles * s.tile_rows * s.block.sizes[0] * 2 if s.block.before else 0
         return Space(PHASES * s.ctas * LINE_BYTES, ceil_to(middle, LINE_BYTES), ceil_to(partial, LINE_BYTES), operand)
+
+    def at_first(self, tagged: bool, other: bytes) -> bytes:
+        """What must lie there before the first launch; ``other`` where anything may."""
+        partial = (b"\0" if tagged else other) * self.partial
+        return b"\0" * self.flags + other * self.middle + partial + other * self.operand
 
     @property
     def total(self) -> int:

@@ -19,6 +19,9 @@ SHORTEST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE = 16, 8
 """Rows of the shortest tiles that are chosen where a higher one would do, and how many of them at most."""
 MOST_GATHERED_ROWS = 64
 """Rows of the tiles whose middle may go over a cluster. At 128 it takes 1.1 times the time of the L2 and more."""
+MOST_MADE_BYTES = 128 * 1024
+"""Of weights of the first layer that a CTA reads where it makes all of its group's middle: all CTAs of the group read
+the same, from the L2."""
 MOST_ADDED = 8
 """Partial results that are added in the result's own dtype: each addition rounds, and the error against float64 shall
 stay under twice eager's (measured: 1.5 times with 4 groups, 1.9 with 8, 2.8 with 24)."""
@@ -42,7 +45,8 @@ class Split:
 
     Attributes:
         tail: how the groups' partial results become the result.
-        middle: what a group hands its middle over through; with DSM its CTAs are a cluster.
+        middle: what a group hands its middle over through; with DSM its CTAs are a cluster, with none each makes all
+            of it.
         depth: columns of the summed axis in a ring stage; None lets the schedule choose.
     """
 
@@ -68,7 +72,7 @@ class Split:
         }[self.tail]
         group = "1 group" if self.groups == 1 else f"{self.groups} groups"
         depth = f", stages of {self.depth}" if self.depth is not None else ""
-        middle = ", middle over a cluster" if self.middle is Middle.DSM else ""
+        middle = {Middle.DSM: ", middle over a cluster", Middle.NONE: ", middle made by each"}.get(self.middle, "")
         return f"{rows}{group} of {self.columns}{middle}, {how}{depth}"
 
 
@@ -92,7 +96,8 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
     mesh = [Spread(Level.GRID, split.row_tiles, (block.rows,))] if split.row_tiles > 1 else []
     level = Level.CLUSTER if split.middle is Middle.DSM else Level.GRID
     if split.columns > 1 or not block.one_layer:
-        mesh.append(Spread(level, split.columns, block.shared_by_columns))
+        axes = block.outs if split.middle is Middle.NONE else block.shared_by_columns
+        mesh.append(Spread(level, split.columns, axes))
     if split.groups > 1:
         level = Level.CLUSTER if split.tail is Tail.CLUSTER else Level.GRID
         scattered = block.shared_by_groups[:1] if split.tail is Tail.REDUCE_ADD else block.shared_by_groups
@@ -137,11 +142,13 @@ class Allowed:
     Attributes:
         in_any_order: those whose partial results are added in any order.
         by_cluster: those whose middle goes over a cluster.
+        made_by_each: those whose CTAs each make all of their group's middle.
         thorough: also fewer groups, down to half of the SMs, and ring stages of every depth.
     """
 
     in_any_order: bool = False
     by_cluster: bool = False
+    made_by_each: bool = False
     thorough: bool = False
 
 
@@ -155,6 +162,8 @@ def splits(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
         made += _full(block, tile_rows, row_tiles, device, allowed.in_any_order)
         if allowed.by_cluster and (tile_rows <= MOST_GATHERED_ROWS or allowed.thorough):
             made += _gathered(block, tile_rows, row_tiles, device, allowed.in_any_order)
+        if allowed.made_by_each:
+            yield from _made_by_each(block, tile_rows, row_tiles, device)
     for split in made:
         yield split
         if allowed.thorough:
@@ -237,6 +246,21 @@ def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_a
             yield Split(groups, columns, Tail.PARTIALS, tile_rows, row_tiles, middle=Middle.DSM)
             if in_any_order and not block.after:
                 yield Split(min(groups, MOST_ADDED), columns, Tail.REDUCE_ADD, tile_rows, row_tiles, middle=Middle.DSM)
+
+
+def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) -> Iterator[Split]:
+    """Splits whose CTAs exchange no middle, and the sums of groups over a cluster: as many columns as are resident, and
+    fewer. Of stages the shortest: of 12 pairs of kernels that was the faster one in each."""
+    k, hid, out = block.sizes
+    for groups in (1, 2, 4, 8):  # in clusters of 16 the same takes twice as long
+        made = 8 * ceil(ceil(hid / groups) / 8) * len(block.firsts)
+        resident = device.resident_clusters(groups) if groups > 1 else device.sms
+        columns = min(resident // row_tiles, ceil(out / 8))
+        if groups > device.largest_cluster or columns < 1 or 2 * k * made > MOST_MADE_BYTES:
+            continue
+        tail = Tail.CLUSTER if groups > 1 else Tail.NONE
+        for count in dict.fromkeys((columns, 1 << columns.bit_length() - 1, max(1, columns // 2))):
+            yield Split(groups, count, tail, tile_rows, row_tiles, DEPTHS[0], Middle.NONE)
 
 
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:

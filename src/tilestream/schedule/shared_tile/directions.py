@@ -12,7 +12,8 @@ from tilestream.schedule.shared_tile.block import Block
 
 @dataclass(frozen=True)
 class Directions:
-    """Sizes and levels. ``columns`` exchange the middle (all-gather), ``groups`` add partial results.
+    """Sizes and levels. ``columns`` exchange the middle (all-gather), or each makes all of it (not ``divides_middle``);
+    ``groups`` add partial results.
 
     At most one of the two is a cluster: it has no room for the middle of a group and all groups of a column besides.
     """
@@ -22,6 +23,7 @@ class Directions:
     columns: int
     groups_at: Level
     columns_at: Level = Level.GRID
+    divides_middle: bool = True
 
 
 def find_directions(stage: Stage, block: Block) -> Directions:
@@ -29,7 +31,8 @@ def find_directions(stage: Stage, block: Block) -> Directions:
 
     ``(out, hid)`` are the CTAs of a group: they make columns of the middle, gather it, and own columns of the result.
     ``(hid, out)`` are the groups: their partial results are scattered over them, each part added by one. ``(hid,)``
-    are groups too, where the partial results are added in memory. Of one layer, which has no middle, the former are
+    are groups too, where the partial results are added in memory. ``(out,)`` are the CTAs of a group where each makes
+    all columns of the group's middle: nothing is gathered. Of one layer, which has no middle, the former are
     ``(out, ...)`` of all results, and ``hid`` is what it sums over.
 
     Raises:
@@ -77,13 +80,20 @@ def find_directions(stage: Stage, block: Block) -> Directions:
             " add partial results has no kernel so far",
             "leave one of the two to Level.GRID: through the L2",
         )
-    return Directions(size("row tiles"), size("groups"), size("columns"), level("groups"), level("columns"))
+    columns = found.get("columns")
+    divides = columns is None or block.one_layer or columns.axes != block.outs
+    if not divides and level("columns") is Level.CLUSTER:
+        raise VerifyError(
+            f"stage {stage.name!r}: CTAs of a cluster divide {', '.join(block.outs)} alone, and exchange nothing",
+            "use Level.GRID",
+        )
+    return Directions(size("row tiles"), size("groups"), size("columns"), level("groups"), level("columns"), divides)
 
 
 def _meaning(d: Spread, block: Block) -> str:
     if d.axes == (block.rows,):
         return "row tiles"
     columns, groups = block.shared_by_columns, block.shared_by_groups
-    if d.axes[: len(columns)] == columns:
+    if d.axes[: len(columns)] == columns or d.axes == block.outs:
         return "columns"
     return "groups" if d.axes in (groups, groups[:1]) else ""

@@ -40,6 +40,9 @@ MOST_ACCUMULATORS = 160
 LEAST_STAGES = 3
 WARP_ROWS = 16
 """Rows of a warp in a product of 64."""
+MOST_TAGGED_BYTES = 32 * 1024
+"""Of a CTA's partial result, up to which its words say by themselves which launch they are of: no flag and no fence.
+Larger ones, and those of tiles of fewer than 64 rows, were not timed."""
 SHORT_SUM = 1024
 """Up to this length of the first sum a stage is 128 columns deep: fewer, longer copies when latency rules."""
 
@@ -105,7 +108,8 @@ class SharedTile:
     def alone(self) -> bool:
         """Whether no CTA waits for one outside of its cluster. Then a launch need not be resident at once, and has
         as many tiles as there are rows."""
-        return self.block.one_layer and not self.block.before and self.tail in (Tail.NONE, Tail.CLUSTER)
+        handed = not self.block.one_layer and self.middle is not Middle.NONE
+        return not handed and not self.block.before and self.tail in (Tail.NONE, Tail.CLUSTER)
 
     def launched(self, rows: int) -> int:
         """CTAs of a launch for ``rows`` rows, of which one launch has at most so many as there are tiles for."""
@@ -121,18 +125,40 @@ class SharedTile:
 
     @property
     def middle(self) -> Middle:
-        """What the CTAs of a group hand its middle over through."""
+        """What the CTAs of a group hand its middle over through; nothing, where each makes all of it."""
+        if not self.directions.divides_middle:
+            return Middle.NONE
         return Middle.DSM if self.directions.columns_at is Level.CLUSTER else Middle.L2
 
     @property
     def warpgroups(self) -> int:
-        """Consumer warpgroups, up to 64 rows each."""
-        return ceil(self.tile_rows / PANEL)
+        """Consumer warpgroups, up to 64 rows each, or half of the columns of all 64."""
+        return 2 if self.halves else ceil(self.tile_rows / PANEL)
+
+    @property
+    def halves(self) -> bool:
+        """Whether two warpgroups have half of the columns of 64 rows each, where both halves are whole blocks of 8.
+
+        Epilogues and partial sums take half as long, products a little longer: without the former it is slower.
+        """
+        whole = self.middle_columns % 16 == 0 and self.out_columns % 16 == 0
+        return self.tagged and whole and self.tile_rows == PANEL
 
     @property
     def live_threads(self) -> int:
         """Consumer threads that hold sums of rows of the tile: a warp has 16 of the 64 rows that are multiplied."""
-        return 32 * ceil(self.tile_rows / WARP_ROWS)
+        return 256 if self.halves else 32 * ceil(self.tile_rows / WARP_ROWS)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of a CTA's partial result in fp32, of as many rows as warps have."""
+        return self.out_columns * max(WARP_ROWS, self.tile_rows) * 4
+
+    @property
+    def tagged(self) -> bool:
+        """Whether words of partial results through the L2 say by themselves which launch they are of."""
+        through_l2 = self.tail is Tail.PARTIALS and self.middle is Middle.L2 and not self.block.one_layer
+        return through_l2 and self.tile_rows >= PANEL and self.partial_bytes <= MOST_TAGGED_BYTES
 
     @property
     def threads(self) -> int:
@@ -154,7 +180,7 @@ class SharedTile:
         """What a group sums over in the last layer: columns of the middle, padded, or of the input, in whole stages."""
         if self.block.one_layer:
             return self.depth * ceil(ceil(self.block.sizes[1] / self.depth) / self.groups)
-        return self.columns * self.middle_columns
+        return self.middle_columns * (self.columns if self.directions.divides_middle else 1)
 
     @property
     def steps(self) -> int:
@@ -168,9 +194,14 @@ class SharedTile:
         return 0 if self.block.one_layer else ceil(self.block.sizes[0] / self.depth)
 
     @property
+    def short_first(self) -> bool:
+        """Whether the first product has one stage, which it does not fill."""
+        return self.first_steps == 1 and self.block.sizes[0] <= self.depth - 16 and self.block.grid is None
+
+    @property
     def left_steps(self) -> int:
-        """Stages of the ring of left operands: a middle that comes through DSM has a place of its own."""
-        return self.first_steps if self.middle is Middle.DSM else self.steps
+        """Stages of the ring of left operands: a middle that does not come through the L2 has a place of its own."""
+        return self.steps if self.middle is Middle.L2 else self.first_steps
 
     @property
     def own_rows(self) -> bool:
@@ -196,15 +227,15 @@ class SharedTile:
     @property
     def scatter_bytes(self) -> int:
         """Where the CTAs of a cluster leave their parts of a partial result."""
-        return scatter_bytes(self.tail, self.groups, self.out_columns, self.live_threads)
+        return scatter_bytes(self.tail, self.groups, self.out_columns // (2 if self.halves else 1), self.live_threads)
 
     @property
     def gather_bytes(self) -> int:
-        """Where the middle of the group comes together, up to whole stages, if it does so through DSM.
+        """Where the middle of the group comes together, up to whole stages, if it does so without the L2.
 
         It lies between the rings: a product takes 64 rows of it, and what a shorter tile lacks is read of the weights.
         """
-        if self.middle is not Middle.DSM:
+        if self.middle is Middle.L2:
             return 0
         return ceil(self.group_columns / self.depth) * self.depth * self.tile_rows * 2
 
@@ -233,7 +264,8 @@ class SharedTile:
     @property
     def registers(self) -> int:
         """An estimate for one thread of a consumer warpgroup."""
-        return accumulators(self.middle_columns * len(self.block.firsts), self.out_columns) + 48
+        held = accumulators(self.middle_columns * len(self.block.firsts), self.out_columns)
+        return held // (2 if self.halves else 1) + 48
 
 
 BARRIER_BYTES = 1024
@@ -274,7 +306,8 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     k, hid, out = block.sizes
     tile_rows = _tile_rows(stage, block)
     depths = _depths(stage, block, directions.groups)
-    middle = 0 if block.one_layer else _eights(hid, directions.groups * directions.columns)
+    parts = directions.groups * (directions.columns if directions.divides_middle else 1)
+    middle = 0 if block.one_layer else _eights(hid, parts)
     widths = tuple(_eights(last.columns, directions.columns) for last in block.lasts)
     tail = _tail(stage, block, directions)
     for axis, size in ((block.k, k), (block.hid, hid)):
@@ -300,7 +333,8 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
         left, weights = _rings(made, limit)
     if not _enough(made, left, weights):
         fixed = made.scatter_bytes + made.gather_bytes + made.vector_bytes + BARRIER_BYTES
-        gathered = f" ({made.gather_bytes} of them the middle of {made.columns} CTAs)" if made.gather_bytes else ""
+        ctas = made.columns if directions.divides_middle else 1
+        gathered = f" ({made.gather_bytes} of them the middle of {ctas} CTAs)" if made.gather_bytes else ""
         raise VerifyError(
             f"stage {stage.name!r}: {LEAST_STAGES} x ({made.left_bytes} + {made.weight_bytes}) + {fixed} ="
             f" {LEAST_STAGES * (made.left_bytes + made.weight_bytes) + fixed} > {limit} bytes of shared memory"
@@ -402,7 +436,8 @@ def _rings(s: SharedTile, limit: int) -> tuple[int, int]:
 def _stages_for_staging(s: SharedTile) -> int:
     """Stages of the left ring that the rounded middle and the result need on their way out: they are staged there."""
     staged = s.middle is Middle.L2 and not s.block.one_layer
-    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16) if staged else 0
+    parts = 2 if s.halves else 1
+    middle = max(WARP_ROWS, s.tile_rows) * (2 * s.middle_columns + 16 * parts) if staged else 0
     result = s.tile_rows * 2 * s.out_columns if s.tail is Tail.REDUCE_ADD else 0
     return ceil(max(middle, result) / s.left_bytes)
 

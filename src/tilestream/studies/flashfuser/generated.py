@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilestream import devices
-from tilestream.devices.shared_tile import H200_GENERATED, SharedTileRates
+from tilestream.devices.shared_tile import SharedTileRates
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.plan.dataflow.chain import Chain
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
@@ -25,8 +25,8 @@ FIT = ("G4", "G8", "S2")
 """Shapes that the constants of generated kernels were fitted on, with any number of rows. All others judge them."""
 
 ARM = re.compile(
-    r"shared (?:(\d+) x (\d+) rows, )?(\d+) groups? of (\d+)(, middle over a cluster)?, ([a-z ]+?)"
-    r"(?:, stages of (\d+))?"
+    r"shared (?:(\d+) x (\d+) rows, )?(\d+) groups? of (\d+)(, middle (?:over a cluster|made by each))?,"
+    r" ([a-z ]+?)(?:, stages of (\d+))?"
 )
 TAILS = {
     "sums in one place": Tail.NONE,
@@ -34,6 +34,7 @@ TAILS = {
     "sums added in any order": Tail.REDUCE_ADD,
     "sums over a cluster": Tail.CLUSTER,
 }
+MIDDLES = {"": Middle.L2, ", middle over a cluster": Middle.DSM, ", middle made by each": Middle.NONE}
 """As ``Split`` says them."""
 
 
@@ -48,7 +49,7 @@ class Timed:
     warm_us: float
     cold_us: float
 
-    def predicted_us(self, cold: bool, rates: SharedTileRates = H200_GENERATED) -> float:
+    def predicted_us(self, cold: bool, rates: SharedTileRates | None = None) -> float:
         return 1e6 * shared_tile_cost(self.schedule, self.rows, devices.get("h200"), cold, rates).total_s
 
 
@@ -79,7 +80,7 @@ def split_of(arm: str, rows: int) -> Split | None:
         return None
     tiles, height, groups, columns, gathered, how, depth = found.groups()
     tile_rows = int(height) if height else tiles_for(rows)[0]
-    middle = Middle.DSM if gathered else Middle.L2
+    middle = MIDDLES[gathered or ""]
     return Split(
         int(groups), int(columns), TAILS[how], tile_rows, int(tiles or 1), int(depth) if depth else None, middle
     )
@@ -101,7 +102,7 @@ def _timed() -> Iterator[Timed]:
             yield Timed(row["workload"], row["rows"], split, schedule, row["warm_us"], row["cold_us"])
 
 
-def scores(rates: SharedTileRates = H200_GENERATED) -> list[Score]:
+def scores(rates: SharedTileRates | None = None) -> list[Score]:
     """Of every shape and number of rows that was timed, in the order of the file."""
     kernels = generated()
     made = []
@@ -110,8 +111,13 @@ def scores(rates: SharedTileRates = H200_GENERATED) -> list[Score]:
         best, chosen = min(pairs, key=lambda p: p[1]), min(pairs)
         error = sum(abs(predicted / true - 1) for predicted, true in pairs) / len(pairs)
         rank = 1 + sum(p[0] < best[0] for p in pairs)
-        made.append(Score(shape, rows, shape not in FIT, len(pairs), error, rank, chosen[1] / best[1] - 1))
+        made.append(Score(shape, rows, not _fitted(shape), len(pairs), error, rank, chosen[1] / best[1] - 1))
     return made
+
+
+def _fitted(shape: str) -> bool:
+    """Whether constants were fitted on kernels of the shape: where no middle is exchanged, on all that there are."""
+    return shape in FIT or any(t.shape == shape and t.split.middle is Middle.NONE for t in generated())
 
 
 def program(chain: Chain) -> Pipeline:
