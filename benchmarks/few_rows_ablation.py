@@ -87,9 +87,9 @@ def arms(name: str, rows: int) -> dict[str, list[Split]]:
     made["middle by cluster"] = list({(s.tail, s.columns): s for s in reversed(gathered)}.values())
     for tail, said in TAILS.items():
         made[f"tail {said}"] = [s for s in full if s.tail is tail][:EACH]
+    best = next(s for s in made["planner"] if s.middle is Middle.L2)
     for depth in DEPTHS:
-        like = replace(made["planner"][0], depth=depth)
-        made[f"stages of {depth}"] = [s for s in some if s == like]
+        made[f"stages of {depth}"] = [s for s in some if s == replace(best, depth=depth)]
     return {name: kernels for name, kernels in made.items() if kernels}
 
 

@@ -151,7 +151,7 @@ def test_check_is_0_within_the_tolerance(model: str, tmp_path) -> None:
     done = run("check", model, "--target", "reference", "--json", str(tmp_path / "c.json"))
     assert done.exit_code == 0, done.output
     made = json.loads((tmp_path / "c.json").read_text())
-    assert set(made["regions"].values()) == {"vertical"}
+    assert set(made["regions"].values()) == {"shared"}
     assert made["ok"] and made["repeatable"] and 0 < made["error"]
 
 

@@ -48,6 +48,10 @@ SPATIAL = 0.9
 """Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
 pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
 has lost its spills since."""
+IN_PLACE = "wide layers in place"
+DEALT = 0.95
+"""Layers in place are not timed where tiles dealt over the grid are predicted to take less than this share of it: in
+three plans that timed both they were never the faster, and their kernels take longest to compile."""
 SURE = 0.7
 """Nor does one that takes this share of what the fallback is predicted to take: of 21 regions whose fallback was timed
 and predicted to take over 20 us, none took less than 0.80 of that; of seven small ones, none less than 0.63."""
@@ -183,7 +187,11 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
         limit = HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else HOPELESS
         return _predicted(c) > limit * _predicted(legal[0])
 
+    dealt_us = min((_predicted(c) for c in others if c.detail == many_rows.TiledRecipe.detail), default=math.inf)
+
     def beaten(c: Candidate) -> bool:
+        if c.detail.startswith(IN_PLACE):
+            return dealt_us < DEALT * _predicted(c)
         return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
 
     return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
@@ -290,10 +298,10 @@ def _in_place(program: Pipeline) -> list[Recipe]:
     made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
     if all(tile.features <= WIDEST[0] for tile in made):
         return []
-    split, detail = partial(cut_vertical, form=hold_columns), "wide layers in place"
+    split = partial(cut_vertical, form=hold_columns)
     return [
-        Recipe("vertical", split, detail=detail),
-        Recipe("vertical", split, detail=f"{detail}, one product in flight", in_flight=1),
+        Recipe("vertical", split, detail=IN_PLACE),
+        Recipe("vertical", split, detail=f"{IN_PLACE}, one product in flight", in_flight=1),
     ]
 
 

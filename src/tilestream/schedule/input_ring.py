@@ -116,8 +116,11 @@ class Arrivals:
     def __init__(self, schedule: Schedule, pipeline: Pipeline, device: Device) -> None:
         self._schedule, self._pipeline, self._device = schedule, pipeline, device
         self._seen: set[tuple[str, int]] = set()
+        self._asked = False
         rings = 2 if schedule.stage.placement.dim == 0 else 1
-        self._share_s = rings * CHUNK * device.sms / device.dram_bytes_per_s  # both loaders at their SM's share
+        # Both loaders at their SM's share, where every SM loads; beside other stages the launch counts the memory.
+        every = len(pipeline.stages) == 1
+        self._share_s = rings * CHUNK * device.sms / device.dram_bytes_per_s if every else 0.0
 
     def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:
         """(loader, latency) of each chunk: a stream and its first column."""
@@ -129,8 +132,9 @@ class Arrivals:
     def _chunk(self, tile: str, column: int, again: bool) -> tuple[float, float]:
         stream, device = self._schedule.streams[tile], self._device
         latency = device.again_s if again else device.load_s
-        if stream.queue:  # its flag is asked for once a tile, and says that the L2 has the chunk
-            return (ISSUE_S if column else device.queue_s(0)), device.queue_s(0) + device.again_s
+        if stream.queue:  # flags of all queues are asked for side by side, once a tile: the L2 has the chunks then
+            asked, self._asked = self._asked, True
+            return (ISSUE_S if asked else device.queue_s(0)), device.again_s
         if stream.index:
             return GATHER_CHUNK_S, 0.0
         if stream.tap is not None:

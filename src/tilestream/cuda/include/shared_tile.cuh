@@ -18,6 +18,7 @@
 #include "marks.cuh"
 #include "pixel_panels.cuh"
 #include "row.cuh"
+#include "tile_products.cuh"
 #include "tile_results.cuh"
 
 namespace ts {
@@ -226,31 +227,6 @@ TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 s
 }
 
 // ---- consumers
-
-// COLUMNS of a stage of both rings: `offset`s are of this warpgroup's rows and of the weight, `pitch`es from panel to panel.
-template <class K, int COLUMNS, int BLOCKS>
-TS_DEV void multiply(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
-#pragma unroll
-  for (int k = 0; k < COLUMNS / 16; ++k)
-    Mma<typename K::T, BLOCKS, 0>::shared(acc, mma_desc_over_16(left + (k >> 2) * (K::ROWS * 8) + (k & 3) * 2),
-                                          mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
-}
-
-// The same of the gathered middle, `left` where a stage begins.
-template <class K, int BLOCKS>
-TS_DEV void multiply_gathered(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
-#pragma unroll
-  for (int k = 0; k < K::DEPTH / 16; ++k)
-    Mma<typename K::T, BLOCKS, 0>::shared(acc, mma_desc_blocks_over_16(left + k * 2 * K::ROWS, K::ROWS),
-                                          mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2));
-}
-
-// COUNT elements of a vector of SIZE to shared memory, as fp32, by THREADS threads; zeros beyond its end.
-template <class V, int COUNT, int SIZE, int THREADS>
-TS_DEV void copy_vector(const void* from, u32 to, int first, int offset, int t) {
-#pragma unroll 1
-  for (int k = t; k < COUNT; k += THREADS) stsf(to + 4 * k, first + k < SIZE ? Io<V>::param(from, offset + first + k) : 0.0f);
-}
 
 // The middle of this CTA's columns, rounded, through shared memory that the left ring does not use now, to the L2; or to this
 // CTA's part of the gathered middle.

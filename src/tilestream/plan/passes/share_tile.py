@@ -93,6 +93,8 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "share a tile in one")
     stage = written.stages[0]
     block = find_block(stage, written)
+    if split.middle is Middle.NONE and split.groups == split.columns == 1:
+        raise VerifyError("a CTA that makes all of its tile shares nothing", "cut it as a vertical pipeline")
     mesh = [Spread(Level.GRID, split.row_tiles, (block.rows,))] if split.row_tiles > 1 else []
     level = Level.CLUSTER if split.middle is Middle.DSM else Level.GRID
     if split.columns > 1 or not block.one_layer:
@@ -260,7 +262,8 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
             continue
         tail = Tail.CLUSTER if groups > 1 else Tail.NONE
         for count in dict.fromkeys((columns, 1 << columns.bit_length() - 1, max(1, columns // 2))):
-            yield Split(groups, count, tail, tile_rows, row_tiles, DEPTHS[0], Middle.NONE)
+            if groups * count > 1:
+                yield Split(groups, count, tail, tile_rows, row_tiles, DEPTHS[0], Middle.NONE)
 
 
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:

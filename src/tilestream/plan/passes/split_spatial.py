@@ -37,17 +37,14 @@ def split_spatial(program: Pipeline, device: Device, layers_per_stage: int = 1) 
     share = sum(heaviest[:layers_per_stage]) * SLACK
     cuts: list[int] = []
     start, stage = pieces[0][0], look(pieces[0])
-    used = stage.seconds
     for piece in pieces[1:]:
-        next_one = look(piece)
-        if used + next_one.seconds <= share:
-            joined = look((start, piece[1]))
-            keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
-            if joined.fits and keeps:
-                stage, used = joined, used + next_one.seconds
-                continue
+        next_one, joined = look(piece), look((start, piece[1]))
+        keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
+        if joined.fits and keeps and joined.seconds <= share:
+            stage = joined
+            continue
         cuts.append(piece[0])
-        start, stage, used = piece[0], next_one, next_one.seconds
+        start, stage = piece[0], next_one
     if not cuts:
         raise VerifyError(f"{layers_per_stage} layers a stage put the whole region into one stage", "use fewer")
     return cut(parts, cuts, Transport.L2, "spatial")
