@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -35,28 +35,50 @@ def split_spatial(program: Pipeline, device: Device, layers_per_stage: int = 1) 
         )
     heaviest = sorted((look(piece).seconds for piece in pieces), reverse=True)
     share = sum(heaviest[:layers_per_stage]) * SLACK
-    cuts: list[int] = []
-    start, stage = pieces[0][0], look(pieces[0])
-    for piece in pieces[1:]:
-        next_one, joined = look(piece), look((start, piece[1]))
-        keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
-        if joined.fits and keeps and joined.seconds <= share:
-            stage = joined
-            continue
-        cuts.append(piece[0])
-        start, stage = piece[0], next_one
+    cuts = _cuts(pieces, look, share, layers_per_stage, lambda added: added.work_s)
+    if not cuts:  # all layers are small: as far as their waits too would fill a share
+        cuts = _cuts(pieces, look, share, layers_per_stage, lambda added: added.seconds)
     if not cuts:
         raise VerifyError(f"{layers_per_stage} layers a stage put the whole region into one stage", "use fewer")
     return cut(parts, cuts, Transport.L2, "spatial")
 
 
+def _cuts(
+    pieces: Sequence[tuple[int, int]],
+    look: Callable[[tuple[int, int]], _Look],
+    share: float,
+    layers_per_stage: int,
+    adds: Callable[[_Look], float],
+) -> list[int]:
+    """Where stages begin, behind the first. A piece joins the stage before it where what it ``adds`` leaves that at its
+    ``share``, in seconds a tile."""
+    cuts: list[int] = []
+    start, stage = pieces[0][0], look(pieces[0])
+    used = stage.seconds
+    for piece in pieces[1:]:
+        next_one = look(piece)
+        if used + adds(next_one) <= share:
+            joined = look((start, piece[1]))
+            keeps = joined.resident or layers_per_stage > 1 or not (stage.resident and next_one.resident)
+            if joined.fits and keeps:
+                stage, used = joined, used + adds(next_one)
+                continue
+        cuts.append(piece[0])
+        start, stage, used = piece[0], next_one, next_one.seconds
+    return cuts
+
+
 @dataclass(frozen=True)
 class _Look:
-    """What a stage of some ops would be like: whether it fits, with weights resident too, and seconds a tile."""
+    """What a stage of some ops would be like: whether it fits, with weights resident too, and seconds a tile.
+
+    ``work_s`` is without waits for inputs, of which it has none behind ops of the same stage.
+    """
 
     fits: bool
     resident: bool
     seconds: float
+    work_s: float
 
 
 @lru_cache(maxsize=8)
@@ -72,7 +94,8 @@ def _look(parts: Body, device: Device, piece: tuple[int, int]) -> _Look:
     placement, reason = narrowest(alone, device)
     resident = not problem(alone, device, placement, Residency.RESIDENT)
     if reason:
-        return _Look(False, False, 0.0)
+        return _Look(False, False, 0.0, 0.0)
     stage = alone.stages[0].with_(placement=placement, residency=Residency.RESIDENT)
     cost = stage_cost(stage, alone, device)
-    return _Look(True, resident, cost.step_s / cost.tiles_per_step)
+    step_s, work_s = (each / cost.tiles_per_step for each in (cost.step_s, cost.step_s - cost.inputs_s))
+    return _Look(True, resident, step_s, work_s)
