@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import torch
 
+from tilestream import cuda
+from tilestream.cuda import sass
+from tilestream.cuda.compile import compile_source
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Stage
@@ -112,3 +115,18 @@ def eager(p: Pipeline, given: dict[str, torch.Tensor], dtype: torch.dtype | None
 def widths(hidden: int, width: int = 64, out: int = 16) -> Sequence[int]:
     """tiny-cuda-nn's MLP: ``hidden`` layers of ``width``, an output of 16."""
     return [width] * (hidden + 1) + [out]
+
+
+def checked_code(pipeline: Pipeline) -> sass.Code:
+    """The machine code of a chain's kernel, which holds to the rules of all of them."""
+    (source,) = cuda.sources(pipeline)
+    report = compile_source(source)
+    assert report.spills == 0 and report.stack == 0, report.log
+    code = sass.disassemble(report.cubin)
+    assert {i.name for i in code.instructions}.isdisjoint({"LDL", "STL", "LD", "ST"})
+    products = [k for k, i in enumerate(code.instructions) if i.name == "HGMMA"]
+    tile = code.instructions[products[0] : products[-1]]
+    slow = [i for i in tile if i.name in ("MEMBAR", "ERRBAR", "LDG", "STG") and not i.opcode.endswith("ALL.CTA")]
+    assert slow == []  # a fence between proxies is a barrier of the CTA alone
+    assert sass.one_role_waits_at_a_named_barrier(code) == []
+    return code

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from backward_chains import chain, data, widths
+from backward_chains import chain, checked_code, data, widths
 from host_chains import check, run
 
-from tilestream import cuda, reference
+from tilestream import reference
 from tilestream.cuda import sass
-from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRace, HostTrap, Mutation
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
@@ -212,14 +211,5 @@ CODE = {
 @needs_disassembler
 @pytest.mark.parametrize("name", CODE)
 def test_machine_code(name: str) -> None:
-    (source,) = cuda.sources(CODE[name])
-    report = compile_source(source)
-    assert report.spills == 0 and report.stack == 0, report.log
-    code = sass.disassemble(report.cubin)
-    assert {i.name for i in code.instructions}.isdisjoint({"LDL", "STL", "LD", "ST"})
-    products = [k for k, i in enumerate(code.instructions) if i.name == "HGMMA"]
-    tile = code.instructions[products[0] : products[-1]]
-    slow = [i for i in tile if i.name in ("MEMBAR", "ERRBAR", "LDG", "STG") and not i.opcode.endswith("ALL.CTA")]
-    assert slow == []  # a fence between proxies is a barrier of the CTA alone
-    assert sass.one_role_waits_at_a_named_barrier(code) == []
+    code = checked_code(CODE[name])
     assert len(code.having("BAR.ARV")) == 2

@@ -109,12 +109,7 @@ def _share(graph: fx.Graph, node: fx.Node, runs: Runs) -> bool:
         attention = call(graph, node.target, *arguments, **given)
         result = call(graph, operator.getitem, attention, 0)
         back = call(graph, aten.reshape.default, result, [batch, heads, 1, width])
-    for user in list(node.users):
-        if user.users:
-            back.meta = dict(user.meta)
-            user.replace_all_uses_with(back)
-        graph.erase_node(user)
-    graph.erase_node(node)
+    take_over(graph, node, back)
     return True
 
 
@@ -180,3 +175,13 @@ def _mask(graph: fx.Graph, mask: fx.Node, batch: int, groups: int, rows: int) ->
         each = call(graph, aten.expand.default, one, [batch, groups, 1, positions])
         one = call(graph, aten.reshape.default, each, [batch * groups, 1, 1, positions])
     return call(graph, aten.expand.default, one, [batch * groups, 1, rows, positions])
+
+
+def take_over(graph: fx.Graph, attention: fx.Node, result: fx.Node) -> None:
+    """Put ``result`` in the place of what an attention returns first; nobody uses the rest."""
+    for user in list(attention.users):
+        if user.users:
+            result.meta = dict(user.meta)
+            user.replace_all_uses_with(result)
+        graph.erase_node(user)
+    graph.erase_node(attention)

@@ -18,7 +18,7 @@ from tilestream.graph.nodes import value
 from tilestream.graph.real import real
 from tilestream.options import Options
 from tilestream.run import prepare, timed_once
-from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention
+from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention, take_over
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -132,10 +132,5 @@ def _replace(graph: fx.Graph, node: fx.Node) -> bool:
         for new in (result, made):
             graph.erase_node(new)
         return False
-    for user in list(node.users):
-        if user.users:
-            result.meta = dict(user.meta)
-            user.replace_all_uses_with(result)
-        graph.erase_node(user)
-    graph.erase_node(node)
+    take_over(graph, node, result)
     return True

@@ -63,12 +63,11 @@ class Held:
 
 
 @dataclass(frozen=True)
-class BackwardChain:
-    """One stage: CTAs of two warpgroups, a tile of 64 rows each, that divide the rows.
+class Divided:
+    """A chain as one stage of CTAs that divide the rows.
 
     Attributes:
-        slots: of each warpgroup's ring, 64 rows of one tensor each. held: its sums, in the order of the layers.
-        odd: streams whose rows bulk copies cannot address.
+        slots: of a ring. held: the sums that stay in registers.
     """
 
     stage: Stage
@@ -76,7 +75,6 @@ class BackwardChain:
     splits: int
     slots: int
     held: tuple[Held, ...]
-    odd: tuple[str, ...]
 
     @property
     def dtype(self) -> str:
@@ -99,6 +97,18 @@ class BackwardChain:
     @property
     def weights(self) -> tuple[str, ...]:
         return tuple(layer.weight for layer in self.chain.layers if layer.weight)
+
+
+@dataclass(frozen=True)
+class BackwardChain(Divided):
+    """One stage: CTAs of two warpgroups, a tile of 64 rows each, that divide the rows.
+
+    Attributes:
+        slots: of each warpgroup's ring, 64 rows of one tensor each. held: its sums, in the order of the layers.
+        odd: streams whose rows bulk copies cannot address.
+    """
+
+    odd: tuple[str, ...]
 
     @property
     def registers(self) -> int:

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage
-from tilestream.schedule.backward.chain import Chain, Layer
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline
+from tilestream.schedule.backward.chain import Layer
 from tilestream.schedule.backward.model import (
     ACCUMULATORS,
     GROUPS,
     MOST_SLOTS,
     ONES_BYTES,
     OVERHEAD,
+    Divided,
     Held,
     check_registers,
     read,
@@ -42,40 +43,12 @@ def chunks(columns: int) -> int:
 
 
 @dataclass(frozen=True)
-class WideChain:
+class WideChain(Divided):
     """One stage: CTAs of two warpgroups, a tile of 64 rows each, that divide the rows and share all sums.
 
     Attributes:
         slots: of the CTA's ring, 128 rows of 64 columns each. held: sums, by chunks of columns, layer by layer.
     """
-
-    stage: Stage
-    chain: Chain
-    splits: int
-    slots: int
-    held: tuple[Held, ...]
-
-    @property
-    def dtype(self) -> str:
-        return self.chain.dtype
-
-    @property
-    def ctas(self) -> int:
-        return self.splits
-
-    @property
-    def where(self) -> str:
-        """The user's line."""
-        return self.chain.layers[0].source
-
-    @property
-    def streams(self) -> tuple[tuple[str, ...], ...]:
-        """Tensors that come through the ring: the gradient, then of each layer its input and what its slope reads."""
-        return ((self.chain.gradient,), *map(read, self.chain.layers))
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        return tuple(layer.weight for layer in self.chain.layers if layer.weight)
 
     @property
     def loads(self) -> tuple[tuple[str, int], ...]:
