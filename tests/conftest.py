@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import random
 import sys
@@ -17,6 +18,7 @@ from lost_context import leave_if_lost
 
 from tilestream import cuda
 from tilestream.cuda.compile import compiler_version
+from tilestream.run import timing
 
 # The same examples each time, so that a failure is of a change and not of luck. `--hypothesis-profile random` (and
 # `--hypothesis-seed N`) looks for others.
@@ -109,6 +111,12 @@ def _guards_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     before: 22 ms, and everybody else's caches."""
     if (guards := sys.modules.get("torch._dynamo.guards")) is not None:
         monkeypatch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _clocks_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that another test of this process timed, or that stood in for one, is not warm for this one."""
+    monkeypatch.setattr(timing, "_timed_until_s", [-math.inf])
 
 
 @pytest.fixture(autouse=True)
