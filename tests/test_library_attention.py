@@ -112,7 +112,7 @@ def test_attention_is_held_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
     exact = torch.randn(4, 8, dtype=torch.float64)
     monkeypatch.setattr(timed_once, "capture", Arm)
-    monkeypatch.setattr(timed_once, "interleaved", lambda arms, _: [[1.0], [2.0]])
+    monkeypatch.setattr(timed_once, "to_choose", lambda arms: [[1.0], [2.0]])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     right = timed_once.timed("one", lambda: exact.bfloat16(), lambda: exact.bfloat16(), exact)
     assert right == Choice(1.0, 2.0) and right.wins

@@ -361,7 +361,7 @@ def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             function()
         return [us["streamed"], us["inductor"]][: len(functions)]
 
-    monkeypatch.setattr(whole, "timed_side_by_side", timed)
+    monkeypatch.setattr(whole, "timed_to_choose", timed)
     return us
 
 
@@ -408,7 +408,7 @@ def test_what_was_kept_is_remembered(timings: dict[str, float], monkeypatch: pyt
     module, x = two_regions(), torch.randn(37, 9).bfloat16()
     check(module, x)
     torch._dynamo.reset()
-    monkeypatch.setattr(whole, "timed_side_by_side", broken)
+    monkeypatch.setattr(whole, "timed_to_choose", broken)
     check(module, x)
     first, second = whole.wholes()
     assert first == second and not first.streams

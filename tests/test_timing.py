@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 
 from tilestream.run import timing
-from tilestream.run.timing import Captured, interleaved, settle, uncollected
+from tilestream.run.timing import FEW_ROUNDS, ROUNDS, Captured, interleaved, settle, to_choose, uncollected
 
 
 class Gpu:
@@ -64,6 +65,23 @@ def test_who_was_timed_just_before_is_warm(gpu: Gpu) -> None:
     gpu.now_s += 2 * timing.KEPT_S
     interleaved([arm], 3)
     assert gpu.replays >= before + 4 + 3 + 2 * timing.STRETCH_S / (gpu.us * 1e-6)
+
+
+@pytest.mark.parametrize(("us", "rounds"), [
+    ([[5.0], [6.0]], FEW_ROUNDS), ([[6.0, 6.2], [5.0, 5.2], [9.0]], FEW_ROUNDS), ([[5.0, 5.4]], FEW_ROUNDS),
+    ([[5.0], [5.3]], ROUNDS), ([[5.0, 5.0, 6.0], [6.3]], ROUNDS), ([[5.0], [9.0, 9.0, 9.0, 5.2]], ROUNDS),
+    ([[5.0, 9.0]], ROUNDS),
+])  # fmt: skip
+def test_a_choice_takes_few_rounds_where_they_leave_no_doubt(
+    monkeypatch: pytest.MonkeyPatch, us: list[list[float]], rounds: int
+) -> None:
+    """``us``: what the rounds of each arm take, over and over."""
+    arms: list[Any] = [Captured(cycle(each), None, 1, lambda: None) for each in us]  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(timing, "settle", lambda _: None)
+    monkeypatch.setattr(timing, "replay_us", next)
+    samples = to_choose(arms)
+    assert [len(each) for each in samples] == [rounds] * len(us)
+    assert all(set(got) == set(given) for got, given in zip(samples, us, strict=True))
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tilestream.errors import IRError
@@ -14,17 +15,23 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
     Raises:
         IRError: if the DRAM queues order the groups in a cycle.
     """
+    return tuple(launches_at_dram(p))
+
+
+def launches_at_dram(p: Pipeline, of: str = "") -> Iterator[Pipeline]:
+    """The launches of ``cut_at_dram``; of them the one with stage ``of`` alone, if a name is given."""
     dram = [q for q in p.queues if q.transport is Transport.DRAM]
     if not dram:
-        return (p,)
-    groups = _groups(p)
-    order = _order(p, groups)
+        yield p
+        return
+    order = _order(p, _groups(p))
     tiles = p.tiles()
     spilled = {
         q.tile: Tensor.of(f"{q.tile}.dram", Role.OUTPUT, (tiles[q.tile].features,), tiles[q.tile].dtype) for q in dram
     }
-    launches = []
     for index, members in enumerate(order):
+        if of and of not in members:
+            continue
         stages = []
         tensors: dict[str, Tensor] = {}
         for stage in (s for s in p.stages if s.name in members):
@@ -43,8 +50,7 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
             stages.append(replace(stage, ops=tuple(ops)))
             tensors |= {n: p.tensor(n) for op in stage.ops for n in op.params}
         queues = tuple(q for q in p.queues if q.transport is not Transport.DRAM and q.producer in members)
-        launches.append(Pipeline(f"{p.name}.{index}", tuple(tensors.values()), tuple(stages), queues, p.strategy))
-    return tuple(launches)
+        yield Pipeline(f"{p.name}.{index}", tuple(tensors.values()), tuple(stages), queues, p.strategy)
 
 
 def _groups(p: Pipeline) -> list[frozenset[str]]:

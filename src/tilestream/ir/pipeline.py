@@ -177,9 +177,15 @@ class TileOp:
     def attr(self, name: str, default: float | int | str | None = None) -> float | int | str | None:
         return dict(self.attrs).get(name, default)
 
+    @cached_property
+    def misfit(self) -> IRError | None:
+        """What of its operands or attributes does not fit the signature of its kind. Looked at once: passes make
+        pipelines of the same ops again and again."""
+        return _misfit(self, OPS[self.kind])
+
     def reading(self, names: dict[str, str]) -> TileOp:
         """The same op of other tiles: ``names`` maps old names to new ones."""
-        if not any(n in names for n in self.ins):
+        if all(names.get(n, n) == n for n in self.ins):
             return self
 
         def renamed(v: View | str) -> View | str:
@@ -381,9 +387,8 @@ def check_names(p: Pipeline) -> None:
     for stage in p.stages:
         have = {q.tile for q in p.queues if stage.name in q.consumers}
         for op in stage.ops:
-            spec = OPS.get(op.kind)
             where = op.source or f"stage {stage.name!r}"
-            if spec is None:
+            if op.kind not in OPS:
                 raise IRError(f"unknown tile op {op.kind!r} at {where}", f"use one of: {', '.join(sorted(OPS))}")
             for name in op.ins:
                 if name not in have:
@@ -400,7 +405,8 @@ def check_names(p: Pipeline) -> None:
                     raise IRError(
                         f"{op.kind} at {where} uses tensor {name!r}, which the pipeline does not have", "add it"
                     )
-            _check_operands(op, spec)
+            if op.misfit is not None:
+                raise op.misfit
             if op.out is not None:
                 if op.out.features < 1:
                     raise IRError(f"{op.kind} at {where} makes a tile of {op.out.features} features", "use at least 1")
@@ -418,21 +424,22 @@ def check_names(p: Pipeline) -> None:
             )
 
 
-def _check_operands(op: TileOp, spec: OpSpec) -> None:
-    """Raise ``IRError`` if operands or attributes of ``op`` do not fit its signature."""
+def _misfit(op: TileOp, spec: OpSpec) -> IRError | None:
+    """The error of an op whose operands or attributes do not fit its signature."""
     where = op.source or op.kind
     for what, got, (least, most) in (("tiles", op.ins, spec.ins), ("tensors", op.params, spec.params)):
         if not least <= len(got) <= most:
             want = str(least) if least == most else f"{least} to {most}"
-            raise IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
+            return IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
     for name, _ in op.attrs:
         if name not in spec.attrs:
-            raise IRError(
+            return IRError(
                 f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(spec.attrs) or 'none'}"
             )
     if spec.family == "binary" and len(op.ins) + len(op.params) + (op.attr("scalar") is not None) != 2:
-        raise IRError(
+        return IRError(
             f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar"
         )
     if (op.out is None) != (op.kind in ("store", "store_add")):
-        raise IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")
+        return IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")
+    return None

@@ -29,6 +29,7 @@ from tilestream.run import (
     library_attention,
     messages,
 )
+from tilestream.run.collector import young_only
 from tilestream.run.decompose import decomposed
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
@@ -74,7 +75,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     if note.was_direct:
         changed["compile_threads"] = 1  # Inductor would start processes to compile in, and has nothing to compile
     try:
-        with functorch.patch(enable_autograd_cache=cached), config.patch(changed):
+        with young_only(), functorch.patch(enable_autograd_cache=cached), config.patch(changed):
             return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
     except NothingTakenError:
         log.info("no region is taken")
@@ -117,7 +118,7 @@ def _inner(
 
     kwargs.pop("get_decomp_fn", None)
     backward = bool(kwargs.get("is_backward"))
-    with config.patch(use_joint_graph_passes=joint_passes):
+    with young_only(), config.patch(use_joint_graph_passes=joint_passes):
         streamed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         streamed.meta = dict(gm.meta)
         with config.patch(ALONE):

@@ -26,7 +26,7 @@ from tilestream.run.executable import Executable, build_ahead, executable, first
 from tilestream.run.spec import spec_of
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timing import ROUNDS, Captured, capture, interleaved
+from tilestream.run.timing import Captured, capture, to_choose
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +192,8 @@ class Measurer:
 
 
 def _interleave(arms: Sequence[Arm]) -> None:
-    """Add the samples of ``ROUNDS`` rounds to every arm."""
-    for arm, samples in zip(arms, interleaved([arm.captured for arm in arms], ROUNDS), strict=True):
+    """Add the samples of one comparison to every arm."""
+    for arm, samples in zip(arms, to_choose([arm.captured for arm in arms]), strict=True):
         arm.samples += samples
 
 

@@ -30,7 +30,7 @@ from tilestream.run.chain_pairs import (
 from tilestream.run.spec import RegionSpec, decode
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timing import ROUNDS, capture, interleaved
+from tilestream.run.timing import capture, to_choose
 
 
 def time_pair(pair: Pair, target: Target) -> tuple[float, float]:
@@ -58,7 +58,7 @@ def time_pair(pair: Pair, target: Target) -> tuple[float, float]:
         calls = [RegionCall(told, device, rescue=False) for told in specs(pair, target.kind)]
         ours, theirs = capture(lambda: _run(calls, pair, values)), capture(apart)
         _check(ours.outputs, ours.graph, pair, values)
-        us = [statistics.median(s) for s in interleaved([ours, theirs], ROUNDS)]
+        us = [statistics.median(s) for s in to_choose([ours, theirs])]
     return us[0], us[1]
 
 

@@ -16,7 +16,7 @@ from tilestream.run.call import RegionCall
 from tilestream.run.spec import RegionSpec
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timing import ROUNDS, capture, interleaved
+from tilestream.run.timing import capture, to_choose
 
 MEMORY_SHARE = 0.4
 """Of the free device memory, what operands that are made up may take."""
@@ -39,7 +39,7 @@ def time_gradients(spec: RegionSpec, layers: Sequence[Gradient], rows: int, targ
         call = RegionCall(spec, target.device, rescue=False)
         ours, library = capture(lambda: call(given)), capture(lambda: [dy.t() @ x for dy, x in pairs])
         _check(ours.outputs, ours.graph, layers, pairs)
-        ours_us, library_us = (statistics.median(s) for s in interleaved([ours, library], ROUNDS))
+        ours_us, library_us = (statistics.median(s) for s in to_choose([ours, library]))
     return ours_us, library_us + bias_s(layers, rows, target.hardware) * 1e6
 
 

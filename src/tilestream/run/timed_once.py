@@ -19,7 +19,7 @@ from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.planner import MARGIN
 from tilestream.run import oracle
 from tilestream.run.target import Target
-from tilestream.run.timing import ROUNDS, capture, interleaved
+from tilestream.run.timing import capture, to_choose
 
 log = logging.getLogger(__name__)
 
@@ -75,5 +75,5 @@ def timed(name: str, other: Callable[[], Tensor], present: Callable[[], Tensor],
             f" {own:.2e}",
             "report this with the model; what the graph has is used",
         )
-    other_us, present_us = (statistics.median(s) for s in interleaved(arms, ROUNDS))
+    other_us, present_us = (statistics.median(s) for s in to_choose(arms))
     return Choice(other_us, present_us)

@@ -18,6 +18,10 @@ KEPT_S = 0.5
 """A GPU that was timed no longer ago than this has kept its clocks."""
 SETTLED = 0.98
 ROUNDS = 20
+FEW_ROUNDS = 7
+"""So many rounds are enough for a choice that they leave no doubt of (``to_choose``)."""
+APART = 1.1
+"""No doubt: the slowest round of the fastest arm, so many times, is no longer than the fastest of every other."""
 BURST_US = 1500.0
 MOST_CALLS = 50
 _timed_until_s = [-math.inf]
@@ -77,16 +81,40 @@ def timed_side_by_side(functions: Sequence[Callable[[], object]]) -> list[float]
     return [statistics.median(samples) for samples in interleaved(arms, ROUNDS)]
 
 
-def interleaved(arms: Sequence[Captured], rounds: int) -> list[list[float]]:
-    """Microseconds of a call in every round, a list an arm: clocks change, but what they do to one they do to all."""
+def timed_to_choose(functions: Sequence[Callable[[], object]]) -> list[float]:
+    """``timed_side_by_side`` for who only wants to know which is faster: few rounds where they leave no doubt."""
+    return [statistics.median(samples) for samples in to_choose([capture(function) for function in functions])]
+
+
+def to_choose(arms: Sequence[Captured]) -> list[list[float]]:
+    """``interleaved``, over ``FEW_ROUNDS`` where those leave no doubt of the fastest arm, else over ``ROUNDS``."""
+    return interleaved(arms, ROUNDS, FEW_ROUNDS)
+
+
+def interleaved(arms: Sequence[Captured], rounds: int, least: int | None = None) -> list[list[float]]:
+    """Microseconds of a call in every round, a list an arm: clocks change, but what they do to one they do to all.
+
+    Args:
+        least: the rounds after which it ends where there is no doubt of the fastest; never before ``rounds`` if None.
+    """
     settle([arm.graph for arm in arms])
     samples: list[list[float]] = [[] for _ in arms]
     for index in range(rounds):
+        if index == least and no_doubt(samples):
+            break
         turn = list(range(len(arms)))
         for k in turn[index % len(arms) :] + turn[: index % len(arms)]:
             samples[k].append(replay_us(arms[k].graph) / arms[k].calls)
     _timed_until_s[0] = time.perf_counter()
     return samples
+
+
+def no_doubt(samples: Sequence[Sequence[float]]) -> bool:
+    """Whether every round of one arm was clearly faster than any of another; of one arm, whether all were alike."""
+    if len(samples) == 1:
+        return max(samples[0]) <= APART * min(samples[0])
+    fastest, *others = sorted(samples, key=statistics.median)
+    return APART * max(fastest) <= min(min(other) for other in others)
 
 
 def replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -26,7 +26,7 @@ from tilestream.plan.planner import FALLBACK, Plan
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timing import timed_side_by_side
+from tilestream.run.timing import timed_to_choose
 
 log = logging.getLogger(__name__)
 
@@ -139,12 +139,12 @@ class Whole:
         try:
             with timed("timing"), real(self.target.device):
                 arguments = self._arguments(streamed, fakes)
-                (streamed_us,) = timed_side_by_side([_caller(arms[0], arguments)])
+                (streamed_us,) = timed_to_choose([_caller(arms[0], arguments)])
             without_us = None
             if gain_us < self._clear() * streamed_us or self._is_tuned:
                 arms.append(compiled(plain, **bare))
                 with timed("timing"), real(self.target.device):
-                    streamed_us, without_us = timed_side_by_side([_caller(arm, arguments) for arm in arms])
+                    streamed_us, without_us = timed_to_choose([_caller(arm, arguments) for arm in arms])
         except (RuntimeError, MemoryError) as failure:
             log.warning("the graph could not be timed as a whole: %s", failure)
             return compiled(streamed) if trees else arms[0]

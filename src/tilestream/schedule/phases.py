@@ -37,7 +37,7 @@ def cut_phases(
 
     def closure(targets: list[str], leaves: set[str]) -> list[str]:
         """Values to evaluate for ``targets``, in order, stopping at leaves and at what is not this step's."""
-        order: list[str] = []
+        order: dict[str, None] = {}
 
         def visit(name: str) -> None:
             if name in order or name in leaves:
@@ -45,11 +45,11 @@ def cut_phases(
             if name in own and name not in rows:
                 for i in own[name].ins:
                     visit(i)
-            order.append(name)
+            order[name] = None
 
         for t in targets:
             visit(t)
-        return order
+        return list(order)
 
     phases = []
     current = held

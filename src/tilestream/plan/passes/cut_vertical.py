@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Transport
-from tilestream.plan.passes.fit import isolated, narrowest
+from tilestream.plan.passes.fit import isolated_stage, narrowest
 from tilestream.plan.passes.segments import Body, body, cut
 
 Form = Callable[[Pipeline], Pipeline]
@@ -68,4 +68,4 @@ def _reason(parts: Body, start: int, stop: int, device: Device, form: Form) -> s
     """Why the ops from ``start`` to ``stop`` do not fit one stage; empty if they do."""
     inner = [b for b in (start, stop) if 0 < b < len(parts.ops)]
     pipeline = form(cut(parts, inner, Transport.DRAM, "vertical"))
-    return narrowest(isolated(pipeline)["s1" if start else "s0"], device)[1]
+    return narrowest(isolated_stage(pipeline, "s1" if start else "s0"), device)[1]

@@ -7,17 +7,33 @@ from functools import lru_cache
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import Pipeline, Residency, Shard, Transport
+from tilestream.ir.launches import launches_at_dram
+from tilestream.ir.pipeline import Pipeline, Residency, Shard, Stage, Transport
 from tilestream.ir.verify import tiles_fit_registers
 from tilestream.schedule.fits import stages_fit_sm
 
 
 def isolated(p: Pipeline) -> dict[str, Pipeline]:
     """Each stage by itself: what it takes is loaded from tensors, what it hands on is stored to tensors."""
-    spilled = replace(p, queues=tuple(replace(q, transport=Transport.DRAM, depth=0) for q in p.queues))
     # Stages that share no queue share a launch: take them apart too.
-    return {s.name: launch.with_stages((s,)) for launch in cut_at_dram(spilled) for s in launch.stages}
+    return {s.name: _alone(launch, s) for launch in launches_at_dram(_spilled(p)) for s in launch.stages}
+
+
+def isolated_stage(p: Pipeline, name: str) -> Pipeline:
+    """The stage of that name by itself, as ``isolated`` has it."""
+    (launch,) = launches_at_dram(_spilled(p), of=name)
+    return _alone(launch, launch.stage(name))
+
+
+def _spilled(p: Pipeline) -> Pipeline:
+    """``p`` with all its queues in DRAM."""
+    if all(q.transport is Transport.DRAM and q.depth == 0 for q in p.queues):
+        return p
+    return replace(p, queues=tuple(replace(q, transport=Transport.DRAM, depth=0) for q in p.queues))
+
+
+def _alone(launch: Pipeline, stage: Stage) -> Pipeline:
+    return launch if launch.stages == (stage,) else launch.with_stages((stage,))
 
 
 # Recipes ask again for stages that others cut as well.
