@@ -15,8 +15,6 @@ from tilestream.run.backend import tilestream
 from tilestream.run.collector import NEVER, young_only
 
 
-
-
 @pytest.fixture(autouse=True)
 def threshold():
     before = gc.get_threshold()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from torch import fx
@@ -11,6 +12,20 @@ from torch import fx
 from tilestream.errors import PlanError
 
 N = TypeVar("N", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group(Generic[N]):
+    """Nodes, all that they use as whole operands, and the places of the first and the last of them."""
+
+    nodes: frozenset[N]
+    parameters: frozenset[N]
+    first: int
+    last: int
+
+    def with_(self, other: _Group[N]) -> _Group[N]:
+        first, last = min(self.first, other.first), max(self.last, other.last)
+        return _Group(self.nodes | other.nodes, self.parameters | other.parameters, first, last)
 
 
 class Groups(Generic[N]):
@@ -25,8 +40,7 @@ class Groups(Generic[N]):
 
     def __init__(self, after: Mapping[N, Sequence[N]], parameters: Mapping[N, frozenset[N]]) -> None:
         self._position = {n: i for i, n in enumerate(after)}
-        self._group: dict[N, frozenset[N]] = {n: frozenset((n,)) for n in parameters}
-        self._parameters = parameters
+        self._group = {n: _Group(frozenset((n,)), own, *[self._position[n]] * 2) for n, own in parameters.items()}
         self._after = after
         # Of each position, the first position of all groups that end there or later: what a jump inside a group
         # leads back to from there. It never falls from one position to the next.
@@ -43,25 +57,23 @@ class Groups(Generic[N]):
             return False
         if left is right:
             return True
-        both = left | right
-        if not force:
-            if any(self._parameters[n] & both for n in both) or self._cyclic(both):
-                return False
-        for node in both:
+        both = left.with_(right)
+        if not force and (not both.parameters.isdisjoint(both.nodes) or self._cyclic(both)):
+            return False
+        for node in both.nodes:
             self._group[node] = both
         self._note_span(both)
         return True
 
     def all(self) -> list[list[N]]:
         """Every group, its nodes in graph order; groups in the order of their first nodes."""
-        unique = dict.fromkeys(self._group.values())
-        return sorted((sorted(g, key=self._position.__getitem__) for g in unique), key=lambda g: self._position[g[0]])
+        unique = sorted({id(g): g for g in self._group.values()}.values(), key=lambda g: g.first)
+        return [sorted(g.nodes, key=self._position.__getitem__) for g in unique]
 
-    def _note_span(self, group: frozenset[N]) -> None:
-        places = [self._position[n] for n in group]
-        first, place = min(places), max(places)
-        while place >= 0 and self._back[place] > first:
-            self._back[place] = first
+    def _note_span(self, group: _Group[N]) -> None:
+        place = group.last
+        while place >= 0 and self._back[place] > group.first:
+            self._back[place] = group.first
             place -= 1
 
     def _earliest(self, node: N) -> int:
@@ -71,18 +83,19 @@ class Groups(Generic[N]):
             place = self._back[place]
         return place
 
-    def _cyclic(self, both: frozenset[N]) -> bool:
+    def _cyclic(self, both: _Group[N]) -> bool:
+        inside = both.nodes
         seen: set[N] = set()
-        last = max(self._position[n] for n in both)
-        queue = [s for n in both for s in self._after[n] if s not in both]
+        queue = [s for n in inside for s in self._after[n] if s not in inside]
         while queue:
             node = queue.pop()
-            if node in both:
+            if node in inside:
                 return True
-            if node in seen or self._earliest(node) > last:
+            if node in seen or self._earliest(node) > both.last:
                 continue
-            whole = self._group.get(node, frozenset((node,)))
-            seen |= whole
+            group = self._group.get(node)
+            whole = (node,) if group is None else group.nodes
+            seen.update(whole)
             queue.extend(s for n in whole for s in self._after.get(n, ()) if s not in seen)
         return False
 

@@ -13,7 +13,6 @@ an index are taken again: saved, they would have a kernel of their own and a tri
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tilestream.graph.capture import normalise
 from tilestream.graph.costs.elements import each
 from tilestream.graph.gradients import aliases
 from tilestream.graph.lowering import MAX_FEATURES
+from tilestream.graph.modules import copied
 from tilestream.graph.nodes import GATHERS, MATMULS, aten, is_view, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.selection import partition
@@ -164,7 +164,7 @@ def _differentiates(saved: fx.Node) -> bool:
 def _inside_regions(forward: fx.GraphModule, found: dict[fx.Node, tuple[fx.Node, ...]], results: int) -> set[str]:
     """Names of those that no region would leave in memory, were they not saved."""
     names = {n.name for n in found}
-    trial = fx.GraphModule(forward, copy.deepcopy(forward.graph))
+    trial = copied(forward)
     last = trial.graph.output_node()
     outputs: Sequence[fx.Node | None] = last.args[0]  # pyright: ignore[reportAssignmentType]
     last.args = (tuple(n for i, n in enumerate(outputs) if i < results or n is None or n.name not in names),)

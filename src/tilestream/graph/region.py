@@ -12,6 +12,7 @@ from torch import fx
 
 from tilestream.graph import operators
 from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
+from tilestream.graph.modules import lazy
 from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
@@ -161,18 +162,19 @@ def extract(
     needed |= stops
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    arguments = tuple(n for n in owner.graph.nodes if n in needed and (n in stops or is_given(n)))
+    ordered = sorted(needed)  # as they stand in the graph, of which a region is a small part
+    arguments = tuple(n for n in ordered if n in stops or is_given(n))
     for node in arguments:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
         if is_constant(node):
             copies[node].meta["constant"] = getattr(owner, str(node.target))
-    for node in owner.graph.nodes:
-        if node in needed and node not in copies:
+    for node in ordered:
+        if node not in copies:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     result = graph.output(tuple(copies[n] for n in outputs))
     result.meta["val"] = tuple(n.meta.get("val") for n in outputs)
-    return fx.GraphModule(owner, graph), arguments
+    return lazy(owner, graph), arguments
 
 
 def _tuple(node: fx.Node) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 import sympy
 import torch
@@ -42,6 +43,7 @@ from tilestream.schedule.shared_tile import MOST_ROWS, is_block
 from tilestream.schedule.tiled_block import is_tileable
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST_GATHERED_BYTES = 512
 """Of a row, all that a region takes through indices: more costs the loader warps more than a gather kernel and its
@@ -125,28 +127,39 @@ def partition(
     wide = _hidden(nodes)
     blocks = list(_blocks(owner, nodes, refused, wide, projections))
     refused |= {n: BLOCK for group, _ in blocks for n in group}
+    examined = _examine(nodes, refused, wide=wide)
+    after = successors(nodes)
+    kept: dict[tuple[fx.Node, ...], tuple[Region, tuple[fx.Node, ...]]] = {}
     while True:
-        facts = _examine(nodes, refused, wide=wide)
-        groups = _group(nodes, facts, backward)
+        facts = replace(examined, reasons=dict(examined.reasons))
+        groups = _group(nodes, after, facts, backward)
         if backward:
             groups = [piece for group in groups for piece in pieces(group, spared)]
         found = [g for g in groups if _worth(g, facts)]
         lowered = []
         for group in found:
+            title, same = f"{prefix}{len(lowered)}", tuple(group)
             try:
-                lowered.append(
-                    lower(owner, group, facts.known, f"{prefix}{len(lowered)}", wide=wide, training=training)
-                )
+                if same in kept:
+                    region, outputs = kept[same]
+                    kept[same] = replace(region, name=title), outputs
+                else:
+                    kept[same] = lower(owner, group, facts.known, title, wide=wide, training=training)
+                lowered.append(kept[same])
             except Unsupported as reason:
                 assert reason.node is not None
                 log.debug("%s leaves its region: %s", reason.node, reason.reason)
-                refused[reason.node] = reason.reason
+                leave = {reason.node: reason.reason}
                 break
             except Exception as failure:
-                refused |= dict.fromkeys(group, _mistake(group[0], failure))
+                leave = dict.fromkeys(group, _mistake(group[0], failure))
                 break
         else:
             break
+        refused |= leave
+        concerned = _behind(leave)  # all else stays what it is
+        kept = {same: made for same, made in kept.items() if concerned.isdisjoint(same)}
+        examined = _examine(nodes, refused, wide=wide, before=_without(examined, concerned))
     for group, (region, outputs) in blocks:
         found.append(group)
         lowered.append((replace(region, name=f"{prefix}{len(lowered)}"), outputs))
@@ -216,14 +229,19 @@ def _examine(
     refused: Mapping[fx.Node, str],
     widest: int = MAX_FEATURES,
     wide: frozenset[fx.Node] = frozenset(),
+    before: _Facts | None = None,
 ) -> _Facts:
     """What each node is; ``widest`` and ``wide`` as ``Emitter``'s.
 
     Those that ``refused`` names are no tiles, and what reads them sees them as any tensor.
+
+    Args:
+        before: of nodes that it tells of, what is known already; added to.
     """
-    facts = _Facts()
+    facts = before or _Facts()
+    told = {*facts.known, *facts.reasons}
     for node in nodes:
-        if is_sym(node):
+        if is_sym(node) or node in told:
             continue
         check = Emitter(facts.known, widest=widest, wide=wide)
         try:
@@ -241,6 +259,33 @@ def _examine(
     return facts
 
 
+def _behind(refused: Iterable[fx.Node]) -> set[fx.Node]:
+    """Nodes that may be something else now that these are refused: the tuples that they are part of, and all that comes
+    of those."""
+    found: set[fx.Node] = set()
+    queue = [_whole(node) for node in refused]
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += node.users
+    return found
+
+
+def _without(facts: _Facts, nodes: Collection[fx.Node]) -> _Facts:
+    """The facts of all other nodes."""
+
+    def left(told: Mapping[fx.Node, T]) -> dict[fx.Node, T]:
+        return {node: fact for node, fact in told.items() if node not in nodes}
+
+    return _Facts(left(facts.known), left(facts.tiles), left(facts.parameters), left(facts.reasons), left(facts.kinds))
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    """The tuple that a node is a part of, or the node itself."""
+    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
+
+
 def _mistake(node: fx.Node, failure: Exception) -> str:
     """The reason why a node stays out where an exception of ours forbids to take it, which is announced."""
     what = f"{name(node)} ({source(node) or 'no source line'}) goes to Inductor"
@@ -250,7 +295,7 @@ def _mistake(node: fx.Node, failure: Exception) -> str:
 
 def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
     """Say why a node is no tile. The parts of a tuple live and die with it: only tensors cross a region's border."""
-    whole = node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
+    whole = _whole(node)
     for each in (whole, *(u for u in whole.users if u.target is operator.getitem)):
         facts.known.pop(each, None)
         facts.tiles.pop(each, None)
@@ -258,8 +303,11 @@ def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
         facts.reasons.setdefault(each, reason)
 
 
-def _group(nodes: list[fx.Node], facts: _Facts, backward: bool) -> list[list[fx.Node]]:
-    groups = Groups(successors(nodes), {n: facts.parameters[n] for n in nodes if n in facts.known})
+def _group(
+    nodes: list[fx.Node], after: Mapping[fx.Node, list[fx.Node]], facts: _Facts, backward: bool
+) -> list[list[fx.Node]]:
+    """The largest groups that stay convex; ``after`` as ``convexity.successors`` says."""
+    groups = Groups(after, {n: facts.parameters[n] for n in nodes if n in facts.known})
     for node in nodes:
         whole = node.args[0] if node.target is operator.getitem and node in facts.known else None
         if isinstance(whole, fx.Node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import sympy
@@ -21,11 +22,15 @@ def settled(dim: int | torch.SymInt) -> int | torch.SymInt:
 
 def product(dims: Sequence[int | torch.SymInt]) -> sympy.Expr:
     """The product of dimensions, expanded, so that equal products compare equal."""
+    if all(isinstance(d, int) for d in dims):
+        return sympy.Integer(math.prod(map(int, dims)))
     return sympy.expand(sympy.prod([expression(d) for d in dims]))
 
 
 def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     """Whether two dimensions are known to be equal."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
     return expression(a) == expression(b)
 
 

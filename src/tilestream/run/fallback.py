@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.announce import announce, first_line
+from tilestream.graph.modules import copied
 from tilestream.run.decompose import decomposed
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
-    own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    own = copied(graph)
     with tracing(TracingContext(detect_fake_mode(list(example)))), torch.no_grad():
         simple = decomposed(own, example)
         if config.use_joint_graph_passes:

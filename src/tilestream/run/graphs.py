@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import logging
@@ -19,6 +18,7 @@ from tilestream.errors import PlanError
 from tilestream.graph.capture import normalise
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.joint import narrow_products
+from tilestream.graph.modules import copied
 from tilestream.graph.moved import Text, moved, text
 from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
@@ -133,8 +133,7 @@ class Compilation:
         launches: list[GradientLaunch] = []
         for graph, is_backward in ((forward, False), (backward, True)):
             try:
-                own = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-                own.meta = dict(graph.meta)
+                own = copied(graph)
                 found, summed = self._found(own, is_backward, training=True)
                 self._partitions[is_backward] = text(own.graph), found
                 with timed("planning"):

@@ -7,7 +7,6 @@ and hands it to Inductor: memory planning, fusion around regions, CUDA-graph tre
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
+from tilestream.graph.modules import copied
 from tilestream.run import (
     complex_products,
     early_launches,
@@ -60,8 +60,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
 
     call_directly()
     patches = dict(compilation.patches)
-    untouched = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    untouched.meta = dict(graph.meta)
+    untouched = copied(graph)
     joint_passes = bool(patches.get("use_joint_graph_passes", config.use_joint_graph_passes))
     options, identity = compilation.options, compilation.identity
     note = direct_note(options.cache_folder if options.cache else None, untouched, inputs, identity)
@@ -119,8 +118,7 @@ def _inner(
     kwargs.pop("get_decomp_fn", None)
     backward = bool(kwargs.get("is_backward"))
     with young_only(), config.patch(use_joint_graph_passes=joint_passes):
-        streamed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-        streamed.meta = dict(gm.meta)
+        streamed = copied(gm)
         with config.patch(ALONE):
             taken = compilation.stream(streamed, kwargs)
         on_gpu = compilation.target.kind == "cuda"
