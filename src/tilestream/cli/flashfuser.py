@@ -10,13 +10,14 @@ import typer
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.kitsune import Debug, Json, listed
 from tilestream.cli.progress import Progress
+from tilestream.errors import OptionError
 
 
 @reported
 def reproduce_command(
     device: Annotated[str, typer.Option(help="The device; times were measured on an h200.")] = "h200",
     workloads: Annotated[str, typer.Option(help="Only these of Tables V to VII, separated by commas.")] = "",
-    output: Annotated[Path | None, typer.Option("--out", help="Write the HTML report here.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Write the HTML report here.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="A folder with few_rows.json, measured times; the checkout's if left out.")
     ] = None,
@@ -27,11 +28,13 @@ def reproduce_command(
     from tilestream.studies.flashfuser import report
     from tilestream.studies.flashfuser.reproduce import reproduce
 
+    if results is not None and not (results / "few_rows.json").is_file():
+        raise OptionError(f"--results {results} has no few_rows.json", "benchmarks/few_rows.py makes it on a GPU")
     with Progress() as progress:
         made = reproduce(device, listed(workloads), results, progress)
-        if output is not None:
-            page = report.save(output, made)
+        if folder is not None:
+            page = report.save(folder, made)
     out.print(report.text(made))
-    if output is not None:
+    if folder is not None:
         out.print(f"report: {page}")
     write_json(json_, made.json())
