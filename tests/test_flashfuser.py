@@ -117,9 +117,10 @@ def page_tables():
         sys.path.remove(str(BENCHMARKS))
 
 
-def test_the_page_of_few_rows_shows_what_was_measured(page_tables) -> None:
-    text = page_tables.FEW_ROWS.read_text(encoding="utf-8")
-    assert page_tables.filled_few_rows(text) == text, "run benchmarks/flashfuser_tables.py"
+def test_the_pages_of_few_rows_show_what_was_measured(page_tables) -> None:
+    assert sorted(part for parts in page_tables.FEW_ROWS.values() for part in parts) == sorted(page_tables.few_rows())
+    for page in page_tables.FEW_ROWS:
+        assert page_tables.filled_few_rows(page) == page.read_text(encoding="utf-8"), "run flashfuser_tables.py"
 
 
 def test_the_model_finds_the_best_generated_kernels() -> None:
