@@ -95,15 +95,6 @@ class Branches(nn.Module):
         return self.b(h)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(9, 13, batch_first=True), linear(13, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
-
-
 def test_nothing_is_computed_and_no_memory_taken():
     x = torch.ones(1, 1).expand(10**11, 64)  # a result would take 800 GB
     (graph,) = capture(nn.Sequential(nn.Linear(64, 2), nn.ReLU()), [x]).graphs

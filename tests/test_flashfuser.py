@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,11 +78,7 @@ def test_every_timed_variant_was_resident() -> None:
 
 
 def test_constants_are_those_of_the_fit() -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        fitting = importlib.import_module("fit_shared_tile")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    fitting = importlib.import_module("fit_shared_tile")
     found = fitting.fit()
     for name in fitting.FITTED:
         assert getattr(H200_SHARED_TILE, name) == pytest.approx(getattr(found, name), rel=0.01), name
@@ -110,11 +105,7 @@ def test_the_example_of_the_page(capsys) -> None:
 
 @pytest.fixture
 def page_tables():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("flashfuser_tables")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    return importlib.import_module("flashfuser_tables")
 
 
 def test_the_pages_of_few_rows_show_what_was_measured(page_tables) -> None:

@@ -14,12 +14,6 @@ from tilestream.plan.analyse import analyse
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
 CSV = """==PROF== Connected to process 7
 "ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","7","at::cuda::spin_kernel(long)","dram__bytes_read.sum","byte","900"

@@ -15,8 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def make_tables(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def make_tables():
     for name in ("cases", "make_tables"):
         sys.modules.pop(name, None)
     return importlib.import_module("make_tables")

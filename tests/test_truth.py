@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from tilestream import devices
 
 pytestmark = pytest.mark.xdist_group("truth")  # one process makes what its tests share
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def truth():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module("truth")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    return importlib.import_module("truth")
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +48,7 @@ def test_whole_models_are_predicted(truth):
     assert data["tables"] in truth.DOC.read_text()
 
 
-def test_a_whole_model_is_predicted_as_published(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_a_whole_model_is_predicted_as_published():
     whole_truth = importlib.import_module("whole_truth")
     published = {
         (r["case"], r["training"], r["arm"]): r["predicted_us"] for r in json.loads(whole_truth.OUT.read_text())["rows"]
