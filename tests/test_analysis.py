@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from modules import Fn, linear
+from modules import Fn, Recurrent, linear
 from torch import Tensor, nn
 
 from tilestream.graph.capture import capture

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from backward_chains import chain, data, eager, widths
+from replays import check_replays
 from torch import Tensor, nn
 
 from tilestream import cuda

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from replays import check_replays
 from stationary import Layer, data, exact, gradients
 from torch import Tensor
 
