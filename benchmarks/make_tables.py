@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import decoder_tables
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {
     ROOT / "README.md": (
         "short",
+        "truth",
         "main",
         "whole",
         "decoders",
@@ -260,6 +262,25 @@ def machine() -> str:
     return "\n".join(f"- {line}" for line in dict.fromkeys(seen)) or NONE
 
 
+def truth() -> str:
+    """Mean errors of predictions: kernels by kind, and whole models."""
+    kernels, whole = RESULTS / "truth.json", RESULTS / "whole_truth.json"
+    if not (kernels.exists() and whole.exists()):
+        return NONE
+    found: dict[str, list[float]] = {}
+    for p in json.loads(kernels.read_text())["points"]:
+        if p["held_out"]:
+            found.setdefault(f"{p['group']} (kernels)", []).append(p["predicted_us"] / p["measured_us"] - 1)
+    names = {"eager": "eager", "inductor": "Inductor", "tilestream": "ours"}
+    for p in json.loads(whole.read_text())["rows"]:
+        found.setdefault(f"whole models, {names[p['arm']]}", []).append(p["predicted_us"] / p["measured_us"] - 1)
+    rows = [
+        [what, str(len(e)), f"{fmean(map(abs, e)):.0%}", f"{round(100 * fmean(e)):+d}%", f"{max(e, key=abs):+.0%}"]
+        for what, e in found.items()
+    ]
+    return table(["predicted for an H200", "number", "mean absolute error", "mean error", "worst"], rows)
+
+
 def spatial_wins() -> str:
     """Microseconds of the best candidate of each kind, measured / predicted, and what the planner takes of them."""
     path = RESULTS / "spatial_wins.json"
@@ -287,6 +308,7 @@ def tables() -> dict[str, str]:
     """Marker to what stands under it."""
     return {
         "short": table(*short_table.rows()),
+        "truth": truth(),
         "main": times(MAIN),
         "whole": whole_models(),
         "training": training(),
