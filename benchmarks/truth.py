@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from predicted import Predicted
 from scipy.stats import rankdata
 
 from tilestream import devices
@@ -61,7 +62,7 @@ RESIDENT, LOST = 0.6, 1.0
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Predicted):
     """One kernel in one state; microseconds."""
 
     name: str
@@ -70,10 +71,6 @@ class Point:
     held_out: bool
     measured_us: float
     predicted_us: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_us / self.measured_us - 1
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from predicted import Predicted
 from truth import RESULTS, table
 
 from tilestream import devices
@@ -38,7 +39,7 @@ optimizer)."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Predicted):
     """One model in one arm; microseconds."""
 
     case: str
@@ -46,10 +47,6 @@ class Whole:
     arm: str
     measured_us: float
     predicted_us: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_us / self.measured_us - 1
 
 
 def wholes(prefix: str = "") -> list[Whole]:
