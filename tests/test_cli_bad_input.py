@@ -20,6 +20,11 @@ def leaves():
     sys.exit(1)
 def none():
     return None
+class Three(nn.Module):
+    def forward(self, x):
+        return 3
+def three():
+    return Three(), torch.randn(2, 2)
 """
 MATRIX = "%%MatrixMarket matrix coordinate real general\n4 4 2\n1 1 2\n2 2 1\n"
 
@@ -41,6 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "few_rows.json").write_text("{damaged")
     return tmp_path
 
 
@@ -80,6 +87,9 @@ def error_of(call: str) -> str:
         ("sweep dlrm --jobs 0", "give 1 or more, or -1 for one a core"),
         ("sweep dlrm --jobs -7", "give 1 or more, or -1 for one a core"),
         ("reproduce flashfuser --results .", "--results . has no few_rows.json"),
+        ("reproduce flashfuser --results damaged", "damaged/few_rows.json is no JSON: Expecting"),
+        ("sparse run my.py:three", "my.py:three returns no tensor"),
+        ("sparse run my.py:three --target cpu", "my.py:three returns no tensor"),
         ("sparse simulate ik,kj->ij nothing.mtx ok.mtx", "there is no file 'nothing.mtx'"),
         ("sparse simulate ik,kj->ij outside.mtx ok.mtx", "Row index out of bounds"),
         ("sparse simulate ik,kj->ij empty.mtx ok.mtx", "empty.mtx is no Matrix Market file"),

@@ -245,9 +245,22 @@ def _execute(what: What, how: How, engine: str, progress: Progress, **settings: 
     schedule = how.schedule()
     loaded = what.load(progress)
     progress("compiling")
-    program = loaded.make(schedule)
+    program = _made(loaded, schedule)
     progress(f"simulating {len(program.regions)} regions")
     return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
+
+
+def _made(loaded: Any, schedule: Any) -> Any:
+    """
+    Raises:
+        SparseError: it returns no tensor.
+    """
+    from tilestream.errors import SparseError
+
+    program = loaded.make(schedule)
+    if not program.outputs:
+        raise SparseError(f"{loaded.name} returns no tensor", "return what operators on tensors make")
+    return program
 
 
 def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Path | None) -> None:
@@ -258,7 +271,7 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
     with Progress() as progress:
         loaded = what.load(progress)
         progress("compiling")
-        program = loaded.make(schedule)
+        program = _made(loaded, schedule)
         loops = CpuProgram(program)
         loops.run(*loaded.inputs)
         progress("running")
