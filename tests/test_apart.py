@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from threading import Thread
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def apart() -> ModuleType:
     return importlib.import_module("apart")
 
 
