@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
+from holder import Holder
+from replays import check_replays
 from stationary import Layer, data, exact, gradients
 from torch import Tensor
 
 from tilestream import cuda
-from tilestream.devices import get
+from tilestream.devices import detect, get
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.gradients import Gradient, weight_gradients
@@ -25,6 +29,8 @@ CASES = {
     "narrow": gradients(Layer(8, 8, splits=60)),
 }
 ROWS = (0, 1, 63, 64, 65, 1000, 40_000)
+HELD = 8
+"""SMs."""
 
 
 def eager(p: Pipeline, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -64,19 +70,7 @@ def test_gradients(name: str) -> None:
 
 def test_a_graph_is_replayed_without_a_reset() -> None:
     p = CASES["256x256"]
-    compiled, rows = cuda.build(p), 5000
-    inputs, out = data(p, rows, device="cuda"), poisoned(p)
-    wanted = {k: t.clone() for k, t in compiled(inputs, rows).items()}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compiled(inputs, rows, out=out)
-    for _ in range(50):
-        for t in out.values():
-            t.fill_(float("nan"))
-        graph.replay()
-        compiled(inputs, rows)  # another workspace, between two replays
-    torch.cuda.synchronize()
-    assert all(torch.equal(wanted[k], out[k]) for k in out)
+    check_replays(cuda.build(p), data(p, 5000, device="cuda"), 5000, poisoned(p))
 
 
 def test_a_planned_mlp() -> None:
@@ -91,3 +85,25 @@ def test_a_planned_mlp() -> None:
     torch.cuda.synchronize()
     for what, want in exact(p, inputs).items():
         assert (got[what].double() - want).norm() <= 2 * (own[what].double() - want).norm() + 1e-5 * want.norm(), what
+
+
+@pytest.mark.parametrize("spared", [HELD, 0])
+def test_sums_that_spare_sms_run_beside_a_kernel_that_holds_them(spared: int) -> None:
+    """Sums on all SMs begin when that kernel is over."""
+    device = detect()
+    assert device is not None
+    rows = 20_000
+    p = weight_gradients("spared", [Gradient("DY0", "X0", "DW0", 256, 256, "DB0")], device.sparing(spared))
+    assert sum(stage.replicas for stage in p.stages) == (device.sms - spared) // 2 * 2
+    compiled, inputs = cuda.build(p), data(p, rows, device="cuda")
+    alone = compiled(inputs, rows)
+    hold = Holder(HELD, us=50_000)
+    torch.cuda.synchronize()
+    hold()
+    time.sleep(0.005)  # until it runs
+    beside = compiled(inputs, rows)
+    torch.cuda.current_stream().synchronize()
+    still_held = not hold.stream.query()
+    torch.cuda.synchronize()
+    assert still_held == (spared > 0)
+    assert all(torch.equal(alone[k], beside[k]) for k in alone)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tilestream.errors import DeviceError
+from tilestream.errors import DeviceError, OptionError
 
 NOT_NUMBERS = ("name", "compute_capability", "tensor_flops", "queue_curve", "clusters", "dsm_curve")
 SCALABLE = (
@@ -24,6 +24,7 @@ SCALABLE = (
     "shared_bytes_per_sm",
     "launch_s",
 )
+MOST_SCALED = 1000
 ALONG = {"l2_bytes_per_s": ("l2_shared_bytes_per_s",), "clock_hz": ("simt_flops", "sfu_ops_per_s")}
 """What is scaled along with a number."""
 
@@ -159,8 +160,9 @@ class Device:
         """
         if what not in SCALABLE:
             raise DeviceError(f"device {self.name!r} has no {what!r} to scale", f"use one of: {', '.join(SCALABLE)}")
-        if not (isinstance(factor, (int, float)) and math.isfinite(factor) and factor > 0):
-            raise DeviceError(f"device {self.name!r}: {what} cannot be scaled by {factor!r}", "use a factor above 0")
+        if not (isinstance(factor, (int, float)) and 0 < factor <= MOST_SCALED):
+            remedy = f"use a factor above 0, of at most {MOST_SCALED:,}"
+            raise DeviceError(f"device {self.name!r}: {what} cannot be scaled by {factor!r}", remedy)
         name = f"{self.name}+{what}*{factor:g}"
         if what == "sms":
             return replace(self.with_sms(round(self.sms * factor)), name=name)
@@ -173,6 +175,21 @@ class Device:
         if what == "clock_hz":
             changes["tensor_flops"] = {k: v * factor for k, v in self.tensor_flops.items()}
         return replace(self, name=name, **changes)
+
+    def sparing(self, sms: int) -> Device:
+        """The same machine without so many of its SMs, which are left to others: by name a variant that ``get`` knows.
+
+        Raises:
+            OptionError: none would be left.
+        """
+        if not sms:
+            return self
+        if sms >= self.sms:
+            raise OptionError(
+                f"spare_sms={sms} of the {self.sms} SMs of {self.name} leaves {self.sms - sms} to kernels",
+                f"use at most {self.sms - 1}; a collective takes one a channel",
+            )
+        return self.scale("sms", (self.sms - sms) / self.sms)
 
     def with_sms(self, sms: int) -> Device:
         """The same machine with another number of SMs: rates that live in the SMs scale, memory does not."""
