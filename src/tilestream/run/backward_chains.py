@@ -13,6 +13,7 @@ from torch import fx
 from tilestream.announce import announce_failure
 from tilestream.errors import VerifyError
 from tilestream.graph.nodes import value
+from tilestream.graph.settled import settle
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
@@ -63,12 +64,7 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
             continue
         made.append(found)
     if made:
-        from torch._inductor.pattern_matcher import stable_topological_sort
-
-        stable_topological_sort(owner.graph)
-        owner.graph.eliminate_dead_code()
-        owner.graph.lint()
-        owner.recompile()
+        settle(owner, sort=True)
     return made
 
 
