@@ -136,6 +136,17 @@ def test_its_kernels_are_shown(tmp_path: Path) -> None:
     assert "graph1.region0+gradients0" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"), [(128, "shared"), (65_536, "vertical (wide layers as tiles over the grid)")], ids=["few", "many"]
+)
+def test_kernels_of_blocks_are_shown(rows: int, said: str) -> None:
+    x = torch.empty(rows, 768, dtype=torch.bfloat16, device="meta")
+    block = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768)).bfloat16().to("meta")
+    made = analyse(block.requires_grad_(False), (x,), Options(cache=False), H200)
+    text = kernels.text(made)
+    assert text.startswith(f"// region0, {said}") and "tilestream_region(" in text
+
+
 @pytest.mark.parametrize("options", [{"measure": False}, {"strategy": "vertical"}], ids=str)
 def test_where_nothing_is_timed_a_gpu_runs_none(options: dict[str, object]) -> None:
     """As ``run.backward_chains`` has it: without times, and where a strategy is forced, they stay apart."""
