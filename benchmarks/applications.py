@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
-from make_tables import APPLICATIONS, KITSUNE, TRAINING, WHOLE, table, training_rows, us
+from make_tables import KITSUNE, TRAINING, WHOLE, table, us
 from marked import with_parts
+from short_table import APPLICATIONS, training_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

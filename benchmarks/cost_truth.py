@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import MAIN, OTHERS, RESULTS, Case
+from predicted import Predicted
 from truth import table
 
 from tilestream import devices
@@ -45,7 +46,7 @@ H200 = devices.get("h200")
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Predicted):
     """One kernel or model; microseconds."""
 
     group: str
@@ -53,10 +54,6 @@ class Point:
     rows: int
     measured_us: float
     predicted_us: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_us / self.measured_us - 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tables of docs/few-rows.md, from ``benchmarks/results/few_rows.json`` and ``decoders.json``."""
+"""Tables of docs/few-rows.md and docs/few-rows-results.md, from ``few_rows.json`` and ``decoders.json``."""
 
 from __future__ import annotations
 

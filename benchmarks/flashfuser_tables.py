@@ -1,5 +1,5 @@
 """Write the tables of docs/flashfuser.md from ``benchmarks/results/flashfuser_study.json``, and those of
-docs/few-rows.md from what its benchmarks measured.
+docs/few-rows.md and docs/few-rows-results.md from what their benchmarks measured.
 
 tilestream reproduce flashfuser --json benchmarks/results/flashfuser_study.json
 python benchmarks/flashfuser_tables.py
@@ -21,7 +21,23 @@ from tilestream.studies.flashfuser.tables import tables
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "flashfuser_study.json"
 PAGE = ROOT / "docs" / "flashfuser.md"
-FEW_ROWS = ROOT / "docs" / "few-rows.md"
+FEW_ROWS = {
+    ROOT / "docs" / "few-rows.md": ("collectives",),
+    ROOT / "docs" / "few-rows-results.md": (
+        "shapes",
+        "choices",
+        "exchanges",
+        "clocks",
+        "rows",
+        "blocks",
+        "layers",
+        "models",
+        "tuned",
+        "options",
+        "errors",
+    ),
+}
+"""Each page and the marked parts that it must have, once."""
 SCRIPT = Path(__file__).name
 
 
@@ -46,20 +62,21 @@ def filled(text: str) -> str:
 
 
 def few_rows() -> dict[str, str]:
-    """Marker to what stands under it in docs/few-rows.md."""
+    """Marker to what stands under it in the pages of ``FEW_ROWS``."""
     return {**few_rows_tables.tables(), "layers": projections_tables.layers()}
 
 
-def filled_few_rows(text: str) -> str:
-    """``text`` of docs/few-rows.md with its parts as the results have them now.
+def filled_few_rows(page: Path) -> str:
+    """The text of a page of ``FEW_ROWS`` with its parts as the results have them now.
 
     Raises:
         ValueError: a marker is missing.
     """
-    return with_parts(text, few_rows(), SCRIPT, FEW_ROWS.name)
+    made = few_rows()
+    return with_parts(page.read_text(encoding="utf-8"), {n: made[n] for n in FEW_ROWS[page]}, SCRIPT, page.name)
 
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    few = filled_few_rows(FEW_ROWS.read_text(encoding="utf-8"))
-    FEW_ROWS.write_text(few, encoding="utf-8")
+    for page in FEW_ROWS:
+        page.write_text(filled_few_rows(page), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Gated feed-forward blocks at 1 to 8,192 rows: where one kernel for the block stops paying.
 
-    python benchmarks/gated_ffn.py --predict       the cost model's answer, no GPU; the plot of docs/few-rows.md
+    python benchmarks/gated_ffn.py --predict       the cost model's answer, no GPU; the plot of docs/few-rows-results.md
     python benchmarks/gated_ffn.py --seconds 540   measured too, the telling numbers of rows first, until time is up
     python benchmarks/gated_ffn.py --no-predict    measured alone, kept case by case
     python benchmarks/gated_ffn.py --plot          the plot alone, from the last result

@@ -1,4 +1,4 @@
-"""The table of launches in docs/training.md: what each was predicted to take, and took, in the five applications."""
+"""The table of launches in docs/training-results.md: predicted and measured times, in the five applications."""
 
 from __future__ import annotations
 

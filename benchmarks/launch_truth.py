@@ -1,6 +1,6 @@
 """Launches one by one: what an H200 takes for each beside what is predicted today, by families.
 
-    python benchmarks/launch_truth.py              print all; write the table of docs/training.md; needs no GPU
+    python benchmarks/launch_truth.py              print all; write the table of docs/training-results.md; needs no GPU
     python benchmarks/launch_truth.py --prepare seen   capture what is to be timed (launch_cases.json), on any machine
     python benchmarks/launch_truth.py --measure    time it; writes results/launch_truth.json
 
@@ -41,7 +41,7 @@ from tilestream.run.spec import TENSOR, RegionSpec, decode
 from tilestream.run.timing import Captured, capture, interleaved
 from tilestream.schedule.stationary import is_stationary
 
-DOC = Path(__file__).parent.parent / "docs" / "training.md"
+DOC = Path(__file__).parent.parent / "docs" / "training-results.md"
 BEGIN, END = "<!-- launches: made by benchmarks/launch_truth.py -->", "<!-- launches: end -->"
 TRAINING = ("forward", "backward", "gradients")
 CASES, PATH = Path("launch_cases.json"), RESULTS / "launch_truth.json"
@@ -215,7 +215,7 @@ def report(found: Sequence[Point]) -> None:
 
 
 def document(found: Sequence[Point]) -> str:
-    """What stands between the markers of docs/training.md: scores, and every launch of a training step."""
+    """What stands between the markers of docs/training-results.md: scores, and every launch of a training step."""
     shown, ranked_ = ([getattr(p, what) for p in found] for what in ("shown", "ranked"))
     lines = [
         (

@@ -11,10 +11,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean
 from typing import Any
 
 import decoder_tables
+import short_table
 from cases import COUNTED, MAIN, OTHERS, RESULTS, Case
 from launch_tables import launches
 from marked import with_parts
@@ -22,6 +23,8 @@ from marked import with_parts
 ROOT = Path(__file__).parent.parent
 PAGES = {
     ROOT / "README.md": (
+        "short",
+        "truth",
         "main",
         "whole",
         "decoders",
@@ -34,7 +37,7 @@ PAGES = {
         "machine",
     ),
     ROOT / "docs" / "queues.md": ("queues",),
-    ROOT / "docs" / "training.md": ("launches",),
+    ROOT / "docs" / "training-results.md": ("training", "launches"),
     ROOT / "docs" / "when-dataflow-helps.md": ("spatial-wins",),
 }
 """Each page and the marked parts that it must have, once."""
@@ -64,14 +67,6 @@ TRAINING = {
     "dlrm_32768": "DLRM, batch 32,768",
     "llama_layer": "Llama 3 8B, one layer, 1,024 tokens",
 }
-APPLICATIONS = {
-    "NeRF": ("nerf_65536", "nerf_65536"),
-    "MeshGraphNets": ("mgn", "mgn"),
-    "GraphCast": ("graphcast_small", "graphcast_small_4"),
-    "DLRM": ("dlrm_2048", "dlrm_2048"),
-    "Llama layer": ("llama_layer", "llama_layer"),
-}
-"""Kitsune's five, each at one size: the file of its inference and its case among the training steps."""
 KITSUNE = ("1.5", "1.1 to 2.2, a range")
 """What its simulator gave, end to end (Kitsune, section 6, figures 11 and 14)."""
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
@@ -137,19 +132,15 @@ def whole_models() -> str:
         arm = made["arms"]
         times = [us(arm.get(a, {}).get("us")) for a in ARMS[:3]]
         first = [first_calls(name, arm, a) for a in ("inductor", "tilestream")]
-        rows.append([title, *times, f"**{us(arm['tilestream']['us'])}**", f"{made['speedup']:.2f}", *first])
+        times[1] += of_runs(made)
+        rows.append([title, *times, f"**{us(arm['tilestream']['us'])}**", str(short_table.gain(made)), *first])
     headings = ["whole model (bf16)", "eager", "Inductor", "max-autotune", "tilestream", "gain"]
     return table([*headings, "first call, Inductor (s)", "first call, tilestream (s)"], rows) if rows else NONE
 
 
-def training_rows() -> dict[str, dict[str, Any]]:
-    path = RESULTS / "training.json"
-    return {row["case"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
-
-
 def training() -> str:
     """Training steps: microseconds with and without the optimizer, and peak memory beyond what a step finds there."""
-    found, rows = training_rows(), []
+    found, rows = short_table.training_rows(), []
     for name, title in TRAINING.items():
         if name not in found:
             continue
@@ -157,25 +148,31 @@ def training() -> str:
         others = [arm.get(a, {}).get("us") for a in ("eager", "inductor")]
         alone = [us(arm.get(a, {}).get("gradients_us")) for a in ("inductor", "tilestream")]
         peaks = [f"{arm[a]['peak_bytes'] / 2**20:,.0f}" for a in ("inductor", "tilestream")]
-        gain = min(t for t in others if t is not None) / arm["tilestream"]["us"]
-        cells = [*map(us, others), f"**{us(arm['tilestream']['us'])}**", f"{gain:.2f}", " / ".join(alone)]
+        gain = str(short_table.gain(found[name]))
+        cells = [*map(us, others), f"**{us(arm['tilestream']['us'])}**", gain, " / ".join(alone)]
+        cells[1] += of_runs(found[name])
         rows.append([title, *cells, " / ".join(peaks)])
     headings = ["training step (bf16)", "eager", "Inductor", "tilestream", "gain"]
     without = "without the optimizer: Inductor / tilestream"
     return table([*headings, without, "peak MiB: Inductor / tilestream"], rows) if rows else NONE
 
 
+def of_runs(made: dict[str, Any]) -> str:
+    """Inductor's fastest and slowest run, where its times differ by more than the rounds of a run."""
+    runs = made.get("inductor_us_of_runs")
+    return f" ({us(min(runs))} to {us(max(runs))} in {len(runs)} runs)" if runs else ""
+
+
 def applications() -> str:
-    """Gains of the five applications, their geometric means, and Kitsune's."""
-    steps, rows = training_rows(), []
-    gains: tuple[list[float], list[float]] = ([], [])
-    for title, (inference, step) in APPLICATIONS.items():
-        path = RESULTS / "whole" / f"{inference}.json"
-        found = (json.loads(path.read_text())["speedup"] if path.exists() else None, steps.get(step, {}).get("speedup"))
+    """Gains of the five applications, their geometric means, and Kitsune's; in brackets against the fastest of
+    Inductor's runs, where these differ."""
+    rows = []
+    gains: tuple[list[short_table.Gain], ...] = ([], [])
+    for title, found in short_table.applications().items():
         for all_, gain in zip(gains, found, strict=True):
-            all_ += [] if gain is None else [gain]
-        rows.append([title, *("-" if gain is None else f"{gain:.2f}" for gain in found)])
-    means = [f"{geometric_mean(g):.2f} (of {len(g)})" if g else "-" for g in gains]
+            all_ += [gain] if gain else []
+        rows.append([title, *("-" if gain is None else str(gain) for gain in found)])
+    means = [str(short_table.mean(g)) if g else "-" for g in gains]
     rows += [["geometric mean", *means], ["Kitsune, simulated", *KITSUNE]]
     return table(["application", "inference", "training step"], rows)
 
@@ -265,6 +262,25 @@ def machine() -> str:
     return "\n".join(f"- {line}" for line in dict.fromkeys(seen)) or NONE
 
 
+def truth() -> str:
+    """Mean errors of predictions: kernels by kind, and whole models."""
+    kernels, whole = RESULTS / "truth.json", RESULTS / "whole_truth.json"
+    if not (kernels.exists() and whole.exists()):
+        return NONE
+    found: dict[str, list[float]] = {}
+    for p in json.loads(kernels.read_text())["points"]:
+        if p["held_out"]:
+            found.setdefault(f"{p['group']} (kernels)", []).append(p["predicted_us"] / p["measured_us"] - 1)
+    names = {"eager": "eager", "inductor": "Inductor", "tilestream": "ours"}
+    for p in json.loads(whole.read_text())["rows"]:
+        found.setdefault(f"whole models, {names[p['arm']]}", []).append(p["predicted_us"] / p["measured_us"] - 1)
+    rows = [
+        [what, str(len(e)), f"{fmean(map(abs, e)):.0%}", f"{round(100 * fmean(e)):+d}%", f"{max(e, key=abs):+.0%}"]
+        for what, e in found.items()
+    ]
+    return table(["predicted for an H200", "number", "mean absolute error", "mean error", "worst"], rows)
+
+
 def spatial_wins() -> str:
     """Microseconds of the best candidate of each kind, measured / predicted, and what the planner takes of them."""
     path = RESULTS / "spatial_wins.json"
@@ -291,6 +307,8 @@ def spatial_wins() -> str:
 def tables() -> dict[str, str]:
     """Marker to what stands under it."""
     return {
+        "short": table(*short_table.rows()),
+        "truth": truth(),
         "main": times(MAIN),
         "whole": whole_models(),
         "training": training(),

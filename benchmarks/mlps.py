@@ -2,7 +2,7 @@
 
     python benchmarks/mlps.py                        all twelve shapes, on a GPU
     python benchmarks/mlps.py 128x4x262144 --json F  one: its width, hidden layers and rows
-    python benchmarks/mlps.py --tables               write the table of docs/training.md
+    python benchmarks/mlps.py --tables               write the table of docs/training-results.md
 
 Microseconds by the usual protocol. Errors of gradients against float64, each the largest over tensors: ours, eager's,
 and those of tiny-cuda-nn's arithmetic, emulated (``tiny_cuda_nn.py``, which has its own times too).
@@ -30,7 +30,7 @@ from tilestream.run import timing
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks" / "results" / "mlps.json"
-PAGE = ROOT / "docs" / "training.md"
+PAGE = ROOT / "docs" / "training-results.md"
 WIDTHS, DEPTHS, ROWS = (64, 128), (2, 4, 8), (2**14, 2**18)
 ARMS = ("eager", "tilestream")
 OUTPUTS = 16

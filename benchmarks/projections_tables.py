@@ -1,4 +1,4 @@
-"""Table of single layers in docs/few-rows.md, from ``benchmarks/results/projections.json``."""
+"""Table of single layers in docs/few-rows-results.md, from ``benchmarks/results/projections.json``."""
 
 from __future__ import annotations
 

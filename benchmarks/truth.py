@@ -1,7 +1,7 @@
 """Predicted against measured: the simulator's times for the kernels that ``silicon.py`` timed on an H200.
 
-    python benchmarks/truth.py             print the tables; write results/truth.json, docs/truth.png, docs/truth.md
-    python benchmarks/truth.py --check     exit code 1 if docs/truth.md is not what the measurements say
+    python benchmarks/truth.py             print the tables; write results/truth.json, docs/truth.png and both pages
+    python benchmarks/truth.py --check     exit code 1 if docs/truth.md or truth-kernels.md is not what they say
 
 PyTorch's kernels are predicted by ``tilestream.simulator.library``, pipelines as ``tilestream.simulate`` does, from the
 IR that ran. Every second kernel of most sets is held out, and all of ``silicon_held_out.json``: constants were fitted
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from predicted import Predicted
 from scipy.stats import rankdata
 
 from tilestream import devices
@@ -44,6 +45,7 @@ from tilestream.simulator.workload import SimStage, Workload
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOC = HERE.parent / "docs" / "truth.md"
+KERNELS = HERE.parent / "docs" / "truth-kernels.md"
 PICTURE = DOC.with_suffix(".png")
 BEGIN, END = "<!-- truth: begin -->", "<!-- truth: end -->"
 GROUPS = {
@@ -60,7 +62,7 @@ RESIDENT, LOST = 0.6, 1.0
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Predicted):
     """One kernel in one state; microseconds."""
 
     name: str
@@ -69,10 +71,6 @@ class Point:
     held_out: bool
     measured_us: float
     predicted_us: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_us / self.measured_us - 1
 
 
 @dataclass(frozen=True)
@@ -281,10 +279,20 @@ def document(fitted: Sequence[Point], held_out: Sequence[Point]) -> str:
     """What stands between the markers of docs/truth.md."""
     parts = ["### Held out", "", score_table(scores(held_out)), "", "### Fitted on", "", score_table(scores(fitted))]
     parts += ["", "### Whole models", "", whole_tables()]
-    parts += ["", "### Every held-out kernel", "", point_table(held_out)]
-    worst = sorted(fitted, key=lambda p: -abs(p.error))[:12]
-    parts += ["", "### The twelve worst of the fitted ones", "", point_table(worst)]
     return "\n".join(parts)
+
+
+def kernels(fitted: Sequence[Point], held_out: Sequence[Point]) -> str:
+    """What stands between the markers of docs/truth-kernels.md."""
+    worst = sorted(fitted, key=lambda p: -abs(p.error))[:12]
+    parts = ["## Every held-out kernel", "", point_table(held_out)]
+    return "\n".join([*parts, "", "## The twelve worst of the fitted ones", "", point_table(worst)])
+
+
+def filled(page: Path, made: str) -> str:
+    """The page with ``made`` between its markers."""
+    before, rest = page.read_text().split(BEGIN)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}"
 
 
 def whole_tables() -> str:
@@ -333,17 +341,17 @@ def main() -> int:
     device = devices.get("h200")
     to_fit, kept = halves()
     fitted, held_out = points(to_fit, False, device), points(kept, True, device)
-    text = DOC.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    made = f"{before}{BEGIN}\n\n{document(fitted, held_out)}\n\n{END}{after}"
+    parts = {DOC: document(fitted, held_out), KERNELS: kernels(fitted, held_out)}
+    made = {page: filled(page, part) for page, part in parts.items()}
     if given.check:
-        if made != text:
-            print("docs/truth.md is not what the measurements say: run benchmarks/truth.py", file=sys.stderr)
-        return int(made != text)
+        stale = [page.name for page, text in made.items() if text != page.read_text()]
+        if stale:
+            print(f"{', '.join(stale)}: not what the measurements say: run benchmarks/truth.py", file=sys.stderr)
+        return int(bool(stale))
     for title, part in (("held out", held_out), ("fitted", fitted)):
         print(f"{title}\n{score_table(scores(part))}\n")
-    DOC.write_text(made)
+    for page, text in made.items():
+        page.write_text(text)
     draw([*fitted, *held_out], PICTURE)
     result = {
         "device": device.name,

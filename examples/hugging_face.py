@@ -13,6 +13,7 @@ import argparse
 from typing import Any
 
 import torch
+from rich.console import Console
 
 import tilestream
 
@@ -34,7 +35,7 @@ def main() -> None:
     model = GPT2LMHeadModel(GPT2Config(**sizes)).to(device, torch.bfloat16).eval()
     tokens = torch.randint(1000, (given.batch, 1), device=device)
     fast = torch.compile(model, backend="tilestream", options=OPTIONS)
-    with torch.no_grad():
+    with torch.no_grad(), Console(stderr=True).status("compiling: the first call"):
         want, got = (m(tokens, use_cache=False).logits.double() for m in (model, fast))
         off = ((got - want).norm() / want.norm()).item()
         plan = tilestream.explain(model, tokens, device="h200", options=OPTIONS, kwargs={"use_cache": False})

@@ -3,8 +3,8 @@
     python examples/pyg_models.py                     100,000 nodes, 600,000 edges
     python examples/pyg_models.py --nodes 500 --edges 3000
 
-Wants torch-geometric. What streams are the networks that are applied to every node; gathers and sums of messages go to
-Inductor inside the same compiled model. ``tilestream.explain`` says which is which.
+Wants torch-geometric. What streams are the networks that are applied to every node; gathers go to Inductor, and sums of
+messages to it or to kernels of their own, inside the same compiled model. ``tilestream.explain`` says which is which.
 """
 
 from __future__ import annotations

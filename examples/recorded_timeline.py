@@ -1,5 +1,7 @@
 """Record what every warp of a pipeline does when, and lay it beside what the simulator predicted.
 
+    python examples/recorded_timeline.py [FOLDER]     writes FOLDER/timeline.json
+
 On a GPU the pipeline is planned for it and runs there. Without one the same kernels run on CPU threads, for a device of
 few SMs: then who waits for whom is real and the times mean nothing.
 """
@@ -36,6 +38,7 @@ def main(folder: Path, rows: int = 1000) -> None:
     assert plan is not None and plan.chosen.pipeline is not None
     pipeline = plan.chosen.pipeline
 
+    print("compiling the kernels, then running them", file=sys.stderr)
     if why_not:
         print(f"on CPU threads, {why_not}")
         _, logs = stamped_on_host(pipeline, random_tensors(pipeline, rows, torch.device("cpu")))

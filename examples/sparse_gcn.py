@@ -1,6 +1,6 @@
 """A sparse GCN on the karate club: unfused, by layers and in one region; then a search, and a page with the graph.
 
-Run it with ``python examples/sparse_gcn.py [OUT]``; it writes ``OUT/gcn.html`` (by default under ``sparse-out``).
+python examples/sparse_gcn.py [OUT]     writes OUT/gcn.html, by default under sparse-out
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def main(folder: Path) -> None:
         inputs,
         Space(orders=2, factors=(2, 4)),
         budget_s=5,
+        progress=lambda line: print(line, file=sys.stderr),
     )
     print(f"best of {found.estimated} schedules: {found.best.cycles:,} cycles")
     print(found.best.schedule)

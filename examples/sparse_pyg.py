@@ -1,6 +1,6 @@
 """A PyTorch Geometric model as stream graphs and as loops: its gathers and scatters are one product with the adjacency.
 
-Needs torch_geometric. Run: python examples/sparse_pyg.py
+python examples/sparse_pyg.py     wants torch-geometric
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,15 @@ def pytest_configure() -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Layers of fp32 may go to the tensor cores."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture(autouse=True)

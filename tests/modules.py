@@ -29,6 +29,17 @@ def linear(ins: int, outs: int, bias: bool = True) -> nn.Linear:
     return nn.Linear(ins, outs, bias)
 
 
+class Recurrent(nn.Module):
+    """An LSTM, which Dynamo does not trace, and a layer on its last result: ``[batch, steps, 9]`` to ``[batch, 5]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(9, 13, batch_first=True), linear(13, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
 def _unary(function: Callable[[Tensor], Tensor], outs: int = 13) -> Case:
     return Fn(lambda m, x: function(m.layers[0](x)), linear(9, outs)), ((37, 9),)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from modules import Fn, linear
+from modules import Fn, Recurrent, linear
 from torch import Tensor, nn
 
 from tilestream.graph.capture import capture
@@ -75,14 +75,6 @@ def test_a_region_that_inductor_wins_is_inductors():
 
 
 def test_eager_is_what_no_graph_holds():
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.head = nn.LSTM(9, 13, batch_first=True), linear(13, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.lstm(x)[0][:, -1])
-
     made = analyse(Recurrent(), (torch.randn(4, 7, 9),), H200)
     assert made.coverage.eager == made.coverage.whole and made.coverage.eager.operators == len(made.eager) > 0
     text = str(Report(made))

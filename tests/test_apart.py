@@ -11,12 +11,9 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def apart() -> ModuleType:
     return importlib.import_module("apart")
 
 
@@ -65,8 +62,7 @@ def test_a_process_says_what_it_made_and_replays(apart: ModuleType, monkeypatch:
     assert [ours.recv(), ours.recv()] == [25.0, 50.0]
 
 
-def test_two_gpus_keeps_the_arms_of_other_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_two_gpus_keeps_the_arms_of_other_runs(tmp_path: Path) -> None:
     two_gpus = importlib.import_module("two_gpus")
     out = tmp_path / "two.json"
     run = two_gpus.Run(0, ("mgn",), ("tilestream",), 2, str(out), False)

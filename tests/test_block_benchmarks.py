@@ -15,8 +15,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def benchmark():
     return importlib.import_module
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,16 +11,10 @@ from tilestream import devices
 from tilestream.ir.serialise import pipeline_from_json
 from tilestream.plan.planner import FALLBACK
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def benchmark():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module("candidates")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    return importlib.import_module("candidates")
 
 
 @pytest.mark.parametrize("model", ["chain 2x128 relu", "mlp 24-40-8 relu", "norm 64-72-48", "residual 32-48-32 gelu"])

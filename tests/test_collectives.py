@@ -174,8 +174,7 @@ def test_every_kind_is_timed_at_every_size_of_a_cluster() -> None:
     assert {(e.kind, e.peers) for e in exchanges()} == {(kind, peers) for kind in Kind for peers in PEERS}
 
 
-def test_arms_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+def test_arms_of_the_ablation() -> None:
     made = importlib.import_module("few_rows_ablation").arms("G1", 128)
     assert {"planner", "random", "middle by cluster", "tail in order", "tail any order", "stages of 64"} <= made.keys()
     assert all(s.middle is Middle.DSM for s in made["middle by cluster"])

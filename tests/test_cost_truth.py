@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,11 +26,12 @@ BY_CHUNKS = "hidden layers by chunks"
 
 @pytest.fixture(scope="module")
 def truth():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module("cost_truth")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    return importlib.import_module("cost_truth")
+
+
+@pytest.fixture(scope="module")
+def launch_truth():
+    return importlib.import_module("launch_truth")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,12 @@ def test_errors_have_not_grown(truth, group: str, count: int, mean: float, bias:
 def test_the_page_is_current(truth):
     _, rest = truth.DOC.read_text().split(truth.BEGIN)
     assert rest.split(truth.END)[0].strip() == truth.document(), "run benchmarks/cost_truth.py"
+
+
+def test_the_page_of_launches_is_current(launch_truth):
+    _, rest = launch_truth.DOC.read_text().split(launch_truth.BEGIN)
+    made = launch_truth.document(launch_truth.points(launch_truth.PATH))
+    assert rest.split(launch_truth.END)[0].strip() == made, "run benchmarks/launch_truth.py"
 
 
 def cases(truth) -> list:
@@ -147,13 +153,8 @@ def test_code_that_no_cache_holds_comes_from_the_l2_at_one_rate(truth):
     ],
 )
 def test_launches_of_training_steps_are_near_their_measurements(
-    truth, family: str, count: int, mean: float, worst: float
+    truth, launch_truth, family: str, count: int, mean: float, worst: float
 ):
     """Constants of gradients were fitted on plain networks, those of odd rows on widths beside ``HELD_OUT``."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        launches = importlib.import_module("launch_truth")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    score = truth.Score.of(family, launches.ranked(family))
+    score = truth.Score.of(family, launch_truth.ranked(family))
     assert score.count == count and score.mean <= mean and score.worst <= worst

@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def benchmark() -> Any:
     return importlib.import_module
 
 

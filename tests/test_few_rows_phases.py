@@ -17,8 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def phases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def phases() -> ModuleType:
     return importlib.import_module("few_rows_phases")
 
 

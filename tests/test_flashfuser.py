@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,11 +78,7 @@ def test_every_timed_variant_was_resident() -> None:
 
 
 def test_constants_are_those_of_the_fit() -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        fitting = importlib.import_module("fit_shared_tile")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    fitting = importlib.import_module("fit_shared_tile")
     found = fitting.fit()
     for name in fitting.FITTED:
         assert getattr(H200_SHARED_TILE, name) == pytest.approx(getattr(found, name), rel=0.01), name
@@ -110,16 +105,13 @@ def test_the_example_of_the_page(capsys) -> None:
 
 @pytest.fixture
 def page_tables():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("flashfuser_tables")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    return importlib.import_module("flashfuser_tables")
 
 
-def test_the_page_of_few_rows_shows_what_was_measured(page_tables) -> None:
-    text = page_tables.FEW_ROWS.read_text(encoding="utf-8")
-    assert page_tables.filled_few_rows(text) == text, "run benchmarks/flashfuser_tables.py"
+def test_the_pages_of_few_rows_show_what_was_measured(page_tables) -> None:
+    assert sorted(part for parts in page_tables.FEW_ROWS.values() for part in parts) == sorted(page_tables.few_rows())
+    for page in page_tables.FEW_ROWS:
+        assert page_tables.filled_few_rows(page) == page.read_text(encoding="utf-8"), "run flashfuser_tables.py"
 
 
 def test_the_model_finds_the_best_generated_kernels() -> None:

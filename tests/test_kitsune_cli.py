@@ -70,7 +70,7 @@ def test_sweep_over_devices_and_sizes_on_two_workers(tmp_path) -> None:
         (("sweep", "nerf", "--size", "rows=0"), "not NAME=V1,V2"),
         (("sweep", "nerf", "--size", "points_of_view=3", "--jobs", "1"), "no size called 'points_of_view'"),
         (("sweep", "nobody", "--jobs", "1"), "no whole model called 'nobody'"),
-        (("sweep", "nerf", "--strategies", "magic"), "unknown execution 'magic'"),
+        (("sweep", "nerf", "--strategies", "magic"), "unknown strategy 'magic'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, said: str) -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 from test_norm_gradients import plain  # noqa: F401
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.mark.usefixtures("fresh", "plain")
-def test_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = importlib.import_module("losses")
     out = tmp_path / "losses.json"
     args = ["nerf", "--device", "cpu", "--tiny", "--steps", "4", "--seeds", "2", "--json", str(out)]
@@ -29,7 +26,6 @@ def test_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("case", ["mgn", "dlrm"])
 def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager alone, and out of time after the first line."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     learning = importlib.import_module("learning")
     monkeypatch.setattr(learning, "TOLD", 60)
     monkeypatch.setattr(learning, "RATE", 1e-2)
@@ -40,8 +36,7 @@ def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) 
     assert run.steps == 60 and len(told) == 1 and run.end < run.curve[0]
 
 
-def test_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_noise() -> None:
     losses = importlib.import_module("losses")
 
     def trained(*ends: float) -> object:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import near_eager
 import pytest
 import torch
 from modules import ALL, Fn, linear
@@ -40,12 +41,7 @@ def check(module: nn.Module, inputs: list[Tensor], **options: Any) -> None:
     fast = torch.compile(module, backend=tilestream, options={"target": "cuda", **options})
     with torch.no_grad():
         got = pytree.tree_leaves(fast(*inputs))
-        eager = pytree.tree_leaves(module(*inputs))
-        kept = {name: p.detach().clone() for name, p in module.state_dict().items()}
-        exact = pytree.tree_leaves(module.double()(*(x.double() for x in inputs)))
-        module.to(eager[0].dtype).load_state_dict(kept)
-    error, own, good = oracle.judge(got, eager, exact)
-    assert good, f"error {error:.2e}, eager's {own:.2e}"
+    near_eager.check(got, module, inputs)
 
 
 class Replay:

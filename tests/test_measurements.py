@@ -14,12 +14,6 @@ from tilestream.plan.analyse import analyse
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
 CSV = """==PROF== Connected to process 7
 "ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","7","at::cuda::spin_kernel(long)","dram__bytes_read.sum","byte","900"
@@ -76,6 +70,28 @@ def test_losses_of_several_processes_are_one_result(tmp_path: Path) -> None:
     assert [t.arm for t in made] == ["eager", "tilestream"] and made[0].mean == pytest.approx(1.15)
     kept = json.loads(out.read_text())
     assert kept["environment"] == {"gpu": "one"} and kept["trained"][1]["runs"][1]["end"] == 1.3
+
+
+@pytest.mark.parametrize("case", ["nerf_65536"])
+def test_gains_are_also_told_against_the_fastest_of_inductors_runs(case: str) -> None:
+    short = importlib.import_module("short_table")
+    steps = short.training_rows()
+    whole = json.loads((BENCHMARKS / "results" / "whole" / f"{case}.json").read_text())
+    for made in (steps[case], whole):
+        assert round(made["arms"]["inductor"]["us"]) in made["inductor_us_of_runs"]
+        told = short.gain(made)
+        assert told.last == pytest.approx(made["speedup"])
+        assert told.least == pytest.approx(min(made["inductor_us_of_runs"]) / made["arms"]["tilestream"]["us"])
+        assert str(told) == f"{told.last:.2f} ({told.least:.2f})"
+    assert str(short.gain(steps["dlrm_2048"])) == f"{steps['dlrm_2048']['speedup']:.2f}"
+
+
+def test_the_first_table_has_what_is_lost() -> None:
+    short = importlib.import_module("short_table")
+    heads, rows = short.rows()
+    assert len(rows) >= 6 and all(len(row) == len(heads) for row in rows)
+    least = [float(row[3].split(" to ")[0]) for row in rows]
+    assert min(least) < 1 < max(least)
 
 
 def test_the_page_of_applications_is_in_step_with_the_results() -> None:

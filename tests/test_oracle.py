@@ -46,3 +46,10 @@ def test_judge():
     assert oracle.judge([eager], [eager], [exact])[2]
     assert not oracle.judge([eager * 1.02], [eager], [exact])[2]
     assert not oracle.judge([], [eager], [exact])[2]
+
+
+def test_both_parts_of_complex_numbers_count():
+    ref = torch.tensor([3 + 4j], dtype=torch.complex128)
+    assert oracle.error(ref.to(torch.complex64), ref) == 0.0
+    assert oracle.error(torch.tensor([3 - 4j], dtype=torch.complex64), ref) == pytest.approx(8 / 5)
+    assert oracle.error(torch.tensor([3.0]), ref) == float("inf")

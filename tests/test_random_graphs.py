@@ -112,19 +112,16 @@ def _differs(mine: Tensor, theirs: Tensor, exact: Tensor) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch):
+def _quick(monkeypatch: pytest.MonkeyPatch, tf32: None):
     """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
     monkeypatch.setattr(inductor, "_compiled", eagerly)
     monkeypatch.setattr(prepare, "_plans", {})
     monkeypatch.setattr(prepare, "_analyses", [])
     monkeypatch.setattr(execution, "_executables", {})
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.early

@@ -17,10 +17,8 @@ NAMES = ("llama-3.2-1b", "qwen3-0.6b", "gpt2", "bert-base", "vit-base", "mixer-b
 
 
 @pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    from pathlib import Path
+def shares() -> ModuleType:
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
     return importlib.import_module("shares")
 
 

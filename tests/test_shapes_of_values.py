@@ -124,21 +124,16 @@ INFINITE = [float("inf"), -float("inf"), float("nan")]
         torch.expm1,
     ],
 )
-def test_special_values_go_as_in_eager(function: Callable[[Tensor], Tensor]):
+def test_special_values_go_as_in_eager(tf32: None, function: Callable[[Tensor], Tensor]):
     """Each alone in its row, since a product spreads a NaN over its row."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        x = torch.tensor([*SPECIAL, *INFINITE])[:, None].expand(-1, 2).contiguous()
+    x = torch.tensor([*SPECIAL, *INFINITE])[:, None].expand(-1, 2).contiguous()
 
-        def forward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-            y = function(x)
-            return y, F.linear(y, w)
+    def forward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = function(x)
+        return y, F.linear(y, w)
 
-        run = eager_regions.Regions(eager_regions.trace(forward, (x, torch.eye(2))))
-        seen = run((x, torch.eye(2)))[0]
-    finally:
-        torch.set_float32_matmul_precision(before)
+    run = eager_regions.Regions(eager_regions.trace(forward, (x, torch.eye(2))))
+    seen = run((x, torch.eye(2)))[0]
     assert run.taken == 2
     torch.testing.assert_close(seen, function(x), rtol=3e-7, atol=0.0, equal_nan=True)
 

@@ -150,6 +150,8 @@ def test_reproduce_lists_and_runs(tmp_path: Path) -> None:
         (["simulate", PRODUCT, "a.mtx", "b.mtx", "--engine", "best"], "fast or spec"),
         (["simulate", PRODUCT, "a.mtx", "b.mtx", "--depth", "0"], "--depth"),
         (["simulate", PRODUCT, "a.mtx", "b.mtx", "--memory", "slow"], "none, simple"),
+        (["simulate", PRODUCT, "a.mtx", "b.mtx", "--memory", "hbm:banks=8"], "settings of hbm are channels"),
+        (["simulate", "ik,kj", "a.mtx", "b.mtx"], "says no result"),
         (["simulate", "gone.py:make", "a.mtx"], "operands of an einsum"),
         (["simulate", "gone.py:make"], "gone.py"),
         (["reproduce", "everything"], "no study 'everything'"),
@@ -158,6 +160,11 @@ def test_reproduce_lists_and_runs(tmp_path: Path) -> None:
 def test_errors_are_one_line(args: list[str], says: str) -> None:
     said = call(*args, code=2)
     assert says in said and "Traceback" not in said
+
+
+def test_an_index_that_the_program_lacks(files: list[str]) -> None:
+    said = call("search", "ik,kj,jl->il", *files, "--indices", "i,z", code=2)
+    assert "no index 'z'" in said and "the program has i" in said
 
 
 def test_a_file_that_is_no_matrix(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from backward_chains import chain, data, eager, widths
+from replays import check_replays
 from torch import Tensor, nn
 
 from tilestream import cuda
@@ -61,19 +62,7 @@ def test_gradients(name: str) -> None:
 
 def test_a_graph_is_replayed_without_a_reset() -> None:
     p, rows = CASES["two hidden layers"], 5000
-    compiled = cuda.build(p)
-    inputs, out = data(p, rows, device="cuda"), poisoned(p, rows)
-    wanted = {k: t.clone() for k, t in compiled(inputs, rows).items()}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compiled(inputs, rows, out=out)
-    for _ in range(50):
-        for t in out.values():
-            t.fill_(float("nan"))
-        graph.replay()
-        compiled(inputs, rows)  # another workspace, between two replays
-    torch.cuda.synchronize()
-    assert all(torch.equal(wanted[k], out[k]) for k in out)
+    check_replays(cuda.build(p), data(p, rows, device="cuda"), rows, poisoned(p, rows))
 
 
 @pytest.mark.parametrize("hidden", [2, 8])

@@ -26,14 +26,6 @@ pytestmark = pytest.mark.usefixtures("fresh")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
-@pytest.fixture
-def tf32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 def compiled(module: Callable[..., Any], strategy: str = "vertical", **options: Any) -> Callable[..., Any]:
     """Without measuring: so that it is our kernels that run."""
     given = {"target": "cuda", "strategy": strategy, "measure": False, **options}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -68,10 +67,9 @@ def test_token_mixing_streams(fresh: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-0.6b", "gpt2", "bert-base", "vit-base", "mixer-b16"])
-def test_a_layer_at_its_real_width(fresh: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_layer_at_its_real_width(fresh: None, name: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("timm")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     models = importlib.import_module("real_models")
     torch.manual_seed(0)
     model = models.MODELS[name]

@@ -220,7 +220,7 @@ def _function(target: str) -> Callable[..., Any]:
     sys.path.append(str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that leaves would decide our exit code
         raise CaptureError(
             f"{path} could not be imported: {_short(error, path)}", "run the file with python and mend it"
         ) from error
@@ -245,7 +245,7 @@ def _call(target: str, function: Callable[..., Any], rows: int | None, fake: boo
         return function(**keywords)
     except TilestreamError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if fake:
             raise _NoFakesError from error
         raise CaptureError(
@@ -280,7 +280,7 @@ def _split(given: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
     return tuple(given), {}
 
 
-def _short(error: Exception, path: Path) -> str:
+def _short(error: BaseException, path: Path) -> str:
     """One line of an exception of the user's code, with the last line of the file ``path`` that led to it."""
     text = str(error).strip().splitlines()
     own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +11,30 @@ import typer
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.kitsune import Debug, Json, listed
 from tilestream.cli.progress import Progress
+from tilestream.errors import OptionError
+
+
+def _check_results(path: Path) -> None:
+    """
+    Raises:
+        OptionError: the file is not there, or is none that ``benchmarks/few_rows.py`` has written.
+    """
+    remedy = "benchmarks/few_rows.py makes it on a GPU"
+    if not path.is_file():
+        raise OptionError(f"--results {path.parent} has no {path.name}", remedy)
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OptionError(f"{path} is no JSON: {error}", remedy) from error
+    if not (isinstance(made, dict) and "rows" in made):
+        raise OptionError(f"{path} has no rows of measurements", remedy)
 
 
 @reported
 def reproduce_command(
     device: Annotated[str, typer.Option(help="The device; times were measured on an h200.")] = "h200",
     workloads: Annotated[str, typer.Option(help="Only these of Tables V to VII, separated by commas.")] = "",
-    output: Annotated[Path | None, typer.Option("--out", help="Write the HTML report here.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Write the HTML report here.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="A folder with few_rows.json, measured times; the checkout's if left out.")
     ] = None,
@@ -27,11 +45,13 @@ def reproduce_command(
     from tilestream.studies.flashfuser import report
     from tilestream.studies.flashfuser.reproduce import reproduce
 
+    if results is not None:
+        _check_results(results / "few_rows.json")
     with Progress() as progress:
         made = reproduce(device, listed(workloads), results, progress)
-        if output is not None:
-            page = report.save(output, made)
+        if folder is not None:
+            page = report.save(folder, made)
     out.print(report.text(made))
-    if output is not None:
+    if folder is not None:
         out.print(f"report: {page}")
     write_json(json_, made.json())

@@ -15,9 +15,19 @@ from tilestream.cli.progress import Progress
 from tilestream.errors import OptionError
 from tilestream.studies.kitsune.sweep import EXECUTIONS, Swept, points, sweep
 
+MOST = 2**40
+"""Of a size: beyond, bytes of a tensor are no 64-bit number."""
+
 reproduce = typer.Typer(no_args_is_help=True, help="Run a paper's evaluation and set it beside the paper's figures.")
 
-Jobs = Annotated[int, typer.Option(help="Processes; -1 is one a core.")]
+
+def _jobs(given: int) -> int:
+    if given < 1 and given != -1:
+        raise typer.BadParameter("give 1 or more, or -1 for one a core")
+    return given
+
+
+Jobs = Annotated[int, typer.Option(callback=_jobs, help="Processes; -1 is one a core.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -29,7 +39,7 @@ def kitsune(
     apps: Annotated[str, typer.Option(help="Only these applications, separated by commas.")] = "",
     modes: Annotated[str, typer.Option(help="Only these modes: inference, training.")] = "",
     sensitivity: Annotated[bool, typer.Option(help="Also twice the SMs and L2, and twice the DRAM.")] = True,
-    output: Annotated[Path | None, typer.Option("--out", help="Write the HTML report and its pictures here.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Write the HTML report and its pictures here.")] = None,
     jobs: Jobs = -1,
     json_: Json = None,
     debug: Debug = False,
@@ -42,11 +52,11 @@ def kitsune(
     with Progress() as progress:
         variants = tuple(VARIANTS) if sensitivity else (BASE,)
         made = reproduce(device, listed(apps), listed(modes), jobs, variants, progress)
-        if output is not None:
+        if folder is not None:
             progress("drawing")
-            page = report.save(output, made)
+            page = report.save(folder, made)
     out.print(report.text(made))
-    if output is not None:
+    if folder is not None:
         out.print(f"report: {page}")
     write_json(json_, made.json())
 
@@ -115,14 +125,15 @@ def sizes(given: Sequence[str]) -> dict[str, list[int]]:
     """``NAME=V1,V2`` entries by name.
 
     Raises:
-        OptionError: an entry has no such form, or a value is no whole number above 0.
+        OptionError: an entry has no such form, or a value is no whole number from 1 to ``MOST``.
     """
     found: dict[str, list[int]] = {}
     for entry in given:
         name, _, values = entry.partition("=")
         numbers = listed(values)
-        if not name or not numbers or not all(v.isdigit() and int(v) > 0 for v in numbers):
-            raise OptionError(f"--size {entry!r} is not NAME=V1,V2", "give whole numbers above 0, as batch=32,64")
+        if not name or not numbers or not all(v.isdigit() and 0 < int(v) <= MOST for v in numbers):
+            remedy = f"give whole numbers from 1 to {MOST:,}, as batch=32,64"
+            raise OptionError(f"--size {entry!r} is not NAME=V1,V2", remedy)
         found[name] = [int(v) for v in numbers]
     return found
 

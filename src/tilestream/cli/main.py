@@ -33,7 +33,11 @@ REFERENCE_ROWS = 1024
 Target = Annotated[
     str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
 ]
-Rows = Annotated[int | None, typer.Option(help="Rows; for a file, passed to the function's argument rows.")]
+MOST_ROWS = 2**40
+"""Beyond, bytes of a tensor are no 64-bit number."""
+Rows = Annotated[
+    int | None, typer.Option(max=MOST_ROWS, help="Rows; for a file, passed to the function's argument rows.")
+]
 Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
 Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical, spatial or shared.")]
 Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
@@ -183,7 +187,9 @@ def check(
     target: RunOn = "auto",
     queue_depth: Depth = None,
     cache: Cache = True,
-    seed: Annotated[int, typer.Option(help="Seed of torch's random numbers, set before the model is made.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of torch's random numbers, set before the model is made.")
+    ] = 0,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -305,7 +311,7 @@ def bench(
 @app.command()
 @reported
 def demo(
-    output: Annotated[Path, typer.Option("--out", help="The folder for the report and the timeline.")] = Path(
+    folder: Annotated[Path, typer.Option("--out", help="The folder for the report and the timeline.")] = Path(
         "demo-out"
     ),
     rows: Annotated[int, typer.Option(help="Points that times are predicted and measured for.")] = 262144,
@@ -316,7 +322,7 @@ def demo(
     from tilestream.cli import demo as demo_
 
     with Progress() as progress:
-        result = demo_.run(output, rows, out, progress)
+        result = demo_.run(folder, rows, out, progress)
     write_json(json_, result)
     if not result["ok"]:
         raise typer.Exit(1)

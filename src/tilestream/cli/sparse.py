@@ -167,6 +167,10 @@ def search(
     """Estimate, prune and simulate schedules within a budget; prints the Pareto front and the best schedule as code."""
     from tilestream.sparse import search as search_
 
+    if not budget > 0:  # not a number among them
+        raise OptionError(f"--budget is {budget:g} seconds", "give a number above 0")
+    if depth < 1:
+        raise OptionError(f"--depth is {depth}", "use 1 or more")
     with Progress() as progress:
         loaded = what.load(progress)
         names = tuple(filter(None, indices.split(",")))
@@ -205,7 +209,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="Smaller graphs where a study allows it; each row says so.")] = False,
     cora: Annotated[Path | None, typer.Option(help="cora.cites or its folder; or set TILESTREAM_CORA.")] = None,
     most_cycles: Annotated[float, typer.Option(help="Estimate what is expected to take more cycles.")] = 1e9,
-    results: Annotated[Path | None, typer.Option("--out", help="A folder: one JSON file a study.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="A folder: one JSON file a study.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
@@ -228,8 +232,8 @@ def reproduce(
             out.print(study.table())
             for note in study.notes:
                 out.print(f"- {note}", markup=False, soft_wrap=True)
-            if results is not None:
-                write_json(results / f"{name}.json", study.json())
+            if folder is not None:
+                write_json(folder / f"{name}.json", study.json())
     write_json(json_, {"studies": made})
 
 
@@ -241,9 +245,22 @@ def _execute(what: What, how: How, engine: str, progress: Progress, **settings: 
     schedule = how.schedule()
     loaded = what.load(progress)
     progress("compiling")
-    program = loaded.make(schedule)
+    program = _made(loaded, schedule)
     progress(f"simulating {len(program.regions)} regions")
     return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
+
+
+def _made(loaded: Any, schedule: Any) -> Any:
+    """
+    Raises:
+        SparseError: it returns no tensor.
+    """
+    from tilestream.errors import SparseError
+
+    program = loaded.make(schedule)
+    if not program.outputs:
+        raise SparseError(f"{loaded.name} returns no tensor", "return what operators on tensors make")
+    return program
 
 
 def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Path | None) -> None:
@@ -254,7 +271,7 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
     with Progress() as progress:
         loaded = what.load(progress)
         progress("compiling")
-        program = loaded.make(schedule)
+        program = _made(loaded, schedule)
         loops = CpuProgram(program)
         loops.run(*loaded.inputs)
         progress("running")

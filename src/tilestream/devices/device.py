@@ -24,6 +24,7 @@ SCALABLE = (
     "shared_bytes_per_sm",
     "launch_s",
 )
+MOST_SCALED = 1000
 ALONG = {"l2_bytes_per_s": ("l2_shared_bytes_per_s",), "clock_hz": ("simt_flops", "sfu_ops_per_s")}
 """What is scaled along with a number."""
 
@@ -165,8 +166,9 @@ class Device:
         """
         if what not in SCALABLE:
             raise DeviceError(f"device {self.name!r} has no {what!r} to scale", f"use one of: {', '.join(SCALABLE)}")
-        if not (isinstance(factor, (int, float)) and math.isfinite(factor) and factor > 0):
-            raise DeviceError(f"device {self.name!r}: {what} cannot be scaled by {factor!r}", "use a factor above 0")
+        if not (isinstance(factor, (int, float)) and 0 < factor <= MOST_SCALED):
+            remedy = f"use a factor above 0, of at most {MOST_SCALED:,}"
+            raise DeviceError(f"device {self.name!r}: {what} cannot be scaled by {factor!r}", remedy)
         name = f"{self.name}+{what}*{factor:g}"
         if what == "sms":
             return replace(self.with_sms(round(self.sms * factor)), name=name)

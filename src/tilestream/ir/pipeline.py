@@ -64,7 +64,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in device memory: ``axes`` say where each dimension has its size from."""
+    """A tensor in device memory: ``axes`` say where each dimension has its size from.
+
+    Attributes:
+        dtype: ``bf16``, ``f16`` or ``f32``; of an index ``i32`` or ``i64``.
+    """
 
     name: str
     role: Role
@@ -132,6 +136,7 @@ class TileOp:
     Attributes:
         tiles: tiles that it reads; a name alone stands for the tile under its own axes.
         tensors: tensors that it reads. A store writes the one it names.
+        attrs: names and values, as ``(("eps", 1e-5),)``; docs/ir.md lists those of each kind.
         combine: what summing means here: ``sum``, ``max`` or ``mul``.
         source: the user's line; it does not make layers of a model different.
     """
@@ -294,6 +299,10 @@ class Queue:
     """A bounded ring of ``depth`` tiles from one stage to one or more (several: multicast).
 
     Tile ``t`` lives in slot ``t % depth``. A DRAM queue holds every tile and its depth is 0.
+
+    Attributes:
+        tile: name of the tile that it carries, which ``producer`` makes; ``producer`` and ``consumers`` name stages.
+        depth: tiles that it has room for.
     """
 
     tile: str
@@ -306,7 +315,18 @@ class Queue:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages and queues that are resident together; what a region becomes."""
+    """Stages and queues that are resident together; what a region becomes.
+
+    Names are checked when it is made; whether it is legal, and fits a device, ``ir.verify`` and ``schedule.fits`` say.
+
+    Attributes:
+        tensors: all that it reads and writes in device memory.
+        queues: those between stages; tiles that a stage makes for itself need none.
+        strategy: how it was made, for reports: ``bulk``, ``vertical``, ``spatial`` or ``shared``.
+
+    Raises:
+        IRError: a name is defined twice, used before it is made, or not delivered by a queue.
+    """
 
     name: str
     tensors: tuple[Tensor, ...]

@@ -20,8 +20,10 @@ def error(out: torch.Tensor, ref64: torch.Tensor) -> float:
     ``inf``. Finite elements are compared by ``|out - ref| / |ref|`` in the Frobenius norm. Elements that are
     finite in float64 but beyond the range of ``out.dtype`` count as infinities of their sign.
     """
-    if out.shape != ref64.shape:
+    if out.shape != ref64.shape or out.is_complex() != ref64.is_complex():
         return float("inf")
+    if out.is_complex():  # both parts count
+        out, ref64 = (torch.view_as_real(t.detach().resolve_conj()) for t in (out, ref64))
     if out.numel() == 0:
         return 0.0
     got = out.detach().double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -56,9 +57,8 @@ def load(target: str, operands: Sequence[Path] = (), formats: Sequence[str] = ()
     if "->" in target:
         return _einsum(target, operands, formats)
     if operands:
-        raise OptionError(
-            "files were given with a module", "files are operands of an einsum, as 'ik,kj->ij' B.mtx C.mtx"
-        )
+        cause = "files were given with a module" if ":" in target else f"{target!r} says no result"
+        raise OptionError(cause, "files are operands of an einsum, as 'ik,kj->ij' B.mtx C.mtx")
     return _module(target, formats)
 
 
@@ -247,17 +247,17 @@ def parse_memory(text: str) -> Memory:
         return SIMPLE_HBM
     if name != "hbm":
         raise OptionError(f"--memory {text!r}", "use none, simple, or hbm:channels=8,latency=40")
+    known = inspect.signature(hbm).parameters
     values: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):
         key, _, value = setting.partition("=")
+        if key.strip() not in known:
+            raise OptionError(f"--memory has {setting!r}", f"settings of hbm are {', '.join(known)}")
         try:
             values[key.strip()] = float(value) if "." in value else int(value)
         except ValueError:
             raise OptionError(f"--memory has {setting!r}", "write settings as channels=8") from None
-    try:
-        return hbm(**values)
-    except TypeError as error:
-        raise OptionError(f"--memory {text!r}: {error}", "see docs/sparse.md for the settings") from None
+    return hbm(**values)
 
 
 def _names(operands: Sequence[Path]) -> list[str]:

@@ -159,11 +159,12 @@ def search(
 
     Raises:
         SparseError: no candidate compiles and runs (the commonest reason is named), or one gives wrong values.
-        OptionError: a slack below 1.
+        OptionError: a slack below 1, or an index to make parallel that the program does not have.
     """
     if slack < 1:
         raise OptionError(f"a slack of {slack}", "use 1 or more")
     space, start, began = space or Space(), start or Schedule(), time.perf_counter()
+    _check_indices(make, space, start)
     refused: dict[str, int] = {}
     found = schedules(make, space, start, refused)
     until_s = began + budget_s / 2
@@ -241,6 +242,15 @@ def prune(candidates: Sequence[Candidate], slack: float) -> list[Candidate]:
         )
     ]
     return sorted(kept, key=lambda c: (c.estimate.cycles, c.estimate.bytes))
+
+
+def _check_indices(make: Compile, space: Space, start: Schedule) -> None:
+    if not space.indices:
+        return
+    known = dict.fromkeys(index for region in make(replace(start, fuse="none")).regions for index in region.order)
+    for index in space.indices:
+        if index not in known:
+            raise OptionError(f"no index {index!r} to make parallel", f"the program has {', '.join(known)}")
 
 
 def schedules(make: Compile, space: Space, start: Schedule, refused: dict[str, int]) -> Iterator[Schedule]:

@@ -52,14 +52,14 @@ def points(
     """Every combination, in order.
 
     Raises:
-        OptionError: a mode or execution is unknown, or a list is empty.
+        OptionError: a mode or strategy is unknown, or a list is empty.
         DeviceError: a device is unknown.
     """
-    for what, given, known in (("mode", modes, MODES), ("execution", executions, ALL_EXECUTIONS)):
+    for what, given, known in (("mode", modes, MODES), ("strategy", executions, ALL_EXECUTIONS)):
         for name in given:
             if name not in known:
                 raise OptionError(f"unknown {what} {name!r}", f"use some of: {', '.join(known)}")
-    for what, given in (("model", apps), ("device", device_names), ("mode", modes), ("execution", executions)):
+    for what, given in (("model", apps), ("device", device_names), ("mode", modes), ("strategy", executions)):
         if not given:
             raise OptionError(f"the sweep names no {what}", "name at least one")
     for name in device_names:
