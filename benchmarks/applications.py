@@ -65,7 +65,7 @@ CASES = {
     "S2": ("S2: 2048-5632-2048, gated, 128 rows", ""),
 }
 """Cases of ``traffic.py``, each with its row of Table 2."""
-ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream"}
+ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream", "spared": "tilestream, 4 SMs spared"}
 TRAINED = {"nerf": "NeRF, 65,536 points", "mgn": "MeshGraphNets", "dlrm": "DLRM, batch 2,048"}
 
 
@@ -222,18 +222,34 @@ def losses() -> str:
 
 
 def two_gpus() -> str:
-    """Steps on one GPU and on two, arm by arm."""
+    """Steps on one GPU and on two, arm by arm; then ways to exchange gradients, where they were timed."""
     found = read("two_gpus.json")
     if found is None:
         return NONE.format("two_gpus.py")
-    lines = []
+    lines, ways = [], []
     for case, one in found.items():
+        sized = ", ".join(f"{k} {v:,}" for k, v in one["sizes"].items())
+        step = f"{TRAINED[case].split(',')[0]} ({sized} a GPU)"
         for arm, row in one["arms"].items():
-            cells = [us(row.get("graph_us")), us(row["alone_us"]), us(row["both_us"]), f"{row['scaling']:.2f}"]
-            sized = ", ".join(f"{k} {v:,}" for k, v in one["sizes"].items())
-            lines.append([f"{TRAINED[case].split(',')[0]} ({sized} a GPU)", ARM[arm], *cells, f"{row['error']:.1e}"])
+            name = ARM[arm]
+            made = row.get("ways", {})
+            error = max([row.get("error", 0.0), *(way["error"] for way in made.values())])
+            cells = [us(row.get("graph_us")), us(row["alone_us"]), us(row.get("both_us")), times(row.get("scaling"))]
+            lines.append([step, name, *cells, f"{error:.1e}"])
+            for way, each in made.items():
+                cells = [us(each["us"]), times(each["scaling"]), us(each.get("graph_us"))]
+                ways.append([step, name, way, *cells, times(each.get("graph_scaling"))])
     heads = ["a step, us", "arm", "its kernels alone (CUDA graph)", "one GPU", "two", "throughput, times"]
-    return table([*heads, "error of gradients"], lines)
+    first = table([*heads, "error of gradients"], lines)
+    if not ways:
+        return first
+    heads = ["a step, us", "arm", "exchange", "two", "throughput, times", "two, as CUDA graphs", "throughput, times "]
+    return first + "\n\n" + table(heads, ways)
+
+
+def times(ratio: float | None) -> str:
+    """A dash where there is none."""
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def filled(text: str) -> str:

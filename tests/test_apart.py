@@ -1,11 +1,9 @@
-"""Benchmarks whose arms are processes of their own: who is timed when, and what is kept of other runs."""
+"""Benchmarks whose arms are processes of their own: who is timed when."""
 
 from __future__ import annotations
 
 import importlib
-import json
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from threading import Thread
 from types import ModuleType
 
@@ -60,15 +58,3 @@ def test_a_process_says_what_it_made_and_replays(apart: ModuleType, monkeypatch:
     )
     assert ours.recv() == {"row": ("x", "y"), "calls": ["us", "gradients_us"]}
     assert [ours.recv(), ours.recv()] == [25.0, 50.0]
-
-
-def test_two_gpus_keeps_the_arms_of_other_runs(tmp_path: Path) -> None:
-    two_gpus = importlib.import_module("two_gpus")
-    out = tmp_path / "two.json"
-    run = two_gpus.Run(0, ("mgn",), ("tilestream",), 2, str(out), False)
-    two_gpus.keep(run, "mgn", "tilestream", {"both_us": 1.0})
-    two_gpus.keep(run, "mgn", "eager", {"both_us": 2.0})
-    two_gpus.keep(run, "nerf", "eager", {"both_us": 3.0})
-    found = json.loads(out.read_text())
-    assert list(found["mgn"]["arms"]) == ["eager", "tilestream"] and found["mgn"]["sizes"] == {"batch": 8, "steps": 4}
-    assert found["nerf"]["arms"] == {"eager": {"both_us": 3.0}}

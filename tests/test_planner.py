@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tilestream.plan import planner
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.passes import split_bulk
 from tilestream.plan.planner import FALLBACK, MEASURED, plan, summary
+from tilestream.run.timing import uncollected
 from tilestream.schedule.fits import verify_on
 
 H200 = devices.get("h200")
@@ -361,3 +363,19 @@ def test_few_rows_are_spread_by_columns_over_twice_as_many_sms():
 def test_every_strategy_has_a_prediction_on_every_device(name, make):
     made = plan(make(), 65_536, devices.get(name), Options())
     assert {c.strategy for c in made.candidates if c.predicted_us} == {"vertical", "spatial", "bulk", FALLBACK}
+
+
+def test_a_plan_keeps_no_frame_of_its_caller():
+    """What a caller holds dies with it, and not when Python collects."""
+
+    class Held:
+        pass
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        made = plan(chain(1, 16), 77_777, H200, Options())  # rows that no other test has made a plan for
+        assert any("fewer than two linears" in (c.rejected or "") for c in made.candidates)
+        return weakref.ref(held)
+
+    with uncollected():
+        assert caller()() is None

@@ -71,4 +71,5 @@ def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.Gra
 
 
 def _device(options: Options) -> Device:
-    return devices.get(options.device) if options.device else devices.detect() or devices.get("h200")
+    named = devices.get(options.device) if options.device else devices.detect() or devices.get("h200")
+    return named.sparing(options.spare_sms)

@@ -341,10 +341,11 @@ def _by_parts(
         try:
             cuts[key] = apply(recipe.cut(device), program)
         except (VerifyError, IRError) as error:
-            cuts[key] = error
+            cuts[key] = error.with_traceback(None)
     found = cuts[key]
     if not isinstance(found, Pipeline):
-        raise found
+        # A new one: an error that is kept and raised keeps every frame above it, with all that a caller holds there.
+        raise type(found)(found.cause, found.remedy)
     return apply(recipe.behind_cut(device, queue_depth), found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     from tilestream.run.operator import call_directly
 
     call_directly()
+    settle_parts()
     patches = dict(compilation.patches)
     untouched = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     untouched.meta = dict(graph.meta)
@@ -83,6 +85,19 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
             raise
         announce_failure("the graph goes to Inductor", failure)
     return fallback.whole(untouched, list(inputs), patches)
+
+
+def settle_parts() -> None:
+    """Let nothing of the part before reach into this one, where a model wrapped for data parallelism is cut.
+
+    Dynamo's ``DDPOptimizer`` asks AOTAutograd by a flag for fake results of each part's first call. An object that dies
+    with the part takes the flag back: where a cycle of references holds it, that is in the midst of a later part, whose
+    first call then gets fake tensors as a user's.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fakify_first_call:
+        gc.collect()
+        context.fakify_first_call = True
 
 
 class Identity(CustomGraphPass):
