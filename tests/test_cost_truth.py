@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tilestream.ir.plain import by_rows
 from tilestream.ir.serialise import pipeline_from_json
 from tilestream.options import Options
 from tilestream.plan.planner import FALLBACK, plan
+from tilestream.run.spec import decode
+from tilestream.schedule import build
+from tilestream.schedule.counts import code_apart, code_size
+from tilestream.schedule.layout import lay_out
 
 pytestmark = pytest.mark.xdist_group("cost_truth")  # one process makes what its tests share
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -111,6 +116,25 @@ def test_no_model_of_readme_or_of_the_held_out_ones_is_off_by_more_than_two_fift
         assert truth.scores()[group].worst < 1.4
 
 
+def test_code_that_no_cache_holds_comes_from_the_l2_at_one_rate(truth, launch_truth):
+    """Of the unseen launches those of two models have more than 128 KB of code and are bound by it: layers in place,
+    whose warpgroups go through it together (161 us), and Softplus's derivative, each by itself (183). The rate is that
+    of a third kernel, and without it they were predicted 21 and 60 % too fast."""
+    rows = [r for r in launch_truth.rows_of(launch_truth.PATH) if r.launch.family.startswith("unseen")]
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for row in rows:
+        pipeline = decode(row.launch.spec).pipeline
+        if len(pipeline.stages) != 1 or not by_rows(pipeline):
+            continue
+        schedule = build(pipeline.stages[0], pipeline)
+        layout = lay_out(schedule)
+        if code_size(schedule, layout) > truth.H200.code_held:
+            apart = code_apart(schedule, layout) > truth.H200.code_held
+            found[apart].append(launch_truth.ranked_us(pipeline, row.launch.rows) / (row.straight_us or row.us))
+    assert [len(found[apart]) for apart in (False, True)] == [2, 1]
+    assert all(0.9 < ratio < 1.1 for ratio in (*found[False], *found[True]))
+
+
 @pytest.mark.parametrize(
     ("family", "count", "mean", "worst"),
     [
@@ -119,8 +143,8 @@ def test_no_model_of_readme_or_of_the_held_out_ones_is_off_by_more_than_two_fift
         ("gradients", 42, 0.055, 1.2),
         ("unseen odd", 15, 0.07, 1.25),
         ("unseen gradients", 21, 0.09, 1.35),
-        ("unseen backward", 14, 0.20, 2.5),
-        ("unseen forward", 9, 0.13, 1.3),
+        ("unseen backward", 14, 0.16, 1.45),
+        ("unseen forward", 9, 0.09, 1.25),
     ],
 )
 def test_launches_of_training_steps_are_near_their_measurements(

@@ -18,9 +18,10 @@ from tilestream.plan.cost import predict
 from tilestream.plan.planner import plan
 from tilestream.schedule import build
 from tilestream.schedule.chunks import product_chunks
-from tilestream.schedule.counts import StepCounts, code_size, counts
+from tilestream.schedule.counts import StepCounts, code_apart, code_size, counts
 from tilestream.schedule.input_ring import ISSUE_S, Arrivals
-from tilestream.schedule.layout import lay_out
+from tilestream.schedule.layout import Layout, lay_out
+from tilestream.schedule.model import Schedule
 from tilestream.schedule.stage_cost import overlapped, stage_cost
 
 H200 = devices.get("h200")
@@ -91,6 +92,50 @@ def test_more_code_takes_longer_an_instruction():
     assert cold > 1.3 * warm
 
 
+def slopes(layers: int = 3, kind: str = "sigmoid") -> Pipeline:
+    """The derivative of layers whose inputs are made again from what is loaded, each beside its product and alone."""
+    p = Program("slopes")
+    y, loaded = p.load("dy", 8), [p.load(f"x{k}", 256) for k in range(layers)]
+    for x in loaded:
+        y = p.op("mul", 256, p.linear(y, 256), p.op(kind, 256, x))
+        p.store(y)
+    for x in loaded:
+        p.store(p.op("softplus", 256, x))
+    return p.build()
+
+
+def laid(p: Pipeline) -> tuple[Schedule, Layout]:
+    schedule = build(p.stages[0], p)
+    return schedule, lay_out(schedule)
+
+
+def test_equal_steps_that_read_other_streams_are_not_one_loop():
+    """Three epilogues of one kind, each of a stream of its own: the emitter writes all three."""
+    alone = sum(s.instructions for s in counted(placed(slopes(), 0)))
+    assert code_size(*laid(placed(slopes(), 0))) > 0.99 * alone
+
+
+def test_one_warpgroup_is_ahead_by_the_ring_of_weights():
+    """Where steps without a product are most of the code, by all of them; with weights that stay, by anything."""
+    streamed, resident = (laid(placed(slopes(), 0, r)) for r in (Residency.STREAMED, Residency.RESIDENT))
+    assert 0.5 * code_size(*streamed) < code_apart(*streamed) < code_size(*streamed)
+    assert code_apart(*resident) == code_size(*resident)
+    assert code_apart(*laid(placed(chain(4, 256, "gelu"), 0))) <= code_size(*laid(placed(chain(4, 256, "gelu"), 0)))
+
+
+def test_code_that_the_cache_does_not_hold_is_fetched_at_every_step():
+    """Once where the warpgroups go through it together, by columns; and by each where they are apart."""
+    for dim, times in ((0, 2), (1, 1)):
+        p = placed(slopes(), dim)
+        code, apart = code_size(*laid(p)), code_apart(*laid(p))
+        steps = [
+            stage_cost(p.stages[0], p, replace(H200, code_held=held, code_bytes_per_s=1e8)).step_s
+            for held in (0.9 * apart, 0.5 * (apart + code), code)
+        ]
+        once = pytest.approx(16 * code / 1e8)
+        assert steps[0] / times == once and steps[1] == once and steps[2] < 0.1 * steps[1]
+
+
 def test_overlapped_is_between_the_longest_and_the_sum():
     assert overlapped(3.0, 0.0) == pytest.approx(3.0)
     assert overlapped(0.0, 0.0) == 0.0
@@ -122,6 +167,7 @@ def test_a_prediction_takes_milliseconds():
         (chain(3, 256, "gelu"), 0),
         (chain(3, 192, "silu"), 0),
         (nerf(), 0),
+        (slopes(), 0),
     ],
 )
 def test_instructions_are_those_of_the_machine_code(program: Pipeline, dim: int):

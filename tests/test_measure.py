@@ -19,6 +19,7 @@ from tilestream.errors import CompileError, PlanError
 from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
+from tilestream.ir.pipeline import Pipeline
 from tilestream.plan import planner
 from tilestream.plan.planner import Candidate
 from tilestream.run import backend, fallback, measure, oracle, prepare
@@ -161,6 +162,53 @@ def test_the_whole_choice(
     assert analysis.plan is not None and analysis.plan.chosen.measured_us == 5.0
     times = {c.name: c.measured_us for c in analysis.plan.candidates}
     assert times["fallback"] == 9.0 and sum(us == 5.0 for us in times.values()) >= 2
+
+
+def on_a_gpu_without_vertical_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A GPU that the reference machine stands for, and a compiler that refuses kernels of one stage; what it is asked
+    for, by strategy."""
+    asked: list[str] = []
+
+    def kernels(pipeline: Pipeline, *_: Any) -> execution.Executable:
+        asked.append(pipeline.strategy)
+        if pipeline.strategy == "vertical":
+            raise CompileError("ptxas spills 8 bytes", "report it")
+        return execution._reference(pipeline)
+
+    monkeypatch.setattr(backend, "resolve", lambda *_: Target("cuda", torch.device("cpu"), get("h200")))
+    monkeypatch.setattr(execution, "_kernels", kernels)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return asked
+
+
+def test_stages_over_sms_run_where_no_vertical_kernel_can_be_built(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Predictions alone: the choice cannot be built, nor any other vertical pipeline, and a spatial one computes."""
+    asked = on_a_gpu_without_vertical_kernels(monkeypatch)
+    monkeypatch.setattr(planner, "MARGIN", 1e6)  # what the fallback takes is not the point here
+    module = nn.Sequential(*(m for _ in range(4) for m in (linear(64, 64), nn.ReLU()))).bfloat16()
+    x = torch.randn(200, 64).bfloat16()
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "tilestream"):
+        got = torch.compile(module, backend=tilestream, options={"measure": False})(x)
+        torch.testing.assert_close(got, module(x), rtol=0.02, atol=0.02)
+    (analysis,) = prepare.analyses()
+    assert analysis.plan is not None and analysis.plan.chosen.strategy == "spatial" and not analysis.problem
+    assert asked[0] == "vertical" and asked[-1] == "spatial"
+    refused = [c.rejected for c in analysis.plan.candidates if c.strategy == "vertical" and c.pipeline is not None]
+    assert refused and all("could not be built: ptxas spills 8 bytes" in why for why in refused)
+    assert "could not be built: ptxas spills 8 bytes" in caplog.text
+
+
+def test_a_forced_strategy_that_cannot_be_built_is_left_to_inductor(monkeypatch: pytest.MonkeyPatch):
+    asked = on_a_gpu_without_vertical_kernels(monkeypatch)
+    module = nn.Sequential(linear(64, 64), nn.ReLU(), linear(64, 64)).bfloat16()
+    x = torch.randn(200, 64).bfloat16()
+    with torch.no_grad():
+        got = torch.compile(module, backend=tilestream, options={"measure": False, "strategy": "vertical"})(x)
+        torch.testing.assert_close(got, module(x), rtol=0.02, atol=0.02)
+    (analysis,) = prepare.analyses()
+    assert set(asked) == {"vertical"} and "ptxas spills" in analysis.problem
 
 
 @pytest.mark.parametrize("fault", ["scaled", "last rows not written"])

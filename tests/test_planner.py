@@ -212,6 +212,52 @@ def test_a_candidate_that_cannot_be_measured_is_rejected_with_the_reason(patient
     assert "no NVRTC" in next(c for c in made.candidates if c.strategy == "vertical").rejected
 
 
+@pytest.fixture
+def broken() -> CompileError:
+    return CompileError("ptxas spills 8 bytes", "report it")
+
+
+@pytest.mark.parametrize(("spatial_us", "winner"), [(600.0, "spatial"), (1100.0, FALLBACK)])
+def test_stages_over_sms_step_in_where_no_vertical_kernel_can_be_built(broken, spatial_us: float, winner: str):
+    """They are predicted too slow to be timed beside vertical pipelines; the best of them is, where those fail."""
+    clock = Clock(vertical=broken, spatial=spatial_us, fallback=1000.0)
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.strategy == winner
+    tried = [name for name in clock.asked if name.startswith("spatial")]
+    by_prediction = sorted(
+        (c for c in made.candidates if c.strategy == "spatial" and c.pipeline), key=lambda c: c.predicted_us or 0.0
+    )
+    assert tried == [by_prediction[0].name] and len(by_prediction) > 1
+
+
+def test_stages_over_sms_are_not_timed_where_one_vertical_kernel_is_built(broken):
+    kept = "vertical (one product in flight)"
+    clock = Clock(**{"vertical": broken, kept: 600.0, "spatial": 1.0, "fallback": 1000.0})
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.name == kept and not any(name.startswith("spatial") for name in clock.asked)
+
+
+def test_what_is_left_of_a_predicted_plan(broken):
+    """Vertical pipelines one after another, then the best spatial one, then nothing."""
+    made = plan(chain(8), 262_144, H200, Options())
+    seen = []
+    while made is not None:
+        seen.append(made.chosen)
+        made = planner.without(made, "could not be built")
+    strategies = [c.strategy for c in seen]
+    count = strategies.count("vertical")
+    assert count > 1 and strategies[:count] == ["vertical"] * count and set(strategies[count:]) == {"spatial"}
+    times = [c.predicted_us for c in seen[:count]]
+    assert times == sorted(times)
+
+
+def test_a_plan_without_its_choice_never_loses_to_the_fallback(unsure: None):
+    clock = Clock(vertical=995.0, spatial=2000.0, fallback=1000.0)
+    clock.us["vertical (one product in flight)"] = 500.0
+    made = plan(chain(8), 262_144, H200, Options(), clock)
+    assert made.chosen.measured_us == 500.0 and planner.without(made, "gone") is None
+
+
 def test_nothing_measurable_means_the_fallback():
     broken = CompileError("no NVRTC", "install it")
     made = plan(chain(8), 262_144, H200, Options(), Clock(vertical=broken, spatial=broken, fallback=1000.0))

@@ -64,8 +64,11 @@ def available() -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
+def sources(pipeline: Pipeline, stamped: bool = False, annotate: bool = False) -> tuple[AnySource, ...]:
     """The CUDA source of each launch.
+
+    Args:
+        annotate: with comments for people, where a kernel goes step by step.
 
     Raises:
         VerifyError: the pipeline is of a kind that no kernel is made of, or one does not fit.
@@ -77,17 +80,17 @@ def sources(pipeline: Pipeline, stamped: bool = False) -> tuple[AnySource, ...]:
     launches = cut_at_dram(pipeline)
     for launch in launches:
         stages_fit_sm(launch, get(SMALLEST))
-    return tuple(_source(launch, stamped) for launch in launches)
+    return tuple(_source(launch, stamped, annotate) for launch in launches)
 
 
-def _source(launch: Pipeline, stamped: bool) -> AnySource:
+def _source(launch: Pipeline, stamped: bool, annotate: bool) -> AnySource:
     if is_backward(launch):
         return emit_backward(launch)
     if is_stationary(launch):
         return emit_stationary(launch)
     if is_tiled_block(launch):
         return emit_tiled_block(launch)
-    return emit_shared_tile(launch) if is_shared_tile(launch) else emit(launch, stamped=stamped)
+    return emit_shared_tile(launch) if is_shared_tile(launch) else emit(launch, annotate, stamped)
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -78,10 +78,7 @@ class Function:
     def resident_clusters(self, threads: int, cluster: int) -> int:
         """Clusters of ``cluster`` CTAs that the device holds at once."""
         d = _driver()
-        config = d.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = self.shared_bytes
+        config = _config(self, (cluster, 1), threads)
         size = d.CUlaunchAttribute()
         size.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         size.value.clusterDim.x, size.value.clusterDim.y, size.value.clusterDim.z = cluster, 1, 1
@@ -109,9 +106,8 @@ class Function:
             params: the bytes of the kernel's one by-value argument; the driver copies them at every launch.
             dependent: it may start before the kernel in front of it on the stream has ended.
         """
-        if dependent:
-            return DependentLaunch(self, grid, threads, stream, params, cooperative)
-        return PreparedLaunch(self, grid, threads, stream, params, cooperative)
+        kind = DependentLaunch if dependent else PreparedLaunch
+        return kind(self, grid, threads, stream, params, cooperative)
 
     def launch(
         self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False
@@ -137,12 +133,14 @@ class PreparedLaunch:
         self._keep = (params, pointers)
         self._function, self._grid, self._threads, self._cooperative = function, grid, threads, cooperative
         self._where = ctypes.addressof(pointers)
-        self._launch = d.cuLaunchCooperativeKernel if cooperative else d.cuLaunchKernel
-        extra = () if cooperative else (0,)
-        self._args = (
-            function.handle, *grid, 1, threads, 1, 1, function.shared_bytes, stream, self._where, *extra,
-        )  # fmt: skip
+        self._launch, self._args = self._call(stream)
         self._success = d.CUresult.CUDA_SUCCESS
+
+    def _call(self, stream: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What the driver is called with to enqueue it on ``stream``."""
+        d, function = _driver(), self._function
+        one = (function.handle, *self._grid, 1, self._threads, 1, 1, function.shared_bytes, stream, self._where)
+        return (d.cuLaunchCooperativeKernel, one) if self._cooperative else (d.cuLaunchKernel, (*one, 0))
 
     def __call__(self) -> None:
         result = self._launch(*self._args)
@@ -170,31 +168,28 @@ class DependentLaunch(PreparedLaunch):
     """A launch whose CTAs start while the kernel before still runs (programmatic dependent launch). A cooperative one
     begins when there is room for all of its CTAs: on an H200 that leaves two thirds of what is gained."""
 
-    def __init__(
-        self,
-        function: Function,
-        grid: tuple[int, int],
-        threads: int,
-        stream: int,
-        params: ctypes.Array,
-        cooperative: bool,
-    ) -> None:
-        super().__init__(function, grid, threads, stream, params, cooperative)
+    def _call(self, stream: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         d = _driver()
-        config = d.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = function.shared_bytes, stream
+        config = _config(self._function, self._grid, self._threads)
+        config.hStream = stream
         early = d.CUlaunchAttribute()
         early.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         together = d.CUlaunchAttribute()
         together.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         together.value.cooperative = 1
-        config.attrs = [early, together] if cooperative else [early]
+        config.attrs = [early, together] if self._cooperative else [early]
         config.numAttrs = len(config.attrs)
-        self._launch = d.cuLaunchKernelEx
-        self._args = (config, function.handle, self._where, 0)
+        return d.cuLaunchKernelEx, (config, self._function.handle, self._where, 0)
+
+
+def _config(function: Function, grid: tuple[int, int], threads: int) -> Any:
+    """The shape of a launch, without attributes and on no stream yet."""
+    config = _driver().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = function.shared_bytes
+    return config
 
 
 class LaunchGraph:

@@ -7,6 +7,8 @@ _SHAPE = {
     "f16": ("k16", "f16.f16", ", 0, 0", ", 0"),
     "f32": ("k8", "tf32.tf32", "", ""),
 }
+_FROM_SHARED = '"l"(a), "l"(b)'
+_FROM_REGISTERS = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4)) + ', "l"(b)'
 
 
 def specialisation(dtype: str, blocks: int, starts: bool = False) -> str:
@@ -15,31 +17,19 @@ def specialisation(dtype: str, blocks: int, starts: bool = False) -> str:
     Operands are K-major. Accumulators are initialised by the caller; with ``starts`` there is a product from shared
     memory more, whose scale-d is zero: acc = A @ B.T.
     """
-    depth, types, trans_both, trans_b = _SHAPE[dtype]
-    count = 4 * blocks
-    name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
-    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
-    a_regs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
-    a_ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
+    _, _, trans_both, trans_b = _SHAPE[dtype]
+    first = "4 * AT + "
 
-    def method(head: str, operands: str, ins: str, adds: bool = True) -> str:
-        outs = ", ".join(f'"{"+" if adds else "="}f"(acc.v[4 * AT + {i}])' for i in range(count))
-        scale = f"setp.{'eq' if adds else 'ne'}.u32 p, 0, 0;"
-        text = f"{{\\n.reg .pred p;\\n{scale}\\n{name} {acc}, {operands};\\n}}"
-        return f'  {head} {{\n    asm volatile("{text}"\n                 : {outs}\n                 : {ins});\n  }}\n'
-
-    def of_shared(what: str, adds: bool) -> str:
+    def of_shared(what: str, adds: bool = True) -> str:
         head = f"template <int BLOCKS>\n  static TS_DEV void {what}(Fragment<BLOCKS>& acc, u64 a, u64 b)"
-        return method(head, f"%{count}, %{count + 1}, p, 1, 1{trans_both}", '"l"(a), "l"(b)', adds)
+        return _method(head, _wgmma(dtype, blocks, trans_both, first=first, adds=adds))
 
-    shared = of_shared("shared", True) + (of_shared("start", False) if starts else "")
-    registers = method(
+    registers = _method(
         "template <int BLOCKS, int ABLOCKS>\n"
         "  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b)",
-        f"{a_regs}, %{count + 4}, p, 1, 1{trans_b}",
-        f'{a_ins}, "l"(b)',
+        _wgmma(dtype, blocks, trans_b, registers=True, first=first),
     )
-    body = shared + (registers if dtype != "f32" else "")
+    body = of_shared("shared") + (of_shared("start", False) if starts else "") + (registers if dtype != "f32" else "")
     return f"template <int AT>\nstruct Mma<{dtype}, {blocks}, AT> {{\n{body}}};\n"
 
 
@@ -48,49 +38,60 @@ def of_columns(dtype: str, blocks: int, b_columns: bool) -> str:
 
     Without ``b_columns`` B is [8 blocks, depth], as for ``specialisation``.
     """
-    depth, types, _, _ = _SHAPE[dtype]
-    count = 4 * blocks
-    name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
-    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
-    text = f"{name} {acc}, %{count}, %{count + 1}, p, 1, 1, 1, {int(b_columns)};"
-    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
-    return (
-        f"template <>\nstruct MmaColumns<{dtype}, {blocks}, {str(b_columns).lower()}> {{\n"
-        f"  static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b) {{\n"
-        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
-        f'                 : {outs}\n                 : "l"(a), "l"(b));\n  }}\n}};\n'
-    )
-
-
-def by_rows(dtype: str, blocks: int) -> str:
-    """C++ source for acc[64, 8 blocks] += A @ B, A packed in registers, B in shared memory as [depth, columns]."""
-    depth, types, _, _ = _SHAPE[dtype]
-    count = 4 * blocks
-    name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
-    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
-    a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
-    text = f"{name} {acc}, {a}, %{count + 4}, p, 1, 1, 1;"
-    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
-    ins = ", ".join(f'"r"(a.v[k + {i}])' for i in range(4))
-    return (
-        f"template <>\nstruct MmaRows<{dtype}, {blocks}> {{\n  template <int ABLOCKS>\n"
-        f"  static TS_DEV void registers(Fragment<{blocks}>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {{\n"
-        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
-        f'                 : {outs}\n                 : {ins}, "l"(b));\n  }}\n}};\n'
-    )
+    name = f"MmaColumns<{dtype}, {blocks}, {str(b_columns).lower()}>"
+    return _struct(name, _shared(blocks), _wgmma(dtype, blocks, f", 1, {int(b_columns)}"))
 
 
 def mixed(dtype: str, blocks: int) -> str:
     """C++ source for acc[64, 8 blocks] += A @ B, both in shared memory, A as [64, depth], B as [depth, columns]."""
+    return _struct(f"MmaMixed<{dtype}, {blocks}>", _shared(blocks), _wgmma(dtype, blocks, ", 0, 1"))
+
+
+def by_rows(dtype: str, blocks: int) -> str:
+    """C++ source for acc[64, 8 blocks] += A @ B, A packed in registers, B in shared memory as [depth, columns]."""
+    head = (
+        "template <int ABLOCKS>\n"
+        f"  static TS_DEV void registers(Fragment<{blocks}>& acc, const Packed<ABLOCKS>& a, int k, u64 b)"
+    )
+    return _struct(f"MmaRows<{dtype}, {blocks}>", head, _wgmma(dtype, blocks, ", 1", registers=True))
+
+
+def _shared(blocks: int) -> str:
+    return f"static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b)"
+
+
+def _struct(name: str, head: str, statement: str) -> str:
+    """A whole specialisation that has one method."""
+    return f"template <>\nstruct {name} {{\n{_method(head, statement)}}};\n"
+
+
+def _method(head: str, statement: str) -> str:
+    return f"  {head} {{\n{statement}  }}\n"
+
+
+def _wgmma(
+    dtype: str, blocks: int, transposed: str, registers: bool = False, first: str = "", adds: bool = True
+) -> str:
+    """The statement that issues one product of 64 x ``8 blocks``, whose operands the method around it names a, b, k.
+
+    Args:
+        transposed: the instruction's last operands, which say what lies [depth, columns]; tf32 has none.
+        registers: A is in registers, four words from ``a.v[k]``, and not in shared memory.
+        first: C++ for the accumulator to begin at, up to a trailing ``+``.
+        adds: to what the accumulators hold (scale-d one).
+    """
     depth, types, _, _ = _SHAPE[dtype]
     count = 4 * blocks
+    acc = _listed(0, count)
+    a, b = (_listed(count, 4), count + 4) if registers else (f"%{count}", count + 1)
     name = f"wgmma.mma_async.sync.aligned.m64n{8 * blocks}{depth}.f32.{types}"
-    acc = "{" + ", ".join(f"%{i}" for i in range(count)) + "}"
-    text = f"{name} {acc}, %{count}, %{count + 1}, p, 1, 1, 0, 1;"
-    outs = ", ".join(f'"+f"(acc.v[{i}])' for i in range(count))
-    return (
-        f"template <>\nstruct MmaMixed<{dtype}, {blocks}> {{\n"
-        f"  static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b) {{\n"
-        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.eq.u32 p, 0, 0;\\n{text}\\n}}"\n'
-        f'                 : {outs}\n                 : "l"(a), "l"(b));\n  }}\n}};\n'
-    )
+    scale = f"setp.{'eq' if adds else 'ne'}.u32 p, 0, 0;"
+    text = f"{{\\n.reg .pred p;\\n{scale}\\n{name} {acc}, {a}, %{b}, p, 1, 1{transposed};\\n}}"
+    outs = ", ".join(f'"{"+" if adds else "="}f"(acc.v[{first}{i}])' for i in range(count))
+    ins = _FROM_REGISTERS if registers else _FROM_SHARED
+    return f'    asm volatile("{text}"\n                 : {outs}\n                 : {ins});\n'
+
+
+def _listed(first: int, count: int) -> str:
+    """``count`` operands of an asm statement as one of the instruction's: {%4, %5}."""
+    return "{" + ", ".join(f"%{first + i}" for i in range(count)) + "}"

@@ -69,6 +69,12 @@ class Device:
     """Instructions of a kernel up to which that holds: 32 KB."""
     cold_code: float = 0.19
     """Share that ``issue_cycles`` grows by for every doubling of the kernel beyond ``code_cache``."""
+    code_held: float = 8192.0
+    """Instructions that an SM's own cache holds: 128 KB, as Jia et al. found of Volta (arXiv 1804.06826). Of a longer
+    kernel, gone through once a tile, none is there any more when its turn comes again."""
+    code_bytes_per_s: float = 3.8e9
+    """At which an SM gets such a kernel's code from the L2. Of one pipeline on an H200: four blocks of 192-384-192 with
+    GELU by columns, 20,711 instructions of 16 bytes in 87 us a tile (``benchmarks/results/candidates.json``)."""
     barrier_cycles: float = 105.0
     """A reduction over lanes, or a meeting of warps, between two passes of an epilogue."""
     load_s: float = 0.9e-6

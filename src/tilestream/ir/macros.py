@@ -11,76 +11,97 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
     Row values are the results of reductions, one a row; a column made any other way is summed over
     its single feature first.
     """
-    out: list[TileOp] = []
-    rows: set[str] = set()
-    as_row: dict[str, str] = {}
-    features = dict(features_of)
+    made = _Expansion(features_of)
+    for op in ops:
+        made.add(op)
+    return made.out
 
-    def emit(kind: str, name: str, width: int, ins: tuple[str, ...], source: str, params=(), **attrs) -> str:
-        if kind in ("sum", "max") and ins[0] in rows:  # a row value has one column: nothing to reduce
+
+class _Expansion:
+    """Ops one after another. ``rows``: names of row values; ``as_row``: of columns, what they are as row values."""
+
+    def __init__(self, features_of: dict[str, int]) -> None:
+        self.out: list[TileOp] = []
+        self.rows: set[str] = set()
+        self.as_row: dict[str, str] = {}
+        self.features = dict(features_of)
+
+    def add(self, op: TileOp) -> None:
+        """``op``, or what it is made of."""
+        if op.out is None:
+            self.out.append(op)
+            return
+        macro = {"mean": self._mean, "layer_norm": self._layer_norm, "rms_norm": self._rms_norm}
+        macro |= {"softmax": self._softmax}
+        x = op.ins[0] if op.ins else ""
+        if op.kind in macro:
+            macro[op.kind](op, op.out, x, self.features.get(x, op.out.features))
+        else:
+            self._plain(op, op.out, x)
+        self.features[op.out.name] = op.out.features
+
+    def emit(self, kind: str, name: str, width: int, ins: tuple[str, ...], source: str, params=(), **attrs) -> str:
+        if kind in ("sum", "max") and ins[0] in self.rows:  # a row value has one column: nothing to reduce
             kind, attrs = "mul", {"scalar": 1.0}
-        out.append(TileOp(kind, Tile.of(name, width, "f32"), ins, tuple(params), tuple(attrs.items()), source))
-        features[name] = width
-        if kind in ("sum", "max") or (ins and not params and all(i in rows for i in ins)):
-            rows.add(name)
+        self.out.append(TileOp(kind, Tile.of(name, width, "f32"), ins, tuple(params), tuple(attrs.items()), source))
+        self.features[name] = width
+        if kind in ("sum", "max") or (ins and not params and all(i in self.rows for i in ins)):
+            self.rows.add(name)
         return name
 
-    def row(name: str, source: str) -> str:
-        if name in rows:
+    def _row(self, name: str, source: str) -> str:
+        """The row value that a column is."""
+        if name in self.rows:
             return name
-        if name not in as_row:
-            as_row[name] = emit("sum", f"{name}.row", 1, (name,), source)
-        return as_row[name]
+        if name not in self.as_row:
+            self.as_row[name] = self.emit("sum", f"{name}.row", 1, (name,), source)
+        return self.as_row[name]
 
-    for op in ops:
-        if op.out is None:
-            out.append(op)
-            continue
-        name, n, src = op.out.name, op.out.features, op.source
-        x = op.ins[0] if op.ins else ""
-        width = features.get(x, n)
-        if op.kind == "mean":
-            total = emit("sum", f"{name}.sum", 1, (x,), src)
-            out.append(TileOp("mul", op.out, (total,), (), (("scalar", 1.0 / width),), src))
-            rows.add(name)
-        elif op.kind == "layer_norm":
-            total = emit("sum", f"{name}.sum", 1, (x,), src)
-            mean = emit("mul", f"{name}.mean", 1, (total,), src, scalar=1.0 / width)
-            centred = emit("sub", f"{name}.centred", width, (x, mean), src)
-            squares = emit("square", f"{name}.squares", width, (centred,), src)
-            spread = emit("sum", f"{name}.spread", 1, (squares,), src)
-            scaled = _inverse_root(emit, name, spread, width, op, src)
-            _affine(out, op, emit, (centred, scaled), str(op.attr("affine", "")))
-        elif op.kind == "rms_norm":
-            squares = emit("square", f"{name}.squares", width, (x,), src)
-            spread = emit("sum", f"{name}.spread", 1, (squares,), src)
-            scaled = _inverse_root(emit, name, spread, width, op, src)
-            _affine(out, op, emit, (x, scaled), "w" if op.params else "")
-        elif op.kind == "softmax":
-            top = emit("max", f"{name}.top", 1, (x,), src)
-            shifted = emit("sub", f"{name}.shifted", width, (x, top), src)
-            grown = emit("exp", f"{name}.grown", width, (shifted,), src)
-            total = emit("sum", f"{name}.total", 1, (grown,), src)
-            share = emit("reciprocal", f"{name}.share", 1, (total,), src)
-            out.append(TileOp("mul", op.out, (grown, share), (), (), src))
-        elif op.kind not in ("linear", "cat", "slice") and any(features[i] == 1 < n for i in op.ins):
-            # a column that meets a wider tile or vector
-            ins = tuple(row(i, src) if features[i] == 1 else i for i in op.ins)
-            out.append(TileOp(op.kind, op.out, ins, op.params, op.attrs, src))
-        elif op.kind in ("sum", "max") and x in rows:
-            out.append(TileOp("mul", op.out, op.ins, (), (("scalar", 1.0),), src))
-            rows.add(name)
+    def _mean(self, op: TileOp, out: Tile, x: str, width: int) -> None:
+        total = self.emit("sum", f"{out.name}.sum", 1, (x,), op.source)
+        self.out.append(TileOp("mul", out, (total,), (), (("scalar", 1.0 / width),), op.source))
+        self.rows.add(out.name)
+
+    def _layer_norm(self, op: TileOp, out: Tile, x: str, width: int) -> None:
+        name, src = out.name, op.source
+        total = self.emit("sum", f"{name}.sum", 1, (x,), src)
+        mean = self.emit("mul", f"{name}.mean", 1, (total,), src, scalar=1.0 / width)
+        centred = self.emit("sub", f"{name}.centred", width, (x, mean), src)
+        squares = self.emit("square", f"{name}.squares", width, (centred,), src)
+        spread = self.emit("sum", f"{name}.spread", 1, (squares,), src)
+        scaled = _inverse_root(self.emit, name, spread, width, op, src)
+        _affine(self.out, op, self.emit, (centred, scaled), str(op.attr("affine", "")))
+
+    def _rms_norm(self, op: TileOp, out: Tile, x: str, width: int) -> None:
+        name, src = out.name, op.source
+        squares = self.emit("square", f"{name}.squares", width, (x,), src)
+        spread = self.emit("sum", f"{name}.spread", 1, (squares,), src)
+        scaled = _inverse_root(self.emit, name, spread, width, op, src)
+        _affine(self.out, op, self.emit, (x, scaled), "w" if op.params else "")
+
+    def _softmax(self, op: TileOp, out: Tile, x: str, width: int) -> None:
+        name, src = out.name, op.source
+        top = self.emit("max", f"{name}.top", 1, (x,), src)
+        shifted = self.emit("sub", f"{name}.shifted", width, (x, top), src)
+        grown = self.emit("exp", f"{name}.grown", width, (shifted,), src)
+        total = self.emit("sum", f"{name}.total", 1, (grown,), src)
+        share = self.emit("reciprocal", f"{name}.share", 1, (total,), src)
+        self.out.append(TileOp("mul", out, (grown, share), (), (), src))
+
+    def _plain(self, op: TileOp, out: Tile, x: str) -> None:
+        """An op that is none of these; a column that meets a wider tile or vector becomes a row value."""
+        by_element = op.kind not in ("linear", "cat", "slice")
+        if by_element and any(self.features[i] == 1 < out.features for i in op.ins):
+            ins = tuple(self._row(i, op.source) if self.features[i] == 1 else i for i in op.ins)
+            self.out.append(TileOp(op.kind, out, ins, op.params, op.attrs, op.source))
+        elif op.kind in ("sum", "max") and x in self.rows:
+            self.out.append(TileOp("mul", out, op.ins, (), (("scalar", 1.0),), op.source))
+            self.rows.add(out.name)
         else:
-            out.append(op)
-            if op.kind in ("sum", "max") or (
-                op.ins
-                and op.kind not in ("linear", "cat", "slice")
-                and not op.params
-                and all(i in rows for i in op.ins)
-            ):
-                rows.add(name)
-        features[name] = n
-    return out
+            self.out.append(op)
+            of_rows = op.ins and by_element and not op.params and all(i in self.rows for i in op.ins)
+            if op.kind in ("sum", "max") or of_rows:
+                self.rows.add(out.name)
 
 
 def _inverse_root(emit, name: str, spread: str, width: int, op: TileOp, src: str) -> str:

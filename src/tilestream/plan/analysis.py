@@ -11,7 +11,7 @@ from tilestream.graph.eager import EagerOp
 from tilestream.options import Options
 from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.planner import FALLBACK, Candidate
-from tilestream.plan.whole import WholePlan, pipeline_us, region_kernels, whole
+from tilestream.plan.whole import WholePlan, pipelines_us, region_kernels, whole
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,19 @@ class Analysis:
     def candidate_us(self, region: RegionAnalysis, candidate: Candidate) -> float | None:
         """Predicted microseconds of one candidate of a region, Inductor among them; None of what was refused."""
         if candidate.pipeline is not None:
-            us = pipeline_us(candidate.pipeline, region.rows, self._device)
+            us = pipelines_us(region.pipelines(candidate), region.rows, self._device)
             return None if us is None else us + region.turned_us
+        if region.parts:
+            return self._apart_us(region)
         if candidate.strategy != FALLBACK or not region.nodes or not region.rows:
             return None
         return region_kernels(region, self._device, self.tf32).predicted_us
+
+    def _apart_us(self, chain: RegionAnalysis) -> float | None:
+        """A backward chain's region and sums, each as it would run."""
+        runs = [(part, part.runs(self.options.target)) for part in chain.parts]
+        each = [None if candidate is None else self.candidate_us(part, candidate) for part, candidate in runs]
+        return None if None in each else sum(us for us in each if us is not None)
 
     @property
     def _device(self) -> Device:

@@ -24,12 +24,8 @@ from tilestream.graph.row_sums import own_operands
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.gradient_launches import (
-    analysis,
-    decided,
-    gradient_launches,
-    proposal,
-)
+from tilestream.plan.chain_analysis import with_chains
+from tilestream.plan.gradient_launches import GradientLaunch, analysis, decided, gradient_launches, proposal
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.regions import LONE, find_regions, is_lone
 from tilestream.plan.turned import turned
@@ -58,9 +54,10 @@ def of_graphs(
         whole = Share(len(compute), sum(map(flops.of_node, compute)))
         graphs.append(GraphAnalysis(kind, whole, graph.graph))
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
-        for cut in part.cuts:
-            made.append(_region(cut.region, cut.nodes, index, prefix, device, options))
-        made += _gradients(summed, part, index, prefix, device, options)
+        own = [_region(cut.region, cut.nodes, index, prefix, device, options) for cut in part.cuts]
+        launches = _launches(summed, part, device)
+        sums = _gradients(launches, index, prefix, device, options)
+        made += with_chains(own, part.cuts, sums, launches, device, options)
         streamed = {node for site in summed for node in site.nodes}
         for node, e in zip(outside, part.exclusions, strict=True):
             if node in streamed:
@@ -83,15 +80,19 @@ def of_graphs(
     )
 
 
-def _gradients(
-    sites: Sequence[GradientSite], part: selection.Partition, index: int, prefix: str, device: Device, options: Options
-) -> list[RegionAnalysis]:
+def _launches(sites: Sequence[GradientSite], part: selection.Partition, device: Device) -> list[GradientLaunch]:
     """The launches of weight gradients of a backward graph, beside the regions that make their operands."""
     regions = {node: number for number, cut in enumerate(part.cuts) for node in cut.nodes}
+    return gradient_launches(sites, device, regions.get)
+
+
+def _gradients(
+    launches: Sequence[GradientLaunch], index: int, prefix: str, device: Device, options: Options
+) -> list[RegionAnalysis]:
     forced = options.target == "reference"
     return [
         analysis(launch, decided(launch, device, *proposal(launch, device), forced), index, prefix)
-        for launch in gradient_launches(sites, device, regions.get)
+        for launch in launches
     ]
 
 

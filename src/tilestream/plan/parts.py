@@ -45,8 +45,8 @@ class Coverage:
         }
 
 
-RegionKind = Literal["region", "weight gradients"]
-"""What streams rows, or what sums over them."""
+RegionKind = Literal["region", "weight gradients", "backward chain"]
+"""What streams rows, what sums over them, or both in one."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class RegionAnalysis:
     and ``problem`` says why. ``flops`` are those of its operators, ``nodes`` what they are in their graph (empty where
     the region was compiled and not analysed), ``modules`` the paths of the modules that made them. ``turned_us``: of
     copies of its weights before each call, where they lie as no kernel reads them; in no prediction of a candidate.
+    ``launches``: of a backward chain, the pipelines that run one after another; its candidate has the first.
+    ``parts``: the region and the sums that it is of, which its fallback runs apart.
     """
 
     name: str
@@ -72,6 +74,14 @@ class RegionAnalysis:
     modules: tuple[str, ...] = ()
     kind: RegionKind = "region"
     turned_us: float = 0.0
+    launches: tuple[Pipeline, ...] = ()
+    parts: tuple[RegionAnalysis, ...] = ()
+
+    def pipelines(self, candidate: Candidate | None) -> tuple[Pipeline, ...]:
+        """What a candidate runs, in order; nothing where it is the fallback."""
+        if candidate is None or candidate.pipeline is None:
+            return ()
+        return self.launches or (candidate.pipeline,)
 
     def runs(self, target: str = "auto") -> Candidate | None:
         """The candidate that runs under option ``target``; ``None`` without a plan.

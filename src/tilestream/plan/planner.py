@@ -377,6 +377,8 @@ def _measured(
     if not wanted:
         return candidates
     timed = _timed(candidates, wanted, measure)
+    if all(c.measured_us is None for c in timed):
+        timed = _timed(timed, _stages_over_sms(timed), measure)
     fallback = next(c for c in timed if c.strategy == FALLBACK)
     best_us = min((_time_of(c) for c in timed), default=float("inf"))
     predicted_us = fallback.predicted_us or 0.0
@@ -387,6 +389,33 @@ def _measured(
     else:
         why = f"not timed: a pipeline takes {best_us:.0f} us, far less than it is predicted to take"
     return [replace(c, rejected=why) if c is fallback else c for c in timed]
+
+
+def _stages_over_sms(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best spatial candidate that is left, if any: its stages are smaller kernels than those that failed."""
+    left = (c for c in candidates if c.strategy == "spatial" and c.pipeline is not None and not c.rejected)
+    best = min(left, key=_predicted, default=None)
+    return [] if best is None else [best]
+
+
+def without(made: Plan, reason: str) -> Plan | None:
+    """The plan where what it chose cannot be built: what was timed counts first, then the best vertical pipeline by
+    prediction, and the best spatial one where none is left. None where the fallback is as fast.
+
+    Args:
+        reason: why it cannot be, for the candidate.
+    """
+    candidates = tuple(replace(c, rejected=reason) if c == made.chosen else c for c in made.candidates)
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
+    timed = [c for c in usable if c.measured_us is not None]
+    vertical = [c for c in usable if c.strategy == "vertical"]
+    key = _time_of if timed else _predicted
+    limit = fallback.predicted_us if not timed or fallback.measured_us is None else fallback.measured_us
+    best = min(timed or vertical or _stages_over_sms(candidates), key=key, default=None)
+    if best is None or (limit is not None and key(best) > MARGIN * limit):
+        return None
+    return replace(made, candidates=candidates, chosen=best)
 
 
 def _timed(candidates: Sequence[Candidate], chosen: Sequence[Candidate], measure: Measure) -> list[Candidate]:

@@ -17,13 +17,13 @@ def replan(analysis: Analysis, device: Device | None = None, strategy: str | Non
     """The same regions planned for another device, by another strategy, or both; predictions only.
 
     A region that has no pipeline of ``strategy`` has no plan, and is Inductor's. Sums of gradients, which no strategy
-    plans otherwise, stay on the device that they were made for.
+    plans otherwise, stay on the device that they were made for; of a backward chain the region and its sums are apart.
     """
     hardware = device or analysis.hardware
     assert hardware is not None
     options = analysis.options if strategy is None else analysis.options.with_(strategy=strategy)
     regions = []
-    for region in analysis.regions:
+    for region in (part for r in analysis.regions for part in r.parts or (r,)):
         plan, problem = None, region.problem
         if region.program.strategy == STATIONARY:
             plan = region.plan if hardware == analysis.hardware else None

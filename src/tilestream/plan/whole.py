@@ -28,7 +28,7 @@ from tilestream.plan.fusion import units
 from tilestream.plan.gradients import cost
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.messages import sum_kernels
-from tilestream.plan.parts import GraphAnalysis, RegionAnalysis
+from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
 from tilestream.schedule.backward import is_backward
@@ -64,7 +64,7 @@ class Launch:
     kernels: int = 1
     flops: float = 0.0
     bytes: float = 0.0
-    what: Literal["region", "weight gradients", ""] = ""
+    what: RegionKind | Literal[""] = ""
     modules: tuple[str, ...] = ()
 
     @property
@@ -154,6 +154,12 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
         return None
 
 
+def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device) -> float | None:
+    """The same of several, one after another."""
+    each = [pipeline_us(pipeline, rows, device) for pipeline in pipelines]
+    return None if None in each else sum(us for us in each if us is not None)
+
+
 def _graph_steps(
     number: int,
     nodes: Sequence[fx.Node],
@@ -186,9 +192,8 @@ def _library(number: int, found: Sequence[Kernel], device: Device, cache: Cache)
 
 
 def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> Launch:
-    pipeline = candidate.pipeline
-    assert pipeline is not None
-    us = pipeline_us(pipeline, region.rows, device)
+    pipelines = region.pipelines(candidate)
+    us = pipelines_us(pipelines, region.rows, device)
     return Launch(
         "pipeline",
         region.name,
@@ -199,9 +204,9 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         candidate.measured_us,
         region.name,
         candidate.name,
-        len(cut_at_dram(pipeline)) if by_rows(pipeline) else 1,
+        sum(len(cut_at_dram(p)) if by_rows(p) else 1 for p in pipelines),
         float(region.flops),
-        float(_dram_bytes(pipeline, region.rows)),
+        float(sum(_dram_bytes(p, region.rows) for p in pipelines)),
         region.kind,
         region.modules,
     )

@@ -15,7 +15,7 @@ from rich.text import Text
 from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import rejections
+from tilestream.plan.planner import FALLBACK, rejections
 from tilestream.report import excluded, facts, launches, parts, whole
 from tilestream.report.words import WIDTH, count, microseconds, shortened, size
 
@@ -86,9 +86,9 @@ def _region_json(region: RegionAnalysis, a: Analysis) -> dict[str, Any]:
     plan = region.plan
     chosen = None
     if plan is not None:
-        pipeline = plan.chosen.pipeline
+        pipelines = region.pipelines(plan.chosen)
         chosen = facts.candidate_facts(plan.chosen, a.candidate_us(region, plan.chosen))
-        chosen["pipeline"] = facts.pipeline_facts(pipeline) if pipeline is not None else None
+        chosen["pipeline"] = facts.pipeline_facts(*pipelines) if pipelines else None
     return {
         "name": region.name,
         "kind": region.kind,
@@ -108,7 +108,7 @@ def _region_json(region: RegionAnalysis, a: Analysis) -> dict[str, Any]:
 def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     kind = a.graphs[region.graph].kind if region.graph < len(a.graphs) else "inference"
     where = f", {kind} graph" if len(a.graphs) > 1 else ""
-    done = "planned for" if region.kind == "region" else "summed over"
+    done = "summed over" if region.kind == "weight gradients" else "planned for"
     operators = count(len(region.operators), "operator")
     title = f"{region.kind} {region.name}: {operators}, {done} {region.rows:,} rows{where}"
     shown: list[RenderableType] = [Rule(title, align="left", style="cyan")]
@@ -126,18 +126,21 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     if region.turned_us and region.plan.chosen.pipeline is not None:
         told = f"its weights lie transposed: {microseconds(region.turned_us)} us of each prediction copy them"
         shown.append(Text(told, style="dim"))
-    pipeline = runs.pipeline if runs is not None else None
-    if pipeline is None:
+    pipelines = region.pipelines(runs)
+    if not pipelines:
         return [*shown, Text("chosen: Inductor, nothing above is faster", style="yellow")]
-    described = facts.pipeline_facts(pipeline)
+    described = facts.pipeline_facts(*pipelines)
     shown.append(_stages(described))
     if described["dram_queues"] or any(launch["queues"] for launch in described["launches"]):
         shown.append(_queues(described))
     return shown
 
 
-def _strategy(candidate: Candidate) -> str:
-    return "inductor" if candidate.strategy == "fallback" else candidate.name
+def strategy(region: RegionAnalysis, candidate: Candidate) -> str:
+    """What a reader knows a candidate as: of a backward chain the fallback is what it is made of, apart."""
+    if candidate.pipeline is not None or candidate.strategy != FALLBACK:
+        return candidate.name
+    return f"apart: {' and '.join(part.name for part in region.parts)}" if region.parts else "inductor"
 
 
 def candidates(a: Analysis, region: RegionAnalysis, runs: Candidate | None = None) -> Table:
@@ -151,14 +154,14 @@ def candidates(a: Analysis, region: RegionAnalysis, runs: Candidate | None = Non
         table.add_column(heading, justify="right")
     for candidate in plan.candidates:
         chosen = candidate == (runs or plan.chosen)
-        pipeline = candidate.pipeline
+        pipelines = region.pipelines(candidate)
         table.add_row(
             "*" if chosen else "",
-            _strategy(candidate),
+            strategy(region, candidate),
             microseconds(a.candidate_us(region, candidate)),
             microseconds(candidate.measured_us),
-            "" if pipeline is None else str(len(cut_at_dram(pipeline))),
-            "" if pipeline is None else str(len(pipeline.stages)),
+            str(sum(len(cut_at_dram(p)) for p in pipelines)) if pipelines else "",
+            str(sum(len(p.stages) for p in pipelines)) if pipelines else "",
             style="bold green" if chosen else "",
         )
     return table

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from tilestream.plan.planner import Candidate, Plan
 
 
-def pipeline_facts(pipeline: Pipeline) -> dict[str, Any]:
-    """Stages with the CTAs they run on, and queues with their sizes, launch by launch. Sizes in bytes."""
-    launches = cut_at_dram(pipeline)
+def pipeline_facts(pipeline: Pipeline, *behind: Pipeline) -> dict[str, Any]:
+    """Stages with the CTAs they run on, and queues with their sizes, launch by launch. Sizes in bytes.
+
+    Args:
+        behind: pipelines that run after it, whose launches are listed with its own.
+    """
+    launches = [launch for each in (pipeline, *behind) for launch in cut_at_dram(each)]
     return {
         "name": pipeline.name,
         "strategy": pipeline.strategy,

@@ -15,9 +15,9 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import FALLBACK, Candidate
+from tilestream.plan.planner import Candidate
 from tilestream.report import charts, drawing, excluded, facts, launches, parts, whole
-from tilestream.report.explain import REGISTERS, Report, sms, weights
+from tilestream.report.explain import REGISTERS, Report, sms, strategy, weights
 from tilestream.report.words import count, microseconds, shortened, size
 from tilestream.simulator import Simulation
 
@@ -132,11 +132,11 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
         return shown
     shown["candidates"] = [
         {
-            "strategy": "inductor" if c.strategy == FALLBACK else c.name,
+            "strategy": strategy(region, c),
             "predicted": microseconds(a.candidate_us(region, c)),
             "measured": microseconds(c.measured_us),
-            "launches": "" if c.pipeline is None else len(cut_at_dram(c.pipeline)),
-            "stages": "" if c.pipeline is None else len(c.pipeline.stages),
+            "launches": "" if c.pipeline is None else sum(len(cut_at_dram(p)) for p in region.pipelines(c)),
+            "stages": "" if c.pipeline is None else sum(len(p.stages) for p in region.pipelines(c)),
             "rejected": c.rejected,
             "chosen": c == plan.chosen,
         }
@@ -160,7 +160,7 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
     ]
     shown["traffic"] = _traffic(drawn, region.rows)
     if plan.chosen.pipeline is not None:
-        shown["stages"] = _stages(facts.pipeline_facts(plan.chosen.pipeline))
+        shown["stages"] = _stages(facts.pipeline_facts(*region.pipelines(plan.chosen)))
     return shown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 
 
@@ -16,7 +15,7 @@ def text(a: Analysis) -> str:
         if runs is None or runs.pipeline is None:
             parts.append(f"// {region.name}: no kernel, {region.problem or 'Inductor is the fastest'}\n")
             continue
-        for number, launch in enumerate(cut_at_dram(runs.pipeline)):
-            source = cuda.emit(launch, annotate=True)
+        launches = [source for p in region.pipelines(runs) for source in cuda.sources(p, annotate=True)]
+        for number, source in enumerate(launches):
             parts.append(f"// {region.name}, {runs.name}, launch {number}: {source.name}\n{source.text}")
     return "\n".join(parts) or "// no region: no kernel of tilestream's\n"

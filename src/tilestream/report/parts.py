@@ -18,7 +18,8 @@ INDUCTOR, EAGER = "left to Inductor", "outside of every graph"
 
 @dataclass(frozen=True)
 class Part:
-    """Launches of one graph that are alike: ``name`` is ``regions``, ``weight gradients``, or who runs them."""
+    """Launches of one graph that are alike: ``name`` is ``regions``, ``backward chains``, ``weight
+    gradients``, or who runs them."""
 
     graph: str
     name: str
@@ -44,7 +45,7 @@ def parts(a: Analysis) -> list[Part]:
     found: dict[tuple[int, str], list[Launch]] = {}
     for launch in () if a.empty else a.whole.launches:
         found.setdefault((launch.graph, _name(launch)), []).append(launch)
-    order = ("regions", "weight gradients", INDUCTOR, EAGER)
+    order = ("regions", "backward chains", "weight gradients", INDUCTOR, EAGER)
     by_place = sorted(found, key=lambda place: (place[0] < 0, place[0], order.index(place[1])))
     return [Part(_graph(a, number), name, tuple(found[number, name])) for number, name in by_place]
 
@@ -96,7 +97,7 @@ def facts(found: Sequence[Part]) -> list[dict[str, object]]:
 
 def _name(launch: Launch) -> str:
     if launch.what:
-        return "regions" if launch.what == "region" else launch.what
+        return launch.what if launch.what.endswith("s") else f"{launch.what}s"
     return INDUCTOR if launch.graph >= 0 else EAGER
 
 

@@ -63,7 +63,7 @@ class Simulation:
             runs += _runs(planned, {(r.region, r.strategy) for r in runs})
         if (other := analysis.inductor_predicted_us) is not None:
             whole_us["inductor"] = other
-        order = {r.name: i for i, r in enumerate(analysis.regions)}
+        order = {r.name: i for i, r in enumerate(part for r in analysis.regions for part in (r, *r.parts))}
         return cls(analysis, tuple(sorted(runs, key=lambda r: order[r.region])), whole_us)
 
     def by_region(self) -> dict[str, dict[str, Outcome]]:

@@ -57,6 +57,7 @@ def render(a: Analysis) -> Text:
 def _regions(a: Analysis) -> str:
     """How many regions and sums of gradients run as dataflow, and of how many; empty where there is none."""
     kinds = {"region": ("region", "regions")}
+    kinds |= {"backward chain": ("backward chain", "backward chains")}
     kinds |= {"weight gradients": ("launch of weight gradients", "launches of weight gradients")}
     said = []
     for kind, (one, more) in kinds.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import operator
 from dataclasses import replace
@@ -13,20 +11,20 @@ from torch import fx
 from tilestream.announce import announce_failure
 from tilestream.errors import VerifyError
 from tilestream.graph.nodes import value
+from tilestream.graph.settled import settle
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY
-from tilestream.plan.backward_cost import cost
-from tilestream.plan.cache import PlanCache, versions
-from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, Plan, summary
+from tilestream.plan.cache import PlanCache
+from tilestream.plan.chain_choice import decided, is_unchecked, proposal
+from tilestream.plan.chain_choice import key as key_of
+from tilestream.plan.planner import Plan, summary
 from tilestream.run import prepare as planning
 from tilestream.run.chain_pairs import Pair, arguments, find_pair, specs
 from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode
 from tilestream.run.target import Target
 from tilestream.run.time_chains import time_pair
-from tilestream.schedule.backward import BackwardChain, build
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
     for sums in [n for n in owner.graph.nodes if n.target is REGION]:
         try:
             pair = find_pair(owner.graph, sums, target)
-            if pair is None or (target.kind == "cuda" and _unchecked(pair)):
+            if pair is None or (target.kind == "cuda" and is_unchecked(pair.joined)):
                 continue
             with planning.kernels_kept(options, target):
                 found = plan(pair, options, target)
@@ -63,19 +61,8 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
             continue
         made.append(found)
     if made:
-        from torch._inductor.pattern_matcher import stable_topological_sort
-
-        stable_topological_sort(owner.graph)
-        owner.graph.eliminate_dead_code()
-        owner.graph.lint()
-        owner.recompile()
+        settle(owner, sort=True)
     return made
-
-
-def _unchecked(pair: Pair) -> bool:
-    """Whether a chain reads rows that bulk copies cannot address: no GPU has run such a kernel yet."""
-    made = [build(pipeline) for pipeline in pair.joined.pipelines]
-    return any(isinstance(chain, BackwardChain) and chain.odd for chain in made)
 
 
 def plan(pair: Pair, options: Options, target: Target) -> Plan:
@@ -84,22 +71,16 @@ def plan(pair: Pair, options: Options, target: Target) -> Plan:
     Raises:
         TilestreamError: the kernel cannot be built, or computes something else.
     """
-    ours = sum(cost(p, pair.rows, target.hardware).total_s for p in pair.joined.pipelines) * 1e6
-    candidate, apart = Candidate(STRATEGY, pair.joined.pipelines[0], ours), Candidate(FALLBACK, None, None)
+    candidate, apart = proposal(pair.joined, pair.rows, target.hardware)
     measures = planning.measures(options, target) and options.strategy == "auto"
-    described = [pipeline_to_json(p, sources=False) for p in pair.joined.pipelines]
-    text = [described, pair.rows, target.hardware.name, target.kind, measures, versions()]
-    key = hashlib.sha256(json.dumps([*text, STRATEGY], sort_keys=True).encode()).hexdigest()
+    key = key_of(pair.joined, pair.rows, target.hardware, target.kind, measures)
     kept = PlanCache(options.cache_folder) if options.cache else None
     made = _plans.get(key) or (kept.load(key) if kept is not None else None)
     if made is None:
         if measures:
             ours_us, apart_us = time_pair(pair, target)
             candidate, apart = replace(candidate, measured_us=ours_us), replace(apart, measured_us=apart_us)
-            joins = ours_us <= MARGIN * apart_us
-        else:
-            joins = target.kind == "reference"
-        made = Plan("chain", pair.rows, target.hardware.name, (candidate, apart), candidate if joins else apart)
+        made = decided(pair.rows, target.hardware, candidate, apart, forced=target.kind == "reference")
         if kept is not None:
             kept.store(key, made)
         log.info("backward chain: %s", summary(made))

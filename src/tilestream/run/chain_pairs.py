@@ -9,7 +9,8 @@ from typing import Any
 from torch import fx
 
 from tilestream.graph.lowering import Steps
-from tilestream.graph.nodes import aten, packet, value
+from tilestream.graph.nodes import value
+from tilestream.graph.origins import bare, origin_of, unpadded
 from tilestream.graph.region import Operand
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -57,7 +58,7 @@ def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
     rows_told, order = decode(str(region.args[2])), {n: k for k, n in enumerate(graph.nodes)}
     if rows_told.pipeline.strategy == SUMS or rows_told.sizes or len(rows_told.arguments) != len(tensors_of(region)):
         return None
-    inputs = {(origin_of(tensors_of(region)[o.index]), _bare(o.steps)): o.tensor for o in rows_told.inputs}
+    inputs = {(origin_of(tensors_of(region)[o.index]), bare(o.steps)): o.tensor for o in rows_told.inputs}
     same: dict[str, str] = {}
     given, operands = list(tensors_of(region)), [*rows_told.inputs]
     for operand in told.inputs:
@@ -65,7 +66,7 @@ def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
         if maker_of(node) is region:
             same[operand.tensor] = rows_told.results[result_of(node)].tensor
             continue
-        known = inputs.get((unpadded(node), _bare(operand.steps)))
+        known = inputs.get((unpadded(node), bare(operand.steps)))
         if known is not None:
             same[operand.tensor] = known
             continue
@@ -107,30 +108,6 @@ def result_of(node: fx.Node) -> int:
 def _readers(node: fx.Node) -> list[fx.Node]:
     """Who uses a node, under any leading dimensions."""
     return [r for user in node.users for r in (_readers(user) if origin_of(user) is not user else [user])]
-
-
-def unpadded(node: fx.Node) -> fx.Node:
-    """What a node is without columns of zeros behind it."""
-    is_pad = packet(node) is aten.constant_pad_nd and len(node.args[1]) == 2 and node.args[1][0] == 0  # pyright: ignore
-    return origin_of(node.args[0]) if is_pad and isinstance(node.args[0], fx.Node) else origin_of(node)
-
-
-_SAME = (aten.detach, aten.alias, aten.view, aten.reshape, aten._unsafe_view)
-
-
-def origin_of(node: fx.Node) -> fx.Node:
-    """What a node is, under other leading dimensions."""
-    while packet(node) in _SAME and isinstance(node.args[0], fx.Node):
-        before, after = value(node.args[0]), value(node)
-        if before is None or after is None or before.shape[-1:] != after.shape[-1:]:
-            break
-        node = node.args[0]
-    return node
-
-
-def _bare(steps: Steps) -> Steps:
-    """Steps that change more than leading dimensions."""
-    return tuple(step for step in steps if step[0] != "flatten")
 
 
 def names(pair: Pair) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tilestream.graph.settled import settle
+
 aten = torch.ops.aten
 
 
@@ -28,9 +30,7 @@ def make_real(graph: fx.GraphModule) -> int:
             _replace(graph.graph, product, real)
             made += 1
     if made:
-        graph.graph.eliminate_dead_code()
-        graph.graph.lint()
-        graph.recompile()
+        settle(graph)
     return made
 
 

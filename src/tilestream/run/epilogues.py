@@ -16,6 +16,7 @@ from torch import fx
 
 from tilestream.graph.interaction import unpadded
 from tilestream.graph.pixels import PIXELS
+from tilestream.graph.settled import settle
 
 aten = torch.ops.aten
 ALIGNED_BYTES = 16
@@ -46,9 +47,7 @@ def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
             _fuse_pixels(graph.graph, product, relu)
             fused += 1
     if fused:
-        graph.graph.eliminate_dead_code()
-        graph.graph.lint()
-        graph.recompile()
+        settle(graph)
     return fused
 
 

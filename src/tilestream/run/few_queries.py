@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilestream.announce import announce_failure
 from tilestream.graph.nodes import value
 from tilestream.graph.real import real
 from tilestream.options import Options
 from tilestream.run import prepare, timed_once
-from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention
+from tilestream.run.grouped_queries import MASKS, call, given_to, replace_attention, take_over
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.timed_once import Choice
@@ -74,26 +72,11 @@ def stream_attention(graph: fx.GraphModule, options: Options, target: Target) ->
     """
     if not options.attention or not (prepare.measures(options, target) or target.kind == "reference"):
         return 0
-    made = 0
-    for node in [n for n in graph.graph.nodes if is_attention(n)]:
-        kind = kind_of(node)
-        if kind is None:
-            continue
-        try:
-            wins = target.kind == "reference" or choose(kind, node.target, options, target).wins
-        except Exception as failure:
-            if not options.fallback:
-                raise
-            announce_failure("attention goes to the library", failure)
-            continue
-        if wins:
-            _replace(graph.graph, node)
-            made += 1
-    if made:
-        graph.graph.eliminate_dead_code()
-        graph.graph.lint()
-        graph.recompile()
-    return made
+
+    def wins(node: fx.Node, kind: Kind) -> bool:
+        return target.kind == "reference" or choose(kind, node.target, options, target).wins
+
+    return replace_attention(graph, kind_of, wins, _replace, options, "attention goes to the library")
 
 
 def kind_of(node: fx.Node) -> Kind | None:
@@ -178,7 +161,7 @@ def _library_call(
     return lambda: library(**given)[0]
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> None:
+def _replace(graph: fx.Graph, node: fx.Node) -> bool:
     given = given_to(node)
     query = given["query"]
     mask = _mask(given)
@@ -187,9 +170,5 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
         if mask is not None and mask.meta["val"].dim() == 2:
             mask = call(graph, aten.reshape.default, mask, [1, 1, 1, -1])
         made = graph.call_function(FEW_QUERIES, (query, given["key"], given["value"], mask, scale))
-    for user in list(node.users):
-        if user.target is operator.getitem and user.users:
-            made.meta = dict(user.meta)
-            user.replace_all_uses_with(made)
-        graph.erase_node(user)
-    graph.erase_node(node)
+    take_over(graph, node, made)
+    return True

@@ -23,6 +23,7 @@ from tilestream.graph.interaction import longer
 from tilestream.graph.nodes import aten
 from tilestream.graph.region import Operand
 from tilestream.graph.selection import Partition
+from tilestream.graph.settled import settle
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.serialise import pipeline_to_json
@@ -100,12 +101,7 @@ def stream_gradients(owner: fx.GraphModule, options: Options, target: Target) ->
             continue
         streamed.append(made)
     if streamed:
-        from torch._inductor.pattern_matcher import stable_topological_sort
-
-        stable_topological_sort(owner.graph)  # a sum's users may stand before the product
-        owner.graph.eliminate_dead_code()
-        owner.graph.lint()
-        owner.recompile()
+        settle(owner, sort=True)  # a sum's users may stand before the product
     return streamed
 
 

@@ -10,20 +10,24 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
+from tilestream.announce import announce_failure
 from tilestream.graph.nodes import value
 from tilestream.graph.real import real
+from tilestream.graph.settled import settle
+from tilestream.options import Options
 from tilestream.run.measure import random_tensor
 
 aten = torch.ops.aten
 
 log = logging.getLogger(__name__)
+K = TypeVar("K")
 Runs = Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]
 _ran: dict[str, bool] = {}
 
@@ -45,9 +49,7 @@ def share_keys(graph: fx.GraphModule, runs: Runs = lambda *_: True) -> int:
         runs: whether an operator has a kernel for arguments like these fake ones (``runs_here``).
     """
     made = sum(_share(graph.graph, node, runs) for node in list(graph.graph.nodes) if is_attention(node))
-    graph.graph.eliminate_dead_code()
-    graph.graph.lint()
-    graph.recompile()
+    settle(graph)
     return made
 
 
@@ -175,6 +177,42 @@ def _mask(graph: fx.Graph, mask: fx.Node, batch: int, groups: int, rows: int) ->
         each = call(graph, aten.expand.default, one, [batch, groups, 1, positions])
         one = call(graph, aten.reshape.default, each, [batch * groups, 1, 1, positions])
     return call(graph, aten.expand.default, one, [batch * groups, 1, rows, positions])
+
+
+def replace_attention(
+    graph: fx.GraphModule,
+    kind_of: Callable[[fx.Node], K | None],
+    wins: Callable[[fx.Node, K], bool],
+    replace: Callable[[fx.Graph, fx.Node], bool],
+    options: Options,
+    else_: str,
+) -> int:
+    """Replace every attention of a kind that has another kernel, where that wins; how many were.
+
+    Args:
+        kind_of: what an attention is; None where the other kernel cannot do it.
+        replace: whether it could.
+        else_: what becomes of an attention instead, for the announcement of an exception of ours.
+
+    Raises:
+        TilestreamError: with ``fallback=False``.
+    """
+    made = 0
+    for node in [n for n in graph.graph.nodes if is_attention(n)]:
+        kind = kind_of(node)
+        if kind is None:
+            continue
+        try:
+            better = wins(node, kind)
+        except Exception as failure:
+            if not options.fallback:
+                raise
+            announce_failure(else_, failure)
+            continue
+        made += better and replace(graph.graph, node)
+    if made:
+        settle(graph)
+    return made
 
 
 def take_over(graph: fx.Graph, attention: fx.Node, result: fx.Node) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.announce import announce_failure
 from tilestream.graph.nodes import value
 from tilestream.graph.real import real
 from tilestream.options import Options
 from tilestream.run import prepare, timed_once
-from tilestream.run.grouped_queries import MASKS, call, given_to, is_attention, take_over
+from tilestream.run.grouped_queries import MASKS, call, given_to, replace_attention, take_over
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -61,28 +60,17 @@ def choose_library(graph: fx.GraphModule, options: Options, target: Target) -> i
     """
     if not options.attention or not prepare.measures(options, target):
         return 0
-    made = 0
-    for node in [n for n in graph.graph.nodes if n.target is CUDNN and is_attention(n)]:
-        kind = kind_of(node)
-        if kind is None:
-            continue
-        try:
-            wins = choose(node, kind, options, target).wins
-        except Exception as failure:
-            if not options.fallback:
-                raise
-            announce_failure("attention stays cuDNN's", failure)
-            continue
-        made += wins and _replace(graph.graph, node)
-    if made:
-        graph.graph.eliminate_dead_code()
-        graph.graph.lint()
-        graph.recompile()
-    return made
+
+    def wins(node: fx.Node, kind: Kind) -> bool:
+        return choose(node, kind, options, target).wins
+
+    return replace_attention(graph, kind_of, wins, _replace, options, "attention stays cuDNN's")
 
 
 def kind_of(node: fx.Node) -> Kind | None:
     """What an attention is, if flash attention may do it; else None."""
+    if node.target is not CUDNN:
+        return None
     given = given_to(node)
     fakes = [value(given[name]) for name in ("query", "key", "value")]
     if any(given.get(name) is not None for name in MASKS) or given.get("dropout_p"):

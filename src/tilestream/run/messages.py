@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from tilestream.graph.settled import settle
 from tilestream.plan.messages import sorted_sums
 from tilestream.run.sorted_sums import Sorted, Tables
 
@@ -32,7 +33,5 @@ def sort_messages(graph: fx.GraphModule) -> int:
     for together in paying:
         Sorted(graph.graph, together, replaced).replace()
     if replaced:
-        graph.graph.eliminate_dead_code()
-        graph.graph.lint()
-        graph.recompile()
+        settle(graph)
     return sum(len(s.parts) for together in (*tables, *paying) for s in together)

@@ -14,6 +14,7 @@ from torch import fx
 from tilestream.graph.pixels import from_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
+from tilestream.graph.settled import settle
 from tilestream.graph.views import join_maxima
 from tilestream.run.operator import REGION
 
@@ -35,7 +36,6 @@ def place(owner: fx.GraphModule, found: Partition, spec_for: Callable[[Region], 
         found: the partition of ``owner``.
         spec_for: the operator's argument for a region (``run.spec.encode``); None leaves it to Inductor.
     """
-    from torch._inductor.pattern_matcher import stable_topological_sort
 
     by_name = {n.name: n for n in owner.graph.nodes}
     placed: list[Placed] = []
@@ -54,10 +54,7 @@ def place(owner: fx.GraphModule, found: Partition, spec_for: Callable[[Region], 
                 owner.graph.erase_node(node)
         join_maxima(owner.graph)
         from_pixels(owner.graph)
-        stable_topological_sort(owner.graph)
-        owner.graph.eliminate_dead_code()
-        owner.graph.lint()
-        owner.recompile()
+        settle(owner, sort=True)
     log.info("%d regions are calls, %d of them different", len(placed), len({p.spec for p in placed}))
     return placed
 

@@ -10,7 +10,7 @@ import torch
 
 from tilestream.announce import announce_failure, first_line
 from tilestream.devices import Device
-from tilestream.errors import PlanError
+from tilestream.errors import PlanError, TilestreamError
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
@@ -18,7 +18,7 @@ from tilestream.options import Options
 from tilestream.plan import few_rows, regions
 from tilestream.plan.cache import cached_plan
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import Candidate, Measure, Plan, summary
+from tilestream.plan.planner import Candidate, Measure, Plan, summary, without
 from tilestream.plan.turned import turned
 from tilestream.run.executable import executable
 from tilestream.run.measure import Measurer
@@ -132,10 +132,8 @@ def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | 
     place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"
     try:
         with kernels_kept(options, target):
-            found = plan(region, options, target)
+            found = built_plan(region, options, target)
             pipeline = choose(found, target).pipeline
-            if pipeline is not None:
-                executable(pipeline, target.kind, target.device)
         if pipeline is None and not options.fallback:
             raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
     except Exception as failure:
@@ -148,6 +146,32 @@ def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | 
         log.info("%s goes to Inductor: it is the fastest (%s)", place, summary(found))
     _analyses.append(_analysis(region, found))
     return pipeline
+
+
+def built_plan(region: Region, options: Options, target: Target) -> Plan:
+    """The plan of a region, whose pipeline, if it has one, is built and ready. Where kernels cannot be built, ``auto``
+    falls back on what is left of the plan.
+
+    Raises:
+        PlanError: as ``plan``.
+        TilestreamError: nothing is left that beats Inductor; why the last one could not be built.
+    """
+    made = found = plan(region, options, target)
+    while (pipeline := choose(found, target).pipeline) is not None:
+        try:
+            executable(pipeline, target.kind, target.device)
+            break
+        except TilestreamError as failure:
+            why = f"could not be built: {first_line(failure)}"
+            other = without(found, why) if options.strategy == "auto" else None
+            if other is None:
+                raise
+            log.warning("%s: %s %s; %s is tried", region.name, found.chosen.name, why, other.chosen.name)
+            found = other
+    if found is not made:  # nor does another region of this program try in vain
+        key = _kept(region, options, target)
+        _plans[key] = [found if p is made else p for p in _plans.get(key, ())]
+    return found
 
 
 def _analysis(region: Region, found: Plan | None, problem: str = "") -> RegionAnalysis:

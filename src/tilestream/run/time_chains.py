@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tilestream.errors import PlanError
 from tilestream.graph.nodes import value
+from tilestream.graph.origins import origin_of, unpadded
 from tilestream.graph.real import real
 from tilestream.graph.sizes import hint
 from tilestream.reference.whole import run_whole
@@ -21,11 +22,9 @@ from tilestream.run.chain_pairs import (
     arguments,
     maker_of,
     names,
-    origin_of,
     result_of,
     specs,
     tensors_of,
-    unpadded,
 )
 from tilestream.run.spec import RegionSpec, decode
 from tilestream.run.stopwatch import timed

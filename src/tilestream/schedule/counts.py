@@ -104,19 +104,61 @@ def scattered_bytes(schedule: Schedule, pipeline: Pipeline) -> float:
 
 def code_size(schedule: Schedule, layout: Layout) -> float:
     """Instructions of the consumers' code. Equal steps one after another are one loop; all else is unrolled."""
-    steps = [(_shape(step, schedule), _step(step, schedule, layout)) for step in schedule.steps]
-    first_of_run = (next(group)[1] for _, group in groupby(steps, key=lambda s: s[0]))
-    return sum(s.instructions / s.copies + s.product_instructions / s.turns for s in first_of_run)
+    return sum(n for n, _ in _code(schedule, layout))
+
+
+def code_apart(schedule: Schedule, layout: Layout) -> float:
+    """Instructions that one warpgroup can be ahead of the other: both take the same pages of streamed weights in turn,
+    so the one in front waits for the page that a ring's length before the other has not given back yet."""
+    code = _code(schedule, layout)
+    total = sum(n for n, _ in code)
+    if schedule.stage.residency is Residency.RESIDENT or not any(pages for _, pages in code):
+        return total
+    at, taken = 0.0, []
+    for instructions, pages in code:
+        taken += [at] * pages
+        at += instructions
+    ahead = [(k + layout.pages, first) for k, first in enumerate(taken)]
+    return min(total, max(total * (k // len(taken)) + taken[k % len(taken)] - first for k, first in ahead))
+
+
+def _code(schedule: Schedule, layout: Layout) -> list[tuple[float, int]]:
+    """Of each run of equal blocks: instructions of its code, and the pages that going through it takes."""
+    found: list[tuple[float, int]] = []
+    for _, run in groupby(_blocks(schedule), key=lambda block: [_shape(step, schedule) for step in block]):
+        blocks = [[_step(step, schedule, layout) for step in block] for block in run]
+        code = sum(s.instructions / s.copies + s.product_instructions / s.turns for s in blocks[0])
+        found.append((code, sum(s.pages for block in blocks for s in block)))
+    return found
+
+
+def _blocks(schedule: Schedule) -> list[list[Step]]:
+    """What the emitter may make one turn of a loop of: a step; or one that copies an operand, and all behind it."""
+    blocks: list[list[Step]] = []
+    for step in schedule.steps:
+        if step.copied or not any(s.copied for block in blocks for s in block):
+            blocks.append([])
+        blocks[-1].append(step)
+    return blocks
 
 
 def _shape(step: Step, schedule: Schedule) -> tuple[object, ...]:
-    """Equal for steps of the same code."""
-    segments = [(s.features, s.place) for s in step.gemm.segments] if step.gemm else []
+    """Equal for steps of the same code: what they work on is in the same registers, buffers and streams."""
+
+    def place(tile: str) -> tuple[object, ...]:
+        return schedule.slots.get(tile), schedule.buffers.get(tile), schedule.parked.get(tile)
+
+    segments = [(s.features, s.place, s.start, place(s.tile)) for s in step.gemm.segments] if step.gemm else []
     passes = [
-        ([n.kind for n in p.nodes], [op.kind for op in p.reduces], [s.kind for s in p.sinks], len(p.streams))
+        (
+            [n.kind for n in p.nodes],
+            [op.kind for op in p.reduces],
+            [(s.kind, place(s.tile)) for s in p.sinks],
+            p.streams,
+        )
         for p in step.phases
     ]
-    return (step.features, segments, passes)
+    return (step.features, [place(tile) for tile in step.copied], segments, passes)
 
 
 def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:

@@ -141,8 +141,7 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     rings, page_rings = (1, 2) if both else (2, 1)
     page = page_rows * 128
     page_all = page * page_rings
-    per_step = [pages_of(schedule, s, s.gemm, page_rows) for s in schedule.steps if s.gemm]
-    total_pages = sum(per_step)
+    total_pages = sum(pages_of(schedule, s, s.gemm, page_rows) for s in schedule.steps if s.gemm)
     # An epilogue holds a chunk of each of its streams at once (under Shard(1), one for each warpgroup).
     streamed = max((schedule.taken(p) for s in schedule.steps for p in s.phases), default=0)
     # A product takes its next chunk before it gives the last one back.
@@ -162,22 +161,7 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     resident = schedule.stage.residency is Residency.RESIDENT
     reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
     left = limit - (sum(buffer_bytes) + parking_bytes) * rings - out_bytes - reserve
-    want_in = max(need_in, min(8, _loads(schedule)))
-    if resident or total_pages == 0:
-        pages = total_pages
-        in_slots = max(need_in, min(want_in, (left - pages * page_all) // (rings * CHUNK))) if want_in else 0
-    else:
-        # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
-        enough = max(2, min(max(_together(schedule, page_rows)) + 1, total_pages))
-        if _tapped(schedule):  # a page for each chunk of pixels: neither ring runs ahead of the other
-            enough = min(enough, BESIDE_TAPS)
-        if schedule.loops:  # inputs come once, weights every turn
-            enough = min(2 * max(_together(schedule, page_rows)), total_pages)
-        in_slots = need_in
-        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
-            in_slots += 1
-        pages = max(_held(schedule, page_rows), min((left - in_slots * rings * CHUNK) // page_all, 64))
-        in_slots = max(in_slots, min(want_in, (left - pages * page_all) // (rings * CHUNK)))
+    pages, in_slots = _ring_slots(schedule, page_rows, left, need_in)
     offset = 0
     page_data, offset = offset, offset + pages * page_all
     in_data, offset = offset, offset + in_slots * rings * CHUNK
@@ -205,6 +189,34 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
         page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, out_buffer,
         tuple(buffers), buffer_bytes, parking, parking_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
     )  # fmt: skip
+
+
+def _ring_slots(schedule: Schedule, page_rows: int, left: int, need_in: int) -> tuple[int, int]:
+    """Pages of weights, and slots of each input ring, that ``left`` bytes hold.
+
+    Args:
+        need_in: slots that a product or an epilogue holds at once.
+    """
+    rings, page_rings = (1, 2) if schedule.stage.placement.dim == 1 else (2, 1)
+    page_all = page_rows * 128 * page_rings
+    total_pages = sum(pages_of(schedule, s, s.gemm, page_rows) for s in schedule.steps if s.gemm)
+    want_in = max(need_in, min(8, _loads(schedule)))
+    if schedule.stage.residency is Residency.RESIDENT or total_pages == 0:
+        pages = total_pages
+        in_slots = max(need_in, min(want_in, (left - pages * page_all) // (rings * CHUNK))) if want_in else 0
+    else:
+        # Beyond one layer: the first warpgroup runs ahead by a layer's pages (spikes: 4 pages 586 us, 5 pages 472 us).
+        enough = max(2, min(max(_together(schedule, page_rows)) + 1, total_pages))
+        if _tapped(schedule):  # a page for each chunk of pixels: neither ring runs ahead of the other
+            enough = min(enough, BESIDE_TAPS)
+        if schedule.loops:  # inputs come once, weights every turn
+            enough = min(2 * max(_together(schedule, page_rows)), total_pages)
+        in_slots = need_in
+        while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
+            in_slots += 1
+        pages = max(_held(schedule, page_rows), min((left - in_slots * rings * CHUNK) // page_all, 64))
+        in_slots = max(in_slots, min(want_in, (left - pages * page_all) // (rings * CHUNK)))
+    return pages, in_slots
 
 
 def _dead_buffer(schedule: Schedule) -> int:

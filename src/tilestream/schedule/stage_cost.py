@@ -17,6 +17,7 @@ from tilestream.schedule.counts import (
     WARPGROUP,
     EpilogueCounts,
     StepCounts,
+    code_apart,
     code_size,
     counts,
     scattered_bytes,
@@ -31,6 +32,7 @@ from tilestream.schedule.tiled_block import CLUSTER, ROWS
 from tilestream.schedule.tiled_block import build as tiled_block
 from tilestream.schedule.tiled_block_cost import START_S, tiled_block_cost
 
+INSTRUCTION_BYTES = 16
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
 
@@ -126,12 +128,13 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         ahead = 1.0 if not streamed else _ahead(steps, products, layout)
         compute = ahead * apart + (1 - ahead) * together
     compute += joining_s(schedule, device)
+    fetched = sm.fetch_s(1.0 if split else code_apart(schedule, layout))
     return cost(
         tensor_s=sum(sm.tensor_s(s) for s in steps),
         shared_s=sum(sm.shared_s(s) for s in steps),
         lane_s=epilogue,
         inputs_s=inputs,
-        step_s=max(compute, weights) + queue,
+        step_s=max(compute, weights, fetched) + queue,
         scattered=scattered_bytes(schedule, pipeline),
         first_s=first_s(takes, layout.in_slots, device),
     )
@@ -261,6 +264,13 @@ class _Sm:
         load = self.device.page_s + layout.page_bytes * layout.page_rings / self.device.sm_bytes_per_s
         period = (load + each) / layout.pages if in_flight == 1 else load / (layout.pages - 1)
         return max(0, step.pages - layout.pages) * max(0.0, period - each)
+
+    def fetch_s(self, apart: float) -> float:
+        """Until the L2 has given a step's code to an SM whose cache it does not fit; to both warpgroups, where one is
+        so many instructions ``apart`` from the other that it has none of what that one had."""
+        if self.code <= self.device.code_held:
+            return 0.0
+        return self.code * INSTRUCTION_BYTES * (1 + (apart > self.device.code_held)) / self.device.code_bytes_per_s
 
     def _pass_s(self, done: EpilogueCounts) -> float:
         doublings = log2(max(1.0, self.code / self.device.code_cache))

@@ -7,7 +7,7 @@ by operator (``kitsune``): training graphs, attention and gathers included, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
@@ -157,55 +157,67 @@ def check(launch: SimLaunch) -> None:
     if len(set(names)) != len(names):
         raise WorkloadError(f"launch {launch.name!r} has two stages of one name", "give each stage its own name")
     for stage in launch.stages:
-        for what, least, value in (
-            ("tiles", 0, stage.tiles),
-            ("ctas", 1, stage.ctas),
-            ("registers", 0, stage.registers),
-        ):
-            if value < least:
-                raise WorkloadError(f"stage {stage.name!r} has {value} {what}", f"use at least {least}")
-        for part in (stage.work, stage.once):
-            for name in AMOUNTS:
-                value = getattr(part, name)
-                if not (math.isfinite(value) and value >= 0):
-                    raise WorkloadError(
-                        f"stage {stage.name!r} has {name} = {value}", "use a finite number that is not negative"
-                    )
-            if part.multicast < 1:
-                raise WorkloadError(f"stage {stage.name!r} has multicast = {part.multicast}", "use at least 1")
-            if not 0 < part.tensor_share <= 1:
-                raise WorkloadError(
-                    f"stage {stage.name!r} has tensor_share = {part.tensor_share}", "use a share above 0, at most 1"
-                )
+        _check_stage(stage)
     after: dict[str, set[str]] = {n: set() for n in names}
     for q in launch.queues:
-        for end in (q.producer, *q.consumers):
-            if end not in after:
-                raise WorkloadError(
-                    f"a queue of launch {launch.name!r} ends at {end!r}, which is no stage of it",
-                    f"use one of: {', '.join(names)}",
-                )
-        entries = q.depth if q.room is None else q.room
-        if entries < 1 or q.parts < 1 or (q.abreast or 1) < 1 or not (math.isfinite(q.payload) and q.payload > 0):
-            raise WorkloadError(
-                f"the queue from {q.producer!r} has {entries} entries of {q.payload} bytes in {q.parts} parts",
-                "use at least 1 entry, 1 part and a payload above 0",
-            )
-        if q.ratios is not None and (len(q.ratios) != len(q.consumers) or min(map(min, q.ratios)) < 1):
-            raise WorkloadError(
-                f"the queue from {q.producer!r} to {len(q.consumers)} consumers has ratios {q.ratios}",
-                "give one pair of numbers above 0 for each consumer",
-            )
+        _check_queue(q, launch.name, names)
         after[q.producer] |= set(q.consumers)
-    ready = [n for n in names if not any(n in later for later in after.values())]
-    indegree = {n: sum(n in later for later in after.values()) for n in names}
-    seen = 0
+    if stuck := _in_cycles(after):
+        raise WorkloadError(
+            f"the stages {', '.join(stuck)} of launch {launch.name!r} wait for each other", "cut the cycle"
+        )
+
+
+def _check_stage(stage: SimStage) -> None:
+    for what, least, value in (
+        ("tiles", 0, stage.tiles),
+        ("ctas", 1, stage.ctas),
+        ("registers", 0, stage.registers),
+    ):
+        if value < least:
+            raise WorkloadError(f"stage {stage.name!r} has {value} {what}", f"use at least {least}")
+    for part in (stage.work, stage.once):
+        for name in AMOUNTS:
+            value = getattr(part, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise WorkloadError(
+                    f"stage {stage.name!r} has {name} = {value}", "use a finite number that is not negative"
+                )
+        if part.multicast < 1:
+            raise WorkloadError(f"stage {stage.name!r} has multicast = {part.multicast}", "use at least 1")
+        if not 0 < part.tensor_share <= 1:
+            raise WorkloadError(
+                f"stage {stage.name!r} has tensor_share = {part.tensor_share}", "use a share above 0, at most 1"
+            )
+
+
+def _check_queue(q: SimQueue, launch: str, names: Sequence[str]) -> None:
+    for end in (q.producer, *q.consumers):
+        if end not in names:
+            raise WorkloadError(
+                f"a queue of launch {launch!r} ends at {end!r}, which is no stage of it",
+                f"use one of: {', '.join(names)}",
+            )
+    entries = q.depth if q.room is None else q.room
+    if entries < 1 or q.parts < 1 or (q.abreast or 1) < 1 or not (math.isfinite(q.payload) and q.payload > 0):
+        raise WorkloadError(
+            f"the queue from {q.producer!r} has {entries} entries of {q.payload} bytes in {q.parts} parts",
+            "use at least 1 entry, 1 part and a payload above 0",
+        )
+    if q.ratios is not None and (len(q.ratios) != len(q.consumers) or min(map(min, q.ratios)) < 1):
+        raise WorkloadError(
+            f"the queue from {q.producer!r} to {len(q.consumers)} consumers has ratios {q.ratios}",
+            "give one pair of numbers above 0 for each consumer",
+        )
+
+
+def _in_cycles(after: Mapping[str, set[str]]) -> list[str]:
+    """Names that wait for each other, or for those that do. ``after``: of each name, those that come behind it."""
+    indegree = {n: sum(n in later for later in after.values()) for n in after}
+    ready = [n for n in after if not indegree[n]]
     while ready:
-        seen += 1
         for later in after[ready.pop()]:
             indegree[later] -= 1
             if indegree[later] == 0:
                 ready.append(later)
-    if seen < len(names):
-        stuck = ", ".join(n for n in names if indegree[n] > 0)
-        raise WorkloadError(f"the stages {stuck} of launch {launch.name!r} wait for each other", "cut the cycle")
+    return [n for n in after if indegree[n] > 0]

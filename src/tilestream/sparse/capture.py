@@ -184,19 +184,7 @@ def capture(module: nn.Module, inputs: Sequence[Any], tensors: Mapping[str, torc
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     names = _DenseNames(mode, concrete)
     named: dict[int, str] = {}
-    given: list[Any] = []
-    examples: list[torch.Tensor] = []
-    for value in inputs:
-        if is_index(value):
-            value = value.clone()
-        elif concrete and isinstance(value, torch.Tensor) and value.layout != torch.strided:
-            value = value.detach()
-        elif isinstance(value, torch.Tensor | SparseTensor):
-            dtype = value.dtype if isinstance(value, torch.Tensor) else torch.get_default_dtype()
-            with mode:
-                value = torch.empty(tuple(value.shape), dtype=dtype)
-            examples.append(value)
-        given.append(value)
+    given, examples = _given(inputs, mode, concrete)
     positions = [at for at, value in enumerate(given) if isinstance(value, FakeTensor)]
 
     def call(*numbers: torch.Tensor) -> Any:
@@ -208,14 +196,8 @@ def capture(module: nn.Module, inputs: Sequence[Any], tensors: Mapping[str, torc
         with names:
             return module(*given)
 
-    noisy = logging.getLogger("torch._subclasses.fake_tensor")
-    level = noisy.level
-    training, fastpath = module.training, torch.backends.mha.get_fastpath_enabled()
-    module.eval()
-    noisy.setLevel(logging.CRITICAL)  # a module that fails is reported by the error below
-    torch.backends.mha.set_fastpath_enabled(False)  # one operator of its own that hides attention
     try:
-        with _without_data(module, tensors, mode, named), torch.no_grad():
+        with _for_tracing(module), _without_data(module, tensors, mode, named), torch.no_grad():
             trace = make_fx(
                 call,
                 _allow_non_fake_inputs=True,
@@ -238,11 +220,42 @@ def capture(module: nn.Module, inputs: Sequence[Any], tensors: Mapping[str, torc
             f"{type(module).__name__} cannot be captured: {_short(error)}",
             "make it run on dense inputs without looking at their values",
         ) from error
+    return Captured(made.graph, attributes)
+
+
+def _given(inputs: Sequence[Any], mode: FakeTensorMode, concrete: bool) -> tuple[list[Any], list[torch.Tensor]]:
+    """What a module is traced with, and those of it that are tensors of numbers, without any."""
+    given: list[Any] = []
+    examples: list[torch.Tensor] = []
+    for value in inputs:
+        if is_index(value):
+            value = value.clone()
+        elif concrete and isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            value = value.detach()
+        elif isinstance(value, torch.Tensor | SparseTensor):
+            dtype = value.dtype if isinstance(value, torch.Tensor) else torch.get_default_dtype()
+            with mode:
+                value = torch.empty(tuple(value.shape), dtype=dtype)
+            examples.append(value)
+        given.append(value)
+    return given, examples
+
+
+@contextmanager
+def _for_tracing(module: nn.Module) -> Iterator[None]:
+    """In evaluation, without a warning of what fails, and without the one operator that hides attention."""
+    noisy = logging.getLogger("torch._subclasses.fake_tensor")
+    level = noisy.level
+    training, fastpath = module.training, torch.backends.mha.get_fastpath_enabled()
+    module.eval()
+    noisy.setLevel(logging.CRITICAL)  # a module that fails is reported by the error of ``capture``
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
     finally:
         noisy.setLevel(level)
         module.train(training)
         torch.backends.mha.set_fastpath_enabled(fastpath)
-    return Captured(made.graph, attributes)
 
 
 def _short(error: Exception) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -166,25 +166,9 @@ def search(
     space, start, began = space or Space(), start or Schedule(), time.perf_counter()
     _check_indices(make, space, start)
     refused: dict[str, int] = {}
-    candidates: list[Candidate] = []
-    seen: set[str] = set()
-    for schedule in itertools.islice(schedules(make, space, start, refused), space.most):
-        if candidates and time.perf_counter() - began > budget_s / 2:
-            break
-        if str(schedule) in seen:
-            continue
-        seen.add(str(schedule))
-        try:
-            program = make(schedule)
-            estimate = estimate_program(program, inputs)
-        except SparseError as error:
-            refused[error.cause] = refused.get(error.cause, 0) + 1
-            continue
-        chip = sum(on_chip_bytes(r.graph, depth, r.outputs) for r in program.regions)
-        candidates.append(Candidate(schedule, program, estimate, chip))
-        progress(
-            f"estimated {len(candidates)} schedules; best {min(c.estimate.cycles for c in candidates):,.0f} cycles"
-        )
+    found = schedules(make, space, start, refused)
+    until_s = began + budget_s / 2
+    candidates = _estimated(itertools.islice(found, space.most), make, inputs, depth, until_s, refused, progress)
     kept = prune(candidates, slack)
     points: list[Point] = []
     left = len(kept)
@@ -209,6 +193,42 @@ def search(
         raise SparseError(f"no schedule compiles and runs: {why}", "widen the space, or change the program")
     seconds = time.perf_counter() - began
     return Found(tuple(points), len(candidates), len(candidates) - len(kept), left, refused, seconds)
+
+
+def _estimated(
+    found: Iterable[Schedule],
+    make: Compile,
+    inputs: Sequence[Any],
+    depth: int,
+    until_s: float,
+    refused: dict[str, int],
+    progress: Callable[[str], None],
+) -> list[Candidate]:
+    """Candidates of different schedules, with what they are expected to take, until the clock shows ``until_s``.
+
+    Args:
+        refused: how often schedules do not compile, by cause; added to.
+    """
+    candidates: list[Candidate] = []
+    seen: set[str] = set()
+    for schedule in found:
+        if candidates and time.perf_counter() > until_s:
+            break
+        if str(schedule) in seen:
+            continue
+        seen.add(str(schedule))
+        try:
+            program = make(schedule)
+            estimate = estimate_program(program, inputs)
+        except SparseError as error:
+            refused[error.cause] = refused.get(error.cause, 0) + 1
+            continue
+        chip = sum(on_chip_bytes(r.graph, depth, r.outputs) for r in program.regions)
+        candidates.append(Candidate(schedule, program, estimate, chip))
+        progress(
+            f"estimated {len(candidates)} schedules; best {min(c.estimate.cycles for c in candidates):,.0f} cycles"
+        )
+    return candidates
 
 
 def prune(candidates: Sequence[Candidate], slack: float) -> list[Candidate]:

@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -189,8 +189,7 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
             f.seek(record)
             dump.words.copy_(torch.frombuffer(bytearray(f.read(dump.words.numel() * 8)), dtype=torch.int64))
             dump.check()
-            if done.returncode:
-                raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+            check_ended(source.name, done)
             for t in pipeline.by_role(Role.OUTPUT):
                 f.seek(at[t.name])
                 raw = bytearray(f.read(rows * t.features * DTYPE_BYTES[t.dtype]))
@@ -264,6 +263,32 @@ def run_program(command: list[str], name: str, options: HostRun) -> subprocess.C
     if "ThreadSanitizer: data race" in done.stderr:
         raise HostRace(f"kernel {name} has a data race:\n{done.stderr[:6000]}")
     return done
+
+
+def run_file(
+    arena: Arena, words: Sequence[int], run: Callable[[Path], subprocess.CompletedProcess[str]]
+) -> tuple[subprocess.CompletedProcess[str], bytearray]:
+    """What ``run`` says when it is given an arena's file, and that file's bytes behind it."""
+    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
+        path = Path(scratch) / "launch"
+        arena.write(path, words)
+        return run(path), bytearray(path.read_bytes())
+
+
+def check_ended(name: str, done: subprocess.CompletedProcess[str]) -> None:
+    """Raises ``HostTrap`` if the program of kernel ``name`` gave up."""
+    if done.returncode:
+        raise HostTrap(f"kernel {name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+
+
+def left_at(raw: bytearray, at: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the shape and dtype of ``like`` that lies at byte ``at`` of a file."""
+    return torch.frombuffer(raw, dtype=like.dtype, count=like.numel(), offset=at).reshape(like.shape).clone()
+
+
+def words_of(packed: bytes) -> tuple[int, ...]:
+    """A kernel's argument as the words that stand before an arena's bytes."""
+    return struct.unpack(f"<{len(packed) // 8}q", packed)
 
 
 @lru_cache(maxsize=1)

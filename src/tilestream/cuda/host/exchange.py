@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import struct
-import tempfile
-from pathlib import Path
-
 import torch
 
 from tilestream.cuda.exchange import Exchange, Kind, map_sizes, params
-from tilestream.cuda.host.build import LINE, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.host.build import (
+    LINE,
+    Arena,
+    HostRun,
+    bytes_of,
+    check_ended,
+    compile_for_host,
+    execute,
+    run_file,
+    words_of,
+)
 from tilestream.cuda.host.shared_tile import OF_FILE, tensor_map
 from tilestream.cuda.shared_tile.params import PHASES
 
@@ -41,13 +47,8 @@ def exchange_on_host(
     made = tensor_map("bf16", OF_FILE + between, columns, rows, row_bytes, box_rows, box_columns)
     at = [OF_FILE + a for a in (source, out, between, flags, dump)]
     packed = params(e, made, at[0], at[1], at[2], at[3], at[4], int(options.flag_limit_s * 1e9), times)
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
-        done = execute(program, path, e, (ctas, e.cluster), options, 1)
-        raw = bytearray(path.read_bytes())
-    if done.returncode:
-        raise HostTrap(f"kernel {e.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    done, raw = run_file(arena, words_of(packed), lambda path: execute(program, path, e, (ctas, e.cluster), options, 1))
+    check_ended(e.name, done)
     if e.kind is Kind.ADD_MEMORY:
         sums = torch.frombuffer(raw, dtype=torch.bfloat16, count=rows * columns, offset=between)
         return sums.reshape(ctas // e.peers, 64, columns).clone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,7 +10,18 @@ from torch import Tensor
 
 from tilestream.cuda.emit import headers
 from tilestream.cuda.few_queries import NAME, Kernel, parameters
-from tilestream.cuda.host.build import Arena, HostRun, HostTrap, built, bytes_of, default_folder, mutate, run_program
+from tilestream.cuda.host.build import (
+    Arena,
+    HostRun,
+    built,
+    bytes_of,
+    check_ended,
+    default_folder,
+    left_at,
+    mutate,
+    run_file,
+    run_program,
+)
 from tilestream.cuda.host.lanes import HOST_FILES
 from tilestream.ir.dtypes import DTYPES
 
@@ -41,16 +51,11 @@ def attention_on_host(
     out = arena.add(bytes_of(torch.full_like(query, float("nan"))))
     packed = bytearray(parameters([query, key, value], mask, out, scale))
     packed[: 8 * ADDRESSES] = b"".join(at.to_bytes(8, "little") for at in (*held, out))
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, [arena.add(bytes(packed)), ADDRESSES, *(8 * k for k in range(ADDRESSES))])
-        numbers = (heads, 32 * kernel.warps, kernel.shared_bytes)
-        done = run_program([str(program), str(path), *map(str, numbers)], NAME, how)
-        raw = path.read_bytes()
-    if done.returncode:
-        raise HostTrap(f"kernel {NAME} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    size = query.numel() * query.element_size()
-    return torch.frombuffer(bytearray(raw[out : out + size]), dtype=query.dtype).reshape(query.shape)
+    words = [arena.add(bytes(packed)), ADDRESSES, *(8 * k for k in range(ADDRESSES))]
+    numbers = map(str, (heads, 32 * kernel.warps, kernel.shared_bytes))
+    done, raw = run_file(arena, words, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
+    check_ended(NAME, done)
+    return left_at(raw, out, query)
 
 
 def _compiled(kernel: Kernel, options: HostRun) -> Path:

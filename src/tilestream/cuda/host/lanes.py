@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +10,18 @@ from pathlib import Path
 import torch
 
 from tilestream.cuda.emit import headers
-from tilestream.cuda.host.build import Arena, HostRun, HostTrap, built, bytes_of, default_folder, mutate, run_program
+from tilestream.cuda.host.build import (
+    Arena,
+    HostRun,
+    built,
+    bytes_of,
+    check_ended,
+    default_folder,
+    left_at,
+    mutate,
+    run_file,
+    run_program,
+)
 from tilestream.cuda.interaction import BACKWARD, FORWARD, Kernel, parameters
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import DTYPES
@@ -78,27 +88,25 @@ def _run(
     ]
     pairs = [arena.add(bytes_of(t)) for t in (first, second)]
     gaps = None if given is None else torch.cat([given, given.new_ones(len(given), GAP)], 1)
-    out = arena.add(bytes_of(torch.full(shape, float("nan"), dtype=like.dtype)))
+    empty = torch.full(shape, float("nan"), dtype=like.dtype)
+    out = arena.add(bytes_of(empty))
     record = arena.add(bytes(32))
     stride = 0 if gaps is None else gaps.shape[1] * size
     batch = shape[0] if given is None else shape[1]
     packed = parameters(held, pairs, _added(arena, gaps), out, record, stride, batch, int(_is_wide(first)))
     addresses = [at for k in range(len(held)) for at in (32 * k, 32 * k + 8)]
     addresses += [32 * len(held) + 8 * k for k in range(5)]
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, [arena.add(packed), len(addresses), *addresses])
-        numbers = (CTAS, 32 * WARPS, kernel.shared_bytes(WARPS))
-        done = run_program([str(program), str(path), *map(str, numbers)], kernel.name, options)
-        raw = path.read_bytes()
+    words = [arena.add(packed), len(addresses), *addresses]
+    numbers = map(str, (CTAS, 32 * WARPS, kernel.shared_bytes(WARPS)))
+    done, raw = run_file(
+        arena, words, lambda path: run_program([str(program), str(path), *numbers], kernel.name, options)
+    )
     claimed, what, rows, found = struct.unpack_from("<4q", raw, record)
     if claimed:
         vector, at = what & 0xFFFFFFFF, what >> 32
         raise InputError(f"vector {vector}, at {at}: {found} of {rows}", "give indices that exist")
-    if done.returncode:
-        raise HostTrap(f"kernel {kernel.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    whole = torch.Size(shape).numel() * size
-    return torch.frombuffer(bytearray(raw[out : out + whole]), dtype=like.dtype).reshape(shape)
+    check_ended(kernel.name, done)
+    return left_at(raw, out, empty)
 
 
 def _compiled(kernel: Kernel, options: HostRun) -> Path:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from tilestream.cuda.host.build import MAP_WORDS, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.host.build import (
+    MAP_WORDS,
+    Arena,
+    HostRun,
+    bytes_of,
+    check_ended,
+    compile_for_host,
+    execute,
+    left_at,
+    run_file,
+    words_of,
+)
 from tilestream.cuda.mma import specialisation
 from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
@@ -99,18 +108,12 @@ def _run(
         source, where, OF_FILE + work, OF_FILE + record, Maps(tensor_map, pixel_map), Part(0, rows, rows),
         int(options.flag_limit_s * 1e9),
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
-        done = execute(program, path, source, (s.launched(rows), s.cluster), options, s.warpgroups)
-        raw = bytearray(path.read_bytes())
-    dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
+    ctas = (s.launched(rows), s.cluster)
+    done, raw = run_file(
+        arena, words_of(packed), lambda path: execute(program, path, source, ctas, options, s.warpgroups)
+    )
+    dump.words.copy_(left_at(raw, record, dump.words))
     dump.check()
-    if done.returncode:
-        raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-
-    def read(name: str) -> torch.Tensor:
-        y, at = tensors[name], where[name].address - OF_FILE
-        return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
-
-    return {last.output: read(last.output) for last in s.block.lasts}
+    check_ended(source.name, done)
+    names = [last.output for last in s.block.lasts]
+    return {name: left_at(raw, where[name].address - OF_FILE, tensors[name]) for name in names}

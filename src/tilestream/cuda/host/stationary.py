@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from tilestream.cuda import sources
-from tilestream.cuda.host.build import LINE, Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute, map_words
+from tilestream.cuda.host.build import (
+    LINE,
+    Arena,
+    HostRun,
+    bytes_of,
+    check_ended,
+    compile_for_host,
+    execute,
+    left_at,
+    map_words,
+    run_file,
+)
 from tilestream.cuda.stationary.diagnose import SumDump
 from tilestream.cuda.stationary.emit import StationarySource
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -55,18 +64,8 @@ def _run(
     for name in source.pointers:
         words += [at[name], tensors[name].stride(0)]
     words += [flags, 0, 0, record, int(options.flag_limit_s * 1e9), rows, partials]
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, words)
-        done = execute(program, path, source, (source.ctas, 1), options)
-        raw = bytearray(path.read_bytes())
-    dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
+    done, raw = run_file(arena, words, lambda path: execute(program, path, source, (source.ctas, 1), options))
+    dump.words.copy_(left_at(raw, record, dump.words))
     dump.check()
-    if done.returncode:
-        raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    return {
-        t.name: torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype], count=tensors[t.name].numel(), offset=at[t.name])
-        .reshape(tensors[t.name].shape)
-        .clone()
-        for t in pipeline.by_role(Role.OUTPUT)
-    }
+    check_ended(source.name, done)
+    return {t.name: left_at(raw, at[t.name], tensors[t.name]) for t in pipeline.by_role(Role.OUTPUT)}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import struct
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
-from tilestream.cuda.host.build import Arena, HostRun, HostTrap, bytes_of, compile_for_host, execute
+from tilestream.cuda.host.build import (
+    Arena,
+    HostRun,
+    bytes_of,
+    check_ended,
+    compile_for_host,
+    execute,
+    left_at,
+    run_file,
+    words_of,
+)
 from tilestream.cuda.host.shared_tile import OF_FILE, tensor_map
 from tilestream.cuda.pack import Where
 from tilestream.cuda.tiled_block.emit import TiledBlockSource, emit
@@ -60,18 +67,11 @@ def _run(
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     limit_ns = int(options.flag_limit_s * 1e9)
     packed = params(source, where, OF_FILE + work, OF_FILE + record, tensor_map, rows, limit_ns)
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, struct.unpack(f"<{len(packed) // 8}q", packed))
-        done = execute(program, path, source, (s.ctas, CLUSTER), options)
-        raw = bytearray(path.read_bytes())
-    dump.words.copy_(torch.frombuffer(raw, dtype=torch.int64, count=dump.words.numel(), offset=record))
+    done, raw = run_file(
+        arena, words_of(packed), lambda path: execute(program, path, source, (s.ctas, CLUSTER), options)
+    )
+    dump.words.copy_(left_at(raw, record, dump.words))
     dump.check()
-    if done.returncode:
-        raise HostTrap(f"kernel {source.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-
-    def left(name: str) -> torch.Tensor:
-        y, at = tensors[name], where[name].address - OF_FILE
-        return torch.frombuffer(raw, dtype=y.dtype, count=y.numel(), offset=at).reshape(y.shape).clone()
-
-    return {last.output: left(last.output) for last in s.block.lasts}
+    check_ended(source.name, done)
+    names = [last.output for last in s.block.lasts]
+    return {name: left_at(raw, where[name].address - OF_FILE, tensors[name]) for name in names}

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.sites import Interaction, Vector, find_interactions
 from tilestream.graph.nodes import aten, packet
+from tilestream.graph.settled import settle
 
 
 def place(owner: fx.GraphModule, sites: Sequence[Interaction]) -> None:
@@ -22,9 +23,7 @@ def place(owner: fx.GraphModule, sites: Sequence[Interaction]) -> None:
     for site in sites:
         _place(owner.graph, site)
     if sites:
-        owner.graph.eliminate_dead_code()
-        owner.graph.lint()
-        owner.recompile()
+        settle(owner)
 
 
 def place_all(owner: fx.GraphModule, joint: bool) -> None:

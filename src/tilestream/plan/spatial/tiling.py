@@ -144,23 +144,21 @@ def _work(
     tiles, blocks = tiles_of(p, stage, shape)
     if partial and stage in ctas:
         tiles = merge(tiles, ctas[stage], sum_steps(tiles // ctas[stage]))
-    own = {value for op in ops for value in op.outputs}
     products = [op for op in ops if op.gemm is not None]
     held = shape.rows * shape.columns * ROW_BYTES if len(products) > 1 else 0
+    own = {value for op in ops for value in op.outputs}
+    inputs = [(op, operand) for op in ops for operand in op.inputs if operand.value not in own]
     dram_read = l2_read = shared_read = resident = 0.0
-    for op in ops:
-        for operand in op.inputs:
-            if operand.value in own:
-                continue
-            dram_read += outside.pop(operand.value, 0.0)
-            times = _times(op, operand, partial, shape)
-            if graph.values[operand.value].is_parameter and _fits(op, held + resident + operand.bytes / blocks, device):
-                resident += operand.bytes / blocks
-            elif graph.values[operand.value].is_parameter:
-                shared_read += operand.touched * times
-            else:
-                l2_read += 0.0 if operand.value in made else operand.touched  # a queue brings it otherwise
-                shared_read += operand.touched * (times - 1)
+    for op, operand in inputs:
+        dram_read += outside.pop(operand.value, 0.0)
+        times = _times(op, operand, partial, shape)
+        if graph.values[operand.value].is_parameter and _fits(op, held + resident + operand.bytes / blocks, device):
+            resident += operand.bytes / blocks
+        elif graph.values[operand.value].is_parameter:
+            shared_read += operand.touched * times
+        else:
+            l2_read += 0.0 if operand.value in made else operand.touched  # a queue brings it otherwise
+            shared_read += operand.touched * (times - 1)
     dram_write = _leaving([op for op in ops if op.name not in p.finals], graph, p)
     flops = sum(op.flops for op in ops)
     results = sum(prod(graph.values[op.outputs[0]].shape) for op in products or ops[:1])

@@ -85,6 +85,15 @@ class Divided:
         return self.splits
 
     @property
+    def fours(self) -> int:
+        """Partial sums of a CTA, in fours of floats."""
+        return self.held[-1].first + self.held[-1].fours
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.ctas * self.fours * 16
+
+    @property
     def where(self) -> str:
         """The user's line."""
         return self.chain.layers[0].source
@@ -146,15 +155,6 @@ class BackwardChain(Divided):
     def shares(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sums that each warpgroup adds up for both: about half."""
         return _shares(self.held)
-
-    @property
-    def fours(self) -> int:
-        """Partial sums of a CTA, in fours of floats."""
-        return self.held[-1].first + self.held[-1].fours
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self.ctas * self.fours * 16
 
     @property
     def step_bytes(self) -> int:

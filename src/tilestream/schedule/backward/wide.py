@@ -106,15 +106,6 @@ class WideChain(Divided):
         return self.bars + 16 * (self.slots + 1)
 
     @property
-    def fours(self) -> int:
-        """Partial sums of a CTA, in fours of floats."""
-        return self.held[-1].first + self.held[-1].fours
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self.ctas * self.fours * 16
-
-    @property
     def step_bytes(self) -> int:
         """What a tile of each warpgroup moves through an SM's shared memory."""
         rows, total = 2 * GROUPS * TILE_ROWS, 0

@@ -24,7 +24,6 @@ ROWS = 8 if LANES == 8 else 4
 """Rows of a block of two vectors a row such that its sums, a row of factors and a factor fit the registers."""
 
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
-_MASK = ir.VectorType(ir.IntType(1), LANES)
 _INT = ir.IntType(32)
 
 

@@ -37,63 +37,74 @@ def parse(text: str) -> DotText:
     Raises:
         SparseError: what is not understood, and the line it is in.
     """
-    words = _words(text)
-    found, at = DotText(), 0
-
-    def peek(offset: int = 0) -> str:
-        return words[at + offset][0] if at + offset < len(words) else ""
-
-    def fail(expected: str) -> SparseError:
-        line = words[at][1] if at < len(words) else text.count("\n") + 1
-        return SparseError(f"line {line} of the DOT text has {peek() or 'its end'!r}", f"write {expected} there")
-
-    def attributes() -> dict[str, str]:
-        nonlocal at
-        attrs: dict[str, str] = {}
-        while peek() == "[":
-            at += 1
-            while peek() != "]":
-                if peek(1) != "=":
-                    raise fail("name=value, or ]")
-                attrs[peek()] = peek(2)
-                at += 3
-                at += peek() in (",", ";")
-            at += 1
-        return attrs
-
-    if peek() != "digraph":
-        raise fail("digraph")
-    at += 1
-    at += peek() != "{"
-    if peek() != "{":
-        raise fail("{")
-    at += 1
-    while peek() != "}":
-        if not peek():
-            raise fail("}")
-        name = peek()
-        at += 1
-        if name == ";":
-            continue
-        if peek() == "=":
-            found.attrs[name] = peek(1)
-            at += 2
-        elif peek() == "->":
-            ends = [name]
-            while peek() == "->":
-                ends.append(peek(1))
-                at += 2
-            attrs = attributes()
-            found.edges += [(a, b, attrs) for a, b in zip(ends, ends[1:], strict=False)]
-        elif name in ("graph", "node", "edge"):
-            found.attrs |= attributes() if name == "graph" else {}
-            if name != "graph":
-                attributes()  # how things look
-        else:
-            found.nodes.setdefault(name, {}).update(attributes())
+    found = _Parser(text).digraph()
     if missing := [x for a, b, _ in found.edges for x in (a, b) if x not in found.nodes]:
         raise SparseError(f"an edge of the DOT text has node {missing[0]!r}", "describe this node")
     return found
+
+
+class _Parser:
+    """Goes through the words of a text; ``at`` is the next one."""
+
+    def __init__(self, text: str) -> None:
+        self.words, self.lines, self.at = _words(text), text.count("\n") + 1, 0
+        self.found = DotText()
+
+    def peek(self, offset: int = 0) -> str:
+        return self.words[self.at + offset][0] if self.at + offset < len(self.words) else ""
+
+    def fail(self, expected: str) -> SparseError:
+        line = self.words[self.at][1] if self.at < len(self.words) else self.lines
+        return SparseError(f"line {line} of the DOT text has {self.peek() or 'its end'!r}", f"write {expected} there")
+
+    def digraph(self) -> DotText:
+        if self.peek() != "digraph":
+            raise self.fail("digraph")
+        self.at += 1
+        self.at += self.peek() != "{"
+        if self.peek() != "{":
+            raise self.fail("{")
+        self.at += 1
+        while self.peek() != "}":
+            if not self.peek():
+                raise self.fail("}")
+            name = self.peek()
+            self.at += 1
+            if name != ";":
+                self.statement(name)
+        return self.found
+
+    def statement(self, name: str) -> None:
+        """One that begins with ``name``, which was taken."""
+        if self.peek() == "=":
+            self.found.attrs[name] = self.peek(1)
+            self.at += 2
+        elif self.peek() == "->":
+            ends = [name]
+            while self.peek() == "->":
+                ends.append(self.peek(1))
+                self.at += 2
+            attrs = self.attributes()
+            self.found.edges += [(a, b, attrs) for a, b in zip(ends, ends[1:], strict=False)]
+        elif name == "graph":
+            self.found.attrs |= self.attributes()
+        elif name in ("node", "edge"):
+            self.attributes()  # how things look
+        else:
+            self.found.nodes.setdefault(name, {}).update(self.attributes())
+
+    def attributes(self) -> dict[str, str]:
+        attrs: dict[str, str] = {}
+        while self.peek() == "[":
+            self.at += 1
+            while self.peek() != "]":
+                if self.peek(1) != "=":
+                    raise self.fail("name=value, or ]")
+                attrs[self.peek()] = self.peek(2)
+                self.at += 3
+                self.at += self.peek() in (",", ";")
+            self.at += 1
+        return attrs
 
 
 def _words(text: str) -> list[tuple[str, int]]:

@@ -138,57 +138,16 @@ def _node(machine: Machine, i: int, node: Node, index: Mapping[Port, int], timin
 
 
 def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, SparseTensor], timing: Timing) -> None:
-    row, block = machine.nodes[i], machine.graph.block
-    kind = node.kind
+    row, kind = machine.nodes[i], node.kind
     if kind in ("scan", "locate"):
-        tensor = tensors[str(node.attr("tensor"))]
-        depth = int(node.attr("level") or 0)
-        if not 0 <= depth < len(tensor.levels):
-            raise SparseError(
-                f"node {node.name!r} reads level {depth} of tensor {tensor.name!r}, which has {len(tensor.levels)}",
-                "use one of its levels",
-            )
-        level = tensor.levels[depth]
-        row[at.D] = level.size
-        if level.seg is not None and level.crd is not None:
-            if kind == "locate":
-                raise SparseError(f"locate {node.name!r} works on a dense level, and this one is compressed", "scan it")
-            row[at.A] = 1
-            row[at.B] = machine.keep(f"seg {i}", np.ascontiguousarray(level.seg, dtype=np.int64))
-            row[at.C] = machine.keep(f"crd {i}", np.ascontiguousarray(level.crd, dtype=np.int64))
-            row[at.G] = len(level.seg) - 1
+        _level(machine, i, node, tensors[str(node.attr("tensor"))])
     elif kind == "array":
         values = np.ascontiguousarray(tensors[str(node.attr("tensor"))].values, dtype=np.float64)
         row[at.B], row[at.D] = machine.keep(f"values {i}", values), len(values)
     elif kind == "alu":
-        unary = bool(node.attr("unary"))
-        table = UNARY_OPS if unary else BINARY_OPS
-        op = str(node.attr("op"))
-        if op not in table:
-            raise SparseError(f"node {node.name!r} has operation {op!r}", f"use one of: {', '.join(table)}")
-        row[at.A] = list(table).index(op)
-        row[at.B] = machine.keep(f"scalar {i}", np.array([float(node.attr("scalar") or 0.0)]))
-        row[at.C] = block if row[at.NODE_WIDTH] else 0
-        row[at.D] = 2 * block**3 if op in ("matmul", "matmul_t") and block > 1 else block**2
-        row[at.G] = unary
+        _operation(machine, i, node)
     elif kind in ("reduce", "spacc"):
-        op = str(node.attr("op") or "add")
-        if op not in FOLD_OPS:
-            raise SparseError(f"node {node.name!r} reduces by {op!r}", f"use one of: {', '.join(FOLD_OPS)}")
-        row[at.A] = FOLD_OPS.index(op)
-        order = int(node.attr("order") or 0)
-        # Of a reduction, the cycles from a sum to the stop after it; of an accumulator, those of an outer fiber's end.
-        costs = timing.style == ("comal" if order else "sam")
-        row[at.C] = row[at.INTERVAL] if costs else 0
-        if kind == "spacc" and order != len(node.ins) - 2:
-            raise SparseError(
-                f"spacc {node.name!r} of order {order} takes {order + 1} coordinate streams, not {len(node.ins) - 1}",
-                "join one stream a level",
-            )
-        if kind == "spacc" and order:
-            row[at.D], row[at.B] = order, 62 // order
-            row[at.V] = machine.keep(f"paths {i}", np.zeros(order + 2, dtype=np.int64))
-            machine.grow_table(i)
+        _fold(machine, i, node, timing)
     elif kind in ("fork", "join"):
         if kind == "fork" and node.attr("level"):
             raise SparseError(f"fork {node.name!r} deals elements, and cannot deal the fibers of a deeper level", "")
@@ -202,3 +161,58 @@ def _constants(machine: Machine, i: int, node: Node, tensors: Mapping[str, Spars
         row[at.STORE] = machine.store(f"store {i}", (1, np.int64))
     elif kind == "write_val":
         row[at.STORE] = machine.store(f"store {i}", (int(row[at.NODE_WIDTH]), np.float64))
+
+
+def _level(machine: Machine, i: int, node: Node, tensor: SparseTensor) -> None:
+    """Of a node that reads a level of a tensor."""
+    row, depth = machine.nodes[i], int(node.attr("level") or 0)
+    if not 0 <= depth < len(tensor.levels):
+        raise SparseError(
+            f"node {node.name!r} reads level {depth} of tensor {tensor.name!r}, which has {len(tensor.levels)}",
+            "use one of its levels",
+        )
+    level = tensor.levels[depth]
+    row[at.D] = level.size
+    if level.seg is not None and level.crd is not None:
+        if node.kind == "locate":
+            raise SparseError(f"locate {node.name!r} works on a dense level, and this one is compressed", "scan it")
+        row[at.A] = 1
+        row[at.B] = machine.keep(f"seg {i}", np.ascontiguousarray(level.seg, dtype=np.int64))
+        row[at.C] = machine.keep(f"crd {i}", np.ascontiguousarray(level.crd, dtype=np.int64))
+        row[at.G] = len(level.seg) - 1
+
+
+def _operation(machine: Machine, i: int, node: Node) -> None:
+    """Of a node that computes value by value."""
+    row, block = machine.nodes[i], machine.graph.block
+    unary = bool(node.attr("unary"))
+    table = UNARY_OPS if unary else BINARY_OPS
+    op = str(node.attr("op"))
+    if op not in table:
+        raise SparseError(f"node {node.name!r} has operation {op!r}", f"use one of: {', '.join(table)}")
+    row[at.A] = list(table).index(op)
+    row[at.B] = machine.keep(f"scalar {i}", np.array([float(node.attr("scalar") or 0.0)]))
+    row[at.C] = block if row[at.NODE_WIDTH] else 0
+    row[at.D] = 2 * block**3 if op in ("matmul", "matmul_t") and block > 1 else block**2
+    row[at.G] = unary
+
+
+def _fold(machine: Machine, i: int, node: Node, timing: Timing) -> None:
+    """Of a reduction or an accumulator."""
+    row, op = machine.nodes[i], str(node.attr("op") or "add")
+    if op not in FOLD_OPS:
+        raise SparseError(f"node {node.name!r} reduces by {op!r}", f"use one of: {', '.join(FOLD_OPS)}")
+    row[at.A] = FOLD_OPS.index(op)
+    order = int(node.attr("order") or 0)
+    # Of a reduction, the cycles from a sum to the stop after it; of an accumulator, those of an outer fiber's end.
+    costs = timing.style == ("comal" if order else "sam")
+    row[at.C] = row[at.INTERVAL] if costs else 0
+    if node.kind == "spacc" and order != len(node.ins) - 2:
+        raise SparseError(
+            f"spacc {node.name!r} of order {order} takes {order + 1} coordinate streams, not {len(node.ins) - 1}",
+            "join one stream a level",
+        )
+    if node.kind == "spacc" and order:
+        row[at.D], row[at.B] = order, 62 // order
+        row[at.V] = machine.keep(f"paths {i}", np.zeros(order + 2, dtype=np.int64))
+        machine.grow_table(i)

@@ -44,20 +44,8 @@ def assemble(
     where, count = np.zeros(1, dtype=np.int64), 1  # storage positions of its elements, and how many it has
     levels: list[Level] = []
     for depth, tags in enumerate(np.asarray(x, dtype=np.int64) for x in crds):
-        stops = tags < 0
-        if skip_empty and depth and np.count_nonzero(stops) > len(fibers):
-            tags = _without_empty(tags)
-            stops, fibers = tags < 0, fibers[fibers]
-        ends = np.flatnonzero(stops)
-        lengths = np.diff(ends, prepend=-1) - 1
-        if len(ends) != len(fibers) or lengths[~fibers].any() or (len(tags) and not stops[-1]):
-            last = show(int(tags[-1])) if len(tags) else "nothing"
-            raise SparseError(
-                f"level {depth} of result {name!r} has {len(ends)} fibers (its stream ends in {last}) "
-                f"and the level above has {int(fibers.sum())} coordinates",
-                "write streams of one structure; where an outer fiber can be empty, reduce with spacc of order 0",
-            )
-        lengths = lengths[fibers]
+        tags, fibers, lengths = _fibers(tags, fibers, skip_empty and depth > 0, f"level {depth} of result {name!r}")
+        stops, lengths = tags < 0, lengths[fibers]
         crd, size = tags[~stops], sizes[depth]
         if len(crd) and crd.max() >= size:
             raise SparseError(
@@ -82,6 +70,33 @@ def assemble(
     kept = np.zeros((count, *((block, block) if block > 1 else ())))
     kept[where] = values
     return SparseTensor(name, tuple(shape), format, tuple(levels), kept)
+
+
+def _fibers(
+    tags: np.ndarray, fibers: np.ndarray, skip_empty: bool, where: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tags of a level, what they are fibers of, and the length of each fiber.
+
+    Args:
+        fibers: of the level above: its elements, and its stops that end nothing.
+
+    Raises:
+        SparseError: there are others than the level above has.
+    """
+    stops = tags < 0
+    if skip_empty and np.count_nonzero(stops) > len(fibers):
+        tags = _without_empty(tags)
+        stops, fibers = tags < 0, fibers[fibers]
+    ends = np.flatnonzero(stops)
+    lengths = np.diff(ends, prepend=-1) - 1
+    if len(ends) != len(fibers) or lengths[~fibers].any() or (len(tags) and not stops[-1]):
+        last = show(int(tags[-1])) if len(tags) else "nothing"
+        raise SparseError(
+            f"{where} has {len(ends)} fibers (its stream ends in {last}) "
+            f"and the level above has {int(fibers.sum())} coordinates",
+            "write streams of one structure; where an outer fiber can be empty, reduce with spacc of order 0",
+        )
+    return tags, fibers, lengths
 
 
 def _without_empty(tags: np.ndarray) -> np.ndarray:

@@ -1,0 +1,147 @@
+"""Regions of a backward graph and the sums of what they make, told as the backward chains that would run.
+
+What ``run.chain_pairs`` finds among the calls of a graph is found here among its operators, which are no calls yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from tilestream.devices import Device
+from tilestream.errors import VerifyError
+from tilestream.graph.nodes import is_view
+from tilestream.graph.origins import bare, origin_of, same_as, unpadded
+from tilestream.graph.selection import Cut
+from tilestream.options import Options
+from tilestream.plan.backward_chains import STRATEGY, Joined, join
+from tilestream.plan.chain_choice import expected
+from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.parts import RegionAnalysis
+
+log = logging.getLogger(__name__)
+
+
+def with_chains(
+    regions: Sequence[RegionAnalysis],
+    cuts: Sequence[Cut],
+    sums: Sequence[RegionAnalysis],
+    launches: Sequence[GradientLaunch],
+    device: Device,
+    options: Options,
+) -> list[RegionAnalysis]:
+    """``regions`` and ``sums``, in order; a chain in the place of the region that it begins with.
+
+    Args:
+        cuts, launches: what the analyses are of, in their order.
+    """
+    made: dict[str, RegionAnalysis] = {}
+    gone: set[str] = set()
+    for launch, told in zip(launches, sums, strict=True):
+        makers = [k for k, cut in enumerate(cuts) if any(_made_by(n, cut) for n in launch.operands.values())]
+        if len(makers) != 1 or regions[makers[0]].name in made:
+            continue
+        (number,) = makers
+        chain = _chain(cuts[number], regions[number], launch, told, cuts, device, options)
+        if chain is not None:
+            made[regions[number].name] = chain
+            gone.add(told.name)
+    return [made.get(r.name, r) for r in (*regions, *sums) if r.name not in gone]
+
+
+def _chain(
+    cut: Cut,
+    region: RegionAnalysis,
+    launch: GradientLaunch,
+    sums: RegionAnalysis,
+    cuts: Sequence[Cut],
+    device: Device,
+    options: Options,
+) -> RegionAnalysis | None:
+    """The analysis of both together, where that would run."""
+    joined = _joined(cut, region, launch, sums, cuts, device, options)
+    if joined is None:
+        return None
+    apart = [(r, r.runs(options.target)) for r in (region, sums)]
+    apart_us = sum((c.predicted_us or 0.0) if c is not None else 0.0 for _, c in apart) + region.turned_us
+    plan = expected(joined, sums.rows, device, options, apart_us)
+    if plan.chosen.strategy != STRATEGY:
+        return None
+
+    def both(what: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*getattr(region, what), *getattr(sums, what))))
+
+    return RegionAnalysis(
+        name=f"{region.name}+{launch.name}",
+        graph=region.graph,
+        rows=sums.rows,
+        operators=(*region.operators, *sums.operators),
+        sources=both("sources"),
+        program=joined.pipelines[0],
+        plan=plan,
+        flops=region.flops + sums.flops,
+        nodes=(*region.nodes, *sums.nodes),
+        modules=both("modules"),
+        kind="backward chain",
+        launches=joined.pipelines,
+        parts=(region, sums),
+    )
+
+
+def _joined(
+    cut: Cut,
+    region: RegionAnalysis,
+    launch: GradientLaunch,
+    sums: RegionAnalysis,
+    cuts: Sequence[Cut],
+    device: Device,
+    options: Options,
+) -> Joined | None:
+    """The chain that the region and its sums are, if both would run as pipelines and are one."""
+    runs = [r.runs(options.target) for r in (region, sums)]
+    rows_by, summed_by = (None if c is None else c.pipeline for c in runs)
+    if rows_by is None or summed_by is None or cut.region.symbols:
+        return None
+    own = cut.region
+    results = {node: result.tensor for node, result in zip(cut.outputs, own.results, strict=True)}
+    by_name = {n.name: n for n in cut.nodes[0].graph.nodes}
+    inputs = {(origin_of(by_name[own.arguments[o.index]]), bare(o.steps)): o.tensor for o in own.inputs}
+    order = _order(cuts)
+    same: dict[str, str] = {}
+    for tensor, node in launch.operands.items():
+        made = _made_by(node, cut)
+        if made is not None:
+            same[tensor] = results[made]
+        elif (known := inputs.get((unpadded(node), ()))) is not None:
+            same[tensor] = known
+        elif order[unpadded(node)] > order[cut.nodes[-1]]:
+            return None  # it may be made of what the region makes
+    summing = {node for site in launch.sites for node in site.nodes}
+    wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
+    try:
+        return join(rows_by, summed_by, same, wanted, sums.rows, device)
+    except VerifyError as reason:
+        log.debug("%s and %s are no backward chain: %s", region.name, sums.name, reason)
+        return None
+
+
+def _made_by(node: fx.Node, cut: Cut) -> fx.Node | None:
+    """The result of a region that a node is, under any leading dimensions."""
+    current: fx.Node | None = node
+    while current is not None and current not in cut.outputs:
+        current = same_as(current)
+    return current
+
+
+def _order(cuts: Sequence[Cut]) -> Mapping[fx.Node, int]:
+    """Where each node of the graph stands; those of a region where its last one does, as its call will."""
+    order = {node: k for k, node in enumerate(cuts[0].nodes[0].graph.nodes)}
+    return order | {node: order[cut.nodes[-1]] for cut in cuts for node in cut.nodes}
+
+
+def _readers(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
+    """Who uses a region's result outside of it, through any views."""
+    users = [user for user in node.users if user not in inside]
+    return [r for user in users for r in (_readers(user, inside) if is_view(user) else [user])]
