@@ -78,6 +78,13 @@ def float32(rows=65536):
     return nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 8)), torch.randn(rows, 24)
 def noise():
     return nn.Linear(24, 40).bfloat16(), torch.randn(4, 24).bfloat16()
+def holes():
+    net, (x,) = make()
+    x[:25] = torch.nan
+    return net, (x,)
+def nothing():
+    net, (x,) = make()
+    return net, (x * torch.nan,)
 """
 
 
@@ -310,6 +317,14 @@ def test_the_prediction_has_a_name_and_an_error(model: str) -> None:
         said = " ".join(run(command, model, "--rows", "65536", "--device", "h200").output.split())
         assert "simulator, 11% mean error on an H200, over kernels of all kinds" in said
         assert "predicted us" in said and "cost model" not in said
+
+
+def test_check_says_what_it_cannot_compare(model: str, tmp_path) -> None:
+    done = run("check", model.replace(":make", ":holes"), "--target", "reference", "--json", str(tmp_path / "c.json"))
+    assert done.exit_code == 0 and "25.00% of the result is NaN or infinite" in done.output
+    assert json.loads((tmp_path / "c.json").read_text())["not_finite"] == 0.25
+    done = run("check", model.replace(":make", ":nothing"), "--target", "reference")
+    assert done.exit_code == 2 and "there is nothing to compare" in " ".join(done.output.split())
 
 
 def test_check_and_explain_agree_on_rows(model: str) -> None:

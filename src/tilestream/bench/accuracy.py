@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tilestream.bench.state import State, named, same_bits
-from tilestream.errors import CaptureError
+from tilestream.errors import CaptureError, InputError
 from tilestream.run import oracle
 
 
@@ -62,6 +62,24 @@ class Oracle:
         """What the model writes to, as it is now."""
         found = named(self._module, self._inputs)
         return tuple(found[name].detach().clone() for name in self._written)
+
+    def not_finite(self) -> float:
+        """The share of the elements in float64 that are NaN or infinite: only their places and signs are compared.
+
+        Raises:
+            InputError: all are, so that nothing could be found wrong.
+        """
+        exact = [x for x in (*self.exact, *self._exact_state) if x.is_floating_point() or x.is_complex()]
+        number = sum(x.numel() for x in exact)
+        if not number:
+            return 0.0
+        share = sum(int((~torch.isfinite(x)).sum()) for x in exact) / number
+        if share == 1.0:
+            raise InputError(
+                "every element of the model's result in float64 is NaN or infinite: there is nothing to compare",
+                "give it finite inputs and weights",
+            )
+        return share
 
     def check(self, run: Callable[[], object]) -> Accuracy:
         """Call ``run``, which runs the module, from the first state; hold results and state against float64."""

@@ -14,8 +14,9 @@ import typer
 from tilestream.cli import flashfuser, kitsune
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.progress import Progress
+from tilestream.cli.runs import planned, refuse_random, rows_to_run, where
 from tilestream.cli.sparse import app as sparse
-from tilestream.errors import CaptureError, DeviceError, OptionError
+from tilestream.errors import DeviceError, OptionError
 from tilestream.options import Options, parse
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ HELP = """Compile PyTorch models to dataflow: explain the plan, check it, predic
 Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interrupted."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
-REFERENCE_ROWS = 1024
 Target = Annotated[
     str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
 ]
@@ -93,7 +93,7 @@ def explain(
     training, sizes = _training(mode), kitsune.one_of_each(size or ())
     with Progress() as progress:
         options = _options(strategy, device, target, queue_depth, cache)
-        if device is None and not training and target != "reference" and _where("auto") == "cuda":
+        if device is None and not training and target != "reference" and where("auto") == "cuda":
             analysis = _measured(model, rows, dtype, options, progress, sizes)
         else:
             analysis = _analysed(model, rows, dtype, options, progress, sizes, training)
@@ -202,14 +202,15 @@ def check(
     from tilestream.run import prepare
 
     options = _options(strategy, None, target, queue_depth, cache)
-    on = _where(target)
+    on = where(target)
     torch.manual_seed(seed)
     with Progress() as progress:
         progress(f"loading {model}")
-        workload = load(model, _rows_to_run(model, rows, on), dtype, on)
-        _refuse_random(workload)
+        workload = load(model, rows_to_run(model, rows, on), dtype, on)
+        refuse_random(workload)
         progress("running eager and float64")
         oracle = accuracy.Oracle(workload.module, workload.inputs, workload.keywords)
+        not_finite = oracle.not_finite()
         ran_on = "the reference machine" if on == "cpu" else "the GPU"
         progress(f"running through tilestream on {ran_on}")
         if on == "cpu":
@@ -230,6 +231,8 @@ def check(
         f"{'within' if judged.ok else 'OUTSIDE'} the tolerance; {'repeatable' if same else 'NOT REPEATABLE'}",
         soft_wrap=True,
     )
+    if not_finite:
+        out.print(f"{not_finite:.2%} of the result is NaN or infinite in float64: there only places and signs compare")
     out.print(whole.ran(analysis, [f"{name}: {how}, {rows_of[name]:,} rows" for name, how in regions.items()]))
     out.print(whole.coverage(analysis.coverage))
     facts = {
@@ -240,6 +243,7 @@ def check(
         "ran_on": ran_on,
         "ok": ok,
         "repeatable": same,
+        "not_finite": not_finite,
         "coverage": analysis.coverage.json(),
     }
     write_json(json_, {**facts, "error": judged.error, "eager_error": judged.eager_error})
@@ -279,7 +283,7 @@ def bench(
         return
     chosen = _arms(arms)
     options = _options(strategy, device, target, queue_depth, cache)
-    on = _where(target)
+    on = where(target)
     if host and on == "cpu":
         raise DeviceError(
             "--host times a plain loop around kernels, and none run here: the reference machine takes seconds a call",
@@ -287,7 +291,7 @@ def bench(
         )
     with Progress() as progress:
         progress(f"loading {model}")
-        run_rows = _rows_to_run(model, rows, on)
+        run_rows = rows_to_run(model, rows, on)
         workload = load(model, run_rows, dtype, on)
         if host:
             _bench_host(workload, options, json_, progress)
@@ -297,7 +301,7 @@ def bench(
             workload,
             options,
             arms=chosen,
-            planned=_planned(model, rows, dtype, run_rows) if on == "cpu" else None,
+            planned=planned(model, rows, dtype, run_rows) if on == "cpu" else None,
             counters=again if ncu and bench_.dram.available() else None,
             first_call=again if compile_time else None,
             progress=progress,
@@ -376,21 +380,6 @@ def _analysed(
     raise AssertionError("real tensors have values")
 
 
-def _refuse_random(workload: Workload) -> None:
-    """Results that change from call to call say nothing about who computes them.
-
-    Raises:
-        CaptureError: a module drops at random.
-    """
-    from tilestream.plan.examine import changing_in_training
-
-    dropping = [name for name in changing_in_training(workload.module) if "Dropout" in name]
-    if dropping:
-        raise CaptureError(
-            f"{workload.name} is in train mode, and its {dropping[0]} drops at random", "return module.eval()"
-        )
-
-
 def _simulated(
     model: str,
     rows: int | None,
@@ -427,40 +416,6 @@ def _measured(
     workload = load(model, rows, dtype, "cuda", sizes=sizes)
     progress("compiling, and timing the candidates on the GPU")
     return measured(workload, options)
-
-
-def _planned_rows(model: str, rows: int | None) -> int | None:
-    """The rows asked for, else a named model's own; None where the function of a file decides."""
-    from tilestream.apps import APPS
-
-    return APPS[model].rows if rows is None and model in APPS else rows
-
-
-def _planned(model: str, rows: int | None, dtype: str | None, ran: int | None) -> Workload | None:
-    """A named model with the rows to plan for, in shapes alone; None where those are the rows that run."""
-    from tilestream.apps.load import load
-
-    wanted = _planned_rows(model, rows)
-    return None if wanted == ran else load(model, wanted, dtype, fake=True)
-
-
-def _rows_to_run(model: str, rows: int | None, on: str) -> int | None:
-    """The reference machine runs few rows of a named model unless told how many."""
-    planned = _planned_rows(model, rows)
-    return min(planned, REFERENCE_ROWS) if planned is not None and on == "cpu" and rows is None else rows
-
-
-def _where(target: str) -> str:
-    """Where a model is run for ``target``: ``cuda`` or ``cpu``.
-
-    Raises:
-        DeviceError: kernels are asked for and there is no GPU.
-    """
-    import torch
-
-    if target == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("--target cuda was given, and torch sees no GPU", "use --target reference, or leave it out")
-    return "cuda" if torch.cuda.is_available() and target != "reference" else "cpu"
 
 
 def _arms(given: str) -> tuple[str, ...]:
