@@ -33,10 +33,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 Target = Annotated[
     str, typer.Argument(help="A model's name, as nerf, or FILE.py:FUNCTION that returns (module, inputs).")
 ]
-MOST_ROWS = 2**40
-"""Beyond, bytes of a tensor are no 64-bit number."""
 Rows = Annotated[
-    int | None, typer.Option(max=MOST_ROWS, help="Rows; for a file, passed to the function's argument rows.")
+    int | None, typer.Option(max=kitsune.MOST, help="Rows; for a file, passed to the function's argument rows.")
 ]
 Dtype = Annotated[str | None, typer.Option(help="bf16, f16 or f32. Named models default to bf16.")]
 Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical, spatial or shared.")]

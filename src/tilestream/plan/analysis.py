@@ -9,7 +9,7 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.eager import EagerOp
 from tilestream.options import Options
-from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share, total_us
 from tilestream.plan.planner import FALLBACK, Candidate
 from tilestream.plan.whole import WholePlan, pipelines_us, region_kernels, whole
 
@@ -112,8 +112,7 @@ class Analysis:
     def _apart_us(self, chain: RegionAnalysis) -> float | None:
         """A backward chain's region and sums, each as it would run."""
         runs = [(part, part.runs(self.options.target)) for part in chain.parts]
-        each = [None if candidate is None else self.candidate_us(part, candidate) for part, candidate in runs]
-        return None if None in each else sum(us for us in each if us is not None)
+        return total_us(None if candidate is None else self.candidate_us(part, candidate) for part, candidate in runs)
 
     @property
     def _device(self) -> Device:

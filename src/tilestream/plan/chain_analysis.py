@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -20,6 +21,7 @@ from tilestream.plan.backward_chains import STRATEGY, Joined, join
 from tilestream.plan.chain_choice import expected
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.parts import RegionAnalysis
+from tilestream.plan.planner import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -39,33 +41,37 @@ def with_chains(
     """
     made: dict[str, RegionAnalysis] = {}
     gone: set[str] = set()
+    order = _order(cuts) if cuts else {}
     for launch, told in zip(launches, sums, strict=True):
         makers = [k for k, cut in enumerate(cuts) if any(_made_by(n, cut) for n in launch.operands.values())]
         if len(makers) != 1 or regions[makers[0]].name in made:
             continue
         (number,) = makers
-        chain = _chain(cuts[number], regions[number], launch, told, cuts, device, options)
+        chain = _chain(_Pair(cuts[number], regions[number], launch, told), order, device, options)
         if chain is not None:
             made[regions[number].name] = chain
             gone.add(told.name)
     return [made.get(r.name, r) for r in (*regions, *sums) if r.name not in gone]
 
 
-def _chain(
-    cut: Cut,
-    region: RegionAnalysis,
-    launch: GradientLaunch,
-    sums: RegionAnalysis,
-    cuts: Sequence[Cut],
-    device: Device,
-    options: Options,
-) -> RegionAnalysis | None:
-    """The analysis of both together, where that would run."""
-    joined = _joined(cut, region, launch, sums, cuts, device, options)
+@dataclass(frozen=True)
+class _Pair:
+    """A region and a launch that sums what it makes, with the analysis of each."""
+
+    cut: Cut
+    region: RegionAnalysis
+    launch: GradientLaunch
+    sums: RegionAnalysis
+
+
+def _chain(pair: _Pair, order: Mapping[fx.Node, int], device: Device, options: Options) -> RegionAnalysis | None:
+    """The analysis of both together, where that would run; ``order`` as ``_order`` says."""
+    region, sums = pair.region, pair.sums
+    apart = [r.runs(options.target) for r in (region, sums)]
+    joined = _joined(pair, apart, order, device)
     if joined is None:
         return None
-    apart = [(r, r.runs(options.target)) for r in (region, sums)]
-    apart_us = sum((c.predicted_us or 0.0) if c is not None else 0.0 for _, c in apart) + region.turned_us
+    apart_us = sum((c.predicted_us or 0.0) if c is not None else 0.0 for c in apart) + region.turned_us
     plan = expected(joined, sums.rows, device, options, apart_us)
     if plan.chosen.strategy != STRATEGY:
         return None
@@ -74,7 +80,7 @@ def _chain(
         return tuple(dict.fromkeys((*getattr(region, what), *getattr(sums, what))))
 
     return RegionAnalysis(
-        name=f"{region.name}+{launch.name}",
+        name=f"{region.name}+{pair.launch.name}",
         graph=region.graph,
         rows=sums.rows,
         operators=(*region.operators, *sums.operators),
@@ -91,16 +97,14 @@ def _chain(
 
 
 def _joined(
-    cut: Cut,
-    region: RegionAnalysis,
-    launch: GradientLaunch,
-    sums: RegionAnalysis,
-    cuts: Sequence[Cut],
-    device: Device,
-    options: Options,
+    pair: _Pair, runs: Sequence[Candidate | None], order: Mapping[fx.Node, int], device: Device
 ) -> Joined | None:
-    """The chain that the region and its sums are, if both would run as pipelines and are one."""
-    runs = [r.runs(options.target) for r in (region, sums)]
+    """The chain that the region and its sums are, if both would run as pipelines and are one.
+
+    Args:
+        runs: what would run of each.
+    """
+    cut, launch = pair.cut, pair.launch
     rows_by, summed_by = (None if c is None else c.pipeline for c in runs)
     if rows_by is None or summed_by is None or cut.region.symbols:
         return None
@@ -108,7 +112,6 @@ def _joined(
     results = {node: result.tensor for node, result in zip(cut.outputs, own.results, strict=True)}
     by_name = {n.name: n for n in cut.nodes[0].graph.nodes}
     inputs = {(origin_of(by_name[own.arguments[o.index]]), bare(o.steps)): o.tensor for o in own.inputs}
-    order = _order(cuts)
     same: dict[str, str] = {}
     for tensor, node in launch.operands.items():
         made = _made_by(node, cut)
@@ -121,9 +124,9 @@ def _joined(
     summing = {node for site in launch.sites for node in site.nodes}
     wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
     try:
-        return join(rows_by, summed_by, same, wanted, sums.rows, device)
+        return join(rows_by, summed_by, same, wanted, pair.sums.rows, device)
     except VerifyError as reason:
-        log.debug("%s and %s are no backward chain: %s", region.name, sums.name, reason)
+        log.debug("%s and %s are no backward chain: %s", pair.region.name, pair.sums.name, reason)
         return None
 
 

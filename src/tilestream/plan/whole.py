@@ -28,7 +28,7 @@ from tilestream.plan.fusion import units
 from tilestream.plan.gradients import cost
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.messages import sum_kernels
-from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
+from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind, total_us
 from tilestream.plan.planner import Candidate
 from tilestream.plan.values import Readers, moved
 from tilestream.schedule.backward import is_backward
@@ -156,8 +156,7 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
 
 def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device) -> float | None:
     """The same of several, one after another."""
-    each = [pipeline_us(pipeline, rows, device) for pipeline in pipelines]
-    return None if None in each else sum(us for us in each if us is not None)
+    return total_us(pipeline_us(pipeline, rows, device) for pipeline in pipelines)
 
 
 def _graph_steps(

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.parts import total_us
 from tilestream.plan.whole import Launch
 from tilestream.report.words import microseconds, percent, size
 
@@ -36,8 +37,7 @@ class Part:
     @property
     def measured_us(self) -> float | None:
         """None where one of them was not timed."""
-        times = [launch.measured_us for launch in self.launches]
-        return None if None in times else sum(us for us in times if us is not None)
+        return total_us(launch.measured_us for launch in self.launches)
 
 
 def parts(a: Analysis) -> list[Part]:

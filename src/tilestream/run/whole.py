@@ -22,6 +22,7 @@ from tilestream.graph.sizes import hint
 from tilestream.options import Options
 from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.gradients import STRATEGY
+from tilestream.plan.parts import total_us
 from tilestream.plan.planner import FALLBACK, Plan
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
@@ -81,12 +82,10 @@ def wholes() -> list[WholeTiming]:
 
 def measured(timings: Sequence[WholeTiming]) -> tuple[float | None, float | None]:
     """Microseconds of one call of all these graphs, as they run and by Inductor alone; None where one is not known."""
-    kept = [t.streamed_us if t.streams else t.without_us for t in timings]
-    inductor = [t.inductor_us for t in timings]
-    return (
-        None if not kept or None in kept else sum(us for us in kept if us is not None),
-        None if not kept or None in inductor else sum(us for us in inductor if us is not None),
-    )
+    if not timings:
+        return None, None
+    kept = total_us(t.streamed_us if t.streams else t.without_us for t in timings)
+    return kept, total_us(t.inductor_us for t in timings)
 
 
 @dataclass(frozen=True)
@@ -159,8 +158,8 @@ class Whole:
     def note(self, training: bool) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
         others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in self.plans]
-        times = [[c.measured_us for c in chosen] for chosen in ([p.chosen for p in self.plans], others)]
-        mine, theirs = (None if None in t else sum(us for us in t if us is not None) for t in times)
+        chosen = [p.chosen for p in self.plans]
+        mine, theirs = (total_us(c.measured_us for c in candidates) for candidates in (chosen, others))
         _wholes.append(WholeTiming(len(self.plans), False, training, sum(map(gain, self.plans)), mine, theirs))
 
     @property

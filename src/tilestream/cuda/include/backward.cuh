@@ -100,19 +100,19 @@ TS_DEV void times_weight(Fragment<BLOCKS>& acc, const Packed<8>& a, u32 weight) 
 #pragma unroll
   for (int k = 0; k < DEPTH; ++k) MmaRows<T, BLOCKS>::registers(acc, a, 4 * k, w + SIXTEEN_ROWS * k);
 }
-// sum[64, 8 BLOCKS] += left.T right over the rows of a tile
-template <class T, int BLOCKS>
+// sum[64, 8 BLOCKS] += left.T right over 16 COUNT rows, those of a tile
+template <class T, int COUNT = STEPS, int BLOCKS>
 TS_DEV void add_tile(Fragment<BLOCKS>& sum, u32 left, u32 right) {
   const u64 a = mma_desc_columns(left, CHUNK_BYTES), b = mma_desc_columns(right, CHUNK_BYTES);
 #pragma unroll
-  for (int k = 0; k < STEPS; ++k) MmaColumns<T, BLOCKS, true>::shared(sum, a + SIXTEEN_ROWS * k, b + SIXTEEN_ROWS * k);
+  for (int k = 0; k < COUNT; ++k) MmaColumns<T, BLOCKS, true>::shared(sum, a + SIXTEEN_ROWS * k, b + SIXTEEN_ROWS * k);
 }
 // The same times ones: eight equal columns of the sum of left's rows.
-template <class T>
+template <class T, int COUNT = STEPS>
 TS_DEV void add_rows(Fragment<1>& sum, u32 left, u32 ones) {
   const u64 a = mma_desc_columns(left, CHUNK_BYTES), b = mma_desc(ones);
 #pragma unroll
-  for (int k = 0; k < STEPS; ++k) MmaColumns<T, 1, false>::shared(sum, a + SIXTEEN_ROWS * k, b);
+  for (int k = 0; k < COUNT; ++k) MmaColumns<T, 1, false>::shared(sum, a + SIXTEEN_ROWS * k, b);
 }
 
 // ---- sums of both warpgroups: each gives the other what that one adds

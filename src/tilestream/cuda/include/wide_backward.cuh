@@ -84,16 +84,12 @@ TS_DEV void times_weight(Fragment<8>& acc, u32 first, u32 second, u32 weight) {
 // sum[64, 8 BLOCKS] += left.T right over the rows of both tiles
 template <class T, int BLOCKS>
 TS_DEV void add_pair(Fragment<BLOCKS>& sum, u32 left, u32 right) {
-  const u64 a = mma_desc_columns(left, CHUNK_BYTES), b = mma_desc_columns(right, CHUNK_BYTES);
-#pragma unroll
-  for (int k = 0; k < PAIR_STEPS; ++k) MmaColumns<T, BLOCKS, true>::shared(sum, a + SIXTEEN_ROWS * k, b + SIXTEEN_ROWS * k);
+  add_tile<T, PAIR_STEPS>(sum, left, right);
 }
 // The same times ones: eight equal columns of the sum of left's rows.
 template <class T>
 TS_DEV void add_pair_rows(Fragment<1>& sum, u32 left, u32 ones) {
-  const u64 a = mma_desc_columns(left, CHUNK_BYTES), b = mma_desc(ones);
-#pragma unroll
-  for (int k = 0; k < PAIR_STEPS; ++k) MmaColumns<T, 1, false>::shared(sum, a + SIXTEEN_ROWS * k, b);
+  add_rows<T, PAIR_STEPS>(sum, left, ones);
 }
 
 // To the CTA's partial sums: the fours of a lane side by side, lane by lane.
