@@ -16,7 +16,7 @@ from tilestream.plan.passes.share_tile import Split
 from tilestream.schedule.shared_tile import Tail
 from tilestream.schedule.sharing import Middle
 from tilestream.studies.flashfuser import generated, paper
-from tilestream.studies.flashfuser.measured import ROWS, is_ours
+from tilestream.studies.flashfuser.measured import ROWS, few_rows, is_ours
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {"addmm_activation": "cuBLAS", "max-autotune": "max-autotune", "inductor": "Inductor", "eager": "eager"}
@@ -168,7 +168,7 @@ def other_rows() -> str:
     """The same at other numbers of rows."""
     lines = []
     for name in (w.key for w in paper.WORKLOADS):
-        for count in sorted({r["rows"] for r in generated.rows_of() if r["workload"] == name} - {ROWS}):
+        for count in sorted({r["rows"] for r in few_rows() if r["workload"] == name} - {ROWS}):
             lines.append([name, str(count), *_beside(_of(name, count))])
     return table(["", "rows", "other", "", "any order", "gain", "same bits", "gain", "groups x CTAs"], lines)
 
@@ -220,7 +220,7 @@ def clocks() -> str:
 
 def fused_by_others() -> str:
     """What others fuse at 128 rows: microseconds, weights warm / from DRAM, of a workload in one process."""
-    rows = [r for r in generated.rows_of() if r["rows"] == ROWS]
+    rows = [r for r in few_rows() if r["rows"] == ROWS]
     heads = ("two kernels", "b2b_gemm_pass", "CUTLASS 13", "CUTLASS 45", "one kernel of ours")
     arms = (("eager", "addmm", "inductor", "max-autotune"), ("b2b",), ("CUTLASS 13",), ("CUTLASS 45",), ("shared",))
     lines = []
@@ -235,7 +235,7 @@ def fused_by_others() -> str:
 
 
 def _of(name: str, rows: int) -> list[Row]:
-    return [r for r in generated.rows_of() if (r["workload"], r["rows"]) == (name, rows)]
+    return [r for r in few_rows() if (r["workload"], r["rows"]) == (name, rows)]
 
 
 def _title(name: str) -> str:

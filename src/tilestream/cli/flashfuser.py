@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,23 +10,6 @@ import typer
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.kitsune import Debug, Json, listed
 from tilestream.cli.progress import Progress
-from tilestream.errors import OptionError
-
-
-def _check_results(path: Path) -> None:
-    """
-    Raises:
-        OptionError: the file is not there, or is none that ``benchmarks/few_rows.py`` has written.
-    """
-    remedy = "benchmarks/few_rows.py makes it on a GPU"
-    if not path.is_file():
-        raise OptionError(f"--results {path.parent} has no {path.name}", remedy)
-    try:
-        made = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OptionError(f"{path} is no JSON: {error}", remedy) from error
-    if not (isinstance(made, dict) and "rows" in made):
-        raise OptionError(f"{path} has no rows of measurements", remedy)
 
 
 @reported
@@ -45,8 +27,6 @@ def reproduce_command(
     from tilestream.studies.flashfuser import report
     from tilestream.studies.flashfuser.reproduce import reproduce
 
-    if results is not None:
-        _check_results(results / "few_rows.json")
     with Progress() as progress:
         made = reproduce(device, listed(workloads), results, progress)
         if folder is not None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from tilestream import devices
 from tilestream.devices.shared_tile import SharedTileRates
@@ -19,7 +16,7 @@ from tilestream.schedule.shared_tile import SharedTile, Tail, build
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.sharing import Middle
 from tilestream.studies.flashfuser import paper
-from tilestream.studies.flashfuser.measured import RESULTS
+from tilestream.studies.flashfuser.measured import few_rows
 
 FIT = ("G4", "G8", "S2")
 """Shapes that the constants of generated kernels were fitted on, with any number of rows. All others judge them."""
@@ -67,12 +64,6 @@ class Score:
     lost: float
 
 
-def rows_of(folder: Path | None = None) -> list[dict[str, Any]]:
-    """All arms of ``few_rows.json``, ours and others; none without the file."""
-    path = (folder or RESULTS) / "few_rows.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-
-
 def split_of(arm: str, rows: int) -> Split | None:
     """The split that an arm's name says; None if it is none."""
     found = ARM.fullmatch(arm)
@@ -94,7 +85,7 @@ def generated() -> tuple[Timed, ...]:
 
 def _timed() -> Iterator[Timed]:
     chains = {w.key: w.chain for w in paper.WORKLOADS}
-    for row in rows_of():
+    for row in few_rows():
         split = split_of(row["arm"], row["rows"])
         if split is not None:
             p = share_tile(program(chains[row["workload"]]), split)

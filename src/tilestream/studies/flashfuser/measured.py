@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilestream.errors import OptionError
 from tilestream.plan.dataflow.chain import Chain, Gate
 from tilestream.plan.search.variant import Middle, SharedTile, Tail
 
@@ -40,8 +41,8 @@ class Variant:
         return self.shape not in FIT
 
 
-def _file(name: str, folder: Path | None = None) -> dict[str, Any]:
-    path = (folder or RESULTS) / name
+def _file(name: str) -> dict[str, Any]:
+    path = RESULTS / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -96,10 +97,31 @@ ROWS = 128
 """Of the paper's workloads."""
 
 
+def few_rows(folder: Path | None = None) -> list[dict[str, Any]]:
+    """All arms of ``few_rows.json``, ours and others, of a folder that is given, or of the checkout, if it has any.
+
+    Raises:
+        OptionError: the folder that is given has no such file, or one that ``benchmarks/few_rows.py`` has not written.
+    """
+    path = (folder or RESULTS) / "few_rows.json"
+    remedy = "benchmarks/few_rows.py makes it on a GPU"
+    if not path.is_file():
+        if folder is None:
+            return []
+        raise OptionError(f"--results {folder} has no {path.name}", remedy)
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OptionError(f"{path} is no JSON: {error}", remedy) from error
+    if not (isinstance(made, dict) and "rows" in made):
+        raise OptionError(f"{path} has no rows of measurements", remedy)
+    return made["rows"]
+
+
 def ours(shape: str, folder: Path | None = None) -> dict[str, Any] | None:
     """What ``few_rows.json`` says of a workload at ``ROWS`` rows, warm: ``ours_us`` of the best ``variant`` of a
     generated kernel, ``best_other_us`` of ``other``; None if not measured."""
-    rows = [r for r in _file("few_rows.json", folder).get("rows", ()) if (r["workload"], r["rows"]) == (shape, ROWS)]
+    rows = [r for r in few_rows(folder) if (r["workload"], r["rows"]) == (shape, ROWS)]
     kernels = [r for r in rows if is_ours(r["arm"])]
     others = [r for r in rows if not r["arm"].startswith(("shared", "tilestream"))]
     if not kernels or not others:

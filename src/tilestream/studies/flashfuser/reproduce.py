@@ -104,11 +104,12 @@ def reproduce(
         results: a folder with ``few_rows.json``, measured times; the checkout's own if None.
 
     Raises:
-        OptionError: no workload has that key.
+        OptionError: no workload has that key, or the folder has no measured times.
         DeviceError: the device is unknown.
     """
     started = time.perf_counter()
     chosen = named(workloads)
+    measured.few_rows(results)  # what is wrong with them is told before the searches take their time
     machine = devices.get(device)
     progress("counting the search space")
     counts = tuple(rules.counts(rules.PAPERS_EXAMPLE, machine))
