@@ -32,8 +32,8 @@ class Holder:
     def __init__(self, sms: int, us: float) -> None:
         driver.ensure_context(0)
         self.sms, self.us, self.stream = sms, us, torch.cuda.Stream()
-        self.function = driver.Function(compile_text("hold", TEXT, SHARED).cubin, "hold", SHARED)
+        self.function = driver.Function(compile_text(TEXT, "hold", SHARED).cubin, "hold", SHARED)
 
     def __call__(self) -> None:
-        params = (ctypes.c_char * 64).from_buffer_copy(struct.pack("<Q", int(self.us * 1e3)).ljust(64, b"\\0"))
+        params = (ctypes.c_char * 8).from_buffer_copy(struct.pack("<Q", int(self.us * 1e3)))
         self.function.launch((self.sms, 1), THREADS, self.stream.cuda_stream, params)
