@@ -25,8 +25,9 @@ TARGET = Target("cuda", torch.device("cpu"), get("h200"))
 OPTIONS = Options(cache=False)
 
 
-def region(width: int, rows: int) -> Region:
-    module = nn.Sequential(linear(width, width), nn.ReLU(), linear(width, width)).bfloat16()
+def region(width: int, rows: int, layers: int = 2) -> Region:
+    linears = [linear(width, width) for _ in range(layers)]
+    module = nn.Sequential(linears[0], *(m for later in linears[1:] for m in (nn.ReLU(), later))).bfloat16()
     (graph,) = capture(module, [torch.randn(rows, width).bfloat16()]).graphs
     (found,) = partition(graph).regions
     return found
@@ -103,6 +104,18 @@ def test_kernels_are_begun_before_the_next_region_is_looked_at(
     first, second = done.index("looks at 64"), done.index("looks at 96")
     assert done[first + 1 : second] and all(what.startswith("begins 64") for what in done[first + 1 : second])
     assert done[first + 1].endswith(" 0") and done[second + 1] == "begins 96, 0"
+
+
+def test_the_longest_region_begins_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel is the last to be built; of as long ones that of most rows, since each program has the rows of its
+    last region, whatever the order."""
+    monkeypatch.setattr(prepare, "_plans", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    begun: list[int] = []
+    monkeypatch.setattr(ahead, "build_ahead", lambda made, _, rank: begun.append(width(made[0])))
+    long = region(72, 256, layers=3)
+    ahead.begin([region(64, 512), region(96, 4096), region(64, 1024), long], OPTIONS, TARGET)
+    assert list(dict.fromkeys(begun)) == [72, 96, 64]
 
 
 def test_a_region_may_run_unless_nothing_is_timed_or_its_plan_is_inductors(

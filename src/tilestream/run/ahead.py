@@ -21,9 +21,16 @@ log = logging.getLogger(__name__)
 
 
 def begin(regions: Sequence[Region], options: Options, target: Target) -> None:
-    """Begin to compile, side by side, the kernels that planning these regions will want to time."""
+    """Begin to compile, side by side, the kernels that planning these regions will want to time.
+
+    Those of the longest regions first: the longest kernel takes eight seconds, and everything waits for it.
+    """
+    longest_first = sorted(
+        _of_each_program(regions, options, target), key=lambda r: (len(r.program.stages[0].ops), r.rows), reverse=True
+    )
     with kernels_kept(options, target):
-        for _, pipelines in _unplanned(regions, options, target):  # compilers work while further regions are looked at
+        # Compilers work while further regions are looked at.
+        for _, pipelines in _unplanned(longest_first, options, target):
             # The best of every region first: of the others, those that are not ready in time are not timed.
             for rank, pipeline in enumerate(pipelines):
                 build_ahead([pipeline], target.kind, rank)
@@ -62,7 +69,7 @@ def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> I
     """A region of each program that has no plan yet, and the candidates that will be timed, best predicted first."""
     if not measures(options, target):
         return
-    for region in {r.program: r for r in regions if r.rows > 0 and not is_lone(r, options, target)}.values():
+    for region in _of_each_program(regions, options, target):
         if _is_planned(region, options, target):
             continue
         try:
@@ -71,6 +78,11 @@ def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> I
             log.debug("%s: nothing to begin; planning it will say why", region.name, exc_info=failure)
         else:
             yield region, wanted
+
+
+def _of_each_program(regions: Sequence[Region], options: Options, target: Target) -> list[Region]:
+    """The last region of each program that is not left to a library."""
+    return list({r.program: r for r in regions if r.rows > 0 and not is_lone(r, options, target)}.values())
 
 
 def _is_planned(region: Region, options: Options, target: Target) -> bool:
