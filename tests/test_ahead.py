@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,14 +11,14 @@ from modules import linear
 from torch import nn
 
 from tilestream.devices import get
-from tilestream.errors import CompileError
+from tilestream.errors import CompileError, PlanError
 from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan.planner import FALLBACK, Candidate, Plan, proposals
-from tilestream.run import ahead, prepare
+from tilestream.run import ahead, gradients, prepare
 from tilestream.run.measure import PATIENCE_S
 from tilestream.run.target import Target
 
@@ -63,6 +64,31 @@ def test_as_they_are_built(regions: list[Region], monkeypatch: pytest.MonkeyPatc
     ahead.plan_as_built([*regions, regions[0]], OPTIONS, TARGET)
     waits = [f"waits {PATIENCE_S:.0f} s for {left}" for left in (3, 2, 1)]
     assert done == [waits[0], "plans 128", waits[1], "plans 64", waits[2], "plans 96"]
+
+
+def test_gradients_are_planned_among_regions_as_they_are_built(
+    regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of equal launches one; neither waits for the other's kernels, nor fails with one that cannot be planned."""
+    done = watched(monkeypatch, [3, 0, 1, 0])
+
+    def launch(name: str, rows: int) -> SimpleNamespace:
+        return SimpleNamespace(name=name, rows=rows, pipeline=lambda _: regions[0].program)
+
+    def planned(of: SimpleNamespace, *_: object) -> None:
+        done.append(f"plans {of.name}")
+        raise PlanError("its results are wrong")
+
+    def refused(_: object) -> Pipeline:
+        raise CompileError("no such kernel", "none")
+
+    monkeypatch.setattr(gradients, "plan", planned)
+    strange = SimpleNamespace(name="strange", rows=1, pipeline=refused)
+    launches = [launch("a", 512), strange, launch("b", 1024), launch("c", 512)]
+    ahead.plan_as_built(regions[1:], OPTIONS, TARGET, launches)  # pyright: ignore[reportArgumentType]
+    assert [what for what in done if what.startswith("plans")] == ["plans 128", "plans a", "plans 96", "plans b"]
+    ahead.plan_as_built([], Options(cache=False, measure=False), TARGET, launches)  # pyright: ignore
+    assert len(done) == 8
 
 
 def test_the_first_one_where_none_is_built_in_time(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:

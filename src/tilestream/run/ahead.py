@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cache import is_cached
+from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import proposals, shortlist
 from tilestream.plan.turned import turned
+from tilestream.run import gradients
 from tilestream.run.executable import build_ahead, first_built
 from tilestream.run.measure import PATIENCE_S
 from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan
@@ -36,20 +40,48 @@ def begin(regions: Sequence[Region], options: Options, target: Target) -> None:
                 build_ahead([pipeline], target.kind, rank)
 
 
-def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -> None:
-    """Plan regions whose kernels are to be timed, those first that are built: others are compiled meanwhile.
+@dataclass(frozen=True)
+class _Job:
+    """What is to be planned once ``pipelines`` are built."""
 
-    What cannot be planned is left to ``prepare.pipeline_of``, which says why.
+    name: str
+    pipelines: Sequence[Pipeline]
+    plan: Callable[[], object]
+
+
+def plan_as_built(
+    regions: Sequence[Region], options: Options, target: Target, launches: Sequence[GradientLaunch] = ()
+) -> None:
+    """Plan regions and launches of gradients whose kernels are to be timed, those first that are built: others are
+    compiled meanwhile.
+
+    What cannot be planned is left to ``prepare.pipeline_of`` and ``gradients.stream_gradients``, which say why.
     """
-    left = list(_unplanned(regions, options, target))
+    left = [_Job(r.name, made, partial(plan, r, options, target)) for r, made in _unplanned(regions, options, target)]
+    if measures(options, target):
+        left = [*_of_launches(launches, options, target), *left]
     while left:
         with kernels_kept(options, target):
-            index = first_built([pipelines for _, pipelines in left], target.kind, PATIENCE_S, in_turn=True)
-            region, _ = left.pop(index or 0)
+            index = first_built([job.pipelines for job in left], target.kind, PATIENCE_S, in_turn=True)
+            job = left.pop(index or 0)
             try:
-                plan(region, options, target)
+                job.plan()
             except Exception as failure:
-                log.debug("%s: it is planned again, which will say why", region.name, exc_info=failure)
+                log.debug("%s: it is planned again, which will say why", job.name, exc_info=failure)
+
+
+def _of_launches(launches: Sequence[GradientLaunch], options: Options, target: Target) -> list[_Job]:
+    """One job for equal launches."""
+    jobs: dict[tuple[Pipeline, int], _Job] = {}
+    for launch in launches:
+        try:
+            pipeline = launch.pipeline(target.hardware)
+        except Exception as failure:
+            log.debug("%s: planning it will say why", launch.name, exc_info=failure)
+        else:
+            planned = partial(gradients.plan, launch, options, target)
+            jobs.setdefault((pipeline, launch.rows), _Job(launch.name, [pipeline], planned))
+    return list(jobs.values())
 
 
 def may_run(region: Region, options: Options, target: Target) -> bool:
