@@ -153,13 +153,12 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     before: dict[Pipeline, Candidate] = {}
-    cuts: dict[Hashable, Pipeline | VerifyError | IRError] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
     for recipe in (*recipes(program, options), *tiled, *shared):
         make = partial(apply, recipe.passes(device, options.queue_depth), program)
         if isinstance(recipe, Recipe):
-            make = partial(_by_parts, recipe, program, device, options.queue_depth, cuts)
+            make = partial(_by_parts, recipe, program, device, options.queue_depth)
         candidates.append(_candidate(recipe, make, rows, device, before))
     return (*candidates, _fallback(program, rows, device))
 
@@ -324,29 +323,36 @@ def _candidate(
     return made
 
 
-def _by_parts(
-    recipe: Recipe,
-    program: Pipeline,
-    device: Device,
-    queue_depth: int | None,
-    cuts: dict[Hashable, Pipeline | VerifyError | IRError],
-) -> Pipeline:
-    """``recipe``'s passes; what cuts a program is run once for all recipes that cut it alike, or says why none can.
+def _by_parts(recipe: Recipe, program: Pipeline, device: Device, queue_depth: int | None) -> Pipeline:
+    """``recipe``'s passes, as far as none has run them for another number of rows, or its cut for another recipe."""
+    made = _made_of(program, device)
+    cut = _once(made, recipe.cut_key, lambda: apply(recipe.cut(device), program))
+    behind = (recipe.cut_key, recipe.steps, recipe.dims, recipe.in_flight, recipe.resident, queue_depth)
+    return _once(made, behind, lambda: apply(recipe.behind_cut(device, queue_depth), cut))
 
-    Args:
-        cuts: those that were made of this program, by ``cut_key``.
-    """
-    key = recipe.cut_key
-    if key not in cuts:
+
+_Made = dict[Hashable, Pipeline | VerifyError | IRError]
+
+
+@lru_cache(maxsize=64)
+def _made_of(_program: Pipeline, _device: Device) -> _Made:
+    """What recipes make of a program on a device, or why they cannot; filled by ``_once``. Rows are no part of it: a
+    model's equal layers are planned at as many numbers of rows as it has kinds of edges and nodes."""
+    return {}
+
+
+def _once(made: _Made, key: Hashable, make: Callable[[], Pipeline]) -> Pipeline:
+    """``make``'s pipeline; it is called once for a key, and why it raised is kept too."""
+    if key not in made:
         try:
-            cuts[key] = apply(recipe.cut(device), program)
+            made[key] = make()
         except (VerifyError, IRError) as error:
-            cuts[key] = error.with_traceback(None)
-    found = cuts[key]
+            made[key] = error.with_traceback(None)
+    found = made[key]
     if not isinstance(found, Pipeline):
         # A new one: an error that is kept and raised keeps every frame above it, with all that a caller holds there.
         raise type(found)(found.cause, found.remedy)
-    return apply(recipe.behind_cut(device, queue_depth), found)
+    return found
 
 
 def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
