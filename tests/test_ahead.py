@@ -17,6 +17,7 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan import planner
 from tilestream.plan.planner import FALLBACK, Candidate, Plan, proposals
 from tilestream.run import ahead, gradients, prepare
 from tilestream.run.measure import PATIENCE_S
@@ -89,6 +90,21 @@ def test_gradients_are_planned_among_regions_as_they_are_built(
     assert [what for what in done if what.startswith("plans")] == ["plans 128", "plans a", "plans 96", "plans b"]
     ahead.plan_as_built([], Options(cache=False, measure=False), TARGET, launches)  # pyright: ignore
     assert len(done) == 8
+
+
+def test_the_fallback_begins_where_it_will_be_timed(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is timed, so that Inductor's processes compile its kernels meanwhile."""
+    done = watched(monkeypatch, [0, 0, 0])
+    monkeypatch.setattr(ahead, "begin_inductors", lambda r: done.append(f"begins {r.rows}"))
+    monkeypatch.setattr(planner, "LIKELY", 0.0)
+    monkeypatch.setattr(planner, "BEYOND", 0.0)
+    ahead.plan_as_built(regions, OPTIONS, TARGET)
+    assert done[:3] == ["begins 512", "begins 512", "begins 65536"] and sum("begins" in what for what in done) == 3
+    for never in (OPTIONS.with_(strategy="vertical"), OPTIONS):
+        monkeypatch.setattr(planner, "LIKELY", 0.0 if never is not OPTIONS else 100.0)
+        watched(monkeypatch, [0, 0, 0])
+        ahead.plan_as_built(regions, never, TARGET)
+    assert sum("begins" in what for what in done) == 3
 
 
 def test_the_first_one_where_none_is_built_in_time(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:

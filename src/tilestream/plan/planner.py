@@ -55,6 +55,9 @@ three plans that timed both they were never the faster, and their kernels take l
 SURE = 0.7
 """Nor does one that takes this share of what the fallback is predicted to take: of 21 regions whose fallback was timed
 and predicted to take over 20 us, none took less than 0.80 of that; of seven small ones, none less than 0.63."""
+LIKELY = 0.75
+"""The fallback will be timed where no pipeline is predicted to take less than this share of its prediction: of eleven
+plans above it whose fallback was timed one took less than ``SURE``; of four between the two, two did."""
 COLUMNS = (64, 128)
 """Of a layer that is spread over SMs, those that one of them makes."""
 FALLBACK = "fallback"
@@ -194,6 +197,19 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
         return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
 
     return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
+
+
+def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
+    """Whether the fallback will probably be timed beside a region's candidates, said before any of those is.
+
+    Args:
+        bound_us: what the fallback cannot beat.
+    """
+    wanted = shortlist(candidates)
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    if not wanted or fallback.predicted_us is None:
+        return False
+    return _predicted(wanted[0]) > max(BEYOND * bound_us, LIKELY * fallback.predicted_us)
 
 
 def verified(p: Pipeline, device: Device) -> Pipeline:

@@ -12,12 +12,13 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cache import is_cached
+from tilestream.plan.cost import product_bound_us
 from tilestream.plan.gradient_launches import GradientLaunch
-from tilestream.plan.planner import proposals, shortlist
+from tilestream.plan.planner import likely_against, proposals, shortlist
 from tilestream.plan.turned import turned
 from tilestream.run import gradients
 from tilestream.run.executable import build_ahead, first_built
-from tilestream.run.measure import PATIENCE_S
+from tilestream.run.measure import PATIENCE_S, begin_inductors
 from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan
 from tilestream.run.target import Target
 
@@ -57,7 +58,10 @@ def plan_as_built(
 
     What cannot be planned is left to ``prepare.pipeline_of`` and ``gradients.stream_gradients``, which say why.
     """
-    left = [_Job(r.name, made, partial(plan, r, options, target)) for r, made in _unplanned(regions, options, target)]
+    wanted = list(_unplanned(regions, options, target))
+    left = [_Job(region.name, made, partial(plan, region, options, target)) for region, made in wanted]
+    for region, _ in wanted:
+        _begin_fallback(region, options, target)
     if measures(options, target):
         left = [*_of_launches(launches, options, target), *left]
     while left:
@@ -68,6 +72,19 @@ def plan_as_built(
                 job.plan()
             except Exception as failure:
                 log.debug("%s: it is planned again, which will say why", job.name, exc_info=failure)
+
+
+def _begin_fallback(region: Region, options: Options, target: Target) -> None:
+    """Have Inductor compile a region that will probably be timed on it: its processes work while others are timed."""
+    if options.strategy != "auto":
+        return
+    try:
+        program, rows = region.program, region.rows
+        made = proposals(program, rows, target.hardware, options, turned(region, options))
+        if likely_against(made, product_bound_us(program, rows, target.hardware)):
+            begin_inductors(region)
+    except Exception as failure:
+        log.debug("%s: planning it will say why", region.name, exc_info=failure)
 
 
 def _of_launches(launches: Sequence[GradientLaunch], options: Options, target: Target) -> list[_Job]:

@@ -6,9 +6,10 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -137,7 +138,7 @@ class Measurer:
         """
         if candidate.pipeline is None:
             with timed("inductor"):
-                call = fallback.rest(self._region.graph)
+                call = inductors(self._region)
                 with real(self._target.device):
                     return self._captured(call)
         if first_built([[candidate.pipeline]], self._target.kind, 0.0) is None:
@@ -189,6 +190,21 @@ class Measurer:
             )
             log.error("%s. It is not used; please report this", message)
             raise PlanError(message, "report this with the model; the other candidates are used")
+
+
+_begun: WeakKeyDictionary[fx.GraphModule, Callable[[], fallback.Call]] = WeakKeyDictionary()
+
+
+def begin_inductors(region: Region) -> None:
+    """Have Inductor's processes compile the kernels of a region that will be timed on it, while others are timed."""
+    with timed("inductor"):
+        _begun[region.graph] = fallback.begin(region.graph)
+
+
+def inductors(region: Region) -> fallback.Call:
+    """What Inductor makes of a region, which may have begun."""
+    begun = _begun.pop(region.graph, None)
+    return fallback.rest(region.graph) if begun is None else begun()
 
 
 def _interleave(arms: Sequence[Arm]) -> None:
