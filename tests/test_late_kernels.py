@@ -11,8 +11,10 @@ from eager_regions import trace
 from torch import fx, nn
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import LambdaFuture
 
-from tilestream.run import fallback
+from tilestream.run import fallback, late_kernels
+from tilestream.run.late_kernels import finished_together, waiting_later
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +78,6 @@ def test_a_fault_is_left_to_who_compiles_it_again(given, monkeypatch: pytest.Mon
 
 @config.patch(fx_graph_cache=False)
 def test_code_of_other_threads_waits_as_always(waited: list[int]) -> None:
-    from tilestream.run.late_kernels import waiting_later
-
     with waiting_later() as waits:
         other = threading.Thread(target=lambda: AsyncCompile().wait({}))
         other.start()
@@ -85,3 +85,29 @@ def test_code_of_other_threads_waits_as_always(waited: list[int]) -> None:
         assert len(waited) == 1 and not waits
         AsyncCompile().wait({})
     assert len(waited) == 1 and len(waits) == 1
+
+
+@config.patch(compile_threads=2)
+def test_kernels_are_finished_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first by itself, since what it imports must not be half there for another; one that cannot be is left to
+    who says why."""
+    monkeypatch.setattr(late_kernels, "THREADS", 3)
+    monkeypatch.setattr(late_kernels.os, "cpu_count", lambda: 8)
+    together, order, faults = threading.Barrier(3, timeout=60), [], [RuntimeError("no registers")]
+
+    def made(name: str) -> LambdaFuture:
+        def result() -> str:
+            if name == "b" and faults:
+                raise faults.pop()
+            order.append(name)
+            if name in "cde":
+                together.wait()
+            return name.upper()
+
+        return LambdaFuture(result)
+
+    scope: dict[str, Any] = {name: made(name) for name in "abcde"} | {"call": len}
+    with finished_together():
+        AsyncCompile().wait(scope)
+    assert scope == {name: name.upper() for name in "abcde"} | {"call": len}
+    assert order[0] == "a" and order[-1] == "b" and not faults

@@ -35,6 +35,7 @@ from tilestream.run.decompose import decomposed
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
+from tilestream.run.late_kernels import finished_together
 from tilestream.run.stopwatch import timed
 from tilestream.run.triton_driver import begin_driver
 
@@ -189,7 +190,8 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any])
     if config.use_joint_graph_passes:
         graph = joint_graph_passes(graph)
     _set_output_strides(())
-    code = compile_fx_inner(graph, inputs, **kwargs)
+    with finished_together():
+        code = compile_fx_inner(graph, inputs, **kwargs)
     return code, list(_output_strides() or ())
 
 
