@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import threading
@@ -62,7 +63,8 @@ def _finish(scope: dict[str, Any]) -> None:
     first, *others = left
     finish(first)  # what is imported for the first is there for the others
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "tilestream-kernels") as threads:
-        list(threads.map(finish, others))
+        for name in others:
+            threads.submit(contextvars.copy_context().run, finish, name)  # threads do not inherit a context
 
 
 @contextlib.contextmanager
@@ -72,11 +74,11 @@ def _instead(of: Callable[[partial[None]], object]) -> Iterator[None]:
 
     wait, thread = AsyncCompile.wait, threading.get_ident()
 
-    def replaced(compiler: AsyncCompile, scope: dict[str, Any]) -> None:
+    def replaced(self: AsyncCompile, scope: dict[str, Any]) -> None:
         if threading.get_ident() == thread:
-            of(partial(wait, compiler, scope))
+            of(partial(wait, self, scope))
         else:
-            wait(compiler, scope)
+            wait(self, scope)
 
     AsyncCompile.wait = replaced
     try:

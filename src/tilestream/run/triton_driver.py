@@ -17,7 +17,8 @@ def begin_driver() -> None:
     first asks what the GPU can do. Whoever asks while it is being made makes another one, as without this.
     """
     try:
-        from triton.runtime import driver  # here: two threads that import a package may see it half made
+        # Here: two threads that import a package may see it half made.
+        from triton.runtime import driver  # pyright: ignore[reportMissingImports]
     except ImportError:
         return
     threading.Thread(target=_make, args=(driver,), name="triton-driver", daemon=True).start()
