@@ -444,7 +444,7 @@ def side_by_side(words: Sequence[str], names: Sequence[str], folder: Path, secon
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=[])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(WORKLOADS)}; all")
     parser.add_argument("--rows", type=int, nargs="+", default=[128])
     parser.add_argument("--no-compile", action="store_true", help="eager and cuBLAS alone")
     parser.add_argument("--planner", action="store_true", help="torch.compile with tilestream too")
@@ -464,6 +464,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "few_rows.json")
     given = parser.parse_args(words)
     names = given.names or list(WORKLOADS)
+    if unknown := sorted(set(names) - set(WORKLOADS)):
+        parser.error(f"no shape is known of {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
     if given.side_by_side:
         passed = ["--rows", *map(str, given.rows), "--patience", str(given.patience)]
         passed += [f"--{flag}" for flag in ("no-compile", "planner", "untuned", "dependent") if flag_of(given, flag)]
