@@ -19,7 +19,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.planner import FALLBACK, Candidate, Plan, proposals
-from tilestream.run import ahead, gradients, prepare
+from tilestream.run import ahead, collector, gradients, prepare
 from tilestream.run.measure import PATIENCE_S
 from tilestream.run.target import Target
 
@@ -49,6 +49,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, built: Sequence[int | None]) -> lis
 
     def first_built(groups: list[list[Pipeline]], kind: str, timeout_s: float, in_turn: bool) -> int | None:
         assert all(groups) and kind == "cuda" and in_turn
+        if timeout_s == 0.0:
+            return None
         done.append(f"waits {timeout_s:.0f} s for {len(groups)}")
         return next(answers)
 
@@ -105,6 +107,23 @@ def test_the_fallback_begins_where_it_will_be_timed(regions: list[Region], monke
         watched(monkeypatch, [0, 0, 0])
         ahead.plan_as_built(regions, never, TARGET)
     assert sum("begins" in what for what in done) == 3
+
+
+def test_what_waits_for_a_kernel_collects_once(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what need not wait does not."""
+    done = watched(monkeypatch, [0, 0])
+    wait = ahead.first_built
+    collected: list[bool] = []
+    monkeypatch.setattr(collector.gc, "collect", lambda: collected.append(True))
+    ready = iter([0, None, None])
+
+    def first_built(groups: list[list[Pipeline]], kind: str, timeout_s: float, in_turn: bool) -> int | None:
+        return next(ready) if timeout_s == 0.0 else wait(groups, kind, timeout_s, in_turn)
+
+    monkeypatch.setattr(ahead, "first_built", first_built)
+    ahead.plan_as_built(regions, OPTIONS, TARGET)
+    assert len(collected) == 1 and sum("waits" in what for what in done) == 2
+    assert [what for what in done if "plans" in what] == ["plans 64", "plans 96", "plans 128"]
 
 
 def test_the_first_one_where_none_is_built_in_time(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan import few_rows, many_rows
 from tilestream.plan.cost import predict, product_bound_us
+from tilestream.plan.made import made_of, once
 from tilestream.plan.passes import (
     balance,
     choose_in_flight,
@@ -341,34 +342,10 @@ def _candidate(
 
 def _by_parts(recipe: Recipe, program: Pipeline, device: Device, queue_depth: int | None) -> Pipeline:
     """``recipe``'s passes, as far as none has run them for another number of rows, or its cut for another recipe."""
-    made = _made_of(program, device)
-    cut = _once(made, recipe.cut_key, lambda: apply(recipe.cut(device), program))
+    made = made_of(program, device)
+    cut = once(made, recipe.cut_key, lambda: apply(recipe.cut(device), program))
     behind = (recipe.cut_key, recipe.steps, recipe.dims, recipe.in_flight, recipe.resident, queue_depth)
-    return _once(made, behind, lambda: apply(recipe.behind_cut(device, queue_depth), cut))
-
-
-_Made = dict[Hashable, Pipeline | VerifyError | IRError]
-
-
-@lru_cache(maxsize=64)
-def _made_of(_program: Pipeline, _device: Device) -> _Made:
-    """What recipes make of a program on a device, or why they cannot; filled by ``_once``. Rows are no part of it: a
-    model's equal layers are planned at as many numbers of rows as it has kinds of edges and nodes."""
-    return {}
-
-
-def _once(made: _Made, key: Hashable, make: Callable[[], Pipeline]) -> Pipeline:
-    """``make``'s pipeline; it is called once for a key, and why it raised is kept too."""
-    if key not in made:
-        try:
-            made[key] = make()
-        except (VerifyError, IRError) as error:
-            made[key] = error.with_traceback(None)
-    found = made[key]
-    if not isinstance(found, Pipeline):
-        # A new one: an error that is kept and raised keeps every frame above it, with all that a caller holds there.
-        raise type(found)(found.cause, found.remedy)
-    return found
+    return once(made, behind, lambda: apply(recipe.behind_cut(device, queue_depth), cut))
 
 
 def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:

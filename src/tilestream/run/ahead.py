@@ -17,6 +17,7 @@ from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import likely_against, proposals, shortlist
 from tilestream.plan.turned import turned
 from tilestream.run import gradients
+from tilestream.run.collector import collect_once
 from tilestream.run.executable import build_ahead, first_built
 from tilestream.run.measure import PATIENCE_S, begin_inductors
 from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan
@@ -64,9 +65,14 @@ def plan_as_built(
         _begin_fallback(region, options, target)
     if measures(options, target):
         left = [*_of_launches(launches, options, target), *left]
+    collected = False
     while left:
         with kernels_kept(options, target):
-            index = first_built([job.pipelines for job in left], target.kind, PATIENCE_S, in_turn=True)
+            groups = [job.pipelines for job in left]
+            index = first_built(groups, target.kind, 0.0, in_turn=True)
+            if index is None:
+                collected = collected or collect_once()
+                index = first_built(groups, target.kind, PATIENCE_S, in_turn=True)
             job = left.pop(index or 0)
             try:
                 job.plan()
