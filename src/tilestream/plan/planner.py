@@ -54,7 +54,7 @@ DEALT = 0.95
 """Layers in place are not timed where tiles dealt over the grid are predicted to take less than this share of it: in
 three plans that timed both they were never the faster, and their kernels take longest to compile."""
 SURE = 0.7
-"""Nor does one that takes this share of what the fallback is predicted to take: of 21 regions whose fallback was timed
+"""Nor does one that takes this share of what the fallback is predicted to take: of 22 regions whose fallback was timed
 and predicted to take over 20 us, one took less than 0.80 of that (GraphCast's widest: 0.62 to 0.77 in four runs, where
 a pipeline takes 1.14); of seven small ones, none less than 0.63."""
 LIKELY = 0.75

@@ -48,15 +48,18 @@ def finished_together() -> Iterator[None]:
 
 def _finish(scope: dict[str, Any]) -> None:
     """Put kernels in the places of their futures in ``scope``, as ``AsyncCompile.wait`` does, those that can be."""
+    from torch._inductor import config
     from torch._inductor.codecache import LambdaFuture
 
+    most_s = getattr(config, "compile_worker_wait_timeout", 0)  # the user's; torch before 2.12 has none
+    how = {"timeout": most_s} if most_s else {}
     left = {name: value for name, value in scope.items() if isinstance(value, LambdaFuture)}
     if len(left) < 2:
         return
 
     def finish(name: str) -> None:
         try:
-            scope[name] = left[name].result()
+            scope[name] = left[name].result(**how)
         except Exception as failure:
             log.debug("%s is waited for again, which will say why", name, exc_info=failure)
 
