@@ -20,9 +20,6 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-WAYS = ("ddp", "view", "hook", "once")
-CAPTURED = ("view", "once")
-"""Those that are timed as CUDA graphs, too."""
 WARM = 11
 """Steps before a wrapped one may be captured: until then the wrapper takes times by events."""
 
@@ -34,19 +31,24 @@ def step(function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, 
     torch.stack([y.float().square().mean() for y in results]).sum().backward()
 
 
-def average(module: nn.Module) -> None:
+def average(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """The mean of all processes' gradients of one dtype, as parts of one new tensor."""
     held = [p for p in module.parameters() if p.grad is not None]
     flat = torch.cat([p.grad.flatten() for p in held if p.grad is not None])
     flat /= dist.get_world_size()
-    dist.all_reduce(flat)
+    dist.all_reduce(flat, group=group)
     for p, part in zip(held, flat.split([p.numel() for p in held]), strict=True):
         p.grad = part.view_as(p)
 
 
 @contextmanager
 def exchanging(
-    way: str, function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, ...], captured: bool = False
+    way: str,
+    function: Callable[..., Any],
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    captured: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> Iterator[Callable[[], None]]:
     """A step of ``function``, which is ``module`` or its compiled form, whose gradients become the processes' mean.
 
@@ -55,17 +57,20 @@ def exchanging(
     Args:
         captured: the step is for a CUDA graph. The wrapper's part of the autograd graph runs on the stream that it was
             made on, which a capture takes in unless it is the default one; a plain step would wait for it.
+        group: of all processes; the default one if None.
     """
     if way == "once":
 
         def call() -> None:
             step(function, module, inputs)
-            average(module)
+            average(module, group)
 
         yield call
         return
     with _aside(captured and inputs[0].is_cuda):
-        wrapped = [DistributedDataParallel(function, gradient_as_bucket_view=way != "ddp")]  # type: ignore[arg-type]
+        wrapped = [
+            DistributedDataParallel(function, process_group=group, gradient_as_bucket_view=way != "ddp")  # type: ignore[arg-type]
+        ]
         if way == "hook":
             wrapped[0]._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)  # pyright: ignore[reportPrivateUsage]
         for _ in range(WARM):
