@@ -289,7 +289,7 @@ def main() -> int:
     given = parser.parse_args()
     stages = {"compile": pieces(given.ways, not given.no_collectives, given.narrow)}
     stages |= {} if given.no_wrapped else {"wrap": ["both"]}
-    start_s, compilers = time.time(), max(1, len(os.sched_getaffinity(0)) // (len(given.arms) * given.gpus))
+    start_s, compilers = time.time(), max(2, 2 * len(os.sched_getaffinity(0)) // (len(given.arms) * given.gpus))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         runs = [Run(_free_port(), arm, given.gpus, folder, given.dry_run, start_s, compilers) for arm in given.arms]
         return measure(runs, stages, given.cases, given.out, given.patience, given.seconds)
