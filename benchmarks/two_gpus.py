@@ -202,7 +202,7 @@ def _asked(arms: Sequence[Arm], name: str, word: str, out: Path, until_s: float)
 def together(told: Sequence[Row]) -> Row:
     """What the first process says, what each took where that differs by GPU, and how many plans differ."""
     first, *others = ({key: value for key, value in one.items() if key != "plans"} for one in told)
-    for key in ("first_step_s", "graph_us"):
+    for key in ("first_step_s", "alone_us", "graph_us"):
         if first.get(key) and others:
             first[f"{key}_each"] = [first[key], *(one.get(key) for one in others)]
     if plans := told[0].get("plans"):
