@@ -65,7 +65,7 @@ CASES = {
     "S2": ("S2: 2048-5632-2048, gated, 128 rows", ""),
 }
 """Cases of ``traffic.py``, each with its row of Table 2."""
-ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream", "spared": "tilestream, 4 SMs spared"}
+ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream"}
 TRAINED = {"nerf": "NeRF, 65,536 points", "mgn": "MeshGraphNets", "dlrm": "DLRM, batch 2,048"}
 
 

@@ -31,12 +31,12 @@ def step(function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, 
     torch.stack([y.float().square().mean() for y in results]).sum().backward()
 
 
-def average(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+def average(module: nn.Module) -> None:
     """The mean of all processes' gradients of one dtype, as parts of one new tensor."""
     held = [p for p in module.parameters() if p.grad is not None]
     flat = torch.cat([p.grad.flatten() for p in held if p.grad is not None])
     flat /= dist.get_world_size()
-    dist.all_reduce(flat, group=group)
+    dist.all_reduce(flat)
     for p, part in zip(held, flat.split([p.numel() for p in held]), strict=True):
         p.grad = part.view_as(p)
 
@@ -48,7 +48,6 @@ def exchanging(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
     captured: bool = False,
-    group: dist.ProcessGroup | None = None,
 ) -> Iterator[Callable[[], None]]:
     """A step of ``function``, which is ``module`` or its compiled form, whose gradients become the processes' mean.
 
@@ -57,19 +56,18 @@ def exchanging(
     Args:
         captured: the step is for a CUDA graph. The wrapper's part of the autograd graph runs on the stream that it was
             made on, which a capture takes in unless it is the default one; a plain step would wait for it.
-        group: of all processes; the default one if None.
     """
     if way == "once":
 
         def call() -> None:
             step(function, module, inputs)
-            average(module, group)
+            average(module)
 
         yield call
         return
     with _aside(captured and inputs[0].is_cuda):
         wrapped = [
-            DistributedDataParallel(function, process_group=group, gradient_as_bucket_view=way != "ddp")  # type: ignore[arg-type]
+            DistributedDataParallel(function, gradient_as_bucket_view=way != "ddp")  # type: ignore[arg-type]
         ]
         if way == "hook":
             wrapped[0]._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)  # pyright: ignore[reportPrivateUsage]

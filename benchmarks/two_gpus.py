@@ -6,7 +6,7 @@
     python benchmarks/two_gpus.py mgn --ways ddp once --no-wrapped --no-collectives --seconds 55    what takes least
     python benchmarks/two_gpus.py --dry-run         on the CPU, by gloo and on the reference machine
 
-Each arm (eager, Inductor, tilestream, and tilestream that leaves 4 SMs to NCCL) trains on a batch of its own on every
+Each arm (eager, Inductor, tilestream) trains on a batch of its own on every
 GPU: forward, sum, backward, and the mean of the gradients. ``alone_us`` is the step on one GPU as a plain loop,
 ``graph_us`` as a CUDA graph: what its kernels take. Of the same compiled model ``ways`` has steps with an exchange
 (``exchanges.py``), each as a loop and some as CUDA graphs, NCCL's kernels among them: what of the scaling is left where
@@ -45,14 +45,10 @@ TINY: dict[str, dict[str, Any]] = {
     "mgn": {"batch": 1, "nodes": 12, "edges": 40, "width": 16, "hidden": 1, "steps": 1},
 }
 """Sizes of a dry run."""
-ARMS = ("eager", "inductor", "tilestream", "spared")
+ARMS = ("eager", "inductor", "tilestream")
 WAYS = ("ddp", "view", "hook", "once")
 CAPTURED = ("view", "once")
 """Ways that are timed as CUDA graphs, too."""
-NARROW = ", few CTAs"
-"""Of a way: NCCL takes no more CTAs than ``spared`` leaves SMs to it."""
-NARROWED = ("tilestream", "spared")
-"""Arms of which that is asked."""
 CACHES = ("TILESTREAM_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 GPUS = 2
 PIECE_S = 25.0
@@ -127,12 +123,10 @@ class _environment:
         os.environ.update(self._before)
 
 
-def pieces(ways: Sequence[str], collectives: bool = True, narrow: bool = False) -> list[str]:
+def pieces(ways: Sequence[str], collectives: bool = True) -> list[str]:
     """What is asked of an arm that has compiled, in order: captured exchanges last, since one that fails leaves NCCL in
     doubt."""
-    graphs = [way for way in ways if way in CAPTURED]
-    words = ["alone", "graph", *ways, *(f"{way} graph" for way in graphs)]
-    words += [f"{way}{NARROW} graph" for way in graphs] if narrow else []
+    words = ["alone", "graph", *ways, *(f"{way} graph" for way in ways if way in CAPTURED)]
     return words + ["collectives"] * collectives
 
 
@@ -161,7 +155,7 @@ def measure(
         for stage, words in stages.items():
             left = _asked(left, name, stage, out, patience_s)
             for word in words:
-                for arm in [arm for arm in left if NARROW not in word or arm.run.arm in NARROWED]:
+                for arm in list(left):
                     if _since(arm.run) > seconds:
                         arm.run.say(f"{word}: no time is left")
                     elif not _asked([arm], name, word, out, _since(arm.run) + PIECE_S):
@@ -279,7 +273,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--narrow", action="store_true", help="graphs also with few CTAs of NCCL")
     parser.add_argument("--no-wrapped", action="store_true")
     parser.add_argument("--no-collectives", action="store_true")
     parser.add_argument("--patience", type=float, default=math.inf, help="seconds, for what still compiles then")
@@ -287,7 +280,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=GPUS)
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
-    stages = {"compile": pieces(given.ways, not given.no_collectives, given.narrow)}
+    stages = {"compile": pieces(given.ways, not given.no_collectives)}
     stages |= {} if given.no_wrapped else {"wrap": ["both"]}
     start_s, compilers = time.time(), max(2, 2 * len(os.sched_getaffinity(0)) // (len(given.arms) * given.gpus))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -26,12 +26,9 @@ from tilestream.run.backend import tilestream
 if TYPE_CHECKING:
     from two_gpus import Row, Run
 
-SPARED = 4
-"""SMs. Of 132 it leaves 128, among which rows of a power of two are dealt out as evenly."""
 COMPILED: dict[str, dict[str, Any]] = {
     "inductor": {},
     "tilestream": {"backend": tilestream},
-    "spared": {"backend": tilestream, "options": {"spare_sms": SPARED}},
 }
 """Keywords of ``torch.compile``; eager has none."""
 
@@ -64,22 +61,11 @@ def meet(run: Run, rank: int) -> None:
     dist.init_process_group("gloo" if run.dry else "nccl", rank=rank, world_size=run.gpus)
 
 
-def few_ctas(run: Run) -> dist.ProcessGroup:
-    """A group of the same processes whose kernels take no more CTAs than are spared."""
-    options = None
-    if not run.dry:
-        options = dist.ProcessGroupNCCL.Options()
-        options.config.max_ctas = SPARED
-    group = dist.new_group(pg_options=options)
-    assert isinstance(group, dist.ProcessGroup)  # this process is in it
-    return group
-
-
 def compiled(run: Run, module: nn.Module) -> nn.Module:
     if (how := COMPILED.get(run.arm)) is None:
         return module
     if run.dry and how:
-        how = {**how, "options": {"target": "reference", **how.get("options", {})}}
+        how = {**how, "options": {"target": "reference"}}
     return torch.compile(module, dynamic=False, **how)  # type: ignore[return-value]
 
 
@@ -110,7 +96,6 @@ class Task:
         torch.manual_seed(100 + rank)
         self.inputs = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in inputs)
         self.exact = mean_gradients(self.module, self.inputs, run.gpus)
-        self.narrow: dist.ProcessGroup | None = None
         self.said("has exact gradients")
 
     @property
@@ -135,10 +120,7 @@ class Task:
             with exchanging("ddp", self.function, self.own, self.inputs) as call:
                 return {"collectives": [] if self.run.dry else collectives(call)}
         way, captured = word.removesuffix(" graph"), word.endswith(" graph")
-        if "," in way and self.narrow is None:
-            self.narrow = few_ctas(self.run)
-        group = self.narrow if "," in way else None
-        with exchanging(way.split(",")[0], self.function, self.own, self.inputs, captured, group) as call:
+        with exchanging(way, self.function, self.own, self.inputs, captured) as call:
             made = self.as_graph(call) if captured else {"us": self.clock.loop_us(call), "error": self.error()}
         return {"ways": {way: made}}
 
