@@ -6,13 +6,13 @@
     python benchmarks/two_gpus.py mgn --ways ddp once --no-wrapped --no-collectives --seconds 55    what takes least
     python benchmarks/two_gpus.py --dry-run         on the CPU, by gloo and on the reference machine
 
-Each arm (eager, Inductor, tilestream) trains on a batch of its own on every
-GPU: forward, sum, backward, and the mean of the gradients. ``alone_us`` is the step on one GPU as a plain loop,
-``graph_us`` as a CUDA graph: what its kernels take. Of the same compiled model ``ways`` has steps with an exchange
-(``exchanges.py``), each as a loop and some as CUDA graphs, NCCL's kernels among them: what of the scaling is left where
-the host is not the limit. ``both_us`` is ``DistributedDataParallel`` compiled as a whole, which Dynamo cuts where a
-bucket is full. Scaling is two GPUs' throughput over one's, loop by loop and graph by graph. Gradients are compared with
-the mean over both batches in float64. Needs two H100 or H200 of one host.
+Each arm (eager, Inductor, tilestream) trains on a batch of its own on every GPU: forward, sum, backward, and the mean
+of the gradients. ``alone_us`` is the step on one GPU as a plain loop, ``graph_us`` as a CUDA graph: what its kernels
+take; ``alone_us_each`` and ``graph_us_each`` have every GPU's. Of the same compiled model ``ways`` has steps with an
+exchange (``exchanges.py``), each as a loop and some as CUDA graphs, NCCL's kernels among them: what of the scaling is
+left where the host is not the limit. ``both_us`` is ``DistributedDataParallel`` compiled as a whole, which Dynamo cuts
+where a bucket is full. Scaling is two GPUs' throughput over the first one's, loop by loop and graph by graph. Gradients
+are compared with the mean over both batches in float64. Needs two H100 or H200 of one host.
 
 An arm has a process a GPU (``two_gpus_arm.py``) and caches of its own, empty at first, which its processes share. All
 arms compile side by side; what compilers choose by is timed in turns. Then every piece of work is asked of one arm
@@ -194,11 +194,12 @@ def _asked(arms: Sequence[Arm], name: str, word: str, out: Path, until_s: float)
 
 
 def together(told: Sequence[Row]) -> Row:
-    """What the first process says, what each took where that differs by GPU, and how many plans differ."""
-    first, *others = ({key: value for key, value in one.items() if key != "plans"} for one in told)
+    """What the first process says, of times alone what each took, and plans that differ: processes of one arm tune by
+    themselves, and a step with an exchange waits for the slower."""
+    first = {key: value for key, value in told[0].items() if key != "plans"}
     for key in ("first_step_s", "alone_us", "graph_us"):
-        if first.get(key) and others:
-            first[f"{key}_each"] = [first[key], *(one.get(key) for one in others)]
+        if all(each := [one.get(key) for one in told]):
+            first[f"{key}_each"] = each
     if plans := told[0].get("plans"):
         first["plans_apart"] = {
             region: [one["plans"].get(region) for one in told]
