@@ -80,7 +80,7 @@ def test_an_arm_that_is_not_ready_in_time_is_given_up_and_the_others_are_kept(
     pipes[3][1].send({"alone_us": 2.0})
     pipes[2][1].send({"alone_us": 1.0})
     assert two_gpus._asked([slow, quick], "nerf", "alone", tmp_path / "out.json", 0.05) == [quick]
-    assert slow.ended and not quick.ended and quick.row == {"alone_us": 1.0}
+    assert slow.ended and not quick.ended and quick.row == {"alone_us": 1.0, "alone_us_each": [1.0, 2.0]}
     assert list(json.loads((tmp_path / "out.json").read_text())["nerf"]["arms"]) == ["inductor"]
     assert pipes[2][1].recv() == pipes[3][1].recv() == "alone nerf"
 
