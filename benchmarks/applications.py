@@ -222,29 +222,23 @@ def losses() -> str:
 
 
 def two_gpus() -> str:
-    """Steps on one GPU and on two, arm by arm; then ways to exchange gradients, where they were timed."""
+    """Steps on one GPU and on two by every way to exchange gradients, as loops and as CUDA graphs, arm by arm."""
     found = read("two_gpus.json")
     if found is None:
         return NONE.format("two_gpus.py")
-    lines, ways = [], []
+    lines = []
     for case, one in found.items():
         sized = ", ".join(f"{k} {v:,}" for k, v in one["sizes"].items())
         step = f"{TRAINED[case].split(',')[0]} ({sized} a GPU)"
         for arm, row in one["arms"].items():
-            name = ARM[arm]
-            made = row.get("ways", {})
-            errors = [each.get(key, 0.0) for each in (row, *made.values()) for key in ("error", "graph_error")]
-            cells = [us(row.get("graph_us")), us(row["alone_us"]), us(row.get("both_us")), times(row.get("scaling"))]
-            lines.append([step, name, *cells, f"{max(errors):.1e}"])
-            for way, each in made.items():
-                cells = [us(each.get("us")), times(each.get("scaling")), us(each.get("graph_us"))]
-                ways.append([step, name, way, *cells, times(each.get("graph_scaling"))])
-    heads = ["a step, us", "arm", "its kernels alone (CUDA graph)", "one GPU", "two", "throughput, times"]
-    first = table([*heads, "error of gradients"], lines)
-    if not ways:
-        return first
-    heads = ["a step, us", "arm", "exchange", "two", "throughput, times", "two, as CUDA graphs", "throughput, times "]
-    return first + "\n\n" + table(heads, ways)
+            for way, made in row.get("ways", {}).items():
+                loops = [us(row["alone_us"]), us(made.get("us")), times(made.get("scaling"))]
+                graphs = [us(row.get("graph_us")), us(made.get("graph_us")), times(made.get("graph_scaling"))]
+                error = max(made.get(key, 0.0) for key in ("error", "graph_error"))
+                lines.append([step, ARM[arm], f"`{way}`", *loops, *graphs, f"{error:.1e}"])
+    loops = ["loop: one GPU", "two", "throughput, times"]
+    graphs = ["CUDA graph: one GPU", "two ", "throughput, times "]
+    return table(["a step, us", "arm", "exchange", *loops, *graphs, "error of gradients"], lines)
 
 
 def times(ratio: float | None) -> str:

@@ -10,9 +10,9 @@ Each arm (eager, Inductor, tilestream) trains on a batch of its own on every GPU
 of the gradients. ``alone_us`` is the step on one GPU as a plain loop, ``graph_us`` as a CUDA graph: what its kernels
 take; ``alone_us_each`` and ``graph_us_each`` have every GPU's. Of the same compiled model ``ways`` has steps with an
 exchange (``exchanges.py``), each as a loop and some as CUDA graphs, NCCL's kernels among them: what of the scaling is
-left where the host is not the limit. ``both_us`` is ``DistributedDataParallel`` compiled as a whole, which Dynamo cuts
-where a bucket is full. Scaling is two GPUs' throughput over the first one's, loop by loop and graph by graph. Gradients
-are compared with the mean over both batches in float64. Needs two H100 or H200 of one host.
+left where the host is not the limit. ``whole`` among them is ``DistributedDataParallel`` compiled as a whole, which
+Dynamo cuts where a bucket is full. Scaling is two GPUs' throughput over the first one's, loop by loop and graph by
+graph. Gradients are compared with the mean over both batches in float64. Needs two H100 or H200 of one host.
 
 An arm has a process a GPU (``two_gpus_arm.py``) and caches of its own, empty at first, which its processes share. All
 arms compile side by side; what compilers choose by is timed in turns. Then every piece of work is asked of one arm
@@ -220,8 +220,6 @@ def merge(row: Row, found: Mapping[str, Any]) -> None:
 
 def scaled(row: Row, gpus: int) -> Row:
     """The row with throughputs of all GPUs over one's: loops over the loop, graphs over the graph."""
-    if "both_us" in row and "alone_us" in row:
-        row["scaling"] = gpus * row["alone_us"] / row["both_us"]
     for made in row.get("ways", {}).values():
         if "us" in made:
             made["scaling"] = gpus * row["alone_us"] / made["us"]
@@ -282,7 +280,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
     stages = {"compile": pieces(given.ways, not given.no_collectives)}
-    stages |= {} if given.no_wrapped else {"wrap": ["both"]}
+    stages |= {} if given.no_wrapped else {"wrap": ["whole"]}
     start_s, compilers = time.time(), max(2, 2 * len(os.sched_getaffinity(0)) // (len(given.arms) * given.gpus))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         runs = [Run(_free_port(), arm, given.gpus, folder, given.dry_run, start_s, compilers) for arm in given.arms]

@@ -33,19 +33,18 @@ def group(tmp_path: Path):
 
 def test_arms_of_other_runs_are_kept(two_gpus: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "two.json"
-    two_gpus.keep(out, "mgn", two_gpus.Run(0, "tilestream"), {"both_us": 1.0}, {"gpu": "H200"})
-    two_gpus.keep(out, "mgn", two_gpus.Run(0, "eager"), {"both_us": 2.0})
-    two_gpus.keep(out, "nerf", two_gpus.Run(0, "eager"), {"both_us": 3.0})
+    two_gpus.keep(out, "mgn", two_gpus.Run(0, "tilestream"), {"alone_us": 1.0}, {"gpu": "H200"})
+    two_gpus.keep(out, "mgn", two_gpus.Run(0, "eager"), {"alone_us": 2.0})
+    two_gpus.keep(out, "nerf", two_gpus.Run(0, "eager"), {"alone_us": 3.0})
     found = json.loads(out.read_text())
     assert found["mgn"]["environment"] == {"gpu": "H200"} and [each.name for each in tmp_path.iterdir()] == ["two.json"]
     assert list(found["mgn"]["arms"]) == ["eager", "tilestream"] and found["mgn"]["sizes"] == {"batch": 8, "steps": 4}
-    assert found["nerf"]["arms"] == {"eager": {"both_us": 3.0}}
+    assert found["nerf"]["arms"] == {"eager": {"alone_us": 3.0}}
 
 
 def test_scaling_is_loops_over_the_loop_and_graphs_over_the_graph(two_gpus: ModuleType) -> None:
     ways = {"view": {"us": 150.0, "graph_us": 80.0}, "hook": {"us": 125.0}, "once": {"us": 200.0, "graph_us": None}}
-    row = two_gpus.scaled({"alone_us": 100.0, "graph_us": 60.0, "ways": ways, "both_us": 160.0}, 2)
-    assert row["scaling"] == 1.25
+    row = two_gpus.scaled({"alone_us": 100.0, "graph_us": 60.0, "ways": ways}, 2)
     assert [row["ways"][way]["scaling"] for way in ways] == [2 / 1.5, 1.6, 1.0]
     assert {way: made.get("graph_scaling") for way, made in ways.items()} == {"view": 1.5, "hook": None, "once": None}
 
@@ -111,7 +110,7 @@ def test_every_piece_has_a_part_of_the_row(
     run = two_gpus.Run(two_gpus._free_port(), "eager", gpus=1, dry=True)
     monkeypatch.setattr(importlib.import_module("two_gpus_times"), "STEPS", 1)
     threads = torch.get_num_threads()
-    words = ["compile", *two_gpus.pieces(("ddp", "once")), "wrap", "both"]
+    words = ["compile", *two_gpus.pieces(("ddp", "once")), "wrap", "whole"]
     for word in words:
         ours.send(f"{word} nerf")
     ours.send("end")
@@ -122,8 +121,8 @@ def test_every_piece_has_a_part_of_the_row(
     row: dict[str, Any] = {}
     for _ in words:
         two_gpus.merge(row, two_gpus.together([ours.recv()]))
-    assert set(row) >= {"first_step_s", "alone_us", "graph_us", "ways", "both_us", "error", "environment"}
-    assert all(row["ways"][way]["us"] > 0 and row["ways"][way]["error"] < 0.1 for way in ("ddp", "once"))
+    assert set(row) >= {"first_step_s", "alone_us", "graph_us", "ways", "environment"}
+    assert all(row["ways"][way]["us"] > 0 and row["ways"][way]["error"] < 0.1 for way in ("ddp", "once", "whole"))
     assert set(two_gpus.scaled(row, 1)["ways"]["once"]) == {"us", "error", "scaling"}
 
 
