@@ -73,7 +73,7 @@ class Run:
         return (TINY if self.dry else CASES)[name]
 
     def say(self, words: str) -> None:
-        print(f"{time.time() - self.start_s:5.1f} s  {self.arm}: {words}", flush=True)
+        print(f"{time.time() - self.start_s:5.1f} s  {self.arm}: {words}\n", end="", flush=True)  # in one piece
 
 
 def of_process(rank: int, run: Run, parent: Connection) -> None:
