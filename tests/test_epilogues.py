@@ -98,8 +98,9 @@ def test_a_convolution_of_one_pixel_has_the_epilogue(bias: bool):
         (graph,) = capture(model, (x,)).graphs
         want, values = model(x), [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     to_pixels(graph.graph, bulk=True)
-    assert epilogues.of_pixels(graph, {}) and not epilogues.of_pixels(graph, {"max_autotune": True})
-    assert epilogues.fuse(graph, {}) == 2 and not epilogues.of_pixels(graph, {})
+    assert epilogues.would_fuse(graph, {}, linears=False)
+    assert not epilogues.would_fuse(graph, {"max_autotune": True})
+    assert epilogues.fuse(graph, {}) == 2 and not epilogues.would_fuse(graph, {})
     given = {tuple(p.shape): p for p in (*model.parameters(), x)}
     with torch.no_grad():
         (got,) = graph(*[given[tuple(v.shape)] for v in values])

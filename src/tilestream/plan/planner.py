@@ -25,6 +25,7 @@ from tilestream.plan.passes import (
     hold_columns,
     merge_common_ops,
     order_memory_ops,
+    relu_in_product,
     remove_dead_ops,
     set_queue_depth,
     split_bulk,
@@ -357,10 +358,11 @@ def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
 
 
 def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
-    """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them."""
+    """Inductor, predicted as library kernels: one a linear, with its ReLU where the library has it as an epilogue, and
+    one for all that lies between two of them."""
     split = partial(split_bulk, device=device, epilogues=False)
     try:
-        pipeline = apply((remove_dead_ops, merge_common_ops, split), program)
+        pipeline = apply((remove_dead_ops, merge_common_ops, relu_in_product, split), program)
     except (VerifyError, IRError) as error:
         log.debug("%s: the fallback has no prediction: %s", program.name, error)
         return Candidate(FALLBACK, None, None)

@@ -19,6 +19,7 @@ from tilestream.graph.pixels import PIXELS
 from tilestream.graph.settled import settle
 
 aten = torch.ops.aten
+SHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 ALIGNED_BYTES = 16
 """What rows start on in the fast kernels of libraries; Inductor pads products for the same reason."""
 
@@ -40,9 +41,10 @@ def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
         return 0
     fused = 0
     for relu in graph.graph.find_nodes(op="call_function", target=aten.relu.default):
-        product = relu.args[0]
-        if _is_linear(product):
-            fused += _fuse(graph.graph, product, relu)
+        product = _product(relu)
+        if _is_linear(product) and _missing(product) is not None:
+            _fuse(graph.graph, product, relu)
+            fused += 1
         elif _is_of_pixels(product):
             _fuse_pixels(graph.graph, product, relu)
             fused += 1
@@ -57,11 +59,23 @@ def _tunes(patches: Mapping[str, Any]) -> bool:
     return any(patches.get(name, getattr(config, name)) for name in ("max_autotune", "max_autotune_gemm"))
 
 
-def of_pixels(graph: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
-    """Whether ``fuse`` would replace a ReLU behind a 1 x 1 convolution: then a graph without regions gains as well."""
-    return not _tunes(patches) and any(
-        _is_of_pixels(n.args[0]) for n in graph.graph.find_nodes(op="call_function", target=aten.relu.default)
-    )
+def would_fuse(graph: fx.GraphModule, patches: Mapping[str, Any], linears: bool = True) -> bool:
+    """Whether ``fuse`` would replace a ReLU: then a graph without regions gains as well.
+
+    Args:
+        linears: whether products of rows count, and not 1 x 1 convolutions alone.
+    """
+    products = map(_product, graph.graph.find_nodes(op="call_function", target=aten.relu.default))
+    found = (_is_of_pixels(p) or (linears and _is_linear(p) and _missing(p) is not None) for p in products)
+    return not _tunes(patches) and any(found)
+
+
+def _product(relu: fx.Node) -> Any:
+    """What a ReLU is of: behind views, which rows with leading dimensions have, a linear."""
+    node: Any = relu.args[0]
+    while isinstance(node, fx.Node) and node.target in SHAPES and len(node.users) == 1:
+        node = node.args[0]
+    return node if node is relu.args[0] or _is_linear(node) else None
 
 
 def _is_of_pixels(node: Any) -> bool:
@@ -104,17 +118,22 @@ def _is_linear(node: Any) -> bool:
     return vector.dim() == 1 and vector.shape[0] == result.shape[1] and result.dtype in (torch.bfloat16, torch.float16)
 
 
-def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> bool:
-    bias, rows, transposed = product.all_input_nodes
-    (weight,) = transposed.all_input_nodes
+def _missing(product: fx.Node) -> int | None:
+    """Columns that the operands of a linear want behind their own; None where its ReLU is left to Inductor."""
+    (weight,) = product.all_input_nodes[2].all_input_nodes
     features, depth = weight.meta["val"].shape
     if not isinstance(features, int) or not isinstance(depth, int):
-        return False
+        return None
     in_16_bytes = ALIGNED_BYTES // product.meta["val"].element_size()
     missing = -depth % in_16_bytes
-    if features % in_16_bytes or (missing and features < WIDE):
-        return False
-    with graph.inserting_before(relu):
+    return None if features % in_16_bytes or (missing and features < WIDE) else missing
+
+
+def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
+    bias, rows, transposed = product.all_input_nodes
+    (weight,) = transposed.all_input_nodes
+    depth, missing = weight.meta["val"].shape[1], _missing(product)
+    with graph.inserting_before(product):
         if missing:
             wide = unpadded(rows)  # an interaction's rows end in zeros as they are
             if wide is None or wide.meta["val"].shape[1] != depth + missing:
@@ -122,6 +141,6 @@ def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> bool:
             rows, weight = wide, graph.call_function(aten.constant_pad_nd.default, (weight, [0, missing]))
             transposed = graph.call_function(aten.t.default, (weight,))
         fused = graph.call_function(aten._addmm_activation.default, (bias, rows, transposed))
-    fused.meta = dict(relu.meta)
-    relu.replace_all_uses_with(fused)
-    return True
+    fused.meta = dict(product.meta)
+    product.replace_all_uses_with(fused)
+    relu.replace_all_uses_with(relu.all_input_nodes[0])

@@ -1,0 +1,124 @@
+"""Regions that start later: the first layers by a library, with its ReLU as an epilogue, and a kernel of ours behind.
+
+On a few thousand rows a row stream has fewer tiles than there are SMs, so that a wide first layer, which a library
+spreads over all of them, holds up the narrow ones behind it. Both ways are timed as they would run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from tilestream.graph.region import Region
+from tilestream.graph.selection import Cut, Partition
+from tilestream.graph.tails import Tail, tails
+from tilestream.ir.pipeline import TILE_ROWS
+from tilestream.options import Options
+from tilestream.plan import cache
+from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, proposals
+from tilestream.plan.turned import turned
+from tilestream.run import ahead, early_launches, epilogues, prepare
+from tilestream.run.measure import Measurer
+from tilestream.run.place import place
+from tilestream.run.spec import encode, spec_of
+from tilestream.run.target import Target
+from tilestream.schedule.shared_tile import MOST_ROWS
+
+log = logging.getLogger(__name__)
+
+PROMISING = 0.9
+"""A region's way with a tail is timed if it is predicted to take at most this share of what the region takes."""
+
+_decided: dict[str, bool] = {}  # by a plan's key: whether the promising tail of its region runs
+
+
+def start_later(owner: fx.GraphModule, found: Partition, options: Options, target: Target) -> Partition:
+    """The partition of ``owner``, an inference graph, whose regions are planned, with tails in the place of those that
+    are slower than a library's products and the tail. What goes wrong here costs a region no more than its tail."""
+    if not prepare.measures(options, target) or options.strategy != "auto":
+        return found
+    cuts: list[Cut] = []
+    for cut in found.cuts:
+        shorter = None
+        try:
+            with prepare.kernels_kept(options, target):
+                tail = promising(cut.region, options, target)
+                if tail is not None and _is_faster(cut.region, tail, options, target):
+                    shorter = tail.within(owner.graph)
+        except Exception as failure:
+            log.debug("%s starts where it did", cut.region.name, exc_info=failure)
+        cuts.append(cut if shorter is None else shorter)
+    return replace(found, cuts=tuple(cuts))
+
+
+def promising(region: Region, options: Options, target: Target) -> Tail | None:
+    """The tail that gains most by prediction, where that is more than the region gains itself; None where none does."""
+    if not MOST_ROWS < region.rows <= TILE_ROWS * target.hardware.sms:
+        return None
+    mine = _proposals(region, options, target)
+    library_us, own_us = _fallback_us(mine), _best_us(mine)
+    found: list[tuple[float, Tail]] = []
+    for tail in tails(region):
+        theirs = _proposals(tail.region, options, target)
+        found.append((library_us - _fallback_us(theirs) + _best_us(theirs), tail))
+    least_us, best = min(found, key=lambda each: each[0], default=(0.0, None))
+    return best if least_us <= PROMISING * min(own_us, library_us) else None
+
+
+def _proposals(region: Region, options: Options, target: Target) -> Sequence[Candidate]:
+    return proposals(region.program, region.rows, target.hardware, options, turned(region, options))
+
+
+def _fallback_us(candidates: Sequence[Candidate]) -> float:
+    return next(c.predicted_us or 0.0 for c in candidates if c.strategy == FALLBACK)
+
+
+def _best_us(candidates: Sequence[Candidate]) -> float:
+    own = (c.predicted_us for c in candidates if c.pipeline is not None and c.predicted_us is not None)
+    return min(own, default=float("inf"))
+
+
+def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
+    """Whether the tail behind a library's products takes less than what the region's plan chose: as was found in this
+    process or before, or timed now."""
+    key = cache.key(region.program, region.rows, target.hardware, options, True, turned(region, options))
+    path = options.cache_folder / "tails" / f"{key}.json"
+    if key not in _decided:
+        kept = cache.load_sealed(path) if options.cache else None
+        if kept is not None and kept.get("left") == tail.left:
+            _decided[key] = bool(kept.get("faster"))
+    if key not in _decided:
+        _decided[key] = _timed_faster(region, tail, options, target)
+        if options.cache:
+            cache.store_sealed(path, {"left": tail.left, "faster": _decided[key]})
+    return _decided[key]
+
+
+def _timed_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
+    ahead.begin([tail.region], options, target)
+    pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
+    if pipeline is None:
+        return False
+    spec = encode(spec_of(tail.region, pipeline, target.kind, options.constant_weights))
+    split = Candidate(FALLBACK, None, None, detail=f"{tail.left} layers by a library, {pipeline.strategy} behind")
+    measure = Measurer(
+        region, target, constant=options.constant_weights, graphs={split.detail: _split(tail, spec, options)}
+    )
+    chosen = prepare.plan(region, options, target).chosen
+    whole_us, split_us = measure([chosen, split])
+    log.info("%s: %s takes %s us, %s %s us", region.name, chosen.name, whole_us, split.detail, split_us)
+    if isinstance(split_us, Exception):
+        return False
+    return isinstance(whole_us, Exception) or split_us <= MARGIN * whole_us
+
+
+def _split(tail: Tail, spec: str, options: Options) -> fx.GraphModule:
+    """The region's graph as the whole graph would have it: libraries' products with their ReLUs, then the tail's call,
+    whose kernel starts early."""
+    place(tail.graph, tail.part, lambda _: spec)
+    epilogues.fuse(tail.graph, {})
+    early_launches.start_early(tail.graph, options)
+    return tail.graph
