@@ -38,7 +38,10 @@ def test_a_wide_layer_computes_the_same_with_the_epilogue(depth: int, dtype: tor
         (got,), (plain,) = graph(*inputs), want
     (product,) = products(graph)
     padded = depth % 8 != 0
-    assert (product.args[1].target is aten.constant_pad_nd.default) == padded  # pyright: ignore
+    assert len(graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2 * padded
+    # rows and weight are parts of one tensor: one kernel pads both
+    assert (product.args[1].target is aten.slice.Tensor) == padded  # pyright: ignore
+    assert len(graph.graph.find_nodes(op="call_function", target=aten.cat.default)) == padded
     assert not graph.graph.find_nodes(op="call_function", target=aten.relu.default)
     torch.testing.assert_close(got, plain)
 
@@ -105,4 +108,22 @@ def test_a_convolution_of_one_pixel_has_the_epilogue(bias: bool):
     with torch.no_grad():
         (got,) = graph(*[given[tuple(v.shape)] for v in values])
     assert len(products(graph)) == 2 and got.stride() == want.stride()
+    torch.testing.assert_close(got, want)
+
+
+class Leading(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+def test_rows_with_leading_dimensions_have_the_epilogue():
+    """The product is of rows, and the ReLU of its view."""
+    model = Leading(nn.Linear(64, 24)).bfloat16()
+    with torch.no_grad():
+        (graph,) = capture(model, (torch.randn(2, 5, 64).bfloat16(),)).graphs
+        values = [torch.randn(n.meta["val"].shape).bfloat16() for n in graph.graph.find_nodes(op="placeholder")]
+        (want,) = graph(*values)
+        assert epilogues.fuse(graph, {}) == 1
+        (got,) = graph(*values)
+    assert len(products(graph)) == 1 and not epilogues.would_fuse(graph, {})
     torch.testing.assert_close(got, want)
