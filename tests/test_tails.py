@@ -117,6 +117,11 @@ def test_tails_of_a_chain() -> None:
     assert [layers(t.region) for t in tails(found.regions[0])] == [[40, 24, 8], [24, 8]]
 
 
+def test_the_example_of_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "wide-layers.md").read_text()
+    exec(compile(page.split("```python\n", 1)[1].split("```", 1)[0], "docs/wide-layers.md", "exec"), {})
+
+
 def test_what_is_no_chain_has_no_tails() -> None:
     class Beside(nn.Module):
         def __init__(self) -> None:
