@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.plan.planner import FALLBACK, Candidate, proposals
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
-from tilestream.run import prepare
+from tilestream.run import ahead, prepare
 from tilestream.run import tails as run_tails
 from tilestream.run.backend import tilestream
 from tilestream.run.operator import REGION
@@ -113,8 +113,8 @@ def layers(region: Region) -> list[int]:
 
 
 def test_tails_of_a_chain() -> None:
-    _, found = regions([64, 48, 40, 24, 8], 600)
-    assert [layers(t.region) for t in tails(found.regions[0])] == [[40, 24, 8], [24, 8]]
+    _, found = regions([64, 48, 40, 40, 24, 8], 600)
+    assert [layers(t.region) for t in tails(found.regions[0])] == [[40, 40, 24, 8], [24, 8]]
 
 
 def test_the_example_of_the_page() -> None:
@@ -169,7 +169,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     for module in (prepare, run_tails):
         monkeypatch.setattr(module, "Measurer", Stub)
     monkeypatch.setattr(run_tails, "_decided", {})
-    monkeypatch.setattr(run_tails.ahead, "begin", lambda *_: None)
+    monkeypatch.setattr(ahead, "begin", lambda *_: None)
     return split_us
 
 
@@ -181,10 +181,12 @@ def test_a_region_starts_later_where_that_is_faster(
     options = Options(cache_dir=str(tmp_path))
     measured[0] = split_us
     want = [[256, 1]] if later else [[512, 256, 1]]
-    assert [layers(r) for r in run_tails.start_later(graph, found, options, HERE).regions] == want
+    shorter = run_tails.all_promising(found, options, HERE)
+    assert [layers(t.region) for t in shorter.values()] == [[256, 1]]
+    assert [layers(r) for r in run_tails.start_later(graph, found, shorter, options, HERE).regions] == want
     measured[0] = 1e3 if later else 0.0  # the next process believes what this one has found
     monkeypatch.setattr(run_tails, "_decided", {})
-    (cut,) = run_tails.start_later(graph, found, options, HERE).cuts
+    (cut,) = run_tails.start_later(graph, found, shorter, options, HERE).cuts
     assert [layers(cut.region)] == want
     assert {*cut.nodes} <= {*graph.graph.nodes} and cut.region.name == found.regions[0].name
 
@@ -228,8 +230,8 @@ def arguments(graph: fx.GraphModule) -> list[torch.Tensor]:
 def test_a_compilation_asks_for_it(measured: list[float], fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
-    def seen(owner: fx.GraphModule, found: Partition, *_: object) -> Partition:
-        asked.extend(layers(r) for r in found.regions)
+    def seen(owner: fx.GraphModule, found: Partition, later: Mapping[str, object], *_: object) -> Partition:
+        asked.extend([*layers(r), *later] for r in found.regions)
         return found
 
     monkeypatch.setattr(run_tails, "start_later", seen)
@@ -238,4 +240,4 @@ def test_a_compilation_asks_for_it(measured: list[float], fresh: None, monkeypat
         torch.compile(model, backend=tilestream, options={"target": "reference", "cache": False})(
             torch.randn(140, 96).bfloat16()
         )
-    assert asked == [[72, 32, 1]]
+    assert asked == [[72, 32, 1]], "140 rows: no tails"

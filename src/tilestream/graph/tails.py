@@ -45,9 +45,9 @@ class Tail:
 
 
 def tails(region: Region) -> Iterator[Tail]:
-    """Every tail of a region of one layer behind another, the longest first."""
-    layers = [n for n in region.graph.graph.nodes if is_product(n)]
-    for left in range(1, len(layers) - LEAST_LAYERS + 1):
+    """The longest and the shortest tail of a region of one layer behind another."""
+    most = sum(map(is_product, region.graph.graph.nodes)) - LEAST_LAYERS
+    for left in dict.fromkeys((1, most)) if most > 0 else ():
         graph = copied(region.graph)
         mine = [n for n in graph.graph.nodes if is_product(n)]
         before = _behind(mine[left])

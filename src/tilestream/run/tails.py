@@ -7,11 +7,12 @@ spreads over all of them, holds up the narrow ones behind it. Both ways are time
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
 
+from tilestream.announce import announce_failure
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail, tails
@@ -20,7 +21,7 @@ from tilestream.options import Options
 from tilestream.plan import cache
 from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, proposals
 from tilestream.plan.turned import turned
-from tilestream.run import ahead, early_launches, epilogues, prepare
+from tilestream.run import early_launches, epilogues, prepare
 from tilestream.run.measure import Measurer
 from tilestream.run.place import place
 from tilestream.run.spec import encode, spec_of
@@ -35,27 +36,44 @@ PROMISING = 0.9
 _decided: dict[str, bool] = {}  # by a plan's key: whether the promising tail of its region runs
 
 
-def start_later(owner: fx.GraphModule, found: Partition, options: Options, target: Target) -> Partition:
-    """The partition of ``owner``, an inference graph, whose regions are planned, with tails in the place of those that
-    are slower than a library's products and the tail. What goes wrong here costs a region no more than its tail."""
+def all_promising(found: Partition, options: Options, target: Target) -> dict[str, Tail]:
+    """The tails that may run, by the names of their regions in an inference graph; none where nothing is timed."""
     if not prepare.measures(options, target) or options.strategy != "auto":
-        return found
+        return {}
+    made = {region.name: _promising(region, options, target) for region in found.regions}
+    return {name: tail for name, tail in made.items() if tail is not None}
+
+
+def start_later(
+    owner: fx.GraphModule, found: Partition, later: Mapping[str, Tail], options: Options, target: Target
+) -> Partition:
+    """The partition of ``owner``, whose regions are planned, with the tails of ``later`` that are faster behind a
+    library's products in the place of their regions. What goes wrong here costs a region no more than its tail."""
     cuts: list[Cut] = []
     for cut in found.cuts:
-        shorter = None
+        shorter, tail = None, later.get(cut.region.name)
         try:
             with prepare.kernels_kept(options, target):
-                tail = promising(cut.region, options, target)
                 if tail is not None and _is_faster(cut.region, tail, options, target):
                     shorter = tail.within(owner.graph)
         except Exception as failure:
-            log.debug("%s starts where it did", cut.region.name, exc_info=failure)
+            announce_failure(f"{cut.region.name} starts where it did", failure)
         cuts.append(cut if shorter is None else shorter)
     return replace(found, cuts=tuple(cuts))
 
 
+def _promising(region: Region, options: Options, target: Target) -> Tail | None:
+    """``promising``; None where it fails."""
+    try:
+        return promising(region, options, target)
+    except Exception as failure:
+        announce_failure(f"{region.name} has no tail", failure)
+        return None
+
+
 def promising(region: Region, options: Options, target: Target) -> Tail | None:
-    """The tail that gains most by prediction, where that is more than the region gains itself; None where none does."""
+    """The tail that takes least by prediction behind a library's products, where that is clearly less than the region
+    takes, or a library alone; None where none does."""
     if not MOST_ROWS < region.rows <= TILE_ROWS * target.hardware.sms:
         return None
     mine = _proposals(region, options, target)
@@ -98,7 +116,6 @@ def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> 
 
 
 def _timed_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
-    ahead.begin([tail.region], options, target)
     pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
     if pipeline is None:
         return False
