@@ -109,7 +109,11 @@ def regions(sizes: Sequence[int], rows: int) -> tuple[fx.GraphModule, Partition]
 
 
 def layers(region: Region) -> list[int]:
-    return [op.out.features for op in region.program.stages[0].ops if op.kind == "linear" and op.out is not None]
+    return layers_of(region.program)
+
+
+def layers_of(program: Pipeline) -> list[int]:
+    return [op.out.features for op in program.stages[0].ops if op.kind == "linear" and op.out is not None]
 
 
 def test_tails_of_a_chain() -> None:
