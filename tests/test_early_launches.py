@@ -73,22 +73,6 @@ def test_the_second_kernel_of_a_graph_starts_early(monkeypatch: pytest.MonkeyPat
     assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1))) == [False, True]
 
 
-def test_one_behind_a_librarys_product_with_an_epilogue_starts_early(
-    monkeypatch: pytest.MonkeyPatch, fresh: None
-) -> None:
-    """Which is a kernel as well, whatever Inductor makes of the graph."""
-
-    class Behind(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias, self.weight, self.block = nn.Parameter(torch.zeros(48)), nn.Parameter(torch.eye(48)), Ffn()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.block(torch.ops.aten._addmm_activation(self.bias, x, self.weight))
-
-    assert early(monkeypatch, Behind()) == [True]
-
-
 def test_none_does_where_it_is_off(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1)), Options(early_launch=False)) == [False, False]
 

@@ -46,6 +46,17 @@ def test_a_wide_layer_computes_the_same_with_the_epilogue(depth: int, dtype: tor
     torch.testing.assert_close(got, plain)
 
 
+def test_many_rows_are_padded_by_a_kernel_of_their_own():
+    """Which writes faster than one of rows and weight."""
+    model = nn.Sequential(nn.Linear(479, 512), nn.ReLU()).bfloat16()
+    for rows, together in ((4378, True), (4379, False)):
+        with torch.no_grad():
+            (graph,) = capture(model, (torch.empty(rows, 479).bfloat16(),)).graphs
+        assert epilogues.fuse(graph, {}) == 1
+        assert bool(graph.graph.find_nodes(op="call_function", target=aten.cat.default)) == together
+        assert len(graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2
+
+
 @pytest.mark.parametrize(
     "net",
     [

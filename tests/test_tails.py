@@ -195,7 +195,7 @@ def test_a_region_starts_later_where_that_is_faster(
     assert {*cut.nodes} <= {*graph.graph.nodes} and cut.region.name == found.regions[0].name
 
 
-def test_the_graph_that_is_timed_has_the_librarys_epilogue_and_an_early_kernel(fresh: None) -> None:
+def test_the_graph_that_is_timed_has_the_librarys_epilogue(fresh: None) -> None:
     _, found = regions([96, 72, 32, 1], 140)
     (region,) = found.regions
     (tail,) = tails(region)
@@ -205,7 +205,7 @@ def test_the_graph_that_is_timed_has_the_librarys_epilogue_and_an_early_kernel(f
     (call,) = made.graph.find_nodes(op="call_function", target=REGION)
     assert len(made.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)) == 1
     assert not made.graph.find_nodes(op="call_function", target=aten.relu.default)
-    assert decode(str(call.args[2])).early
+    assert decode(str(call.args[2])).pipeline.strategy == "shared tile"
     torch.testing.assert_close(made(*values), want, rtol=0.05, atol=0.02)
 
 

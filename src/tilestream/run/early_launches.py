@@ -65,8 +65,7 @@ def _starts_early(call: fx.Node) -> bool:
 
 def _is_kernel(node: fx.Node) -> bool:
     """Whether this is a kernel whatever Inductor makes of the graph. A copy, for instance, may be left out."""
-    libraries = (*MATMULS, aten._addmm_activation, aten.convolution)
-    return node.target in OURS or packet(node) in libraries or is_attention(node)
+    return node.target in OURS or packet(node) in MATMULS or packet(node) is aten.convolution or is_attention(node)
 
 
 def _rests(weight: Any) -> bool:
