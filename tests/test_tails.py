@@ -18,11 +18,13 @@ from tilestream.apps.zoo import mlp
 from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
-from tilestream.graph.tails import tails
+from tilestream.graph.tails import LIBRARY, tails
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan.analyse import analyse
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.plan.planner import FALLBACK, Candidate, proposals
+from tilestream.plan.tails import promising
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.run import ahead, prepare
@@ -152,8 +154,22 @@ def test_what_is_no_chain_has_no_tails() -> None:
     ],
 )
 def test_which_tails_are_promising(sizes: list[int], rows: int, want: list[int] | None) -> None:
-    found = [run_tails.promising(r, Options(), HERE) for r in regions(sizes, rows)[1].regions]
+    found = [promising(r, Options(), H200) for r in regions(sizes, rows)[1].regions]
     assert [layers(t.region) for t in found if t is not None] == ([want] if want else [])
+
+
+def test_explain_tells_of_it_by_prediction() -> None:
+    """Libraries' products have their ReLUs beside a pipeline; of Inductor alone they are kernels of their own."""
+    with torch.no_grad():
+        told = analyse(mlp([1024, 512, 256, 1], nn.ReLU).bfloat16().eval(), (torch.randn(ROWS, 1024).bfloat16(),))
+    (region,) = told.regions
+    assert layers_of(region.program) == [256, 1] and region.plan is not None
+    assert [e.reason for e in told.exclusions] == [LIBRARY] * 2
+    assert [launch.operators for launch in told.whole.launches] == [
+        ("aten.addmm.default",),
+        ("aten.addmm.default", "aten.relu.default", "aten.addmm.default"),
+    ]
+    assert sum("aten.relu.default" in launch.operators for launch in told.on_inductor.launches) == 2
 
 
 @pytest.fixture

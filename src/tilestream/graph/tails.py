@@ -12,7 +12,7 @@ from tilestream.graph.nodes import is_product
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition, partition
 
-LIBRARY = "its layer and the next ones are no region together: a library's product is faster here"
+LIBRARY = "a library spreads this layer over more SMs than a row stream of so few rows has tiles"
 LEAST_LAYERS = 2
 """Of a tail: a single product streams into nothing."""
 

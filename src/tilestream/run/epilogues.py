@@ -15,21 +15,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph.epilogues import is_linear, is_of_pixels, missing_columns, product_of, with_relu
 from tilestream.graph.interaction import unpadded
-from tilestream.graph.pixels import PIXELS
 from tilestream.graph.settled import settle
 
 aten = torch.ops.aten
-SHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-ALIGNED_BYTES = 16
-"""What rows start on in the fast kernels of libraries; Inductor pads products for the same reason."""
 
 TOGETHER = 1 << 21
 """Elements of rows up to which one kernel pads them and the weight. It writes more slowly than one of rows alone, and
 saves a launch: 479 columns, 2,048 rows, 2.9 us for 2.3 and 1.4; 32,768 rows, 22.0 for 15.5 and 2.0 (H200)."""
-
-WIDE = 512
-"""Features from which a product takes longer than padding its operand: 4 bytes for every 2 * features FLOPs."""
 
 
 def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
@@ -46,11 +40,11 @@ def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
         return 0
     fused = 0
     for relu in graph.graph.find_nodes(op="call_function", target=aten.relu.default):
-        product = _product(relu)
-        if _is_linear(product) and _missing(product) is not None:
+        product = product_of(relu)
+        if is_linear(product) and missing_columns(product) is not None:
             _fuse(graph.graph, product, relu)
             fused += 1
-        elif _is_of_pixels(product):
+        elif is_of_pixels(product):
             _fuse_pixels(graph.graph, product, relu)
             fused += 1
     if fused:
@@ -70,27 +64,8 @@ def would_fuse(graph: fx.GraphModule, patches: Mapping[str, Any], linears: bool 
     Args:
         linears: whether products of rows count, and not 1 x 1 convolutions alone.
     """
-    products = map(_product, graph.graph.find_nodes(op="call_function", target=aten.relu.default))
-    found = (_is_of_pixels(p) or (linears and _is_linear(p) and _missing(p) is not None) for p in products)
-    return not _tunes(patches) and any(found)
-
-
-def _product(relu: fx.Node) -> Any:
-    """What a ReLU is of: behind views, which rows with leading dimensions have, a linear."""
-    node: Any = relu.args[0]
-    while isinstance(node, fx.Node) and node.target in SHAPES and len(node.users) == 1:
-        node = node.args[0]
-    return node if node is relu.args[0] or _is_linear(node) else None
-
-
-def _is_of_pixels(node: Any) -> bool:
-    """Whether a node is a 1 x 1 convolution as a linear over pixels, of 16-bit floats and known sizes, used once."""
-    if not isinstance(node, fx.Node) or node.target is not aten.linear.default or not node.meta.get(PIXELS):
-        return False
-    result, depth = node.meta["val"], node.args[0].meta["val"].shape[-1]  # pyright: ignore
-    known = all(isinstance(n, int) for n in (*result.shape, depth))
-    aligned = known and not any(n * result.element_size() % ALIGNED_BYTES for n in (result.shape[-1], depth))
-    return len(node.users) == 1 and aligned and result.dtype in (torch.bfloat16, torch.float16)
+    taken = (product for product, _ in with_relu(graph.graph.nodes).values())
+    return not _tunes(patches) and any(linears or is_of_pixels(product) for product in taken)
 
 
 def _fuse_pixels(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
@@ -110,34 +85,10 @@ def _fuse_pixels(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
     relu.replace_all_uses_with(shown)
 
 
-def _is_linear(node: Any) -> bool:
-    """Whether a node is ``addmm(vector, rows, t(weight))`` of 16-bit floats, used once."""
-    if not isinstance(node, fx.Node) or node.target is not aten.addmm.default:
-        return False
-    if len(node.users) != 1 or node.kwargs or len(node.args) != 3:
-        return False
-    bias, _, weight = node.args
-    if not isinstance(bias, fx.Node) or not isinstance(weight, fx.Node) or weight.target is not aten.t.default:
-        return False
-    vector, result = bias.meta["val"], node.meta["val"]
-    return vector.dim() == 1 and vector.shape[0] == result.shape[1] and result.dtype in (torch.bfloat16, torch.float16)
-
-
-def _missing(product: fx.Node) -> int | None:
-    """Columns that the operands of a linear want behind their own; None where its ReLU is left to Inductor."""
-    (weight,) = product.all_input_nodes[2].all_input_nodes
-    features, depth = weight.meta["val"].shape
-    if not isinstance(features, int) or not isinstance(depth, int):
-        return None
-    in_16_bytes = ALIGNED_BYTES // product.meta["val"].element_size()
-    missing = -depth % in_16_bytes
-    return None if features % in_16_bytes or (missing and features < WIDE) else missing
-
-
 def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
     bias, rows, transposed = product.all_input_nodes
     (weight,) = transposed.all_input_nodes
-    depth, missing = weight.meta["val"].shape[1], _missing(product)
+    depth, missing = weight.meta["val"].shape[1], missing_columns(product)
     with graph.inserting_before(product):
         if missing:
             wide = unpadded(rows)  # an interaction's rows end in zeros as they are

@@ -1,13 +1,12 @@
 """Regions that start later: the first layers by a library, with its ReLU as an epilogue, and a kernel of ours behind.
 
-On a few thousand rows a row stream has fewer tiles than there are SMs, so that a wide first layer, which a library
-spreads over all of them, holds up the narrow ones behind it. Both ways are timed as they would run.
+``plan.tails`` says which are promising. Both ways are timed as they would run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -15,23 +14,19 @@ from torch import fx
 from tilestream.announce import announce_failure
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
-from tilestream.graph.tails import Tail, tails
-from tilestream.ir.pipeline import TILE_ROWS
+from tilestream.graph.tails import Tail
 from tilestream.options import Options
 from tilestream.plan import cache
-from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, proposals
+from tilestream.plan.planner import FALLBACK, MARGIN, Candidate
+from tilestream.plan.tails import promising
 from tilestream.plan.turned import turned
 from tilestream.run import early_launches, epilogues, prepare
 from tilestream.run.measure import Measurer
 from tilestream.run.place import place
 from tilestream.run.spec import encode, spec_of
 from tilestream.run.target import Target
-from tilestream.schedule.shared_tile import MOST_ROWS
 
 log = logging.getLogger(__name__)
-
-PROMISING = 0.9
-"""A region's way with a tail is timed if it is predicted to take at most this share of what the region takes."""
 
 _decided: dict[str, bool] = {}  # by a plan's key: whether the promising tail of its region runs
 
@@ -65,38 +60,10 @@ def start_later(
 def _promising(region: Region, options: Options, target: Target) -> Tail | None:
     """``promising``; None where it fails."""
     try:
-        return promising(region, options, target)
+        return promising(region, options, target.hardware)
     except Exception as failure:
         announce_failure(f"{region.name} has no tail", failure)
         return None
-
-
-def promising(region: Region, options: Options, target: Target) -> Tail | None:
-    """The tail that takes least by prediction behind a library's products, where that is clearly less than the region
-    takes, or a library alone; None where none does."""
-    if not MOST_ROWS < region.rows <= TILE_ROWS * target.hardware.sms:
-        return None
-    mine = _proposals(region, options, target)
-    library_us, own_us = _fallback_us(mine), _best_us(mine)
-    found: list[tuple[float, Tail]] = []
-    for tail in tails(region):
-        theirs = _proposals(tail.region, options, target)
-        found.append((library_us - _fallback_us(theirs) + _best_us(theirs), tail))
-    least_us, best = min(found, key=lambda each: each[0], default=(0.0, None))
-    return best if least_us <= PROMISING * min(own_us, library_us) else None
-
-
-def _proposals(region: Region, options: Options, target: Target) -> Sequence[Candidate]:
-    return proposals(region.program, region.rows, target.hardware, options, turned(region, options))
-
-
-def _fallback_us(candidates: Sequence[Candidate]) -> float:
-    return next(c.predicted_us or 0.0 for c in candidates if c.strategy == FALLBACK)
-
-
-def _best_us(candidates: Sequence[Candidate]) -> float:
-    own = (c.predicted_us for c in candidates if c.pipeline is not None and c.predicted_us is not None)
-    return min(own, default=float("inf"))
 
 
 def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
