@@ -14,7 +14,7 @@ from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
-from tilestream.ir.tileops import GROUP
+from tilestream.ir.tileops import GROUP, OPS
 from tilestream.schedule.model import Phase, Sink, Step, ceil_to, columns_of
 
 COMBINE_BYTES = 512
@@ -49,6 +49,8 @@ class Epilogue:
         self.shared = [s for s in phase.sinks if s.kind == "shared"]
         self.values = Values(names, step, phase, self.width)
         self.turns = self.values.turns if part is None else 1
+        if part is None and any(OPS[n.kind].transcendental for n in phase.nodes):
+            self.values.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in phase.streams if self._is_packed(t)}
 
     @property
     def empty(self) -> bool:
@@ -59,8 +61,18 @@ class Epilogue:
         if self.empty:
             return self._before()
         turn = self._turn()
-        turns = loop("c", self.turns, turn) if self.turns > 1 else turn
+        turns = loop("c", self.turns, turn, self._pragma()) if self.turns > 1 else turn
         return [*self._before(), "TS_PASS", *turns, *self._after()]
+
+    def _is_packed(self, tile: str) -> bool:
+        """Whether a lane's pair of a stream is one word of the operands' dtype."""
+        return self.names.s.streams[tile].dtype == self.names.s.dtype != "f32"
+
+    def _pragma(self) -> str:
+        """Registers have no index, so that turns are unrolled where they work on other registers; and where an element is
+        few instructions. Else they are a loop: a derivative's activation of 256 columns is 540 instructions and not 2,160."""
+        in_registers = self.values.fragments or self.phase.keep or any(s.kind == "registers" for s in self.phase.sinks)
+        return UNROLL if in_registers or not self.values.ahead else f"{UNROLL} 1"
 
     # -- before the turns
 
@@ -96,7 +108,8 @@ class Epilogue:
                 lines += [f"u32 {out} = 0;", f"{guard}{{ out.wait_empty(); {out} = out.addr(); out.advance(); }}"]
             else:
                 lines.append(f"out.wait_empty(); const u32 {out} = out.addr(); out.advance();")
-        lanes = ["const u32 t = TS_PASS_LANE;", *self._blocks(outs, guard)]
+        lines += [f"Registers<u32, {2 * self._block_count}> {words};" for words in self.values.ahead.values()]
+        lanes = ["const u32 t = TS_PASS_LANE;", *self._ahead(), *self._blocks(outs, guard)]
         if self.staged:
             lanes.append("fence_async_shared();")
         maxima = [s for s in phase.sinks if s.kind == "maxima"]
@@ -122,6 +135,21 @@ class Epilogue:
                 lines += [f"u32 {name} = 0;", f"for (int h = 0; h < 2; ++h) {{ {take} }}"]
             else:
                 lines.append(f"in.wait_full(); const u32 {name} = in.addr(); in.advance();")
+        return lines
+
+    @property
+    def _block_count(self) -> int:
+        """Blocks of a turn; the last one may have fewer."""
+        return min(self.blocks, self.columns // 8)
+
+    def _ahead(self) -> list[str]:
+        """Loads of a turn's pairs. They and the stores keep their order: one pair after another, each would wait for all
+        that becomes of the one before (a load, two special functions and a store take 150 cycles)."""
+        lines = []
+        for tile, words in self.values.ahead.items():
+            at = self.names.in_chunk(self.names.chunk_names(tile), self.names.s.dtype, "k")
+            pair = loop("j", 2, [f"TS_REG({words}, 2 * k + j) = lds32({at});"])
+            lines += loop("k", self._block_count, pair)
         return lines
 
     def _blocks(self, outs: list[str], guard: str) -> list[str]:
