@@ -14,8 +14,9 @@ from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.cuda.values import Values
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
-from tilestream.ir.tileops import GROUP, OPS
+from tilestream.ir.tileops import GROUP
 from tilestream.schedule.model import Phase, Sink, Step, ceil_to, columns_of
+from tilestream.schedule.turns import ahead, looped
 
 COMBINE_BYTES = 512
 """Of scratch that the warpgroups need to reduce a row together. Reductions take turns on two such areas."""
@@ -49,8 +50,7 @@ class Epilogue:
         self.shared = [s for s in phase.sinks if s.kind == "shared"]
         self.values = Values(names, step, phase, self.width)
         self.turns = self.values.turns if part is None else 1
-        if part is None and any(OPS[n.kind].transcendental for n in phase.nodes):
-            self.values.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in phase.streams if self._is_packed(t)}
+        self.values.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in ahead(schedule, step, phase)}
 
     @property
     def empty(self) -> bool:
@@ -61,18 +61,9 @@ class Epilogue:
         if self.empty:
             return self._before()
         turn = self._turn()
-        turns = loop("c", self.turns, turn, self._pragma()) if self.turns > 1 else turn
+        pragma = f"{UNROLL} 1" if looped(self.names.s, self.step, self.phase) else UNROLL
+        turns = loop("c", self.turns, turn, pragma) if self.turns > 1 else turn
         return [*self._before(), "TS_PASS", *turns, *self._after()]
-
-    def _is_packed(self, tile: str) -> bool:
-        """Whether a lane's pair of a stream is one word of the operands' dtype."""
-        return self.names.s.streams[tile].dtype == self.names.s.dtype != "f32"
-
-    def _pragma(self) -> str:
-        """Registers have no index, so that turns are unrolled where they work on other registers; and where an element is
-        few instructions. Else they are a loop: a derivative's activation of 256 columns is 540 instructions and not 2,160."""
-        in_registers = self.values.fragments or self.phase.keep or any(s.kind == "registers" for s in self.phase.sinks)
-        return UNROLL if in_registers or not self.values.ahead else f"{UNROLL} 1"
 
     # -- before the turns
 
@@ -143,8 +134,7 @@ class Epilogue:
         return min(self.blocks, self.columns // 8)
 
     def _ahead(self) -> list[str]:
-        """Loads of a turn's pairs. They and the stores keep their order: one pair after another, each would wait for all
-        that becomes of the one before (a load, two special functions and a store take 150 cycles)."""
+        """Loads of a turn's pairs."""
         lines = []
         for tile, words in self.values.ahead.items():
             at = self.names.in_chunk(self.names.chunk_names(tile), self.names.s.dtype, "k")

@@ -17,7 +17,6 @@ class Values:
         masks: some pairs have columns that are not the tile's, but pad its last block: ``ok0`` and ``ok1`` say which.
         turns: of the pass; blocks are counted by ``k`` in a turn, and by ``i`` where there is but one.
         ahead: of streams, those whose pairs a lane has all loaded before it computes the first: variables of words.
-        fragments: whether a value is in registers that the pass's blocks number.
     """
 
     def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
@@ -30,7 +29,6 @@ class Values:
         self.count = 0
         self.vectors: dict[str, str] = {}
         self.ahead: dict[str, str] = {}
-        self.fragments = False
         held = step.held
         for earlier in step.phases:
             if earlier is phase:
@@ -103,7 +101,6 @@ class Values:
     def _leaf(self, tile: str) -> tuple[str, str]:
         e, s = self.e, self.e.s
         if tile == self.held:
-            self.fragments = True
             return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
         if tile in s.streams:
             dtype = s.streams[tile].dtype
@@ -118,7 +115,6 @@ class Values:
             both = f"TS_REG({e.row(base)}, j)"
             return both, both
         if place is Place.REGISTERS:
-            self.fragments = True
             word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
             return self.fresh(f"T::low({word})", f"T::high({word})")
         if place is Place.PARKED:
