@@ -102,3 +102,15 @@ def elementwise() -> Pipeline:
     x = p.load("x", 64)
     p.store(p.op("softmax", 64, p.op("mul", 64, p.op("sin", 64, x), scalar=2.0)))
     return p.build()
+
+
+def slopes(layers: int = 3, kind: str = "sigmoid") -> Pipeline:
+    """The derivative of layers whose inputs are made again from what is loaded, each beside its product and alone."""
+    p = Program("slopes")
+    y, loaded = p.load("dy", 8), [p.load(f"x{k}", 256) for k in range(layers)]
+    for x in loaded:
+        y = p.op("mul", 256, p.linear(y, 256), p.op(kind, 256, x))
+        p.store(y)
+    for x in loaded:
+        p.store(p.op("softplus", 256, x))
+    return p.build()

@@ -227,8 +227,8 @@ def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
 
 
 def _roll(blocks: list[str], notes: list[str] | None = None) -> list[str]:
-    """Runs of steps with the same text but for consecutive pointers, and for which streams they take, become loops: less
-    code to fetch, and to compile. Chunks come through one ring in order, whatever stream they are of.
+    """Runs of steps with the same text but for consecutive pointers, and for which streams they take, become loops:
+    less code to fetch, and to compile. Chunks come through one ring in order, whatever stream they are of.
 
     ``notes`` stand before the blocks that they belong to.
     """

@@ -150,7 +150,7 @@ def _queued(tables: Tables, at: StageTables) -> bool:
 
 
 def _apart(tables: Tables, at: StageTables, stage: Stage) -> bool:
-    """Whether one publisher serves warpgroups that have a tile each, with several results, none of which is a queue's."""
+    """Whether one publisher serves warpgroups that have a tile each, with several results, none of them a queue's."""
     if stage.residency is Residency.RESIDENT or stage.placement.dim == 1 or at.store_groups < 2:
         return False
     return all(queue < 0 for _, _, queue, _, _ in tables.store_ops[tables.store_bounds[at.store_ops] :])

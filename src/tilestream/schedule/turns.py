@@ -1,4 +1,4 @@
-"""How an epilogue's pass goes over its columns, a turn at a time: what it loads first, and whether its turns are a loop."""
+"""How an epilogue's pass goes over its columns, a turn at a time: what it loads first, and whether turns are a loop."""
 
 from __future__ import annotations
 
