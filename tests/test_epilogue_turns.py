@@ -1,24 +1,22 @@
-"""Passes that read streams: a turn's loads before its arithmetic, turns and equal steps as loops, chunks as staged."""
+"""Passes that read streams: a turn's loads before its arithmetic, turns and equal steps as loops."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
-from programs import Program, chain, slopes
+from programs import slopes
 
-from tilestream import cuda, devices
+from tilestream import cuda
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source, compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
-from tilestream.options import Options
-from tilestream.plan.planner import plan
 from tilestream.schedule import build
 from tilestream.schedule.turns import ahead, looped
 
 
-def placed(p: Pipeline, dim: int = 0, residency: Residency = Residency.STREAMED) -> Pipeline:
-    return p.with_stages((p.stages[0].with_(placement=Shard(dim), residency=residency, replicas=132),))
+def placed(p: Pipeline, dim: int = 0) -> Pipeline:
+    return p.with_stages((p.stages[0].with_(placement=Shard(dim), residency=Residency.STREAMED, replicas=132),))
 
 
 def text(p: Pipeline) -> str:
@@ -53,30 +51,3 @@ def test_passes_without_special_functions_are_as_they_were(kind: str):
 
 def test_steps_that_differ_in_their_stream_are_one_loop():
     assert text(placed(slopes(2))).count("softplus(a") == text(placed(slopes(6))).count("softplus(a") == 1
-
-
-def outputs(count: int, width: int = 256) -> Pipeline:
-    p = Program("outputs")
-    y = p.load("x", width)
-    for _ in range(count):
-        y = p.linear(y, width, "relu")
-        p.store(y)
-    return p.build()
-
-
-def test_chunks_of_two_tiles_leave_as_they_are_staged():
-    """Where one publisher serves both warpgroups and has several results of each to store."""
-    assert "APART<Kind0> = true" in text(placed(outputs(3)))
-    assert "APART<" not in text(placed(outputs(3), 1))
-    assert "APART<" not in text(placed(outputs(2, 64), 0, Residency.RESIDENT))
-    assert "APART<" not in text(placed(chain(3)))
-
-
-def test_results_for_queues_leave_in_turn():
-    """A publisher that waits for room in one queue must not hold back what another stage waits for: of two stages of
-    two layers, all stored, the last alone has no queue to fill."""
-    made = plan(outputs(4), 65_536, devices.get("h200"), Options(strategy="spatial")).candidates
-    spatial = next(c.pipeline for c in made if c.detail == "2 layers a stage, 2 steps a queue")
-    assert spatial is not None and len(spatial.stages) == 2
-    assert text(spatial).count("constexpr bool APART<") == 1
-    assert "APART<Kind1> = true" in text(spatial)

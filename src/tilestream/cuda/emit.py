@@ -46,7 +46,6 @@ class StageKind:
     tables: StageTables
     resident: bool
     two_publishers: bool
-    apart: bool  # its warpgroups have a tile each, and one publisher serves both, whichever has stored something
     mixed: bool  # some odd rows are not of the operands' dtype
     boxed: bool  # some pages are of several boxes
     gathers: bool  # some rows are taken through an index
@@ -111,7 +110,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         body = emitter.body()
         kind = StageKind(
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
-            stage.residency is Residency.RESIDENT and stage.placement.dim == 0, _apart(tables, at, stage),
+            stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
             any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
             bool(schedule.loops) or _boxed(tables, at, stage), any(s.index for s in schedule.streams.values()),
             _queued(tables, at),
@@ -147,13 +146,6 @@ def _queued(tables: Tables, at: StageTables) -> bool:
     """Whether a stage is one of several joined by queues, and all that it loads comes by bulk copies."""
     loads = tables.load_ops[at.load_ops : at.load_ops + at.loads]
     return bool(tables.queues and loads) and all(op[0] >= 0 for op in loads)
-
-
-def _apart(tables: Tables, at: StageTables, stage: Stage) -> bool:
-    """Whether one publisher serves warpgroups that have a tile each, with several results, none of them a queue's."""
-    if stage.residency is Residency.RESIDENT or stage.placement.dim == 1 or at.store_groups < 2:
-        return False
-    return all(queue < 0 for _, _, queue, _, _ in tables.store_ops[tables.store_bounds[at.store_ops] :])
 
 
 def _boxed(tables: Tables, at: StageTables, stage: Stage) -> bool:
@@ -194,7 +186,6 @@ def _same(a: StageKind, b: StageKind) -> bool:
             k.resident,
             k.mixed,
             k.boxed,
-            k.apart,
             k.gathers,
             k.queued,
             k.taps,

@@ -396,70 +396,6 @@ TS_DEV void publish(const P& p, const Sync& sync, u32 smem, const Worker& w) {
   store_wait<0>();
 }
 
-// Whether warpgroups of a kind of stage, each with a tile of its own, store several results, and none into a queue; kernels
-// specialise it where they do.
-template <class S>
-constexpr bool APART = false;
-
-// What warpgroup G has still to store: of group k of the unit's chunks, those from e to end.
-template <class S, int G>
-struct Leaving {
-  using Chunks = Ring<S::OUT_SLOTS, CHUNK_BYTES>;
-  Timed<Chunks> ring;
-  Units<S::TILES> u;
-  int k = 0, e, end;
-
-  template <class P>
-  TS_DEV Leaving(const P& p, const Sync& sync, u32 smem, const Worker& w)
-      : ring(Chunks(smem + S::OUT_BARS + G * S::OUT_SLOTS * 16, smem + S::OUT_DATA + G * S::OUT_SLOTS * CHUNK_BYTES), sync.stamps,
-             NOTHING_STAGED),
-        u(p.rows, w) {
-    begin(p, w);
-  }
-  TS_DEV bool ready() const { return u.more() && bar_ready(ring.full(), ring.parity); }
-  template <class P>
-  TS_DEV void store(const P& p, const Sync& sync, const Worker& w, u32& unread) {
-    publish_group<S>(p, sync, ring, unread, u.tile(G), e, e + 1);
-    if (++e < end) return;
-    if (++k == S::STORE_GROUPS) {
-      k = 0;
-      u.next();
-    }
-    begin(p, w);
-  }
-  template <class P>
-  TS_DEV void begin(const P& p, const Worker& w) {
-    const int at = w.store_ops + 3 * k + G;
-    e = p.store_bound(at);
-    end = p.store_bound(at + 1);
-  }
-};
-
-// Serves both, whichever has a chunk. In turn, a result at a time, each would wait for the other's epilogues whenever
-// a result has more chunks than there are slots. With queues that order is what keeps stages from waiting in a circle.
-constexpr u32 MOST_LOOKS = 1u << 28;  // seconds
-template <class S, class P>
-TS_DEV void publish_apart(const P& p, const Sync& sync, u32 smem, const Worker& w) {
-  if (lane_in_warp() != 0) return;
-  Leaving<S, 0> zero(p, sync, smem, w);
-  Leaving<S, 1> one(p, sync, smem, w);
-  u32 unread = 0, looks = 0;
-#pragma unroll 1
-  while (zero.u.more() || one.u.more()) {
-    const bool first = zero.ready(), second = one.ready();
-    if (first) zero.store(p, sync, w, unread);
-    if (second) one.store(p, sync, w, unread);
-    if (unread != 0 && !first && !second) {  // nothing follows that would give the slot back
-      store_wait_read<0>();
-      bar_arrive(unread);
-      unread = 0;
-    }
-    looks = first || second ? 0 : looks + 1;
-    if (looks == MOST_LOOKS) trap();
-  }
-  store_wait<0>();
-}
-
 // The four warps of the loader group: weights, inputs, the second ring of either, outputs. Each ring has a warp of its
 // own: a shallow one that had to wait for the other's consumer would run dry. With resident weights the first warp is
 // soon free to publish.
@@ -469,10 +405,7 @@ TS_DEV void loader_warp(const P& p, const Sync& sync, u32 smem, const Worker& w,
     if (S::PAGES > 0) load_weights<S>(p, sync, smem, w, 0);
     if (S::OUT_SLOTS > 0 && S::TWO_PUBLISHERS) publish<S, false, true>(p, sync, smem, w);
   } else if (warp == 3) {
-    if constexpr (APART<S>)
-      publish_apart<S>(p, sync, smem, w);
-    else if (S::OUT_SLOTS > 0)
-      publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);
+    if (S::OUT_SLOTS > 0) publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);
   } else if (warp == 1 || S::TILES == 2) {
     if (S::IN_SLOTS > 0) load_inputs<S>(p, sync, smem, w, warp - 1);
   } else if (S::PAGES > 0 && S::PAGE_RINGS == 2) {
