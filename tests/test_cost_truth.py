@@ -117,8 +117,8 @@ def test_no_model_of_readme_or_of_the_held_out_ones_is_off_by_more_than_two_fift
 
 
 def test_code_that_no_cache_holds_comes_from_the_l2_at_one_rate(truth, launch_truth):
-    """Of the unseen launches two have more than 128 KB of code and are bound by it: layers in place, whose warpgroups go
-    through it together (161 us). The rate is that of another kernel, and without it they were predicted 21 % too fast.
+    """Of the unseen launches two have more than 128 KB of code and are bound by it: layers in place, whose warpgroups
+    go through it together (161 us). The rate is that of another kernel, and without it they were predicted 21 % fast.
     """
     rows = [r for r in launch_truth.rows_of(launch_truth.PATH) if r.launch.family.startswith("unseen")]
     found = []
