@@ -104,13 +104,13 @@ def elementwise() -> Pipeline:
     return p.build()
 
 
-def slopes(layers: int = 3, kind: str = "sigmoid") -> Pipeline:
+def slopes(layers: int = 3, kind: str = "sigmoid", width: int = 256, dtype: str = "bf16") -> Pipeline:
     """The derivative of layers whose inputs are made again from what is loaded, each beside its product and alone."""
-    p = Program("slopes")
-    y, loaded = p.load("dy", 8), [p.load(f"x{k}", 256) for k in range(layers)]
+    p = Program("slopes", dtype)
+    y, loaded = p.load("dy", 8), [p.load(f"x{k}", width) for k in range(layers)]
     for x in loaded:
-        y = p.op("mul", 256, p.linear(y, 256), p.op(kind, 256, x))
+        y = p.op("mul", width, p.linear(y, width), p.op(kind, width, x))
         p.store(y)
     for x in loaded:
-        p.store(p.op("softplus", 256, x))
+        p.store(p.op("softplus", width, x))
     return p.build()
