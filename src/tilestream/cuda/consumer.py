@@ -17,7 +17,6 @@ from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step, ceil
 
 _POINTER = re.compile(r"@P(\d+)@")
 _CHUNK = re.compile(r"\bin_[A-Za-z]\w*")
-_CHUNK = re.compile(r"\bin_[A-Za-z]\w*")
 
 
 class ConsumerEmitter(Names):
