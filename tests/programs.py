@@ -102,3 +102,15 @@ def elementwise() -> Pipeline:
     x = p.load("x", 64)
     p.store(p.op("softmax", 64, p.op("mul", 64, p.op("sin", 64, x), scalar=2.0)))
     return p.build()
+
+
+def slopes(layers: int = 3, kind: str = "sigmoid", width: int = 256, dtype: str = "bf16") -> Pipeline:
+    """The derivative of layers whose inputs are made again from what is loaded, each beside its product and alone."""
+    p = Program("slopes", dtype)
+    y, loaded = p.load("dy", 8), [p.load(f"x{k}", width) for k in range(layers)]
+    for x in loaded:
+        y = p.op("mul", width, p.linear(y, width), p.op(kind, width, x))
+        p.store(y)
+    for x in loaded:
+        p.store(p.op("softplus", width, x))
+    return p.build()

@@ -117,11 +117,11 @@ def test_no_model_of_readme_or_of_the_held_out_ones_is_off_by_more_than_two_fift
 
 
 def test_code_that_no_cache_holds_comes_from_the_l2_at_one_rate(truth, launch_truth):
-    """Of the unseen launches those of two models have more than 128 KB of code and are bound by it: layers in place,
-    whose warpgroups go through it together (161 us), and Softplus's derivative, each by itself (183). The rate is that
-    of a third kernel, and without it they were predicted 21 and 60 % too fast."""
+    """Of the unseen launches two have more than 128 KB of code and are bound by it: layers in place, whose warpgroups
+    go through it together (161 us). The rate is that of another kernel, and without it they were predicted 21 % fast.
+    """
     rows = [r for r in launch_truth.rows_of(launch_truth.PATH) if r.launch.family.startswith("unseen")]
-    found: dict[bool, list[float]] = {False: [], True: []}
+    found = []
     for row in rows:
         pipeline = decode(row.launch.spec).pipeline
         if len(pipeline.stages) != 1 or not by_rows(pipeline):
@@ -129,10 +129,22 @@ def test_code_that_no_cache_holds_comes_from_the_l2_at_one_rate(truth, launch_tr
         schedule = build(pipeline.stages[0], pipeline)
         layout = lay_out(schedule)
         if code_size(schedule, layout) > truth.H200.code_held:
-            apart = code_apart(schedule, layout) > truth.H200.code_held
-            found[apart].append(launch_truth.ranked_us(pipeline, row.launch.rows) / (row.straight_us or row.us))
-    assert [len(found[apart]) for apart in (False, True)] == [2, 1]
-    assert all(0.9 < ratio < 1.1 for ratio in (*found[False], *found[True]))
+            assert code_apart(schedule, layout) < truth.H200.code_held
+            found.append(launch_truth.ranked_us(pipeline, row.launch.rows) / (row.straight_us or row.us))
+    assert len(found) == 2 and all(0.9 < ratio < 1.1 for ratio in found)
+
+
+def test_code_that_a_loop_makes_fit_was_what_a_kernel_waited_for(truth):
+    """Softplus's derivative by rows, the same arithmetic: by the model both warpgroups fetch the unrolled code for each
+    of two tiles, which is what it took; as a loop it fits, and takes little more than half of that."""
+    data = json.loads((BENCHMARKS / "results" / "epilogue_turns.json").read_text())
+    us = next(r["us"] for r in data["rows"] if "Softplus" in r["model"] and len(r["us"]) == 7)
+    unrolled, instruction_bytes, tiles = 11_818, 16, 2
+    fetched_us = 1e6 * tiles * 2 * unrolled * instruction_bytes / truth.H200.code_bytes_per_s
+    assert unrolled > truth.H200.code_held and fetched_us == pytest.approx(us["former"], rel=0.2)
+    assert us["loops"] < 0.6 * us["former"] and us["loops, loads ahead"] < 0.8 * us["loops"]
+    profile = data["profile"]["by rows"]
+    assert profile["no_inst"] > 1.5 * max(profile[k] for k in ("long_sb", "wait", "short_sb", "selected", "barrier"))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +155,7 @@ def test_code_that_no_cache_holds_comes_from_the_l2_at_one_rate(truth, launch_tr
         ("gradients", 42, 0.055, 1.2),
         ("unseen odd", 15, 0.07, 1.25),
         ("unseen gradients", 21, 0.09, 1.35),
-        ("unseen backward", 14, 0.16, 1.45),
+        ("unseen backward", 14, 0.11, 1.35),
         ("unseen forward", 9, 0.09, 1.25),
     ],
 )

@@ -38,9 +38,23 @@ def test_a_wide_layer_computes_the_same_with_the_epilogue(depth: int, dtype: tor
         (got,), (plain,) = graph(*inputs), want
     (product,) = products(graph)
     padded = depth % 8 != 0
-    assert (product.args[1].target is aten.constant_pad_nd.default) == padded  # pyright: ignore
+    assert len(graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2 * padded
+    # rows and weight are parts of one tensor: one kernel pads both
+    assert (product.args[1].target is aten.slice.Tensor) == padded  # pyright: ignore
+    assert len(graph.graph.find_nodes(op="call_function", target=aten.cat.default)) == padded
     assert not graph.graph.find_nodes(op="call_function", target=aten.relu.default)
     torch.testing.assert_close(got, plain)
+
+
+def test_many_rows_are_padded_by_a_kernel_of_their_own():
+    """Which writes faster than one of rows and weight."""
+    model = nn.Sequential(nn.Linear(479, 512), nn.ReLU()).bfloat16()
+    for rows, together in ((4378, True), (4379, False)):
+        with torch.no_grad():
+            (graph,) = capture(model, (torch.empty(rows, 479).bfloat16(),)).graphs
+        assert epilogues.fuse(graph, {}) == 1
+        assert bool(graph.graph.find_nodes(op="call_function", target=aten.cat.default)) == together
+        assert len(graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2
 
 
 @pytest.mark.parametrize(
@@ -98,10 +112,29 @@ def test_a_convolution_of_one_pixel_has_the_epilogue(bias: bool):
         (graph,) = capture(model, (x,)).graphs
         want, values = model(x), [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     to_pixels(graph.graph, bulk=True)
-    assert epilogues.of_pixels(graph, {}) and not epilogues.of_pixels(graph, {"max_autotune": True})
-    assert epilogues.fuse(graph, {}) == 2 and not epilogues.of_pixels(graph, {})
+    assert epilogues.would_fuse(graph, {}, linears=False)
+    assert not epilogues.would_fuse(graph, {"max_autotune": True})
+    assert epilogues.fuse(graph, {}) == 2 and not epilogues.would_fuse(graph, {})
     given = {tuple(p.shape): p for p in (*model.parameters(), x)}
     with torch.no_grad():
         (got,) = graph(*[given[tuple(v.shape)] for v in values])
     assert len(products(graph)) == 2 and got.stride() == want.stride()
+    torch.testing.assert_close(got, want)
+
+
+class Leading(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+def test_rows_with_leading_dimensions_have_the_epilogue():
+    """The product is of rows, and the ReLU of its view."""
+    model = Leading(nn.Linear(64, 24)).bfloat16()
+    with torch.no_grad():
+        (graph,) = capture(model, (torch.randn(2, 5, 64).bfloat16(),)).graphs
+        values = [torch.randn(n.meta["val"].shape).bfloat16() for n in graph.graph.find_nodes(op="placeholder")]
+        (want,) = graph(*values)
+        assert epilogues.fuse(graph, {}) == 1
+        (got,) = graph(*values)
+    assert len(products(graph)) == 1 and not epilogues.would_fuse(graph, {})
     torch.testing.assert_close(got, want)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import Program, chain, edge_block, elementwise, nerf
+from programs import Program, chain, edge_block, elementwise, nerf, slopes
 from random_pipelines import random_pipeline, tensors_for
 from random_programs import Limits
 from samples import bulk, spatial
@@ -150,6 +150,8 @@ def derivatives() -> Pipeline:
 
 NAMED = {
     "derivatives": derivatives,
+    "loads ahead": lambda: slopes(4, "gelu_slope", 200),
+    "loads ahead, by columns": lambda: with_stage(slopes(3, "tanh", dtype="f16"), placement=Shard(1)),
     "chain 3x64": lambda: chain(3, 64),
     "chain 2x256": lambda: chain(2, 256),
     "nerf": nerf,

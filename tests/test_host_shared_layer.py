@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import Program
+from random_pipelines import tensors_for
+from torch import nn
 
 from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
@@ -14,6 +17,7 @@ from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -86,6 +90,23 @@ MUTANTS = {
         Mutation(OWN, "HELD<K> || K::FIRSTS == 0 ? PARTIAL", "BY_CLUSTER<K> ? PARTIAL"),
     ),
 }
+
+
+@pytest.mark.parametrize("split", [Split(4, 1, Tail.CLUSTER, row_tiles=2, depth=64, middle=Middle.NONE)], ids=str)
+def test_a_result_of_one_column(split: Split, folder: Path) -> None:
+    program = Program("head", "bf16")
+    program.store(program.linear(program.linear(program.load("x", 136), 64, "relu"), 1))
+    tensors = tensors_for(program.build(), 200, 1)
+
+    def eager(t: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = torch.relu(nn.functional.linear(t["x"], t["w1"], t["b1"]))
+        return nn.functional.linear(hidden, t["w3"], t["b3"])
+
+    exact = eager({n: t.double() for n, t in tensors.items()})
+    made = share_tile(program.build(), split)
+    (got,) = run_tile_on_host(made, tensors, HostRun(folder=folder, sanitize=True)).values()
+    own, near = (float((y.double() - exact).norm() / exact.norm()) for y in (got, eager(tensors)))
+    assert own <= 1.1 * near + 1e-4
 
 
 @pytest.mark.parametrize("name", MUTANTS)

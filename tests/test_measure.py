@@ -11,7 +11,7 @@ import pytest
 import torch
 from modules import ALL, Fn, linear
 from streamed import Altered
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from tilestream.devices import get
@@ -28,6 +28,8 @@ from tilestream.run.backend import tilestream
 from tilestream.run.call import RegionCall
 from tilestream.run.target import Target
 from tilestream.run.timing import Captured
+
+FUSED, RELU = torch.ops.aten._addmm_activation.default, torch.ops.aten.relu.default
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -72,6 +74,43 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Region, Target]:
     (graph,) = capture(module, [torch.randn(70, 9).bfloat16()]).graphs
     (region,) = partition(graph).regions
     return region, Target("reference", torch.device("cpu"), get("h200"))
+
+
+def test_the_fallback_is_timed_with_relu_as_an_epilogue(
+    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch
+):
+    """A graph without this region would have it (``run.epilogues``)."""
+    _, target = on_the_cpu
+    module = nn.Sequential(linear(16, 24), nn.ReLU(), linear(24, 8)).bfloat16()
+    (graph,) = capture(module, [torch.randn(70, 16).bfloat16()]).graphs
+    (region,) = partition(graph).regions
+    given: list[str] = []
+
+    def rest(left: fx.GraphModule) -> fallback.Call:
+        given.extend(str(n.target) for n in left.graph.find_nodes(op="call_function", target=FUSED))
+        given.extend(str(n.target) for n in left.graph.find_nodes(op="call_function", target=RELU))
+        return fallback.eager(left)
+
+    monkeypatch.setattr(fallback, "rest", rest)
+    assert measure.Measurer(region, target)([Candidate(planner.FALLBACK, None, None)]) == [5.0]
+    assert given == [str(FUSED)]
+    assert region.graph.graph.find_nodes(op="call_function", target=RELU), "the region's own graph is eager's"
+
+
+def test_a_graph_with_a_smaller_region_is_checked_like_a_pipeline(
+    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch
+):
+    region, target = on_the_cpu
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    wrong = measure.as_left(region)
+    (output,) = wrong.graph.find_nodes(op="output")
+    with wrong.graph.inserting_before(output):
+        output.args = ((wrong.graph.call_function(torch.ops.aten.neg.default, (output.args[0][0],)),),)
+    wrong.recompile()
+    graphs = {"right": measure.as_left(region), "wrong": wrong}
+    made = measure.Measurer(region, target, graphs=graphs)
+    right, refused = made([Candidate(planner.FALLBACK, None, None, detail=name) for name in graphs])
+    assert right == 5.0 and isinstance(refused, PlanError) and "wrong result" in str(refused)
 
 
 def test_candidates_are_timed_side_by_side(on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch):

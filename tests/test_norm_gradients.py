@@ -20,6 +20,7 @@ from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
 from tilestream.graph.nodes import aten, packet
+from tilestream.graph.operators.backward import SIGMOID_IS_ONE
 from tilestream.graph.row_sums import own_operands
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.analyse import analyse
@@ -106,6 +107,16 @@ def test_a_chain_of_derivatives_is_one_region(name: str, plain: None) -> None:
     forward, backward = train(Chain(CHAINS[name]).bfloat16())
     assert _kinds(forward).count("linear") == len(CHAINS[name]) + 1
     assert _kinds(backward).count("linear") == len(CHAINS[name])
+
+
+@pytest.mark.parametrize(("threshold", "chosen"), [(20.0, 0), (SIGMOID_IS_ONE, 0), (1.5, 2)])
+def test_softplus_chooses_above_its_threshold_where_the_sigmoid_is_not_one(threshold: float, chosen: int, plain: None):
+    """The gradient itself above it, by a step and a maximum; where fp32 has no number between, by the sigmoid alone."""
+    softplus = (lambda x: F.softplus(8 * x, 1.0, threshold),) * 2
+    _, backward = train(Chain(softplus).bfloat16())
+    kinds = _kinds(backward)
+    assert [kinds.count(kind) for kind in ("sigmoid", "maximum", "relu_backward")] == [2, chosen, chosen]
+    assert torch.tensor(SIGMOID_IS_ONE).sigmoid() == 1 > torch.tensor(16.0).sigmoid()
 
 
 class Fused(nn.Module):

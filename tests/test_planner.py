@@ -79,8 +79,23 @@ def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
     assert wide and all("1024 features > 512" in c.rejected for c in wide)
 
 
+@pytest.mark.parametrize(("act", "width", "taken"), [("relu", 256, True), ("silu", 256, False), ("relu", 100, False)])
+def test_a_library_has_relu_as_an_epilogue_of_its_product(act: str, width: int, taken: bool):
+    """A graph without the region has it (``run.epilogues``), where rows are multiples of 16 bytes."""
+
+    def library_us(act: str) -> float:
+        program = Program("layer", "bf16")
+        program.store(program.linear(program.load("x", width), width, act))
+        return next(c.predicted_us or 0.0 for c in planner.proposals(program.build(), 65_536, H200, Options())[-1:])
+
+    assert (library_us(act) == library_us("")) == taken
+
+
 @pytest.mark.parametrize(("share", "asked"), [(0.65, 0), (0.75, 1)])
-def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_comparison(share: float, asked: int):
+def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_comparison(
+    share: float, asked: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(planner, "BEYOND", 0.0)
     (predicted,) = (
         c.predicted_us for c in plan(chain(8), 262_144, H200, Options()).candidates if c.strategy == FALLBACK
     )

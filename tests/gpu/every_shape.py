@@ -32,6 +32,7 @@ from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED
+from test_tails import HEAD, head
 from torch import Tensor
 
 from tilestream import cuda
@@ -106,6 +107,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "wide layers in place": lambda: [blocks(name) for name in ("odd", "norm", "streamed", "points")],
     "shared tiles": lambda: shared(Middle.L2),
     "shared tiles over clusters": lambda: shared(Middle.DSM),
+    "heads of one column": lambda: [(share_tile(head(), HEAD), lambda: to_gpu(tensors_for(head(), ROWS)), ROWS)],
     "single layers": lambda: [single(layer, split, min(counts)) for layer, split, counts in LAYERS],
     "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
     "tiled blocks": lambda: [

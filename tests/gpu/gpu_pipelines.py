@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mixed_programs import ONE_STAGE, residual_stream
-from programs import Program, chain, edge_block, elementwise, nerf
+from programs import Program, chain, edge_block, elementwise, nerf, slopes
 
 from tilestream import devices
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Stage, TileOp, Transport
@@ -192,6 +192,10 @@ NAMED: dict[str, Callable[[], Pipeline]] = {
     "elementwise": lambda: one_stage(elementwise()),
     "reductions": lambda: one_stage(reductions()),
     "heads": lambda: one_stage(heads()),
+    "derivatives": lambda: one_stage(slopes(4)),
+    "derivatives_by_columns": lambda: one_stage(slopes(4, "gelu_slope"), placement=1),
+    "derivatives_f16": lambda: one_stage(slopes(4, "tanh", 200, "f16")),
+    "derivatives_tf32": lambda: one_stage(slopes(2, width=72, dtype="f32")),
     "spatial_chain": lambda: spread(chain(8), replicas=16),
     "spatial_chain_tight": lambda: spread(chain(4, 64), replicas=2, steps=1),
     "spatial_hybrid": lambda: spread(chain(8, 128), layers=2, replicas=33, residency=STREAMED),

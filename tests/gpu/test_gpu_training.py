@@ -28,6 +28,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Linear(33, 200), nn.GELU(), nn.Linear(200, 150), nn.SiLU(), nn.Linear(150, 7)),
         (33,),
     ),
+    "derivatives": (
+        lambda: nn.Sequential(
+            *(nn.Linear(64, 256), nn.Softplus(), nn.Linear(256, 256), nn.Softplus(2.0, 3.0)),
+            *(nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 8)),
+        ),
+        (64,),
+    ),
     "norms": (
         lambda: nn.Sequential(
             *(

@@ -16,6 +16,7 @@ from tilestream.schedule.layout import Layout, boxes_of
 from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 
 _POINTER = re.compile(r"@P(\d+)@")
+_CHUNK = re.compile(r"\bin_[A-Za-z]\w*")
 
 
 class ConsumerEmitter(Names):
@@ -225,26 +226,35 @@ def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
 
 
 def _roll(blocks: list[str], notes: list[str] | None = None) -> list[str]:
-    """Runs of steps with the same text but for consecutive pointers become loops: less code to fetch.
+    """Runs of steps with the same text but for consecutive pointers, and for which streams they take, become loops:
+    less code to fetch, and to compile. Chunks come through one ring in order, whatever stream they are of.
 
     ``notes`` stand before the blocks that they belong to.
     """
+    alike = [_any_stream(block) for block in blocks]
     out: list[str] = []
     k = 0
     while k < len(blocks):
         n = 1
-        while k + n < len(blocks) and _shifted(blocks[k], blocks[k + n], n):
+        while k + n < len(blocks) and _shifted(alike[k], alike[k + n], n):
             n += 1
         out += [note for note in (notes or [])[k : k + n] if note]
         if n > 1:
+            same = all(_CHUNK.findall(block) == _CHUNK.findall(blocks[k]) for block in blocks[k : k + n])
             count = len(set(_POINTER.findall(blocks[k])))
             step = f" + {count} * l" if count > 1 else " + l"
             out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {n}; ++l)")
-            out.append(_POINTER.sub(lambda m, step=step: plus("", int(m[1])) + step, blocks[k]))
+            out.append(_POINTER.sub(lambda m, step=step: plus("", int(m[1])) + step, (blocks if same else alike)[k]))
         else:
             out.append(_POINTER.sub(lambda m: plus("", int(m[1])), blocks[k]))
         k += n
     return out
+
+
+def _any_stream(block: str) -> str:
+    """The block with its chunks' names by their order: ``in_s0``, ``in_s1``."""
+    names: dict[str, str] = {}
+    return _CHUNK.sub(lambda m: names.setdefault(m[0], f"in_s{len(names)}"), block)
 
 
 def _shifted(first: str, other: str, n: int) -> bool:

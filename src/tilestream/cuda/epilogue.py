@@ -16,6 +16,7 @@ from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
 from tilestream.ir.tileops import GROUP
 from tilestream.schedule.model import Phase, Sink, Step, ceil_to, columns_of
+from tilestream.schedule.turns import ahead, looped
 
 COMBINE_BYTES = 512
 """Of scratch that the warpgroups need to reduce a row together. Reductions take turns on two such areas."""
@@ -49,6 +50,7 @@ class Epilogue:
         self.shared = [s for s in phase.sinks if s.kind == "shared"]
         self.values = Values(names, step, phase, self.width)
         self.turns = self.values.turns if part is None else 1
+        self.values.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in ahead(schedule, step, phase)}
 
     @property
     def empty(self) -> bool:
@@ -59,7 +61,8 @@ class Epilogue:
         if self.empty:
             return self._before()
         turn = self._turn()
-        turns = loop("c", self.turns, turn) if self.turns > 1 else turn
+        pragma = f"{UNROLL} 1" if looped(self.names.s, self.step, self.phase) else UNROLL
+        turns = loop("c", self.turns, turn, pragma) if self.turns > 1 else turn
         return [*self._before(), "TS_PASS", *turns, *self._after()]
 
     # -- before the turns
@@ -96,7 +99,8 @@ class Epilogue:
                 lines += [f"u32 {out} = 0;", f"{guard}{{ out.wait_empty(); {out} = out.addr(); out.advance(); }}"]
             else:
                 lines.append(f"out.wait_empty(); const u32 {out} = out.addr(); out.advance();")
-        lanes = ["const u32 t = TS_PASS_LANE;", *self._blocks(outs, guard)]
+        lines += [f"Registers<u32, {2 * self._block_count}> {words};" for words in self.values.ahead.values()]
+        lanes = ["const u32 t = TS_PASS_LANE;", *self._ahead(), *self._blocks(outs, guard)]
         if self.staged:
             lanes.append("fence_async_shared();")
         maxima = [s for s in phase.sinks if s.kind == "maxima"]
@@ -122,6 +126,20 @@ class Epilogue:
                 lines += [f"u32 {name} = 0;", f"for (int h = 0; h < 2; ++h) {{ {take} }}"]
             else:
                 lines.append(f"in.wait_full(); const u32 {name} = in.addr(); in.advance();")
+        return lines
+
+    @property
+    def _block_count(self) -> int:
+        """Blocks of a turn; the last one may have fewer."""
+        return min(self.blocks, self.columns // 8)
+
+    def _ahead(self) -> list[str]:
+        """Loads of a turn's pairs."""
+        lines = []
+        for tile, words in self.values.ahead.items():
+            at = self.names.in_chunk(self.names.chunk_names(tile), self.names.s.dtype, "k")
+            pair = loop("j", 2, [f"TS_REG({words}, 2 * k + j) = lds32({at});"])
+            lines += loop("k", self._block_count, pair)
         return lines
 
     def _blocks(self, outs: list[str], guard: str) -> list[str]:

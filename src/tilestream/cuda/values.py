@@ -16,6 +16,7 @@ class Values:
     Attributes:
         masks: some pairs have columns that are not the tile's, but pad its last block: ``ok0`` and ``ok1`` say which.
         turns: of the pass; blocks are counted by ``k`` in a turn, and by ``i`` where there is but one.
+        ahead: of streams, those whose pairs a lane has all loaded before it computes the first: variables of words.
     """
 
     def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
@@ -27,6 +28,7 @@ class Values:
         self.setup: list[str] = []
         self.count = 0
         self.vectors: dict[str, str] = {}
+        self.ahead: dict[str, str] = {}
         held = step.held
         for earlier in step.phases:
             if earlier is phase:
@@ -39,6 +41,11 @@ class Values:
         for sink in phase.sinks:
             if sink.kind in ("direct", "maxima"):
                 self._vector(sink.target, "output")
+
+    @property
+    def block(self) -> str:
+        """The variable that counts the blocks of a turn."""
+        return "k" if self.turns > 1 else "i"
 
     def _vector(self, name: str, kind: str = "vector") -> str:
         if name not in self.vectors:
@@ -97,7 +104,10 @@ class Values:
             return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
         if tile in s.streams:
             dtype = s.streams[tile].dtype
-            at = e.in_chunk(e.chunk_names(tile), dtype, "k" if self.turns > 1 else "i")
+            if tile in self.ahead:
+                word = f"TS_REG({self.ahead[tile]}, 2 * {self.block} + j)"
+                return self.fresh(f"T::low({word})", f"T::high({word})")
+            at = e.in_chunk(e.chunk_names(tile), dtype, self.block)
             return self.fill(f"Io<{e.element(dtype)}>::load({at}, {{a}}, {{b}});")
         base, start = s.views.get(tile, (tile, 0))
         place = s.places[base]

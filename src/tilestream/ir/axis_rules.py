@@ -177,7 +177,9 @@ def peers_exist(p: Pipeline) -> None:
         for axis in dict.fromkeys(a for d in stage.mesh for a in d.axes):
             known, workers = size.get(axis), prod(d.size for d in stage.mesh if axis in d.axes)
             blocks = ceil(known / tile.get(axis, 1)) if known is not None else workers
-            if blocks < workers:
+            # A sum of one column has one owner; what the others do is divided by the first axis of their direction.
+            one = known == 1 and all(d.axes[0] != axis for d in stage.mesh if axis in d.axes and d.size > 1)
+            if blocks < workers and not one:
                 raise VerifyError(
                     f"stage {stage.name!r}: {axis} {known} / {tile.get(axis, 1)} = {blocks} blocks < {workers} workers"
                     f" that divide it: {workers - blocks} would have none",

@@ -28,6 +28,7 @@ from tilestream.plan.chain_analysis import with_chains
 from tilestream.plan.gradient_launches import GradientLaunch, analysis, decided, gradient_launches, proposal
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.regions import LONE, find_regions, is_lone
+from tilestream.plan.tails import start_later
 from tilestream.plan.turned import turned
 
 
@@ -47,6 +48,8 @@ def of_graphs(
             graph.recompile()
         kept_out = own_operands(graph.graph) if backward else {}
         part, summed = find_regions(graph, options, device, kept_out, training=kind != "inference", backward=backward)
+        if kind == "inference" and options.strategy == "auto" and options.target != "reference":
+            part = start_later(graph.graph, part, options, device)
         inside = {node for cut in part.cuts for node in cut.nodes}
         nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
         compute = [n for n in nodes if computes(n) and not is_ours(n)]

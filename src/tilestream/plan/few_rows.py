@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 import torch
 
 from tilestream.devices import Device
-from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import Pipeline
+from tilestream.errors import IRError, VerifyError
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
@@ -25,6 +25,7 @@ from tilestream.schedule.shared_tile import (
     is_projection,
     written_out,
 )
+from tilestream.schedule.shared_tile.column import with_column
 from tilestream.schedule.shared_tile.model import SHORT_TILE
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.sharing import Middle
@@ -37,6 +38,8 @@ room: where the model errs, it errs between these."""
 TOP_ALONE = 6
 """Splits of a single layer that are timed, one of each tail among them: of 24 layers, and in decoders, the best was
 among the best five by prediction, or a hundredth faster than these."""
+TOP_TILED = 3
+"""Splits of two layers on many rows that are timed."""
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
@@ -106,20 +109,24 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
 
     ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind and of the highest tiles
     among them; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also with fewer groups and other
-    depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take turns.
+    depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take turns; and two where a row
+    stream would leave SMs idle, the ``TOP_TILED`` best.
     """
-    if not is_block(program) or (rows > MOST_ROWS and (not is_projection(program) or _block(program).before)):
+    block = _block_at(program, rows, device)
+    if block is None:
         return []
     thorough = options.effort == "exhaustive"
-    gathered = by_cluster(options) and (thorough or not _block(program).before)
-    each = options.measure and not _block(program).before
+    gathered = by_cluster(options) and (thorough or not block.before)
+    each = options.measure and not block.before
     allowed = Allowed(in_any_order(options), gathered, each, thorough)
-    found = _predicted(program, rows, device, allowed)
+    found = _predicted(program, block, rows, device, allowed)
     ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
     if options.effort == "model":
         ranked = ranked[:1]
+    elif not thorough and rows > MOST_ROWS and not block.one_layer:
+        ranked = ranked[:TOP_TILED]
     elif not thorough:
-        alone = is_projection(program)
+        alone = block.one_layer
         top, each = (TOP_ALONE, 1) if alone else (TOP, EACH)
         kinds = [] if alone else [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
         for kind in dict.fromkeys(_kind(s) for s in ranked):
@@ -141,9 +148,26 @@ def _block(program: Pipeline) -> Block:
     return find_block(written.stages[0], written)
 
 
-def _predicted(program: Pipeline, rows: int, device: Device, allowed: Allowed) -> Iterator[tuple[float, Split]]:
+def _block_at(program: Pipeline, rows: int, device: Device) -> Block | None:
+    """The block that ``program`` is, where shared tiles may be its fastest kernels at ``rows`` rows."""
+    if rows <= MOST_ROWS or is_projection(program):
+        block = _block(program) if is_block(program) else None
+        return None if block is not None and rows > MOST_ROWS and block.before else block
+    if rows > TILE_ROWS * device.sms or len(program.stages) != 1:
+        return None  # a row stream has a tile for every SM
+    try:
+        written = with_column(written_out(program))
+        block = find_block(written.stages[0], written)
+    except (VerifyError, IRError):
+        return None
+    return None if block.one_layer or block.before else block
+
+
+def _predicted(
+    program: Pipeline, block: Block, rows: int, device: Device, allowed: Allowed
+) -> Iterator[tuple[float, Split]]:
     """Seconds of every split that fits."""
-    for split in splits(_block(program), rows, device, allowed):
+    for split in splits(block, rows, device, allowed):
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)

@@ -65,7 +65,8 @@ def joins(node: fx.Node) -> bool:
 
 
 def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
-    """The kernels that ``nodes`` are, one after another: one, but for gradients of tables; none for ``joins``.
+    """The kernels that ``nodes`` are, one after another: one, also of a product with its ReLU (``graph.epilogues``);
+    several for gradients of tables; none for ``joins``.
 
     Args:
         tf32: whether tensor cores take float32 products.
@@ -74,7 +75,7 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
     if first.target in interaction.TARGETS:
         return (_kernel((first,), interaction.work_of(first), interaction.moved_by(first)),)
     touched = moved(nodes, readers)
-    if len(nodes) == 1 and (amount := flops.of_node(first)):
+    if (amount := flops.of_node(first)) and (len(nodes) == 1 or nodes[-1].target is aten.relu.default):
         return (_product(first, amount, touched, tf32),)
     if len(nodes) == 1 and row(packet(first)).kind is Kind.SCATTER:
         return _scatter(first, touched)

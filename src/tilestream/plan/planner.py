@@ -26,6 +26,7 @@ from tilestream.plan.passes import (
     hold_columns,
     merge_common_ops,
     order_memory_ops,
+    relu_in_product,
     remove_dead_ops,
     set_queue_depth,
     split_bulk,
@@ -165,7 +166,7 @@ def _proposals(
         if isinstance(recipe, Recipe):
             make = partial(_by_parts, recipe, program, device, options.queue_depth)
         candidates.append(_candidate(recipe, make, rows, device, before))
-    return (*candidates, _fallback(program, rows, device))
+    return (*candidates, on_inductor(program, rows, device))
 
 
 def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared: int = MEASURED) -> list[Candidate]:
@@ -356,11 +357,17 @@ def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
     return program
 
 
-def _fallback(program: Pipeline, rows: int, device: Device) -> Candidate:
-    """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them."""
+def on_inductor(program: Pipeline, rows: int, device: Device, epilogues: bool = True) -> Candidate:
+    """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them.
+
+    Args:
+        epilogues: whether products have their ReLU as in our graphs (``relu_in_product``); by itself Inductor leaves it
+            to the kernel behind.
+    """
     split = partial(split_bulk, device=device, epilogues=False)
+    taken = (relu_in_product,) if epilogues else ()
     try:
-        pipeline = apply((remove_dead_ops, merge_common_ops, split), program)
+        pipeline = apply((remove_dead_ops, merge_common_ops, *taken, split), program)
     except (VerifyError, IRError) as error:
         log.debug("%s: the fallback has no prediction: %s", program.name, error)
         return Candidate(FALLBACK, None, None)

@@ -16,6 +16,7 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock, WorkloadError
 from tilestream.graph.eager import EagerOp
+from tilestream.graph.epilogues import with_relu
 from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.mesh_traffic import mesh_traffic
@@ -124,12 +125,12 @@ def whole(
 
 
 def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
-    """A region's operators by themselves as Inductor runs them."""
+    """A region's operators by themselves as Inductor runs them, ReLUs as epilogues of products (``run.epilogues``)."""
     graph = region.nodes[0].graph
     cache, readers = Cache(device), Readers(list(graph.nodes))
     steps = [
         step
-        for unit in units(region.nodes, {})
+        for unit in units(region.nodes, with_relu(region.nodes))
         for step in _library(region.graph, kernels(unit.nodes, readers, tf32), device, cache)
     ]
     return _timed(steps, device)
@@ -168,10 +169,12 @@ def _graph_steps(
 ) -> Iterator[_Step]:
     chosen = {region.name: (region, candidate) for region, candidate in streamed}
     cache, readers = Cache(device), Readers(nodes)
-    # beside pipelines (``run.messages``); a graph that has none is Inductor's as it is
+    # beside pipelines (``run.messages``, ``run.epilogues``); a graph that has none is Inductor's as it is
     sums = sum_kernels(nodes[0].graph, readers) if streamed else {}
-    for unit in units(nodes, {name: region.nodes for name, (region, _) in chosen.items()}):
-        if not unit.region:
+    inside = {node for region, _ in chosen.values() for node in region.nodes}
+    relus = with_relu([n for n in nodes if n not in inside]) if streamed else {}
+    for unit in units(nodes, {**relus, **{name: region.nodes for name, (region, _) in chosen.items()}}):
+        if unit.region not in chosen:
             made = sums.get(unit.nodes[0])
             if made is None:
                 made = kernels(unit.nodes, readers, tf32)

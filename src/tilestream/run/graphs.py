@@ -28,7 +28,7 @@ from tilestream.plan.cache import versions
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import Plan
 from tilestream.plan.regions import find_regions
-from tilestream.run import ahead, gradients, prepare
+from tilestream.run import ahead, gradients, prepare, tails
 from tilestream.run.backward_chains import join_chains
 from tilestream.run.interaction import Choice, stream_interactions
 from tilestream.run.place import Placed, place
@@ -99,7 +99,11 @@ class Compilation:
             self._announce(found, backward)
             with timed("planning"):
                 self._prepare(found, summed)
-                ahead.plan_as_built(found.regions, self._planned, self.target)
+                later = {} if training else tails.all_promising(found, self._planned, self.target)
+                shorter = [tail.region for tail in later.values()]
+                ahead.begin(shorter, self._planned, self.target)
+                ahead.plan_as_built([*found.regions, *shorter], self._planned, self.target)
+                found = tails.start_later(graph, found, later, self._planned, self.target)
                 self.placed = place(graph, found, self._spec_for)
             if left := len(found.regions) - len(self.placed):
                 announce(

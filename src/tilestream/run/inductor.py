@@ -141,7 +141,9 @@ def _inner(
         with config.patch(ALONE):
             taken = compilation.stream(streamed, kwargs)
         on_gpu = compilation.target.kind == "cuda"
-        taken = taken or (on_gpu and not backward and epilogues.of_pixels(streamed, compilation.patches))
+        inference = bool(kwargs.get("is_inference"))
+        if on_gpu and not backward:
+            taken = taken or epilogues.would_fuse(streamed, compilation.patches, linears=inference)
         if not taken and not backward:
             raise NothingTakenError
 
@@ -156,7 +158,7 @@ def _inner(
             epilogues.fuse(streamed, compilation.patches)
         if taken:
             messages.sort_messages(streamed)
-        if taken and kwargs.get("is_inference"):
+        if taken and inference:
             complex_products.make_real(streamed)
             grouped_queries.share_keys(streamed, grouped_queries.runs_here)
             few_queries.stream_attention(streamed, compilation.options, compilation.target)

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,13 +16,14 @@ import torch
 from torch import fx
 
 from tilestream.errors import PlanError, TilestreamError
+from tilestream.graph.modules import copied
 from tilestream.graph.real import real
 from tilestream.graph.region import Region
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.planner import Candidate
-from tilestream.run import fallback, oracle
+from tilestream.run import epilogues, fallback, oracle
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Executable, build_ahead, executable, first_built
 from tilestream.run.spec import spec_of
@@ -60,6 +62,8 @@ class Measurer:
         against: whether the fallback is an alternative; not where a strategy is forced.
         patience_s: the same as ``PATIENCE_S``, for this region.
         constant: whether weights are copied once, not at every call.
+        graphs: of candidates that Inductor compiles, by their ``detail``, what it is given where that is not the
+            region's own graph: with a smaller region in it, as the whole graph would have it.
     """
 
     def __init__(
@@ -69,12 +73,14 @@ class Measurer:
         against: bool = True,
         patience_s: float | None = None,
         constant: bool = False,
+        graphs: Mapping[str, fx.GraphModule] = MappingProxyType({}),
     ) -> None:
         self._region = region
         self._target = target
         self._against = against
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._constant = constant
+        self._graphs = graphs
         self._inputs: list[Any] | None = None
         self._fastest: Arm | None = None
         self._eager: list[float] = []
@@ -138,9 +144,13 @@ class Measurer:
         """
         if candidate.pipeline is None:
             with timed("inductor"):
-                call = inductors(self._region)
+                given = self._graphs.get(candidate.detail)
+                call = inductors(self._region) if given is None else fallback.rest(given)
                 with real(self._target.device):
-                    return self._captured(call)
+                    arm = self._captured(call)
+                    if candidate.detail in self._graphs:
+                        self._check(candidate, arm)
+                    return arm
         if first_built([[candidate.pipeline]], self._target.kind, 0.0) is None:
             raise PlanError(
                 f"{self._region.name}: {candidate.name} is not timed: it takes more than"
@@ -198,13 +208,20 @@ _begun: WeakKeyDictionary[fx.GraphModule, Callable[[], fallback.Call]] = WeakKey
 def begin_inductors(region: Region) -> None:
     """Have Inductor's processes compile the kernels of a region that will be timed on it, while others are timed."""
     with timed("inductor"):
-        _begun[region.graph] = fallback.begin(region.graph)
+        _begun[region.graph] = fallback.begin(as_left(region))
 
 
 def inductors(region: Region) -> fallback.Call:
     """What Inductor makes of a region, which may have begun."""
     begun = _begun.pop(region.graph, None)
-    return fallback.rest(region.graph) if begun is None else begun()
+    return fallback.rest(as_left(region)) if begun is None else begun()
+
+
+def as_left(region: Region) -> fx.GraphModule:
+    """What Inductor is given of a region that is none: ReLUs are epilogues of products, as in the whole graph."""
+    graph = copied(region.graph)
+    epilogues.fuse(graph, {})
+    return graph
 
 
 def _interleave(arms: Sequence[Arm]) -> None:

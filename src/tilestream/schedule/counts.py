@@ -14,6 +14,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency, 
 from tilestream.ir.tileops import OPS
 from tilestream.schedule.layout import CHUNK, Layout, pages_of
 from tilestream.schedule.model import Gemm, Phase, Place, Schedule, Step, ceil_to
+from tilestream.schedule.turns import looped
 
 WARPGROUP = 128  # threads
 K_BYTES = 32  # of an operand's row that one wgmma takes
@@ -40,11 +41,13 @@ GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
 @dataclass(frozen=True)
 class EpilogueCounts:
     """One pass over a step's fragment by one warp: ``instructions``, how many of them are ``special`` (the special
-    function unit's), and ``barriers``: reductions over lanes and meetings of warps."""
+    function unit's), and ``barriers``: reductions over lanes and meetings of warps. ``turns``: of the loop that it is,
+    where it is one."""
 
     instructions: float
     special: float
     barriers: int
+    turns: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class StepCounts:
     @property
     def special(self) -> float:
         return sum(p.special for p in self.passes)
+
+    @property
+    def code(self) -> float:
+        """Instructions that are there to be fetched: of a loop, those of one turn."""
+        return sum(p.instructions / p.turns for p in self.passes) / self.copies + self.product_instructions / self.turns
 
 
 def counts(schedule: Schedule, layout: Layout) -> tuple[StepCounts, ...]:
@@ -127,7 +135,7 @@ def _code(schedule: Schedule, layout: Layout) -> list[tuple[float, int]]:
     found: list[tuple[float, int]] = []
     for _, run in groupby(_blocks(schedule), key=lambda block: [_shape(step, schedule) for step in block]):
         blocks = [[_step(step, schedule, layout) for step in block] for block in run]
-        code = sum(s.instructions / s.copies + s.product_instructions / s.turns for s in blocks[0])
+        code = sum(s.code for s in blocks[0])
         found.append((code, sum(s.pages for block in blocks for s in block)))
     return found
 
@@ -154,7 +162,7 @@ def _shape(step: Step, schedule: Schedule) -> tuple[object, ...]:
             [n.kind for n in p.nodes],
             [op.kind for op in p.reduces],
             [(s.kind, place(s.tile)) for s in p.sinks],
-            p.streams,
+            [schedule.streams[t].dtype for t in p.streams],
         )
         for p in step.phases
     ]
@@ -203,7 +211,8 @@ def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Ite
         each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
-        yield EpilogueCounts(each * elements, special * elements, barriers)
+        turns = ceil(schedule.width(step) / schedule.pass_columns) if looped(schedule, step, phase) else 1
+        yield EpilogueCounts(each * elements, special * elements, barriers, turns)
         bias = 0.0
 
 

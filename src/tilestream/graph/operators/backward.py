@@ -11,6 +11,9 @@ from tilestream.graph.nodes import Unsupported, argument, integer, last_dim, num
 from tilestream.graph.operators.writes import Writes
 from tilestream.ir.pipeline import Tile
 
+SIGMOID_IS_ONE = 17.4
+"""From here on 1 + exp(-x) is 1 in fp32: exp(-x) is less than half of the last bit, 2^-25."""
+
 
 def _operands(e: Writes, node: fx.Node) -> tuple[Operand, Tile]:
     """The gradient, and what the derivative is computed from: the input of the activation, or its result."""
@@ -110,13 +113,15 @@ def elu_backward(e: Writes, node: fx.Node) -> Tile:
 
 
 def softplus_backward(e: Writes, node: fx.Node) -> Tile:
-    """g sigmoid(beta x); g itself where beta x > threshold."""
+    """g sigmoid(beta x); g itself where beta x > threshold. Where the sigmoid is 1 there, nothing is to be chosen."""
     gradient, x = _operands(e, node)
     beta, threshold = number(node, 2, "beta", 1.0), number(node, 3, "threshold", 20.0)
     scaled = x if beta == 1.0 else e.binary("mul", x, beta, "f32")
     slope = e.unary("sigmoid", scaled, "f32")
-    above = e.binary("relu_backward", 1.0, e.binary("sub", scaled, threshold, "f32"), "f32")
-    return e.binary("mul", gradient, e.binary("maximum", slope, above, "f32"), dtype_of(node))
+    if threshold < SIGMOID_IS_ONE:
+        above = e.binary("relu_backward", 1.0, e.binary("sub", scaled, threshold, "f32"), "f32")
+        slope = e.binary("maximum", slope, above, "f32")
+    return e.binary("mul", gradient, slope, dtype_of(node))
 
 
 def hardsigmoid_backward(e: Writes, node: fx.Node) -> Tile:

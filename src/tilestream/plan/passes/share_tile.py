@@ -11,6 +11,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import MOST_ROWS, Block, Tail, find_block, written_out
+from tilestream.schedule.shared_tile.column import with_column
 from tilestream.schedule.shared_tile.model import DEPTHS, TILES
 from tilestream.schedule.sharing import Middle
 
@@ -33,6 +34,8 @@ LONG = 4
 """How many times as long as a row of the result is wide the sum is there, at least. What a tile does behind its sum
 nothing hides: 256 to 1024 columns, 6,272 rows, took 19 us where a library's product and a ReLU take 15; 2048 to 512,
 1,568 rows, 10.7 us with its norm and ReLU, where these take 12.4."""
+MOST_TILES = 16
+"""Tiles of rows of two layers that a launch on many rows is planned for; it has as many as there are."""
 LEAST_SUM = 256
 """Columns that each group of a cluster sums over there, at least."""
 MOST_GROUPS = 8
@@ -88,7 +91,7 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
             f" {device.name}",
             "use fewer groups",
         )
-    written = written_out(program)
+    written = with_column(written_out(program))
     if len(written.stages) != 1:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "share a tile in one")
     stage = written.stages[0]
@@ -158,6 +161,10 @@ def splits(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
     """Ways to divide ``block`` at ``rows`` rows: as many CTAs as there are SMs, or nearly, in groups of 4 to all."""
     if block.one_layer:
         yield from (_tiles if rows > MOST_ROWS else _one_layer)(block, rows, device, allowed)
+        return
+    if rows > MOST_ROWS:  # more tiles than are resident: no CTA may wait for one outside of its cluster
+        for tile_rows in (TILES[-1], TILES[-2]):
+            yield from _made_by_each(block, tile_rows, min(ceil(rows / tile_rows), MOST_TILES), device)
         return
     made: list[Split] = []
     for tile_rows, row_tiles in tilings(rows):

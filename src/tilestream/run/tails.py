@@ -1,0 +1,108 @@
+"""Regions that start later: the first layers by a library, with its ReLU as an epilogue, and a kernel of ours behind.
+
+``plan.tails`` says which are promising. Both ways are timed as they would run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import fx
+
+from tilestream.announce import announce_failure
+from tilestream.graph.region import Region
+from tilestream.graph.selection import Cut, Partition
+from tilestream.graph.tails import Tail
+from tilestream.options import Options
+from tilestream.plan import cache
+from tilestream.plan.planner import FALLBACK, MARGIN, Candidate
+from tilestream.plan.tails import promising
+from tilestream.plan.turned import turned
+from tilestream.run import early_launches, epilogues, prepare
+from tilestream.run.measure import Measurer
+from tilestream.run.place import place
+from tilestream.run.spec import encode, spec_of
+from tilestream.run.target import Target
+
+log = logging.getLogger(__name__)
+
+_decided: dict[str, bool] = {}  # by a plan's key: whether the promising tail of its region runs
+
+
+def all_promising(found: Partition, options: Options, target: Target) -> dict[str, Tail]:
+    """The tails that may run, by the names of their regions in an inference graph; none where nothing is timed."""
+    if not prepare.measures(options, target) or options.strategy != "auto":
+        return {}
+    made = {region.name: _promising(region, options, target) for region in found.regions}
+    return {name: tail for name, tail in made.items() if tail is not None}
+
+
+def start_later(
+    owner: fx.GraphModule, found: Partition, later: Mapping[str, Tail], options: Options, target: Target
+) -> Partition:
+    """The partition of ``owner``, whose regions are planned, with the tails of ``later`` that are faster behind a
+    library's products in the place of their regions. What goes wrong here costs a region no more than its tail."""
+    cuts: list[Cut] = []
+    for cut in found.cuts:
+        shorter, tail = None, later.get(cut.region.name)
+        try:
+            with prepare.kernels_kept(options, target):
+                if tail is not None and _is_faster(cut.region, tail, options, target):
+                    shorter = tail.within(owner.graph)
+        except Exception as failure:
+            announce_failure(f"{cut.region.name} starts where it did", failure)
+        cuts.append(cut if shorter is None else shorter)
+    return replace(found, cuts=tuple(cuts))
+
+
+def _promising(region: Region, options: Options, target: Target) -> Tail | None:
+    """``promising``; None where it fails."""
+    try:
+        return promising(region, options, target.hardware)
+    except Exception as failure:
+        announce_failure(f"{region.name} has no tail", failure)
+        return None
+
+
+def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
+    """Whether the tail behind a library's products takes less than what the region's plan chose: as was found in this
+    process or before, or timed now."""
+    key = cache.key(region.program, region.rows, target.hardware, options, True, turned(region, options))
+    path = options.cache_folder / "tails" / f"{key}.json"
+    if key not in _decided:
+        kept = cache.load_sealed(path) if options.cache else None
+        if kept is not None and kept.get("left") == tail.left:
+            _decided[key] = bool(kept.get("faster"))
+    if key not in _decided:
+        _decided[key] = _timed_faster(region, tail, options, target)
+        if options.cache:
+            cache.store_sealed(path, {"left": tail.left, "faster": _decided[key]})
+    return _decided[key]
+
+
+def _timed_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
+    pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
+    if pipeline is None:
+        return False
+    spec = encode(spec_of(tail.region, pipeline, target.kind, options.constant_weights))
+    split = Candidate(FALLBACK, None, None, detail=f"{tail.left} layers by a library, {pipeline.strategy} behind")
+    measure = Measurer(
+        region, target, constant=options.constant_weights, graphs={split.detail: _split(tail, spec, options)}
+    )
+    chosen = prepare.plan(region, options, target).chosen
+    whole_us, split_us = measure([chosen, split])
+    log.info("%s: %s takes %s us, %s %s us", region.name, chosen.name, whole_us, split.detail, split_us)
+    if isinstance(split_us, Exception):
+        return False
+    return isinstance(whole_us, Exception) or split_us <= MARGIN * whole_us
+
+
+def _split(tail: Tail, spec: str, options: Options) -> fx.GraphModule:
+    """The region's graph as the whole graph would have it: libraries' products with their ReLUs, then the tail's call,
+    whose kernel starts early."""
+    place(tail.graph, tail.part, lambda _: spec)
+    epilogues.fuse(tail.graph, {})
+    early_launches.start_early(tail.graph, options)
+    return tail.graph
