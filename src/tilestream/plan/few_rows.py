@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -13,7 +13,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
-from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
+from tilestream.plan.passes.share_tile import Allowed, Split, fewer_groups, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shared_tile import (
     MOST_ROWS,
@@ -105,8 +105,9 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
     ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind and of the highest tiles
-    among them; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also with fewer groups and other
-    depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take turns.
+    among them, and one with fewer groups; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also
+    with fewer groups and other depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take
+    turns.
     """
     if not is_block(program) or (rows > MOST_ROWS and (not is_projection(program) or _block(program).before)):
         return []
@@ -114,8 +115,8 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     gathered = by_cluster(options) and (thorough or not _block(program).before)
     each = options.measure and not _block(program).before
     allowed = Allowed(in_any_order(options), gathered, each, thorough)
-    found = _predicted(program, rows, device, allowed)
-    ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
+    block = _block(program)
+    ranked = _ranked(program, splits(block, rows, device, allowed), rows, device)
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough:
@@ -126,8 +127,22 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
             kinds.append([s for s in ranked if _kind(s) == kind])
         best = [some[place] for place in range(each) for some in kinds if len(some) > place]
         kept = [*dict.fromkeys([*best, *ranked])][:top]
-        ranked = [s for s in ranked if s in kept]
+        if not alone:
+            needed = {*kinds[0][:each], *(some[0] for some in kinds if some)}
+            kept = _with_fewer_groups(program, sorted(kept, key=ranked.index), needed, rows, device)
+        ranked = _ranked(program, kept, rows, device)
     return [SharedRecipe(split) for split in ranked]
+
+
+def _with_fewer_groups(
+    program: Pipeline, kept: list[Split], needed: set[Split], rows: int, device: Device
+) -> list[Split]:
+    """``kept``, the fastest first, with the best that has fewer groups of equal parts in place of the last that is not
+    ``needed``: each split has as many groups as fit, which is not always the fastest."""
+    block = _block(program)
+    fewer = [f for s in kept if (f := fewer_groups(block, s)) is not None and f not in kept]
+    best, spared = _ranked(program, fewer, rows, device)[:1], [s for s in kept if s not in needed][-1:]
+    return [*(s for s in kept if s not in spared), *best] if best and spared else kept
 
 
 def _kind(split: Split) -> tuple[Middle, Tail, bool]:
@@ -141,12 +156,14 @@ def _block(program: Pipeline) -> Block:
     return find_block(written.stages[0], written)
 
 
-def _predicted(program: Pipeline, rows: int, device: Device, allowed: Allowed) -> Iterator[tuple[float, Split]]:
-    """Seconds of every split that fits."""
-    for split in splits(_block(program), rows, device, allowed):
+def _ranked(program: Pipeline, wanted: Iterable[Split], rows: int, device: Device) -> list[Split]:
+    """Those that fit, the fastest by prediction first."""
+    found: list[tuple[float, Split]] = []
+    for split in wanted:
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)
         except VerifyError:
             continue
-        yield shared_tile_cost(schedule, rows, device).total_s, split
+        found.append((shared_tile_cost(schedule, rows, device).total_s, split))
+    return [split for _, split in sorted(found, key=lambda each: each[0])]
