@@ -137,15 +137,25 @@ TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, 
   }
 }
 
-// A result that nobody adds to, and of which a CTA has many columns, goes through shared memory, where the rings were, so
+// A result that nobody adds to, and of which a CTA has some columns, goes through shared memory, where the rings were, so
 // that lanes store 16 bytes of a row side by side: of a fragment they have 4, and 128 x 128 such stores take 3.2 us.
-constexpr int STAGED_COLUMNS = 64;  // of 24, in three results, it takes longer
+constexpr int STAGED_COLUMNS = 24;  // of three results, 8 of each, it takes longer
+template <class K>
+constexpr int narrowest_result() {
+  if constexpr (K::FIRSTS == 0) {
+    int least = K::width(0);
+    for (int f = 1; f < K::RESULTS; ++f) least = K::width(f) < least ? K::width(f) : least;
+    return least;
+  } else {
+    return share<K>(K::OUT_COLUMNS);
+  }
+}
 template <class K>
 constexpr int STAGED_PITCH = share<K>(K::OUT_COLUMNS) * K::Result::BYTES + 16;  // rows start on other banks
 template <class K>
 constexpr bool stages_result() {
   constexpr u32 WARPS = (K::LIVE_THREADS + 31) / 32, ROOM = HELD<K> ? K::LEFT_STAGES * K::DEPTH * K::ROWS * 2 : K::SCATTER;
-  return K::TAIL == NO_TAIL && share<K>(K::OUT_COLUMNS) >= STAGED_COLUMNS && WARPS * 16 * STAGED_PITCH<K> <= ROOM;
+  return K::TAIL == NO_TAIL && narrowest_result<K>() >= STAGED_COLUMNS && WARPS * 16 * STAGED_PITCH<K> <= ROOM;
 }
 template <class K>
 TS_DEV u32 staged_row(u32 smem, int g, int row) { return smem + K::LEFT + (64 * g + row) * STAGED_PITCH<K>; }
