@@ -65,7 +65,7 @@ CASES = {
     "S2": ("S2: 2048-5632-2048, gated, 128 rows", ""),
 }
 """Cases of ``traffic.py``, each with its row of Table 2."""
-ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream", "spared": "tilestream, 4 SMs spared"}
+ARM = {"eager": "eager", "inductor": "Inductor", "tilestream": "tilestream"}
 TRAINED = {"nerf": "NeRF, 65,536 points", "mgn": "MeshGraphNets", "dlrm": "DLRM, batch 2,048"}
 
 
@@ -222,29 +222,23 @@ def losses() -> str:
 
 
 def two_gpus() -> str:
-    """Steps on one GPU and on two, arm by arm; then ways to exchange gradients, where they were timed."""
+    """Steps on one GPU and on two by every way to exchange gradients, as loops and as CUDA graphs, arm by arm."""
     found = read("two_gpus.json")
     if found is None:
         return NONE.format("two_gpus.py")
-    lines, ways = [], []
+    lines = []
     for case, one in found.items():
         sized = ", ".join(f"{k} {v:,}" for k, v in one["sizes"].items())
         step = f"{TRAINED[case].split(',')[0]} ({sized} a GPU)"
         for arm, row in one["arms"].items():
-            name = ARM[arm]
-            made = row.get("ways", {})
-            error = max([row.get("error", 0.0), *(way["error"] for way in made.values())])
-            cells = [us(row.get("graph_us")), us(row["alone_us"]), us(row.get("both_us")), times(row.get("scaling"))]
-            lines.append([step, name, *cells, f"{error:.1e}"])
-            for way, each in made.items():
-                cells = [us(each["us"]), times(each["scaling"]), us(each.get("graph_us"))]
-                ways.append([step, name, way, *cells, times(each.get("graph_scaling"))])
-    heads = ["a step, us", "arm", "its kernels alone (CUDA graph)", "one GPU", "two", "throughput, times"]
-    first = table([*heads, "error of gradients"], lines)
-    if not ways:
-        return first
-    heads = ["a step, us", "arm", "exchange", "two", "throughput, times", "two, as CUDA graphs", "throughput, times "]
-    return first + "\n\n" + table(heads, ways)
+            for way, made in row.get("ways", {}).items():
+                loops = [us(row["alone_us"]), us(made.get("us")), times(made.get("scaling"))]
+                graphs = [us(row.get("graph_us")), us(made.get("graph_us")), times(made.get("graph_scaling"))]
+                error = max(made.get(key, 0.0) for key in ("error", "graph_error"))
+                lines.append([step, ARM[arm], f"`{way}`", *loops, *graphs, f"{error:.1e}"])
+    loops = ["loop: one GPU", "two", "throughput, times"]
+    graphs = ["CUDA graph: one GPU", "two ", "throughput, times "]
+    return table(["a step, us", "arm", "exchange", *loops, *graphs, "error of gradients"], lines)
 
 
 def times(ratio: float | None) -> str:

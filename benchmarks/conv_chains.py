@@ -232,6 +232,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="predictions and floors; no GPU")
     parser.add_argument("--out", type=Path, default=RESULTS / "conv_chains.json")
     given = parser.parse_args()
+    if unknown := sorted(set(given.names) - {*WORKLOADS, RESNET}):
+        parser.error(f"no shape is known of {', '.join(unknown)}; there are {', '.join([*WORKLOADS, RESNET])}")
     budget, rows = Budget(given.seconds), []
     for name in given.names:
         for images in given.images:

@@ -20,9 +20,6 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-WAYS = ("ddp", "view", "hook", "once")
-CAPTURED = ("view", "once")
-"""Those that are timed as CUDA graphs, too."""
 WARM = 11
 """Steps before a wrapped one may be captured: until then the wrapper takes times by events."""
 
@@ -46,7 +43,11 @@ def average(module: nn.Module) -> None:
 
 @contextmanager
 def exchanging(
-    way: str, function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, ...], captured: bool = False
+    way: str,
+    function: Callable[..., Any],
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    captured: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """A step of ``function``, which is ``module`` or its compiled form, whose gradients become the processes' mean.
 
@@ -65,7 +66,9 @@ def exchanging(
         yield call
         return
     with _aside(captured and inputs[0].is_cuda):
-        wrapped = [DistributedDataParallel(function, gradient_as_bucket_view=way != "ddp")]  # type: ignore[arg-type]
+        wrapped = [
+            DistributedDataParallel(function, gradient_as_bucket_view=way != "ddp")  # type: ignore[arg-type]
+        ]
         if way == "hook":
             wrapped[0]._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)  # pyright: ignore[reportPrivateUsage]
         for _ in range(WARM):

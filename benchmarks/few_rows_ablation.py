@@ -25,6 +25,7 @@ from pathlib import Path
 import few_rows
 import torch
 from budget import Budget
+from few_rows_workloads import WORKLOADS
 
 from tilestream import cuda, devices
 from tilestream.bench.environment import environment
@@ -62,7 +63,7 @@ class Arm:
 def ranked(name: str, rows: int) -> list[Split]:
     """All splits that fit the H200, best first by prediction, those whose middle goes over a cluster among them."""
     device = devices.get("h200")
-    program = few_rows.program(few_rows.WORKLOADS[name])
+    program = few_rows.program(WORKLOADS[name])
     stage = share_tile(program, Split(1, 1, Tail.NONE))
     block = find_block(stage.stages[0], stage)
     found: list[tuple[float, Split]] = []
@@ -79,7 +80,7 @@ def ranked(name: str, rows: int) -> list[Split]:
 
 def arms(name: str, rows: int) -> dict[str, list[Split]]:
     """Arm to the kernels whose times it is made of: the best of them, of ``random`` the median."""
-    program, some = few_rows.program(few_rows.WORKLOADS[name]), ranked(name, rows)
+    program, some = few_rows.program(WORKLOADS[name]), ranked(name, rows)
     full = [s for s in some if s.middle is Middle.L2 and s.depth is None]
     found = recipes(program, rows, devices.get("h200"), Options(any_order=True))
     made = {"planner": [r.split for r in found], "random": random.Random(0).sample(some, min(DRAWN, len(some)))}
@@ -97,10 +98,7 @@ def timed(name: str, rows: int) -> Iterator[Arm]:
     """Every kernel of every arm, timed once and side by side."""
     wanted = arms(name, rows)
     kernels = list(dict.fromkeys(s for some in wanted.values() for s in some))
-    found = {
-        r.arm: r
-        for r in few_rows.workload(name, few_rows.WORKLOADS[name], rows, few_rows.Wanted(False, False), kernels)
-    }
+    found = {r.arm: r for r in few_rows.workload(name, WORKLOADS[name], rows, few_rows.Wanted(False, False), kernels)}
     for arm, some in wanted.items():
         for split in some:
             row = found.get(f"shared {split}")

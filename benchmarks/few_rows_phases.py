@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from block_models import BLOCKS, Repeated
-from few_rows import WORKLOADS
 from few_rows import program as workload_program
+from few_rows_workloads import WORKLOADS
 
 from tilestream import cuda
 from tilestream.apps.layers import random_operands

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from budget import Budget
-from few_rows import Row, Wanted, Workload, program, workload
+from few_rows import Row, Wanted, program, workload
+from few_rows_workloads import Workload
 
 from tilestream import devices
 from tilestream.bench.environment import environment

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from block_models import BLOCKS, Block
 from counted import DSM, METRICS, ranges
-from few_rows import WORKLOADS
+from few_rows_workloads import WORKLOADS
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -61,7 +61,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class Ffn(nn.Module):
-    """One of ``few_rows.WORKLOADS``: [rows, k] to [rows, out]."""
+    """One of ``few_rows_workloads.WORKLOADS``: [rows, k] to [rows, out]."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from tilestream.run import timing
 
 ROUNDS, STEPS = 7, 10
+SETTLE_S = 0.4
+"""Replays of a graph until the clocks of a GPU that has waited are up."""
 Call = Callable[[], object]
 
 
@@ -30,29 +33,37 @@ class Clock:
         if not self.dry:
             torch.cuda.synchronize()
 
-    def loop_us(self, call: Call) -> float:
+    def loop_us(self, call: Call, rounds: int = ROUNDS) -> float:
         """Median microseconds of a call, all processes in step; the first round does not count."""
-        samples = []
-        for _ in range(1 + (1 if self.dry else ROUNDS)):
-            dist.barrier()
-            self.ended()
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                call()
-            self.ended()
-            samples.append((time.perf_counter() - start) / STEPS * 1e6)
+        samples = [self._round_us(call) for _ in range(1 + (1 if self.dry else rounds))]
         return statistics.median(samples[1:])
 
-    def graph_us(self, call: Call) -> float | None:
-        """The same of a CUDA graph of one call; None on the CPU, and where it cannot be captured, which is said."""
+    def captured(self, call: Call) -> timing.Captured | None:
+        """A CUDA graph of one call; None on the CPU, and where it cannot be captured, which is said."""
         if self.dry:
             return None
         try:
-            captured = timing.capture(call, most_calls=1)
+            return timing.capture(call, most_calls=1)
         except RuntimeError as error:  # the other times stand
             print(f"no CUDA graph: {error}", flush=True)
             return None
-        return self.loop_us(captured.graph.replay)
+
+    def graph_us(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Median microseconds of a replay, all processes in step, once the clocks are up."""
+        rounds = torch.tensor(math.ceil(SETTLE_S * 1e6 / STEPS / self._round_us(graph.replay)), device="cuda")
+        dist.all_reduce(rounds, op=dist.ReduceOp.MAX)
+        for _ in range(int(rounds)):
+            self._round_us(graph.replay)
+        return self.loop_us(graph.replay, 2 * ROUNDS)
+
+    def _round_us(self, call: Call) -> float:
+        dist.barrier()
+        self.ended()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            call()
+        self.ended()
+        return (time.perf_counter() - start) / STEPS * 1e6
 
 
 def collectives(call: Call) -> list[dict[str, Any]]:

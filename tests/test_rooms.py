@@ -122,6 +122,14 @@ def test_the_drawing_of_the_house_is_true() -> None:
     assert sorted(re.findall(r"(\w+) --> (\w+)", drawing)) == sorted(arrows)
 
 
+def test_no_file_is_over_500_lines() -> None:
+    root = PACKAGE.parent.parent
+    files = [p for room in ("src", "tests", "benchmarks", "examples") for p in (root / room).rglob("*.*")]
+    written = [p for p in files if p.suffix in (".py", ".cuh", ".h", ".cpp", ".j2") and "golden" not in p.parts]
+    assert len(written) > 500
+    assert not [p.name for p in written if len(p.read_text(encoding="utf-8").splitlines()) > 500]
+
+
 @pytest.mark.smoke
 def test_every_module_can_be_imported() -> None:
     for module in GRAPH:

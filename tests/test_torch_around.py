@@ -142,7 +142,7 @@ for kind in ("ddp", "fsdp2"):  # one after the other: a process takes longer to 
     before = len(prepare.analyses())
     graphs.clear()
     plain, mine = net(), net()
-    options = {"target": "reference", "spare_sms": 8}
+    options = {"target": "reference"}
     if kind == "ddp":  # cut where the first bucket is full
         dist._DEFAULT_FIRST_BUCKET_BYTES = 200
         wrapped = nn.parallel.DistributedDataParallel(mine, bucket_cap_mb=0.0002, gradient_as_bucket_view=True)

@@ -50,7 +50,6 @@ class Options:
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.
-        spare_sms: SMs of the GPU that no kernel of ours takes, for kernels of collectives that run beside them.
         fallback: hand what is not taken to Inductor; ``False`` raises the reason instead.
 
     Raises:
@@ -73,7 +72,6 @@ class Options:
     attention: bool = True
     early_launch: bool = True
     convolutions: Convolutions = "auto"
-    spare_sms: int = 0
     fallback: bool = True
 
     def __post_init__(self) -> None:
@@ -103,9 +101,6 @@ class Options:
         elif self.cache_dir is not None and not isinstance(self.cache_dir, Path):
             raise OptionError(f"option cache_dir={self.cache_dir!r} is not a path", "use a str or a pathlib.Path")
         self._check_depth()
-        spare = self.spare_sms
-        if isinstance(spare, bool) or not isinstance(spare, int) or spare < 0:
-            raise OptionError(f"option spare_sms={spare!r} is not a number of SMs", "use 0, 1, 2, ...")
         if self.cache_dir is not None and not self.cache:
             raise OptionError("cache=False contradicts cache_dir", "leave one of the two out")
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
-from holder import Holder
 from replays import check_replays
 from stationary import Layer, data, exact, gradients
 from torch import Tensor
 
 from tilestream import cuda
-from tilestream.devices import detect, get
+from tilestream.devices import get
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.gradients import Gradient, weight_gradients
@@ -29,8 +26,6 @@ CASES = {
     "narrow": gradients(Layer(8, 8, splits=60)),
 }
 ROWS = (0, 1, 63, 64, 65, 1000, 40_000)
-HELD = 8
-"""SMs."""
 
 
 def eager(p: Pipeline, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -85,25 +80,3 @@ def test_a_planned_mlp() -> None:
     torch.cuda.synchronize()
     for what, want in exact(p, inputs).items():
         assert (got[what].double() - want).norm() <= 2 * (own[what].double() - want).norm() + 1e-5 * want.norm(), what
-
-
-@pytest.mark.parametrize("spared", [HELD, 0])
-def test_sums_that_spare_sms_run_beside_a_kernel_that_holds_them(spared: int) -> None:
-    """Sums on all SMs begin when that kernel is over."""
-    device = detect()
-    assert device is not None
-    rows = 20_000
-    p = weight_gradients("spared", [Gradient("DY0", "X0", "DW0", 256, 256, "DB0")], device.sparing(spared))
-    assert sum(stage.replicas for stage in p.stages) == (device.sms - spared) // 2 * 2
-    compiled, inputs = cuda.build(p), data(p, rows, device="cuda")
-    alone = compiled(inputs, rows)
-    hold = Holder(HELD, us=50_000)
-    torch.cuda.synchronize()
-    hold()
-    time.sleep(0.005)  # until it runs
-    beside = compiled(inputs, rows)
-    torch.cuda.current_stream().synchronize()
-    still_held = not hold.stream.query()
-    torch.cuda.synchronize()
-    assert still_held == (spared > 0)
-    assert all(torch.equal(alone[k], beside[k]) for k in alone)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tilestream.errors import DeviceError, OptionError
+from tilestream.errors import DeviceError
 
 NOT_NUMBERS = ("name", "compute_capability", "tensor_flops", "queue_curve", "clusters", "dsm_curve")
 SCALABLE = (
@@ -181,21 +181,6 @@ class Device:
         if what == "clock_hz":
             changes["tensor_flops"] = {k: v * factor for k, v in self.tensor_flops.items()}
         return replace(self, name=name, **changes)
-
-    def sparing(self, sms: int) -> Device:
-        """The same machine without so many of its SMs, which are left to others: by name a variant that ``get`` knows.
-
-        Raises:
-            OptionError: none would be left.
-        """
-        if not sms:
-            return self
-        if sms >= self.sms:
-            raise OptionError(
-                f"spare_sms={sms} of the {self.sms} SMs of {self.name} leaves {self.sms - sms} to kernels",
-                f"use at most {self.sms - 1}; a collective takes one a channel",
-            )
-        return self.scale("sms", (self.sms - sms) / self.sms)
 
     def with_sms(self, sms: int) -> Device:
         """The same machine with another number of SMs: rates that live in the SMs scale, memory does not."""

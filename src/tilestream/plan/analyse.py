@@ -71,5 +71,4 @@ def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.Gra
 
 
 def _device(options: Options) -> Device:
-    named = devices.get(options.device) if options.device else devices.detect() or devices.get("h200")
-    return named.sparing(options.spare_sms)
+    return devices.get(options.device) if options.device else devices.detect() or devices.get("h200")

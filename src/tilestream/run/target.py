@@ -33,7 +33,6 @@ def resolve(options: Options, tensors: Iterable[Any]) -> Target | None:
     Raises:
         DeviceError: nothing can run the pipelines here; the cause says why. Under ``target="auto"``
             the caller hands the graph to Inductor and says so.
-        OptionError: ``spare_sms`` leaves no SM.
     """
     found = dict.fromkeys(t.device for t in tensors if isinstance(t, torch.Tensor) and t.dim())
     if not found:
@@ -44,7 +43,7 @@ def resolve(options: Options, tensors: Iterable[Any]) -> Target | None:
         raise DeviceError(f"the model's tensors are on {names}", "move the model and its inputs to one device")
     device = gpus[0] if gpus else next(iter(found))
     if options.target == "reference":
-        return Target("reference", device, _hardware(options).sparing(options.spare_sms))
+        return Target("reference", device, _hardware(options))
     if device.type != "cuda":
         raise DeviceError(
             f"the model's tensors are on the {device.type.upper()}, and kernels need a Hopper GPU (sm_90)",
@@ -56,7 +55,7 @@ def resolve(options: Options, tensors: Iterable[Any]) -> Target | None:
             f"{torch.cuda.get_device_name(device)} is sm_{capability[0]}{capability[1]}, and kernels need sm_90",
             "use an H100 or H200, or target='reference'",
         )
-    return Target("cuda", device, _fitting(options, device).sparing(options.spare_sms))
+    return Target("cuda", device, _fitting(options, device))
 
 
 def _hardware(options: Options) -> Device:
