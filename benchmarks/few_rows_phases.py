@@ -42,7 +42,7 @@ from tilestream.schedule.sharing import Middle
 RESULTS = Path(__file__).parent / "results" / "few_rows_phases.json"
 MARKS = (
     "started", "rows made", "first stage", "first sum", "middle stored", "middle back", "second sum", "ended",
-    "rows there", "start ns", "end ns",
+    "rows there", "set up", "vectors there", "start ns", "end ns",
 )  # fmt: skip
 """As ``Mark`` of marks.cuh has them; the last two are of the GPU's common time, not of the SM's clock."""
 PLACES, LAUNCHES, ROWS = 16, 21, 128

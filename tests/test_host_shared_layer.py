@@ -22,6 +22,8 @@ from tilestream.schedule.sharing import Middle
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 QKV = Layer(264, (48, 24, 24), bias=True)
+WIDE = Layer(72, (136,), act="relu", bias=True)
+"""Of 136 columns two CTAs have 72 and 64 each, which leave through shared memory."""
 
 
 def run(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:
@@ -49,6 +51,9 @@ def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dic
         (Layer(520, (77,), act="gelu", residual=True), Split(3, 2, tile_rows=8), 5),  # odd columns; a group has less
         (Layer(136, (48,), dtype="f16"), Split(2, 2, Tail.REDUCE_ADD, tile_rows=64), 50),
         (Layer(256, (40, 8)), Split(1, 2, Tail.NONE, row_tiles=2), 200),
+        (WIDE, Split(1, 2, Tail.NONE), 100),
+        (Layer(72, (131,), residual=True, dtype="f16"), Split(1, 2, Tail.NONE, tile_rows=16), 9),  # rows start anywhere
+        (Layer(72, (72, 131)), Split(1, 2, Tail.NONE, tile_rows=64), 50),
     ],
     ids=str,
 )
@@ -73,6 +78,17 @@ TAILS = {
 @pytest.mark.parametrize("name", TAILS)
 def test_no_races(name: str, folder: Path) -> None:
     check(QKV, TAILS[name], 50, folder, sanitize=True, launches=2)
+
+
+def test_results_are_staged_where_both_warpgroups_are_done(folder: Path) -> None:
+    """The rings are free then: without the barrier one stages on rows that the other multiplies."""
+    split, barrier = (
+        Split(1, 2, Tail.NONE),
+        Mutation(OWN, "REDUCE_ADD || stages_result<K>()) named_sync", "REDUCE_ADD) named_sync"),
+    )
+    check(WIDE, split, 100, folder, sanitize=True, launches=2)
+    with pytest.raises(HostRace):
+        check(WIDE, split, 100, folder, sanitize=True, mutations=(barrier,))
 
 
 OWN = "shared_tile.cuh"

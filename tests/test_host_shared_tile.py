@@ -141,7 +141,8 @@ HALVES = Ffn(128, 72, 96)
     ("block", "split", "rows", "halves"),
     [
         (HALVES, Split(2, 2, tile_rows=64, row_tiles=2), 100, True),
-        (replace(GATED, hid=256, out=60), Split(2, 2, tile_rows=64), 50, True),
+        (replace(HALVES, hid=256, out=60), Split(2, 2, tile_rows=64), 50, True),
+        (replace(GATED, hid=256, out=60), Split(2, 2, tile_rows=64), 50, False),  # each half would read rows twice
         (replace(HALVES, act="sigmoid", hid=120), Split(2, 2, tile_rows=64), 64, True),  # act(0) is not 0
         (HALVES, Split(2, 3, tile_rows=64), 60, False),  # 24 columns of the middle
         (HALVES, Split(2, 2, Tail.CLUSTER, tile_rows=64), 60, False),
@@ -263,7 +264,7 @@ MUTANTS = {
     ),
     "sums over a cluster do not wait": (
         "cluster",
-        Mutation(SENT, "t, ahead, cluster_sync, [&]", "t, ahead, [] {}, [&]"),
+        Mutation(SENT, "t, ahead, cluster_sync, add", "t, ahead, [] {}, add"),
     ),
     "a sum starts from what is not cleared": ("added", Mutation(SENT, "    bar_wait(cleared, 0);\n", "")),
 }

@@ -36,6 +36,19 @@ def test_candidates_have_tiles_of_several_heights() -> None:
             assert len([s for s in found if s.row_tiles == 1]) >= few_rows.EACH < len({s.tile_rows for s in found})
 
 
+def test_candidates_have_fewer_groups_where_parts_of_the_middle_are_equal() -> None:
+    """6 groups of 8 have 64 columns of 3072 each, 8 have 48; of 3080 no fewer groups have equal ones."""
+
+    def groups(hid: int) -> set[int]:
+        block = Ffn(hid, 768, 768, act="gelu", bias=True, residual=True)
+        found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(cluster_middle=False))]
+        assert len(found) <= few_rows.TOP
+        whole = [s for s in found if (s.tail, s.middle) == (Tail.PARTIALS, Middle.L2)]
+        return {s.groups for s in whole if (s.columns, s.tile_rows) == (8, 64)}
+
+    assert groups(3072) == {6, 8} and groups(3080) == {8}
+
+
 def test_candidates_that_exchange_no_middle_have_small_first_layers_and_nothing_in_front() -> None:
     def made_by_each(block: Ffn, **options: object) -> set[int]:
         found = few_rows.recipes(block.program(), 128, H200, Options().with_(**options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -13,7 +13,7 @@ from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
-from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits, tiles_for
+from tilestream.plan.passes.share_tile import Allowed, Split, fewer_groups, share_tile, splits, tiles_for
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shared_tile import (
     MOST_ROWS,
@@ -108,9 +108,9 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
     ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind and of the highest tiles
-    among them; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also with fewer groups and other
-    depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take turns; and two where a row
-    stream would leave SMs idle, the ``TOP_TILED`` best.
+    among them, and one with fewer groups; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also
+    with fewer groups and other depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take
+    turns; and two where a row stream would leave SMs idle, the ``TOP_TILED`` best.
     """
     block = _block_at(program, rows, device)
     if block is None:
@@ -119,8 +119,7 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     gathered = by_cluster(options) and (thorough or not block.before)
     each = options.measure and not block.before
     allowed = Allowed(in_any_order(options), gathered, each, thorough)
-    found = _predicted(program, block, rows, device, allowed)
-    ranked = [split for _, split in sorted(found, key=lambda each: each[0])]
+    ranked = _ranked(program, splits(block, rows, device, allowed), rows, device)
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough and rows > MOST_ROWS and not block.one_layer:
@@ -133,8 +132,21 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
             kinds.append([s for s in ranked if _kind(s) == kind])
         best = [some[place] for place in range(each) for some in kinds if len(some) > place]
         kept = [*dict.fromkeys([*best, *ranked])][:top]
-        ranked = [s for s in ranked if s in kept]
+        if not alone:
+            needed = {*kinds[0][:each], *(some[0] for some in kinds if some)}
+            kept = _with_fewer_groups(program, block, sorted(kept, key=ranked.index), needed, rows, device)
+        ranked = _ranked(program, kept, rows, device)
     return [SharedRecipe(split) for split in ranked]
+
+
+def _with_fewer_groups(
+    program: Pipeline, block: Block, kept: list[Split], needed: set[Split], rows: int, device: Device
+) -> list[Split]:
+    """``kept``, the fastest first, with the best that has fewer groups of equal parts in place of the last that is not
+    ``needed``: each split has as many groups as fit, which is not always the fastest."""
+    fewer = [f for s in kept if (f := fewer_groups(block, s)) is not None and f not in kept]
+    best, spared = _ranked(program, fewer, rows, device)[:1], [s for s in kept if s not in needed][-1:]
+    return [*(s for s in kept if s not in spared), *best] if best and spared else kept
 
 
 def _kind(split: Split) -> tuple[Middle, Tail, bool]:
@@ -163,14 +175,14 @@ def _block_at(program: Pipeline, rows: int, device: Device) -> Block | None:
     return None if block.one_layer or block.before else block
 
 
-def _predicted(
-    program: Pipeline, block: Block, rows: int, device: Device, allowed: Allowed
-) -> Iterator[tuple[float, Split]]:
-    """Seconds of every split that fits."""
-    for split in splits(block, rows, device, allowed):
+def _ranked(program: Pipeline, wanted: Iterable[Split], rows: int, device: Device) -> list[Split]:
+    """Those that fit, the fastest by prediction first."""
+    found: list[tuple[float, Split]] = []
+    for split in wanted:
         try:
             made = share_tile(program, split, device)
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)
         except VerifyError:
             continue
-        yield shared_tile_cost(schedule, rows, device).total_s, split
+        found.append((shared_tile_cost(schedule, rows, device).total_s, split))
+    return [split for _, split in sorted(found, key=lambda each: each[0])]

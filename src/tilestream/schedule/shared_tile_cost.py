@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
+from tilestream.ir.tileops import OPS
 from tilestream.schedule import sharing
 from tilestream.schedule.shared_tile import SharedTile, Tail
 from tilestream.schedule.shared_tile.block import PANEL
@@ -105,6 +106,8 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
         made_columns=s.middle_columns * firsts if alone else 0,
+        middle_work=s.middle_columns // (2 if s.halves else 1) * sum(OPS[op.kind].flops for op in s.block.middle),
+        beside=any(op.kind == "load" for op in s.block.after),
         scatter_bytes=s.partial_bytes * (s.groups - 1) / s.groups if alone and s.tail is Tail.CLUSTER else 0.0,
     )
 

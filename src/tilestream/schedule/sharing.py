@@ -58,6 +58,8 @@ class Sharing:
         before: whether what the first product reads is made in the launch, and exchanged.
         own_columns: columns that a warp makes of it where each CTA does for itself; 0 where it is exchanged.
         made_columns: of the middle, of all first products, where a CTA exchanges none.
+        middle_work: instructions of the epilogue of the middle: columns of a warpgroup times those of an element.
+        beside: whether rows, a residual, are read beside the result.
         scatter_bytes: of fp32 partial sums that a CTA sends through DSM, where that is more than latency.
     """
 
@@ -84,6 +86,8 @@ class Sharing:
     before: bool = False
     own_columns: int = 0
     made_columns: int = 0
+    middle_work: float = 0.0
+    beside: bool = False
     scatter_bytes: float = 0.0
 
     @property
@@ -133,6 +137,7 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
         exchange = rates.flags_s + rates.skew * product0
     elif w.middle is Middle.DSM:
         exchange = rates.dsm_step_s * w.columns / max(1, w.slots) + rates.skew * product0
+    exchange += rates.element_s * w.middle_work
     held = min(w.weight_ring, w.second_bytes)
     through_l2 = w.middle_bytes if w.middle is Middle.L2 else 0.0
     parts = _parts(w, through_l2, w.second_bytes, held, w.second_chip_bytes, device, dram, rates)
@@ -152,7 +157,7 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
         Tail.DSM: rates.tail_dsm_s + w.scatter_bytes / rates.dsm_port_bytes_per_s,
         Tail.ATOMICS: rates.tail_s,
     }[w.tail]
-    return Phases(launch, product0, exchange, product1, after, (limit0, limit1))
+    return Phases(launch, product0, exchange, product1, after + rates.beside_s * w.beside, (limit0, limit1))
 
 
 def _parts(

@@ -193,6 +193,9 @@ TS_DEV void store_global(T* p, T v) {
   *p = v;
 }
 
+TS_DEV void store_global_words(void* p, const u32 (&v)[4]) {
+  for (int k = 0; k < 4; ++k) ((u32*)p)[k] = v[k];
+}
 TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
   for (int k = 0; k < 4; ++k) ((u32*)p)[k] = v[k];
 }

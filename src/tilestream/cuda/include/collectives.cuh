@@ -142,31 +142,64 @@ constexpr int OWN_BLOCKS = (BLOCKS + PEERS - 1) / PEERS;
 template <int OWN>
 constexpr bool LOADED_AHEAD = OWN <= 4;
 
-// wait(), then one(t, b, i, ahead(t, i)) of each own block.
-template <int BLOCKS, int PEERS, int THREADS, class A, class W, class O>
-TS_DEV void own_blocks(int me, u32 t, const A& ahead, const W& wait, const O& one) {
+// Whether there is an own block b. All know of those that everybody has.
+template <int BLOCKS, int PEERS>
+TS_DEV bool has_block(int me, int b) { return (b + 1) * PEERS <= BLOCKS || b * PEERS + me < BLOCKS; }
+// Own blocks whose parts are asked for before any is waited for: a turn to the L2 each would be long. A thread has 4
+// registers of each part, and so many blocks that they are 96 at most.
+template <int BLOCKS, int PEERS>
+constexpr int AT_ONCE = PEERS > 24 ? 1 : 24 / PEERS < OWN_BLOCKS<BLOCKS, PEERS> ? 24 / PEERS : OWN_BLOCKS<BLOCKS, PEERS>;
+
+// wait(), then of each own block finish(lane, i, sum, ahead(lane, i)); add(t, b, sums) has the sums of BATCH own blocks from b on.
+template <int BLOCKS, int PEERS, int THREADS, int BATCH, class A, class W, class S, class F>
+TS_DEV void own_blocks(int me, u32 t, const A& ahead, const W& wait, const S& add, const F& finish) {
   constexpr int OWN = OWN_BLOCKS<BLOCKS, PEERS>;
   if constexpr (LOADED_AHEAD<OWN>) {
     Registers<decltype(ahead(0u, 0)), OWN> kept;
     TS_EACH(t, THREADS) {
 #pragma unroll
       for (int b = 0; b < OWN; ++b)
-        if (b * PEERS + me < BLOCKS) TS_REG(kept, b) = ahead(TS_LANE, b * PEERS + me);
+        if (has_block<BLOCKS, PEERS>(me, b)) TS_REG(kept, b) = ahead(TS_LANE, b * PEERS + me);
     }
     wait();
     TS_EACH(t, THREADS) {
 #pragma unroll
-      for (int b = 0; b < OWN; ++b)
-        if (b * PEERS + me < BLOCKS) one(TS_LANE, t, b, b * PEERS + me, TS_REG(kept, b));
+      for (int first = 0; first < OWN; first += BATCH) {
+        float sums[BATCH][4];
+        add(t, first, sums);
+#pragma unroll
+        for (int b = first; b < first + BATCH && b < OWN; ++b)
+          if (has_block<BLOCKS, PEERS>(me, b)) finish(TS_LANE, b * PEERS + me, sums[b - first], TS_REG(kept, b));
+      }
     }
   } else {
     wait();
     TS_EACH(t, THREADS) {
 #pragma unroll 1
-      for (int b = 0; b < OWN; ++b)
-        if (b * PEERS + me < BLOCKS) one(TS_LANE, t, b, b * PEERS + me, ahead(TS_LANE, b * PEERS + me));
+      for (int first = 0; first < OWN; first += BATCH) {
+        float sums[BATCH][4];
+        decltype(ahead(0u, 0)) loaded[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+          if (has_block<BLOCKS, PEERS>(me, first + b)) loaded[b] = ahead(TS_LANE, (first + b) * PEERS + me);
+        add(t, first, sums);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+          if (has_block<BLOCKS, PEERS>(me, first + b)) finish(TS_LANE, (first + b) * PEERS + me, sums[b], loaded[b]);
+      }
     }
   }
+}
+
+// Four sums over what all peers have, in their order: part(q, e).
+template <int PEERS, class P>
+TS_DEV void add_parts(float (&sum)[4], const P& part) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
+#pragma unroll
+  for (int q = 0; q < PEERS; ++q)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e] += part(q, e);
 }
 
 // Through the L2. `tile` is where the partial results of all peers lie, one behind another.
@@ -186,16 +219,19 @@ TS_DEV void reduce_scatter_l2(const Fragment<BLOCKS>& acc, float* tile, int me, 
     if (t < WARP) await_peers(team, PARTIAL, epoch, first, stride, PEERS);
     named_sync(BOTH_GROUPS, THREADS);
   };
-  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, wait, [&](u32 lane, u32 t, int, int i, const auto& loaded) {
-    float part[PEERS][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  constexpr int BATCH = AT_ONCE<BLOCKS, PEERS>;
+  const auto add = [&](u32 t, int first, float (&sums)[BATCH][4]) {
+    float part[BATCH][PEERS][4];
 #pragma unroll
-    for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
+    for (int b = 0; b < BATCH; ++b)
+      if (has_block<BLOCKS, PEERS>(me, first + b))
 #pragma unroll
-    for (int q = 0; q < PEERS; ++q)
+        for (int q = 0; q < PEERS; ++q) load_shared_floats(tile + q * PART + (u64)(((first + b) * PEERS + me) * THREADS + t) * 4, part[b][q]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] += part[q][e];
-    finish(lane, i, sum, loaded);
-  });
+    for (int b = 0; b < BATCH; ++b)
+      if (has_block<BLOCKS, PEERS>(me, first + b)) add_parts<PEERS>(sums[b], [&](int q, int e) { return part[b][q][e]; });
+  };
+  own_blocks<BLOCKS, PEERS, THREADS, BATCH>(me, t, ahead, wait, add, finish);
 }
 
 // The same without a flag and without a fence: the lowest bit of each word says whether it is of an odd launch or of an even
@@ -217,30 +253,36 @@ TS_DEV void reduce_scatter_tagged(const Fragment<BLOCKS>& acc, float* tile, int 
   }
   if (t == 0) flag_relaxed(team.flag(PARTIAL, team.cta), epoch);  // for the next launch of this CTA alone
   const u64 start = now_ns();
-  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, [] {}, [&](u32 lane, u32 t, int, int i, const auto& loaded) {
-    u32 part[PEERS][4];
+  constexpr int BATCH = AT_ONCE<BLOCKS, PEERS>;
+  const auto add = [&](u32 t, int from, float (&sums)[BATCH][4]) {
+    u32 part[BATCH][PEERS][4];
 #pragma unroll 1
     for (u32 spin = 1;; ++spin) {
       u32 others = 0;
       int late = 0;
 #pragma unroll
-      for (int q = 0; q < PEERS; ++q) load_relaxed_words(tile + q * PART + (u64)(i * THREADS + t) * 4, part[q]);
+      for (int b = 0; b < BATCH; ++b)
+        if (has_block<BLOCKS, PEERS>(me, from + b))
 #pragma unroll
-      for (int q = 0; q < PEERS; ++q) {
-        const u32 other = ((part[q][0] ^ tag) | (part[q][1] ^ tag) | (part[q][2] ^ tag) | (part[q][3] ^ tag)) & 1;
-        others |= other;
-        if (other) late = q;
-      }
+          for (int q = 0; q < PEERS; ++q) load_relaxed_words(tile + q * PART + (u64)(((from + b) * PEERS + me) * THREADS + t) * 4, part[b][q]);
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b)
+        if (has_block<BLOCKS, PEERS>(me, from + b))
+#pragma unroll
+          for (int q = 0; q < PEERS; ++q) {
+            const u32(&of)[4] = part[b][q];
+            const u32 other = ((of[0] ^ tag) | (of[1] ^ tag) | (of[2] ^ tag) | (of[3] ^ tag)) & 1;
+            others |= other;
+            if (other) late = q;
+          }
       if (!others) break;
       if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, PARTIAL, first + late * stride, epoch, epoch - 1);
     }
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int q = 0; q < PEERS; ++q)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] += float_of(part[q][e] & ~1u);
-    finish(lane, i, sum, loaded);
-  });
+    for (int b = 0; b < BATCH; ++b)
+      if (has_block<BLOCKS, PEERS>(me, from + b)) add_parts<PEERS>(sums[b], [&](int q, int e) { return float_of(part[b][q][e] & ~1u); });
+  };
+  own_blocks<BLOCKS, PEERS, THREADS, BATCH>(me, t, ahead, [] {}, add, finish);
 }
 
 // Through the shared memory of a cluster, of which all threads take part in the barrier behind the stores. `room` holds
@@ -254,17 +296,14 @@ TS_DEV void reduce_scatter_dsm(const Fragment<BLOCKS>& acc, u32 room, int me, u3
       store_at_peer(at_peer(room + (u32)((me * OWN + i / PEERS) * THREADS + (int)t) * 16, i % PEERS), TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1),
                     TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3));
   }
-  own_blocks<BLOCKS, PEERS, THREADS>(me, t, ahead, cluster_sync, [&](u32 lane, u32 t, int b, int i, const auto& loaded) {
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  const auto add = [&](u32 t, int b, float (&sums)[1][4]) {
+    if (!has_block<BLOCKS, PEERS>(me, b)) return;
+    u32 part[PEERS][4];
 #pragma unroll
-    for (int q = 0; q < PEERS; ++q) {
-      u32 part[4];
-      lds_words(room + (u32)((q * OWN + b) * THREADS + (int)t) * 16, part);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] += float_of(part[e]);
-    }
-    finish(lane, i, sum, loaded);
-  });
+    for (int q = 0; q < PEERS; ++q) lds_words(room + (u32)((q * OWN + b) * THREADS + (int)t) * 16, part[q]);
+    add_parts<PEERS>(sums[0], [&](int q, int e) { return float_of(part[q][e]); });
+  };
+  own_blocks<BLOCKS, PEERS, THREADS, 1>(me, t, ahead, cluster_sync, add, finish);
 }
 
 // What all PEERS of a cluster have of a tile, combined, in everybody's registers; always in the same order. `room` holds

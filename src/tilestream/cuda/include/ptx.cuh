@@ -292,6 +292,10 @@ TS_DEV void store_global(T* p, T v) {
   *p = v;
 }
 
+TS_DEV void store_global_words(void* p, const u32 (&v)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
 // Past the L1, which other SMs' stores do not reach.
 TS_DEV void store_shared_words(void* p, const u32 (&v)[4]) {
   asm volatile("st.global.cg.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");

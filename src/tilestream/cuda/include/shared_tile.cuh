@@ -329,6 +329,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const u32 mine = first_row<K>(g) * 128;  // in a panel
   if constexpr (K::FIRSTS == 0) {
     named_sync(BOTH_GROUPS, THREADS);  // the vectors are there
+    mark(VECTORS_THERE, leads);
   } else {
     Fragment<share<K>(K::MIDDLE) / 8> acc[K::FIRSTS];
 #pragma unroll
@@ -402,7 +403,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   mma_wait<0>();
   pin(acc);
   mark(SECOND_SUM, leads);
-  if (K::TAIL == REDUCE_ADD) named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
+  if (K::TAIL == REDUCE_ADD || stages_result<K>()) named_sync(BOTH_GROUPS, THREADS);  // all left operands were read: their ring is free
   if (t + 128 * g >= K::LIVE_THREADS) {
     if (K::TAIL == CLUSTER) cluster_sync();
     return;
@@ -410,24 +411,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const auto ahead = [&](u32 lane, int i) { return load_beside<K>(p, me, g, lane, i); };
   const auto finish = [&](u32 lane, int i, const float(&v)[4], const Beside<K>& beside) { store_block<K>(p, me, smem, g, lane, i, v, beside); };
   if constexpr (K::TAIL == NO_TAIL) {
-    TS_EACH(t, K::LIVE_THREADS) {
-      // Of wide parts what goes beside them is asked for before any is waited for: a turn to memory each would be long.
-      constexpr int BLOCKS = share<K>(K::OUT_COLUMNS) / 8, BATCH = K::LOADS > 0 && BLOCKS >= 8 ? 8 : 1;
-#pragma unroll
-      for (int first = 0; first < BLOCKS; first += BATCH) {
-        Beside<K> beside[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b)
-          if (first + b < BLOCKS) beside[b] = ahead(t, first + b);
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-          const int i = first + b;
-          if (i >= BLOCKS) continue;
-          const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
-          finish(t, i, v, beside[b]);
-        }
-      }
-    }
+    store_result<K>(p, acc, me, smem, g, t);
   } else if constexpr (K::TAIL == PARTIALS) {
     bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
     const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
@@ -462,6 +446,7 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     cluster_sync();
   else
     sync_cta();
+  mark(SET_UP, cta_leader());
   if (group == K::WARPGROUPS) {
     if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;

@@ -137,4 +137,97 @@ TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, 
   }
 }
 
+// A result that nobody adds to, and of which a CTA has some columns, goes through shared memory, where the rings were, so
+// that lanes store 16 bytes of a row side by side: of a fragment they have 4, and 128 x 128 such stores take 3.2 us.
+constexpr int STAGED_COLUMNS = 24;  // of three results, 8 of each, it takes longer
+template <class K>
+constexpr int narrowest_result() {
+  if constexpr (K::FIRSTS == 0) {
+    int least = K::width(0);
+    for (int f = 1; f < K::RESULTS; ++f) least = K::width(f) < least ? K::width(f) : least;
+    return least;
+  } else {
+    return share<K>(K::OUT_COLUMNS);
+  }
+}
+template <class K>
+constexpr int STAGED_PITCH = share<K>(K::OUT_COLUMNS) * K::Result::BYTES + 16;  // rows start on other banks
+template <class K>
+constexpr bool stages_result() {
+  constexpr u32 WARPS = (K::LIVE_THREADS + 31) / 32, ROOM = HELD<K> ? K::LEFT_STAGES * K::DEPTH * K::ROWS * 2 : K::SCATTER;
+  return K::TAIL == NO_TAIL && narrowest_result<K>() >= STAGED_COLUMNS && WARPS * 16 * STAGED_PITCH<K> <= ROOM;
+}
+template <class K>
+TS_DEV u32 staged_row(u32 smem, int g, int row) { return smem + K::LEFT + (64 * g + row) * STAGED_PITCH<K>; }
+
+template <class K>
+TS_DEV void stage_block(u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
+  const int column = col_of(t, i), local = first_column<K>(g, K::OUT_COLUMNS) + column;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
+    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
+    Io<typename K::Result>::store(staged_row<K>(smem, g, row_of(t, j)) + column * K::Result::BYTES, a, b);
+  }
+}
+
+// A warp's 16 rows; all of its lanes have staged theirs.
+template <class K, class P>
+TS_DEV void store_staged(const P& p, const Position& me, u32 smem, int g, u32 t) {
+  using O = typename K::Result;
+  constexpr int PIECE = 16 / O::BYTES, PIECES = share<K>(K::OUT_COLUMNS) / PIECE;
+  const int warp = (int)(t >> 5);
+#pragma unroll 4
+  for (int q = (int)(t & 31); q < 16 * PIECES; q += 32) {
+    const int staged = warp * 16 + q / PIECES, column = q % PIECES * PIECE, row = first_row<K>(g) + staged;
+    const Place to = place<K>(p, me.column, first_column<K>(g, K::OUT_COLUMNS) + column);
+    if (row >= me.rows || to.column >= to.columns) continue;
+    char* const at = (char*)to.data + ((u64)(me.row_tile * K::ROWS + row) * to.stride + to.column) * O::BYTES;
+    u32 words[4];
+    lds_words(staged_row<K>(smem, g, staged) + column * O::BYTES, words);
+    if (to.column + PIECE <= to.columns && ((u64)at & 15) == 0) {
+      store_global_words(at, words);
+    } else {
+#pragma unroll
+      for (int e = 0; e < PIECE; ++e)
+        if (to.column + e < to.columns) {
+          if constexpr (O::BYTES == 2)
+            store_global((u16*)at + e, (u16)(words[e / 2] >> 16 * (e & 1)));
+          else
+            store_global((u32*)at + e, words[e]);
+        }
+    }
+  }
+}
+
+// All of a CTA's result that nobody adds to.
+template <class K, class P, int BLOCKS>
+TS_DEV void store_result(const P& p, const Fragment<BLOCKS>& acc, const Position& me, u32 smem, int g, u32 t) {
+  TS_EACH(t, K::LIVE_THREADS) {
+    // Of wide parts what goes beside them is asked for before any is waited for: a turn to memory each would be long.
+    constexpr int BATCH = K::LOADS > 0 && BLOCKS >= 8 ? 8 : 1;
+#pragma unroll
+    for (int first = 0; first < BLOCKS; first += BATCH) {
+      Beside<K> beside[BATCH];
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b)
+        if (first + b < BLOCKS) beside[b] = load_beside<K>(p, me, g, t, first + b);
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b) {
+        const int i = first + b;
+        if (i >= BLOCKS) continue;
+        const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
+        if constexpr (stages_result<K>())
+          stage_block<K>(smem, g, t, i, v, beside[b]);
+        else
+          store_block<K>(p, me, smem, g, t, i, v, beside[b]);
+      }
+    }
+  }
+  if constexpr (stages_result<K>()) {
+    sync_warp();
+    TS_EACH(t, K::LIVE_THREADS) store_staged<K>(p, me, smem, g, t);
+  }
+}
+
 }  // namespace ts

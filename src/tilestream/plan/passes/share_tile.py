@@ -183,6 +183,16 @@ def splits(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
                         yield replace(split, groups=groups, depth=depth)
 
 
+def fewer_groups(block: Block, split: Split) -> Split | None:
+    """``split`` with the next fewer groups, down to half as many, whose CTAs have equal parts of the middle in whole
+    blocks of 8: there are fewer partial results to add, and nothing is padded. None if there are no such."""
+    if split.tail is not Tail.PARTIALS or split.middle is not Middle.L2 or block.one_layer:
+        return None
+    blocks = ceil(block.sizes[1] / 8)
+    counts = range(split.groups - 1, max(2, ceil(split.groups / 2)) - 1, -1)
+    return next((replace(split, groups=g) for g in counts if blocks % (g * split.columns) == 0), None)
+
+
 def _full(block: Block, tile_rows: int, row_tiles: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     _, hid, out = block.sizes
     seen: set[tuple[int, int, Tail]] = set()

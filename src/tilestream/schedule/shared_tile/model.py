@@ -139,9 +139,10 @@ class SharedTile:
     def halves(self) -> bool:
         """Whether two warpgroups have half of the columns of 64 rows each, where both halves are whole blocks of 8.
 
-        Epilogues and partial sums take half as long, products a little longer: without the former it is slower.
+        Epilogues and partial sums take half as long, products longer, as each warpgroup reads the rows: of two first
+        layers each reads them twice, and it is slower.
         """
-        whole = self.middle_columns % 16 == 0 and self.out_columns % 16 == 0
+        whole = self.middle_columns % 16 == 0 and self.out_columns % 16 == 0 and len(self.block.firsts) == 1
         return self.tagged and whole and self.tile_rows == PANEL
 
     @property
