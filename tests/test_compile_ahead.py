@@ -209,3 +209,14 @@ def test_the_first_of_several_that_is_compiled(monkeypatch: pytest.MonkeyPatch):
     assert cuda.first_ready(groups[:1], 0.0) is None
     go.set()
     assert cuda.first_ready(groups[:1], WAIT_S) == 0
+
+
+def test_kernels_behind_one_that_is_there_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):
+    """All that is left is asked for again at each of some forty plans."""
+    counted(monkeypatch, lambda: None)
+    cuda.compile_only(chain(1, 16))
+    looked: list[object] = []
+    look = cuda._waiting
+    monkeypatch.setattr(cuda, "_waiting", lambda group, rank: (looked.append(group), look(group, rank))[1])
+    assert cuda.first_ready([[chain(1, 16)], [chain(2, 16)]], WAIT_S) == 0
+    assert looked == [[chain(1, 16)]]

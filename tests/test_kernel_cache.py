@@ -14,6 +14,7 @@ from programs import chain
 from tilestream import devices
 from tilestream.cuda import building, cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
+from tilestream.cuda.emit import included
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.run import executable as execution
@@ -58,6 +59,18 @@ def test_a_second_process_compiles_nothing(cache_dir: Path, nvrtc: list[str], re
     assert new_process() == report and new_process() == report
     assert len(nvrtc) == 1 and set(kept(cache_dir)) == {".cubin", ".json"}
     assert kept(cache_dir)[".cubin"].read_bytes() == report.cubin
+
+
+def test_a_thread_that_compiles_reads_no_files(monkeypatch: pytest.MonkeyPatch):
+    """Of ten threads at once each would wait 5 ms for the interpreter behind every file."""
+    included()  # as the key of any kernel asks for them
+
+    def refused(path: Path, *_: object, **__: object) -> str:
+        raise AssertionError(f"{path} is read")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert compile_source(SOURCE).cubin
 
 
 def test_other_headers_or_another_compiler_are_another_kernel(nvrtc: list[str], monkeypatch: pytest.MonkeyPatch):

@@ -298,6 +298,20 @@ def test_one_candidate_is_waited_for_and_all_where_a_strategy_is_forced(
     assert timer([Candidate("fallback", None, 3.0)]) == [5.0]
 
 
+def test_inductors_code_of_a_region_begins_once(
+    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region, target = on_the_cpu
+    done: list[str] = []
+    call = fallback.eager(region.graph)
+    monkeypatch.setattr(fallback, "begin", lambda _: (done.append("begins"), lambda: (done.append("ends"), call)[1])[1])
+    monkeypatch.setattr(fallback, "rest", lambda _: (done.append("at once"), call)[1])
+    measure.begin_inductors(region)
+    for _ in range(2):
+        assert measure.Measurer(region, target)([Candidate("fallback", None, 3.0)]) == [5.0]
+    assert done == ["begins", "ends", "at once"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", ["vertical", "spatial"])
 @pytest.mark.parametrize("name", ALL)

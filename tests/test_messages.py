@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from eager_regions import trace
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
 
+from tilestream.cuda import beside
+from tilestream.cuda import segments as kernels
 from tilestream.errors import InputError
 from tilestream.graph.sums import sums
 from tilestream.plan import scatter_cost
@@ -70,6 +74,32 @@ def test_sums_are_replaced_and_share_one_sort(base: bool) -> None:
     error, own = ((x.double() - exact).norm() / exact.norm() for x in (got, module(*inputs)))
     assert error <= own and error < 4e-3
     assert torch.equal(got, graph(*inputs)[0])
+
+
+@pytest.mark.usefixtures("cheap")
+def test_their_kernels_begin_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU all that a sum launches is asked for when the graph is changed, and no kernel that it does not launch:
+    by other names or texts a call would wait for the compiler all the same."""
+    graph = traced(Sums(), *given(2000))
+    with FakeTensorMode():
+        for node in graph.graph.nodes:
+            if isinstance(fake := node.meta.get("val"), Tensor):
+                node.meta["val"] = torch.empty(fake.shape, dtype=fake.dtype, device="cuda")
+    begun: list[tuple[str, str]] = []
+    monkeypatch.setattr(kernels, "compile_ahead", lambda sources: begun.extend((s.name, s.text) for s in sources))
+    assert messages.sort_messages(graph) == 3
+
+    class Nothing:
+        def launch(self, *_: object) -> None: ...
+
+    launched: list[tuple[str, str]] = []
+    monkeypatch.setattr(beside, "function", lambda name, text, *_: launched.append((name, text)) or Nothing())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(kernels, "_record", lambda _: SimpleNamespace(address=0))
+    index = torch.zeros(4, dtype=torch.int64)
+    starts, busy = kernels.starts(kernels.keys(index, 3), 3)
+    kernels.sums(None, torch.zeros(4, 64).bfloat16(), index, starts, busy)
+    assert sorted(begun) == sorted(launched)
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,11 @@ def test_recipes_that_cut_alike_share_the_cut(monkeypatch: pytest.MonkeyPatch):
     once = planner.cut_vertical
     monkeypatch.setattr(planner, "cut_vertical", lambda *a, **k: cuts.append(k) or once(*a, **k))
     planner._proposals.cache_clear()
+    planner.made_of.cache_clear()
     made = planner.proposals(program, 1_000, H200, Options())
     assert len(cuts) == 2  # as it is, and by chunks
+    planner.proposals(program, 8192, H200, Options())
+    assert len(cuts) == 2, "nor is it made again at other rows"
     for recipe, candidate in zip(planner.recipes(program, Options()), made, strict=False):
         if candidate.pipeline is not None:
             assert candidate.pipeline == planner.apply(recipe.passes(H200), program)

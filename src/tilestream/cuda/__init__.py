@@ -125,7 +125,11 @@ def first_ready(groups: Sequence[Sequence[Pipeline]], timeout_s: float | None = 
         rank: how soon they are wanted from now on.
     """
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    waiting = [_waiting(group, rank) for group in groups]
+    waiting: list[list[Future[KernelReport]]] = []
+    for index, group in enumerate(groups):
+        waiting.append(_waiting(group, rank))
+        if all(made.done() for made in waiting[-1]):
+            return index  # those behind it need not be asked for
     while True:
         waiting = [[made for made in group if not made.done()] for group in waiting]
         for index, group in enumerate(waiting):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 
 from tilestream.cuda.building import Building
@@ -103,8 +104,12 @@ def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
 
 
 def _key(source: Source) -> str:
-    text = f"{headers_digest()}|{compiler_package()}|{source.shared_bytes}|{source.text}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest(headers_digest(), compiler_package(), source.shared_bytes, source.text)
+
+
+@lru_cache(maxsize=1024)  # a kernel is asked for at every wait for others
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()
 
 
 def _known(report: KernelReport) -> Future[KernelReport]:

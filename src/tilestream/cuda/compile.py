@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Protocol
 
-from tilestream.cuda.emit import headers
+from tilestream.cuda.emit import included
 from tilestream.errors import CompileError
 
 # Warnings that mean a slow or wrong kernel: setmaxnreg ignored, wgmma serialised.
@@ -135,9 +135,7 @@ def compile_text(text: str, name: str, shared_bytes: int, defines: dict[str, int
             f"NVRTC's Python bindings are missing ({e})", "pip install 'tilestream[cuda]', or use target='reference'"
         ) from e
     start = time.perf_counter()
-    include = headers()
-    include_names = [n.encode() for n in include]
-    texts = [t.encode() for t in include.values()]
+    include_names, texts = map(list, zip(*included(), strict=True))
     try:
         err, prog = nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), len(texts), texts, include_names)
     except RuntimeError as e:  # the bindings raise this when the library itself cannot be loaded

@@ -208,8 +208,15 @@ def _products(schedule: Schedule, layout: Layout) -> set[tuple[str, int]]:
 
 def headers() -> dict[str, str]:
     """Our device library, by file name."""
+    return {name.decode(): text.decode() for name, text in included()}
+
+
+@lru_cache(maxsize=1)
+def included() -> tuple[tuple[bytes, bytes], ...]:
+    """Name and text of each header, read once a process. Threads that compile kernels must not read files: each call
+    gives the interpreter back, and a main thread that computes lets them have it again only after 5 ms."""
     folder = files("tilestream.cuda") / "include"
-    return {f.name: f.read_text() for f in folder.iterdir() if f.name.endswith(".cuh")}
+    return tuple((f.name.encode(), f.read_text().encode()) for f in folder.iterdir() if f.name.endswith(".cuh"))
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
+from tilestream.cuda.cache import compile_ahead
 from tilestream.cuda.diagnose import IndexRecord
 from tilestream.ir.dtypes import DTYPES
 
@@ -31,6 +33,13 @@ class NodeRecord(IndexRecord):
 @cache  # captured graphs keep its address
 def _record(device: torch.device) -> NodeRecord:
     return NodeRecord()
+
+
+def begin(dtypes: Iterable[torch.dtype]) -> None:
+    """Begin to compile what sums of rows of these dtypes will launch: three kernels that nobody waits for yet."""
+    named = [("tilestream_keys", "bf16"), ("tilestream_starts", "bf16")]
+    named += [("tilestream_sum", DTYPES[dtype]) for dtype in dict.fromkeys(dtypes)]
+    compile_ahead([beside.BesideSource(name, _text(dtype)) for name, dtype in named])
 
 
 def explained(device: torch.device) -> AbstractContextManager[None]:
@@ -98,8 +107,11 @@ def _aligned(rows: Tensor) -> Tensor:
 
 
 def _launch(name: str, dtype: str, ctas: int, threads: int, packed: bytes, device: torch.device) -> None:
-    text = f'#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n'
-    function = beside.function(name, text, device.index or 0)
+    function = beside.function(name, _text(dtype), device.index or 0)
     stream = torch.cuda.current_stream(device).cuda_stream
     params = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
     function.launch((ctas, 1), threads, stream, params)
+
+
+def _text(dtype: str) -> str:
+    return f'#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n'

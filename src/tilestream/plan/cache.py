@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=1)
 def _driver() -> str:
     """The driver's version as its kernel module states it; empty where it does not (Windows)."""
     try:

@@ -15,6 +15,7 @@ from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan import few_rows, many_rows
 from tilestream.plan.cost import predict, product_bound_us
+from tilestream.plan.made import made_of, once
 from tilestream.plan.passes import (
     balance,
     choose_in_flight,
@@ -54,8 +55,12 @@ DEALT = 0.95
 """Layers in place are not timed where tiles dealt over the grid are predicted to take less than this share of it: in
 three plans that timed both they were never the faster, and their kernels take longest to compile."""
 SURE = 0.7
-"""Nor does one that takes this share of what the fallback is predicted to take: of 21 regions whose fallback was timed
-and predicted to take over 20 us, none took less than 0.80 of that; of seven small ones, none less than 0.63."""
+"""Nor does one that takes this share of what the fallback is predicted to take: of 22 regions whose fallback was timed
+and predicted to take over 20 us, one took less than 0.80 of that (GraphCast's widest: 0.62 to 0.77 in four runs, where
+a pipeline takes 1.14); of seven small ones, none less than 0.63."""
+LIKELY = 0.75
+"""The fallback will be timed where no pipeline is predicted to take less than this share of its prediction: of eleven
+plans above it whose fallback was timed one took less than ``SURE``; of four between the two, two did."""
 COLUMNS = (64, 128)
 """Of a layer that is spread over SMs, those that one of them makes."""
 FALLBACK = "fallback"
@@ -154,13 +159,12 @@ def _proposals(
     """``_order``: what torch's flag and the options come to, which may change from call to call."""
     candidates: list[Candidate] = []
     before: dict[Pipeline, Candidate] = {}
-    cuts: dict[Hashable, Pipeline | VerifyError | IRError] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
     for recipe in (*recipes(program, options), *tiled, *shared):
         make = partial(apply, recipe.passes(device, options.queue_depth), program)
         if isinstance(recipe, Recipe):
-            make = partial(_by_parts, recipe, program, device, options.queue_depth, cuts)
+            make = partial(_by_parts, recipe, program, device, options.queue_depth)
         candidates.append(_candidate(recipe, make, rows, device, before))
     return (*candidates, on_inductor(program, rows, device))
 
@@ -196,6 +200,19 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
         return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
 
     return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
+
+
+def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
+    """Whether the fallback will probably be timed beside a region's candidates, said before any of those is.
+
+    Args:
+        bound_us: what the fallback cannot beat.
+    """
+    wanted = shortlist(candidates)
+    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    if not wanted or fallback.predicted_us is None:
+        return False
+    return _predicted(wanted[0]) > max(BEYOND * bound_us, LIKELY * fallback.predicted_us)
 
 
 def verified(p: Pipeline, device: Device) -> Pipeline:
@@ -325,29 +342,12 @@ def _candidate(
     return made
 
 
-def _by_parts(
-    recipe: Recipe,
-    program: Pipeline,
-    device: Device,
-    queue_depth: int | None,
-    cuts: dict[Hashable, Pipeline | VerifyError | IRError],
-) -> Pipeline:
-    """``recipe``'s passes; what cuts a program is run once for all recipes that cut it alike, or says why none can.
-
-    Args:
-        cuts: those that were made of this program, by ``cut_key``.
-    """
-    key = recipe.cut_key
-    if key not in cuts:
-        try:
-            cuts[key] = apply(recipe.cut(device), program)
-        except (VerifyError, IRError) as error:
-            cuts[key] = error.with_traceback(None)
-    found = cuts[key]
-    if not isinstance(found, Pipeline):
-        # A new one: an error that is kept and raised keeps every frame above it, with all that a caller holds there.
-        raise type(found)(found.cause, found.remedy)
-    return apply(recipe.behind_cut(device, queue_depth), found)
+def _by_parts(recipe: Recipe, program: Pipeline, device: Device, queue_depth: int | None) -> Pipeline:
+    """``recipe``'s passes, as far as none has run them for another number of rows, or its cut for another recipe."""
+    made = made_of(program, device)
+    cut = once(made, recipe.cut_key, lambda: apply(recipe.cut(device), program))
+    behind = (recipe.cut_key, recipe.steps, recipe.dims, recipe.in_flight, recipe.resident, queue_depth)
+    return once(made, behind, lambda: apply(recipe.behind_cut(device, queue_depth), cut))
 
 
 def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:

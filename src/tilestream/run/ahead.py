@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cache import is_cached
-from tilestream.plan.planner import proposals, shortlist
+from tilestream.plan.cost import product_bound_us
+from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.planner import likely_against, proposals, shortlist
 from tilestream.plan.turned import turned
+from tilestream.run import gradients
+from tilestream.run.collector import collect_once
 from tilestream.run.executable import build_ahead, first_built
-from tilestream.run.measure import PATIENCE_S
+from tilestream.run.measure import PATIENCE_S, begin_inductors
 from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan
 from tilestream.run.target import Target
 
@@ -21,28 +27,84 @@ log = logging.getLogger(__name__)
 
 
 def begin(regions: Sequence[Region], options: Options, target: Target) -> None:
-    """Begin to compile, side by side, the kernels that planning these regions will want to time."""
+    """Begin to compile, side by side, the kernels that planning these regions will want to time.
+
+    Those of the longest regions first: the longest kernel takes eight seconds, and everything waits for it.
+    """
+    longest_first = sorted(
+        _of_each_program(regions, options, target), key=lambda r: (len(r.program.stages[0].ops), r.rows), reverse=True
+    )
     with kernels_kept(options, target):
-        for _, pipelines in _unplanned(regions, options, target):  # compilers work while further regions are looked at
+        # Compilers work while further regions are looked at.
+        for _, pipelines in _unplanned(longest_first, options, target):
             # The best of every region first: of the others, those that are not ready in time are not timed.
             for rank, pipeline in enumerate(pipelines):
                 build_ahead([pipeline], target.kind, rank)
 
 
-def plan_as_built(regions: Sequence[Region], options: Options, target: Target) -> None:
-    """Plan regions whose kernels are to be timed, those first that are built: others are compiled meanwhile.
+@dataclass(frozen=True)
+class _Job:
+    """What is to be planned once ``pipelines`` are built."""
 
-    What cannot be planned is left to ``prepare.pipeline_of``, which says why.
+    name: str
+    pipelines: Sequence[Pipeline]
+    plan: Callable[[], object]
+
+
+def plan_as_built(
+    regions: Sequence[Region], options: Options, target: Target, launches: Sequence[GradientLaunch] = ()
+) -> None:
+    """Plan regions and launches of gradients whose kernels are to be timed, those first that are built: others are
+    compiled meanwhile.
+
+    What cannot be planned is left to ``prepare.pipeline_of`` and ``gradients.stream_gradients``, which say why.
     """
-    left = list(_unplanned(regions, options, target))
+    wanted = list(_unplanned(regions, options, target))
+    left = [_Job(region.name, made, partial(plan, region, options, target)) for region, made in wanted]
+    for region, _ in wanted:
+        _begin_fallback(region, options, target)
+    if measures(options, target):
+        left = [*_of_launches(launches, options, target), *left]
+    collected = False
     while left:
         with kernels_kept(options, target):
-            index = first_built([pipelines for _, pipelines in left], target.kind, PATIENCE_S, in_turn=True)
-            region, _ = left.pop(index or 0)
+            groups = [job.pipelines for job in left]
+            index = first_built(groups, target.kind, 0.0, in_turn=True)
+            if index is None:
+                collected = collected or collect_once()
+                index = first_built(groups, target.kind, PATIENCE_S, in_turn=True)
+            job = left.pop(index or 0)
             try:
-                plan(region, options, target)
+                job.plan()
             except Exception as failure:
-                log.debug("%s: it is planned again, which will say why", region.name, exc_info=failure)
+                log.debug("%s: it is planned again, which will say why", job.name, exc_info=failure)
+
+
+def _begin_fallback(region: Region, options: Options, target: Target) -> None:
+    """Have Inductor compile a region that will probably be timed on it: its processes work while others are timed."""
+    if options.strategy != "auto":
+        return
+    try:
+        program, rows = region.program, region.rows
+        made = proposals(program, rows, target.hardware, options, turned(region, options))
+        if likely_against(made, product_bound_us(program, rows, target.hardware)):
+            begin_inductors(region)
+    except Exception as failure:
+        log.debug("%s: planning it will say why", region.name, exc_info=failure)
+
+
+def _of_launches(launches: Sequence[GradientLaunch], options: Options, target: Target) -> list[_Job]:
+    """One job for equal launches."""
+    jobs: dict[tuple[Pipeline, int], _Job] = {}
+    for launch in launches:
+        try:
+            pipeline = launch.pipeline(target.hardware)
+        except Exception as failure:
+            log.debug("%s: planning it will say why", launch.name, exc_info=failure)
+        else:
+            planned = partial(gradients.plan, launch, options, target)
+            jobs.setdefault((pipeline, launch.rows), _Job(launch.name, [pipeline], planned))
+    return list(jobs.values())
 
 
 def may_run(region: Region, options: Options, target: Target) -> bool:
@@ -62,7 +124,7 @@ def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> I
     """A region of each program that has no plan yet, and the candidates that will be timed, best predicted first."""
     if not measures(options, target):
         return
-    for region in {r.program: r for r in regions if r.rows > 0 and not is_lone(r, options, target)}.values():
+    for region in _of_each_program(regions, options, target):
         if _is_planned(region, options, target):
             continue
         try:
@@ -71,6 +133,11 @@ def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> I
             log.debug("%s: nothing to begin; planning it will say why", region.name, exc_info=failure)
         else:
             yield region, wanted
+
+
+def _of_each_program(regions: Sequence[Region], options: Options, target: Target) -> list[Region]:
+    """The last region of each program that is not left to a library."""
+    return list({r.program: r for r in regions if r.rows > 0 and not is_lone(r, options, target)}.values())
 
 
 def _is_planned(region: Region, options: Options, target: Target) -> bool:

@@ -12,6 +12,7 @@ from torch import fx
 from tilestream.announce import announce, first_line
 from tilestream.graph.modules import copied
 from tilestream.run.decompose import decomposed
+from tilestream.run.late_kernels import waiting_later
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,28 @@ def rest(graph: fx.GraphModule) -> Call:
         return code(list(values))
 
     return call
+
+
+def begin(graph: fx.GraphModule) -> Callable[[], Call]:
+    """``rest`` in two parts: when this returns, Inductor's processes compile its kernels; the result waits for them."""
+    example = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    try:
+        with waiting_later() as waits:
+            code = _compiled(graph, example)
+    except Exception as failure:
+        log.debug("it is compiled again, which will say why", exc_info=failure)
+        return lambda: rest(graph)
+
+    def finished() -> Call:
+        try:
+            for wait in waits:
+                wait()
+        except Exception as failure:
+            log.debug("it is compiled again, which will say why", exc_info=failure)
+            return rest(graph)
+        return lambda values: code(list(values))
+
+    return finished
 
 
 def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:

@@ -66,16 +66,6 @@ def prepare(found: Sequence[GradientSite], part: Partition, options: Options, ta
     return launches
 
 
-def plan_ahead(launches: Sequence[GradientLaunch], options: Options, target: Target) -> None:
-    """Plan launches before their graph is streamed, which says why where one cannot be planned."""
-    for launch in launches:
-        try:
-            with planning.kernels_kept(options, target):
-                plan(launch, options, target)
-        except Exception as failure:
-            log.debug("%s: it is planned again, which will say why", launch.name, exc_info=failure)
-
-
 def stream_gradients(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
     """Put calls in the place of a backward graph's weight gradients, each with its bias's.
 

@@ -146,8 +146,7 @@ class Compilation:
             except Exception as failure:
                 log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
         with timed("planning"):
-            gradients.plan_ahead(launches, self.options, self.target)
-            ahead.plan_as_built(regions, self._planned, self.target)
+            ahead.plan_as_built(regions, self._planned, self.target, launches)
 
     def choose(
         self,

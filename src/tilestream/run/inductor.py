@@ -35,7 +35,9 @@ from tilestream.run.decompose import decomposed
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
+from tilestream.run.late_kernels import finished_together
 from tilestream.run.stopwatch import timed
+from tilestream.run.triton_driver import begin_driver
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     }
     if note.was_direct:
         changed["compile_threads"] = 1  # Inductor would start processes to compile in, and has nothing to compile
+    elif compilation.target.kind == "cuda":
+        begin_driver()
     try:
         with young_only(), functorch.patch(enable_autograd_cache=cached), config.patch(changed):
             return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
@@ -188,7 +192,8 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any])
     if config.use_joint_graph_passes:
         graph = joint_graph_passes(graph)
     _set_output_strides(())
-    code = compile_fx_inner(graph, inputs, **kwargs)
+    with finished_together():
+        code = compile_fx_inner(graph, inputs, **kwargs)
     return code, list(_output_strides() or ())
 
 

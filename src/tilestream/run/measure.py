@@ -6,10 +6,11 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -143,7 +144,8 @@ class Measurer:
         """
         if candidate.pipeline is None:
             with timed("inductor"):
-                call = fallback.rest(self._graphs.get(candidate.detail) or as_left(self._region))
+                given = self._graphs.get(candidate.detail)
+                call = inductors(self._region) if given is None else fallback.rest(given)
                 with real(self._target.device):
                     arm = self._captured(call)
                     if candidate.detail in self._graphs:
@@ -198,6 +200,21 @@ class Measurer:
             )
             log.error("%s. It is not used; please report this", message)
             raise PlanError(message, "report this with the model; the other candidates are used")
+
+
+_begun: WeakKeyDictionary[fx.GraphModule, Callable[[], fallback.Call]] = WeakKeyDictionary()
+
+
+def begin_inductors(region: Region) -> None:
+    """Have Inductor's processes compile the kernels of a region that will be timed on it, while others are timed."""
+    with timed("inductor"):
+        _begun[region.graph] = fallback.begin(as_left(region))
+
+
+def inductors(region: Region) -> fallback.Call:
+    """What Inductor makes of a region, which may have begun."""
+    begun = _begun.pop(region.graph, None)
+    return fallback.rest(as_left(region)) if begun is None else begun()
 
 
 def as_left(region: Region) -> fx.GraphModule:

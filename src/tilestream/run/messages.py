@@ -15,6 +15,7 @@ from torch import fx
 
 from tilestream.graph.settled import settle
 from tilestream.plan.messages import sorted_sums
+from tilestream.run.segments import begin_kernels
 from tilestream.run.sorted_sums import Sorted, Tables
 
 
@@ -34,4 +35,5 @@ def sort_messages(graph: fx.GraphModule) -> int:
         Sorted(graph.graph, together, replaced).replace()
     if replaced:
         settle(graph)
+        begin_kernels(graph.graph)
     return sum(len(s.parts) for together in (*tables, *paying) for s in together)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from tilestream.cuda.segments import busy_words
 from tilestream.errors import InputError
@@ -61,6 +61,15 @@ def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor
     nodes = torch.arange(len(starts) - 1).repeat_interleave(starts.diff())
     total = torch.zeros(len(starts) - 1, rows.shape[1]).index_add(0, nodes, rows[order].float())
     return (total if base is None else total + base).to(rows.dtype)
+
+
+def begin_kernels(graph: fx.Graph) -> None:
+    """Begin to compile the kernels of a graph's sums, which otherwise begin when the graph is first called."""
+    summed = [node.args[1].meta["val"] for node in graph.find_nodes(op="call_function", target=SEGMENT_SUM)]
+    if dtypes := [rows.dtype for rows in summed if rows.is_cuda]:
+        from tilestream.cuda.segments import begin
+
+        begin(dtypes)
 
 
 def _segments_shape(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]:
