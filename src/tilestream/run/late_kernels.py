@@ -9,13 +9,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 log = logging.getLogger(__name__)
 
 THREADS = 8
 """That finish kernels side by side: where the interpreter and the driver let them."""
+
+_asked = threading.local()  # ``of``: what is called with a wait of this thread's, where something is
 
 
 @contextlib.contextmanager
@@ -73,18 +75,27 @@ def _finish(scope: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _instead(of: Callable[[partial[None]], object]) -> Iterator[None]:
     """Where code that this thread compiles inside would wait, call ``of`` with what waits."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    wait, thread = AsyncCompile.wait, threading.get_ident()
-
-    def replaced(self: AsyncCompile, scope: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            of(partial(wait, self, scope))
-        else:
-            wait(self, scope)
-
-    AsyncCompile.wait = replaced
+    _listen()
+    before = getattr(_asked, "of", None)
+    _asked.of = of
     try:
         yield
     finally:
-        AsyncCompile.wait = wait
+        _asked.of = before
+
+
+@lru_cache(maxsize=1)
+def _listen() -> None:
+    """Have ``AsyncCompile.wait`` ask this thread's ``of``; once and for good, as threads come and go in any order."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    wait = AsyncCompile.wait
+
+    def asking(self: AsyncCompile, scope: dict[str, Any]) -> None:
+        of = getattr(_asked, "of", None)
+        if of is None:
+            wait(self, scope)
+        else:
+            of(partial(wait, self, scope))
+
+    AsyncCompile.wait = asking
