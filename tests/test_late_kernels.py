@@ -111,3 +111,26 @@ def test_kernels_are_finished_side_by_side(monkeypatch: pytest.MonkeyPatch) -> N
         AsyncCompile().wait(scope)
     assert scope == {name: name.upper() for name in "abcde"} | {"call": len}
     assert order[0] == "a" and order[-1] == "b" and not faults
+
+
+def test_threads_that_leave_in_any_order_leave_nothing_behind() -> None:
+    """The first to come leaves first: what the other one put in its place must not stay for good."""
+    inside, leave = threading.Event(), threading.Event()
+    late: list[Any] = []
+
+    def first() -> None:
+        with waiting_later() as waits:
+            late.append(waits)
+            inside.set()
+            assert leave.wait(60)
+
+    one = threading.Thread(target=first)
+    one.start()
+    assert inside.wait(60)
+    with waiting_later() as waits:
+        leave.set()
+        one.join()
+        AsyncCompile().wait({})
+        assert len(waits) == 1
+    AsyncCompile().wait({})  # waits here, and now
+    assert len(waits) == 1 and late == [[]]

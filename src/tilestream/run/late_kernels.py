@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -18,6 +18,7 @@ THREADS = 8
 """That finish kernels side by side: where the interpreter and the driver let them."""
 
 _asked = threading.local()  # ``of``: what is called with a wait of this thread's, where something is
+_listening = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -84,18 +85,22 @@ def _instead(of: Callable[[partial[None]], object]) -> Iterator[None]:
         _asked.of = before
 
 
-@lru_cache(maxsize=1)
 def _listen() -> None:
-    """Have ``AsyncCompile.wait`` ask this thread's ``of``; once and for good, as threads come and go in any order."""
+    """Have ``AsyncCompile.wait`` ask this thread's ``of``: for good, as threads come and go in any order; again where
+    somebody has put another in its place."""
     from torch._inductor.async_compile import AsyncCompile
 
-    wait = AsyncCompile.wait
+    with _listening:
+        wait = AsyncCompile.wait
+        if getattr(wait, "asks", False):
+            return
 
-    def asking(self: AsyncCompile, scope: dict[str, Any]) -> None:
-        of = getattr(_asked, "of", None)
-        if of is None:
-            wait(self, scope)
-        else:
-            of(partial(wait, self, scope))
+        def asking(self: AsyncCompile, scope: dict[str, Any]) -> None:
+            of = getattr(_asked, "of", None)
+            if of is None:
+                wait(self, scope)
+            else:
+                of(partial(wait, self, scope))
 
-    AsyncCompile.wait = asking
+        asking.asks = True  # pyright: ignore[reportFunctionMemberAccess]
+        AsyncCompile.wait = asking
