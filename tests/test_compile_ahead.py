@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from programs import chain
@@ -15,7 +17,7 @@ from tilestream import cuda
 from tilestream.cuda import building, cache, compile, workers
 from tilestream.cuda.building import Building
 from tilestream.cuda.compile import KernelReport, compile_source
-from tilestream.cuda.emit import KernelSource, emit
+from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.cuda.workers import NOW, Task, Workers
 from tilestream.errors import CompileError
 
@@ -220,3 +222,14 @@ def test_kernels_behind_one_that_is_there_are_not_looked_at(monkeypatch: pytest.
     monkeypatch.setattr(cuda, "_waiting", lambda group, rank: (looked.append(group), look(group, rank))[1])
     assert cuda.first_ready([[chain(1, 16)], [chain(2, 16)]], WAIT_S) == 0
     assert looked == [[chain(1, 16)]]
+
+
+@pytest.mark.nvrtc
+def test_headers_that_a_test_changes_are_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches that stall, and lanes that all arrive, are tested with headers of tests' own."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "gpu")
+    other_headers = importlib.import_module("other_headers")
+    monkeypatch.setattr(compile, "included", compile.included)
+    other_headers.compile_with(headers() | {"ptx.cuh": "#error of a test"})
+    with pytest.raises(CompileError, match="of a test"):
+        compile_source(SOURCE)

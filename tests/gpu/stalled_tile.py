@@ -5,11 +5,11 @@ Prints what the user gets to see, and exits with 0 if that is a QueueTimeout.
 
 from __future__ import annotations
 
+from other_headers import compile_with
 from shared_tiles import Ffn
 from stalled import leave, told_by
 
 from tilestream import cuda
-from tilestream.cuda import compile
 from tilestream.cuda.emit import headers
 from tilestream.cuda.shared_tile import launch
 from tilestream.plan.passes.share_tile import Split, share_tile
@@ -28,7 +28,7 @@ def broken() -> dict[str, str]:
 
 def main() -> int:
     texts = broken()
-    setattr(compile, "headers", lambda: texts)  # noqa: B010
+    compile_with(texts)
     launch.TIMEOUT_NS = 50_000_000
     block = Ffn(512, 128, 192)
     kernel = cuda.build(share_tile(block.program(), Split(4, 8)))
