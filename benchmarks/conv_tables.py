@@ -63,10 +63,14 @@ def chains() -> str:
 
 
 def runs(name: str, detail: str) -> str:
-    """What a region became, as the planner names it; a product by itself is Inductor's."""
+    """What each region became, as the planner names it; a product by itself is Inductor's."""
     if name == "resnet50":
         return "by region"
-    return "Inductor" if detail.startswith(("fallback", "a product by itself")) else detail
+    each = [
+        "Inductor" if region.startswith(("fallback", "a product by itself")) else region
+        for region in detail.split("; ")
+    ]
+    return "; ".join(dict.fromkeys(each))
 
 
 def kernels() -> str:

@@ -16,7 +16,7 @@ from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.ir.taps import Window
 from tilestream.ir.verify import verify
 from tilestream.options import Options
@@ -158,7 +158,8 @@ def test_convolutions_of_few_pixels_or_long_sums_go_alone() -> None:
 
 
 def test_many_rows_are_tiles_in_turns() -> None:
-    """Of a long sum: all columns that a product of the tensor cores has, or less. A layer alone, none with a norm."""
+    """Of a long sum: all columns that a product of the tensor cores has, or less. A layer alone, none with a norm; two
+    where a row stream would leave SMs idle."""
 
     def split(program: Pipeline) -> set[tuple[int, int]]:
         found = few_rows.recipes(program, 6272, get("h200"), Options())
@@ -166,8 +167,10 @@ def test_many_rows_are_tiles_in_turns() -> None:
 
     assert split(one(RESNET, 256, 256)) >= {(2, 1), (4, 1), (2, 2)}
     assert split(Layer(1024, (256,), act="relu").program()) >= {(2, 1), (4, 1)}
-    for program in (two(), Layer(2048, (256,), norm="rms").program(), Layer(256, (1024,)).program()):
+    for program in (Layer(2048, (256,), norm="rms").program(), Layer(256, (1024,)).program()):
         assert not split(program)
+    assert len(split(two())) == few_rows.TOP_TILED
+    assert not few_rows.recipes(two(), TILE_ROWS * get("h200").sms + 1, get("h200"), Options())
 
 
 def test_a_turn_more_costs_no_launch() -> None:
