@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,7 +19,12 @@ MOST_UP = 9
 
 def room_of(code: CodeType) -> str | None:
     """The room that a function stands in; None for what is not ours, and for the package's own page."""
-    path = Path(code.co_filename)
+    return _room_of(code.co_filename)
+
+
+@cache
+def _room_of(file: str) -> str | None:
+    path = Path(file)
     if PACKAGE not in path.parents:
         return None
     part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
