@@ -27,7 +27,7 @@ from tilestream.plan.planner import FALLBACK, Candidate, proposals
 from tilestream.plan.tails import promising
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
-from tilestream.run import ahead, prepare
+from tilestream.run import ahead, prepare, timed_once
 from tilestream.run import tails as run_tails
 from tilestream.run.backend import tilestream
 from tilestream.run.operator import REGION
@@ -188,14 +188,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(prepare, "measures", lambda *_: True)
     for module in (prepare, run_tails):
         monkeypatch.setattr(module, "Measurer", Stub)
-    monkeypatch.setattr(run_tails, "_decided", {})
+    monkeypatch.setattr(timed_once, "_choices", {})
     monkeypatch.setattr(ahead, "begin", lambda *_: None)
     return split_us
 
 
-@pytest.mark.parametrize(("split_us", "later"), [(9.0, True), (9.95, False)])
+@pytest.mark.parametrize(("split_us", "later"), [(9.0, True), (9.95, False), (RuntimeError("does not run"), False)])
 def test_a_region_starts_later_where_that_is_faster(
-    measured: list[float], tmp_path: Path, split_us: float, later: bool, monkeypatch: pytest.MonkeyPatch, fresh: None
+    measured: list[Any], tmp_path: Path, split_us: Any, later: bool, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
     graph, found = regions([1024, 512, 256, 1], ROWS)
     options = Options(cache_dir=str(tmp_path))
@@ -205,7 +205,7 @@ def test_a_region_starts_later_where_that_is_faster(
     assert [layers(t.region) for t in shorter.values()] == [[256, 1]]
     assert [layers(r) for r in run_tails.start_later(graph, found, shorter, options, HERE).regions] == want
     measured[0] = 1e3 if later else 0.0  # the next process believes what this one has found
-    monkeypatch.setattr(run_tails, "_decided", {})
+    monkeypatch.setattr(timed_once, "_choices", {})
     (cut,) = run_tails.start_later(graph, found, shorter, options, HERE).cuts
     assert [layers(cut.region)] == want
     assert {*cut.nodes} <= {*graph.graph.nodes} and cut.region.name == found.regions[0].name

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.epilogues import is_linear, is_of_pixels, missing_columns, product_of, with_relu
+from tilestream.graph.epilogues import is_of_pixels, missing_columns, with_relu
 from tilestream.graph.interaction import unpadded
 from tilestream.graph.settled import settle
 
@@ -39,18 +39,12 @@ def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
     """
     if _tunes(patches):
         return 0
-    fused = 0
-    for relu in graph.graph.find_nodes(op="call_function", target=aten.relu.default):
-        product = product_of(relu)
-        if is_linear(product) and missing_columns(product) is not None:
-            _fuse(graph.graph, product, relu)
-            fused += 1
-        elif is_of_pixels(product):
-            _fuse_pixels(graph.graph, product, relu)
-            fused += 1
-    if fused:
+    taken = with_relu(graph.graph.nodes).values()
+    for product, relu in taken:
+        (_fuse_pixels if is_of_pixels(product) else _fuse)(graph.graph, product, relu)
+    if taken:
         settle(graph)
-    return fused
+    return len(taken)
 
 
 def _tunes(patches: Mapping[str, Any]) -> bool:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -17,7 +18,7 @@ from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.options import Options
 from tilestream.plan import cache
-from tilestream.plan.planner import FALLBACK, MARGIN, Candidate
+from tilestream.plan.planner import FALLBACK, Candidate
 from tilestream.plan.tails import promising
 from tilestream.plan.turned import turned
 from tilestream.run import early_launches, epilogues, prepare
@@ -25,10 +26,19 @@ from tilestream.run.measure import Measurer
 from tilestream.run.place import place
 from tilestream.run.spec import encode, spec_of
 from tilestream.run.target import Target
+from tilestream.run.timed_once import Choice, choose
 
 log = logging.getLogger(__name__)
 
-_decided: dict[str, bool] = {}  # by a plan's key: whether the promising tail of its region runs
+NEVER = Choice(math.inf, 0.0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides the times of a tail: the key of its region's plan, and how many layers are left to a library."""
+
+    plan: str
+    left: int
 
 
 def all_promising(found: Partition, options: Options, target: Target) -> dict[str, Tail]:
@@ -69,23 +79,15 @@ def _promising(region: Region, options: Options, target: Target) -> Tail | None:
 def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
     """Whether the tail behind a library's products takes less than what the region's plan chose: as was found in this
     process or before, or timed now."""
-    key = cache.key(region.program, region.rows, target.hardware, options, True, turned(region, options))
-    path = options.cache_folder / "tails" / f"{key}.json"
-    if key not in _decided:
-        kept = cache.load_sealed(path) if options.cache else None
-        if kept is not None and kept.get("left") == tail.left:
-            _decided[key] = bool(kept.get("faster"))
-    if key not in _decided:
-        _decided[key] = _timed_faster(region, tail, options, target)
-        if options.cache:
-            cache.store_sealed(path, {"left": tail.left, "faster": _decided[key]})
-    return _decided[key]
+    plan = cache.key(region.program, region.rows, target.hardware, options, True, turned(region, options))
+    return choose("tails", Kind(plan, tail.left), options, target, lambda: _timed(region, tail, options, target)).wins
 
 
-def _timed_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
+def _timed(region: Region, tail: Tail, options: Options, target: Target) -> Choice:
+    """The tail behind a library's products, and what the region's plan chose; what does not run takes for ever."""
     pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
     if pipeline is None:
-        return False
+        return NEVER
     spec = encode(spec_of(tail.region, pipeline, target.kind, options.constant_weights))
     split = Candidate(FALLBACK, None, None, detail=f"{tail.left} layers by a library, {pipeline.strategy} behind")
     measure = Measurer(
@@ -95,8 +97,8 @@ def _timed_faster(region: Region, tail: Tail, options: Options, target: Target) 
     whole_us, split_us = measure([chosen, split])
     log.info("%s: %s takes %s us, %s %s us", region.name, chosen.name, whole_us, split.detail, split_us)
     if isinstance(split_us, Exception):
-        return False
-    return isinstance(whole_us, Exception) or split_us <= MARGIN * whole_us
+        return NEVER
+    return Choice(split_us, math.inf if isinstance(whole_us, Exception) else whole_us)
 
 
 def _split(tail: Tail, spec: str, options: Options) -> fx.GraphModule:
