@@ -46,6 +46,10 @@ HOPELESS_SHARED = 1.5  # the same for shared tiles, whose predictions err more
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
+LONG_US, LOST_LONG = 200.0, 1.05
+"""The same where the fallback is predicted to take longer than ``LONG_US``: in 14 such plans that timed both, no pipeline
+took less of the fallback's time than was predicted (1.00 to 1.96 of that; GraphCast's widest region: 1.09 predicted, 1.81
+measured), and what is compiled and timed there is up to two seconds of a first call."""
 SPATIAL = 0.9
 """Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
 pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
@@ -199,7 +203,11 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
             return dealt_us < DEALT * _predicted(c)
         return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
 
-    return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
+    timed = [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
+    long = fallback.predicted_us is not None and fallback.predicted_us > LONG_US
+    if timed and long and not forced and _predicted(timed[0]) > LOST_LONG * _predicted(fallback):
+        return []
+    return timed
 
 
 def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
