@@ -42,8 +42,8 @@ def loops(text: str) -> list[tuple[str, int, str]]:
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        # Streams come first, here of 16 chunks with two pages of weights each for a warpgroup. The first chunk that waits
-        # in shared memory is by itself: what is in flight before it, if anything is, was a stream's.
+        # Streams come first, here of 16 chunks with two pages of weights each for a warpgroup. The first chunk that
+        # waits in shared memory is by itself: what is in flight before it, if anything is, was a stream's.
         (edges_in_training(), [*HELD, ("unroll 2", 16, "const"), *HELD, *HELD]),
         (chain(2, 512), [("unroll", 8, "const"), *HELD]),
         (chain(2, 256), [("unroll", 4, "const")]),

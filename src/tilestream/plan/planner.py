@@ -47,9 +47,8 @@ MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 LONG_US, LOST_LONG = 200.0, 1.05
-"""The same where the fallback is predicted to take longer than ``LONG_US``: in 14 such plans that timed both, no pipeline
-took less of the fallback's time than was predicted (1.00 to 1.96 of that; GraphCast's widest region: 1.09 predicted, 1.81
-measured), and what is compiled and timed there is up to two seconds of a first call."""
+"""The same where that is longer than ``LONG_US``: in 14 such plans that timed both, no pipeline took less of the
+fallback's time than was predicted (1.00 to 1.96 of that), and such candidates are two seconds of a first call."""
 SPATIAL = 0.9
 """Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
 pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
@@ -185,8 +184,6 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
     """
     legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
     fallback = next(c for c in candidates if c.strategy == FALLBACK)
-    if legal and not forced and _predicted(legal[0]) > LOST * _predicted(fallback):
-        return []
     shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
     others = [c for c in legal if c.strategy != few_rows.STRATEGY]
     wanted = {id(c) for c in (*shared[:most_shared], *others[:MEASURED])}
@@ -204,10 +201,9 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
         return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
 
     timed = [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
-    long = fallback.predicted_us is not None and fallback.predicted_us > LONG_US
-    if timed and long and not forced and _predicted(timed[0]) > LOST_LONG * _predicted(fallback):
-        return []
-    return timed
+    limit = LOST_LONG if _predicted(fallback) > LONG_US else LOST
+    lost = bool(timed) and not forced and _predicted(timed[0]) > limit * _predicted(fallback)
+    return [] if lost else timed
 
 
 def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
