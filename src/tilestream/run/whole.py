@@ -20,7 +20,7 @@ from tilestream.graph.sizes import hint
 from tilestream.options import Options
 from tilestream.plan.gradients import STRATEGY
 from tilestream.plan.parts import total_us
-from tilestream.plan.planner import FALLBACK, Plan
+from tilestream.plan.planner import Plan, fallback_of
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -156,7 +156,7 @@ class Whole:
 
     def note(self, training: bool) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
-        others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in self.plans]
+        others = [fallback_of(p.candidates) for p in self.plans]
         chosen = [p.chosen for p in self.plans]
         mine, theirs = (total_us(c.measured_us for c in candidates) for candidates in (chosen, others))
         _wholes.append(WholeTiming(len(self.plans), False, training, sum(map(gain, self.plans)), mine, theirs))
@@ -221,7 +221,7 @@ class Whole:
 
 def gain(plan: Plan) -> float:
     """Microseconds that a pipeline takes less than Inductor alone: measured where both were, else predicted."""
-    other = next(c for c in plan.candidates if c.strategy == FALLBACK)
+    other = fallback_of(plan.candidates)
     for mine, theirs in (
         (plan.chosen.measured_us, other.measured_us),
         (plan.chosen.predicted_us, other.predicted_us),
