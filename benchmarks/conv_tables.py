@@ -14,6 +14,8 @@ from typing import Any
 from make_tables import table, us
 from marked import with_parts
 
+from tilestream.studies.flashfuser.measured import ran
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "convolutions.md"
@@ -64,13 +66,7 @@ def chains() -> str:
 
 def runs(name: str, detail: str) -> str:
     """What each region became, as the planner names it; a product by itself is Inductor's."""
-    if name == "resnet50":
-        return "by region"
-    each = [
-        "Inductor" if region.startswith(("fallback", "a product by itself")) else region
-        for region in detail.split("; ")
-    ]
-    return "; ".join(dict.fromkeys(each))
+    return "by region" if name == "resnet50" else ran(detail)
 
 
 def kernels() -> str:
