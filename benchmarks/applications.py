@@ -223,6 +223,23 @@ def losses() -> str:
     return table([*heads, "beside eager, seed by seed", "its spread", ""], lines)
 
 
+def gradient_errors() -> str:
+    """Errors of gradients against float64, arm by arm: of all as one vector, and of the parameter with the largest."""
+    found = read("gradient_errors.json")
+    if found is None:
+        return NONE.format("gradient_errors.py")
+    lines = []
+    for row in found["rows"]:
+        arms = {arm: row["arms"][arm] for arm in ("eager", "tilestream")}
+        eager, ours = arms.values()
+        errors = [f"{one[key]:.1e}" for key in ("error", "worst") for one in arms.values()]
+        same = " / ".join("yes" if one["same_bits"] else "no" for one in arms.values())
+        ratio = f"{ours['error'] / eager['error']:.2f}"
+        lines.append([TRAINING[row["case"]], *errors[:2], ratio, *errors[2:], str(row["launches"]), same])
+    heads = ["step (bf16)", "all gradients: eager", "tilestream", "times", "worst parameter: eager", "tilestream "]
+    return table([*heads, "launches of ours", "same bits twice: eager / tilestream"], lines)
+
+
 def two_gpus() -> str:
     """Steps on one GPU and on two by every way to exchange gradients, as loops and as CUDA graphs, arm by arm."""
     found = read("two_gpus.json")
@@ -260,6 +277,7 @@ def filled(text: str) -> str:
         "traffic": traffic(),
         "saved": saved(),
         "losses": losses(),
+        "gradient-errors": gradient_errors(),
         "two-gpus": two_gpus(),
     }
     return with_parts(text, parts, "applications.py", PAGE.name)
