@@ -15,6 +15,8 @@ from typing import Any
 from make_tables import table, us
 from marked import with_parts
 
+from tilestream.studies.flashfuser.measured import ran
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = {ROOT / "docs" / "convolutions.md": ("chains", "kernels"), ROOT / "README.md": ("networks",)}
@@ -78,13 +80,7 @@ def networks() -> str:
 
 def runs(name: str, detail: str) -> str:
     """What each region became, as the planner names it; a product by itself is Inductor's."""
-    if name in NETWORKS:
-        return "by region"
-    each = [
-        "Inductor" if region.startswith(("fallback", "a product by itself")) else region
-        for region in detail.split("; ")
-    ]
-    return "; ".join(dict.fromkeys(each))
+    return "by region" if name in NETWORKS else ran(detail)
 
 
 def kernels() -> str:
