@@ -36,7 +36,9 @@ from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
 from tilestream.plan.cost import predict
 from tilestream.plan.passes import cut_vertical
-from tilestream.plan.planner import FALLBACK, Candidate, Recipe, apply, plan
+from tilestream.plan.passes.verified import apply
+from tilestream.plan.planner import Candidate, fallback_of, plan
+from tilestream.plan.recipes import Recipe
 from tilestream.run.call import RegionCall
 from tilestream.run.measure import Measurer, random_arguments
 from tilestream.run.spec import spec_of
@@ -88,7 +90,7 @@ def candidates(region: Region, device: devices.Device) -> list[Candidate]:
             us = predict(pipeline, region.rows, device).us
             found.append(Candidate(recipe.strategy, pipeline, us, detail=detail_of(pipeline)))
     others = plan(region.program, region.rows, device, Options()).candidates
-    return [*found, next(c for c in others if c.strategy == FALLBACK)]
+    return [*found, fallback_of(others)]
 
 
 def detail_of(pipeline: Pipeline) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.profiler import ProfilerActivity, profile
 
-from tilestream.run.timing import Captured, settle
+from tilestream.run.timing import Captured, warm_up
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class KernelTime:
 def kernels_of(captured: Captured) -> list[KernelTime]:
     """Of one replay, in the order of their starts. Times are those of the profiler, which are not without its costs:
     the sum may be more than a replay takes without it."""
-    settle([captured.graph])
+    warm_up([captured.graph])
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         captured.graph.replay()
     events = [e for e in found.events() or () if e.device_type.name == "CUDA" and not e.is_user_annotation]

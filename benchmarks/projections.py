@@ -30,9 +30,11 @@ from tilestream.apps.layers import LAYERS, Layer
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.options import Options
-from tilestream.plan import few_rows, planner
+from tilestream.plan import few_rows
+from tilestream.plan.cost import predict
 from tilestream.plan.few_rows import SharedRecipe
 from tilestream.plan.passes.share_tile import share_tile
+from tilestream.plan.passes.verified import apply
 from tilestream.run.timing import capture, interleaved
 from tilestream.schedule.shared_tile import model
 
@@ -67,8 +69,8 @@ def recipes(layer: Layer, rows: int, most: int) -> list[tuple[SharedRecipe, floa
     device = devices.get("h200")
     found = []
     for recipe in few_rows.recipes(layer.program(), rows, device, Options()):
-        pipeline = planner.apply(recipe.passes(device), layer.program())
-        found.append((recipe, planner.predict(pipeline, rows, device).us))
+        pipeline = apply(recipe.passes(device), layer.program())
+        found.append((recipe, predict(pipeline, rows, device).us))
     found.sort(key=lambda each: each[1])
     tails = dict.fromkeys(recipe.split.tail for recipe, _ in found)
     best = [each for tail in tails for each in [x for x in found if x[0].split.tail is tail][:most]]

@@ -200,7 +200,7 @@ def test_kernels_of_a_graph_are_in_order_with_what_passes_between(benchmark, mon
     events = [event("b", 14.0, 20.0), event("a", 10.0, 13.0), event("c", 18.0, 19.0), event("host", 0.0, 1.0, "CPU")]
     recorded = contextlib.nullcontext(SimpleNamespace(events=lambda: events))
     monkeypatch.setattr(times, "profile", lambda **_: recorded)
-    monkeypatch.setattr(times, "settle", lambda _: None)
+    monkeypatch.setattr(times, "warm_up", lambda _: None)
     found = times.kernels_of(SimpleNamespace(graph=SimpleNamespace(replay=lambda: None)))
     assert [(k.name, k.us, k.gap_us) for k in found] == [("a", 3.0, 0.0), ("b", 6.0, 1.0), ("c", 1.0, -2.0)]
 

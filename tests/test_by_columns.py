@@ -20,7 +20,8 @@ from tilestream.ir.traffic import traffic
 from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan.passes import balance, choose_placement, choose_residency, set_queue_depth, split_columns
-from tilestream.plan.planner import Candidate, apply, plan, proposals
+from tilestream.plan.passes.verified import apply
+from tilestream.plan.planner import Candidate, plan, proposals
 from tilestream.reference.whole import run_whole
 from tilestream.schedule.fits import verify_on
 

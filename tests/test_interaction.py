@@ -31,11 +31,13 @@ from tilestream.graph.interaction import (
 from tilestream.graph.interaction.op import interaction
 from tilestream.options import Options, parse
 from tilestream.plan.analyse import analyse
+from tilestream.plan.cache import store_sealed
 from tilestream.plan.interaction import Sizes, library_s, ours_s
-from tilestream.run import epilogues, fallback, inductor, oracle
+from tilestream.run import epilogues, fallback, inductor, oracle, timed_once
 from tilestream.run import interaction as kernels
 from tilestream.run import time_interaction as timing
 from tilestream.run.target import Target
+from tilestream.run.timed_once import Choice
 from tilestream.run.timing import Captured
 
 DLRM = Sizes(32768, 27, 128, 351, 0, 26)
@@ -173,7 +175,7 @@ def quick(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
 
     monkeypatch.setattr(inductor, "_compiled", kept_and_run)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(kernels, "_choices", {})
+    monkeypatch.setattr(timed_once, "_choices", {})
     return kept
 
 
@@ -254,21 +256,36 @@ def test_the_option_is_checked() -> None:
 # -- choices and plans
 
 
-def test_choices_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_choices", {})
-    target = Target("reference", torch.device("cpu"), devices.get("h200"))
-    kind = kernels.Kind(DLRM, (0, *[100_000] * 26), torch.bfloat16, False)
+KIND = kernels.Kind(DLRM, (0, *[100_000] * 26), str(torch.bfloat16), False)
+
+
+def test_what_is_not_timed_is_predicted(tmp_path: Path) -> None:
     options = Options(cache_dir=tmp_path)
-    made = kernels.choose(kind, options, target)
-    assert made.wins and not made.measured and made.gain_us > 0
+    made = kernels.choose(KIND, options, Target("reference", torch.device("cpu"), devices.get("h200")))
+    assert made.wins and made.gain_us == made.present_us - made.other_us > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("other", ["{}", {"ours_us": 5.0, "library_us": 10.0, "measured": True}])
+def test_choices_are_kept(other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is damaged, or of another version, is made anew."""
+    times = [5.0]
+    monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(kernels, "time_interaction", lambda *_: Choice(times.pop(), 10.0))
+    target, options = Target("cuda", torch.device("cpu"), devices.get("h200")), Options(cache_dir=tmp_path)
+
+    def chosen() -> Choice:
+        monkeypatch.setattr(timed_once, "_choices", {})
+        return kernels.choose(KIND, options, target)
+
+    assert chosen() == chosen() == Choice(5.0, 10.0)
     (kept,) = (tmp_path / "interactions").iterdir()
-    monkeypatch.setattr(kernels, "_choices", {})
-    monkeypatch.setattr(kernels, "ours_s", lambda *_: pytest.fail("it is on disk"))
-    assert kernels.choose(kind, options, target) == made
-    kept.write_text("{}")  # damaged: made anew
-    monkeypatch.setattr(kernels, "_choices", {})
-    monkeypatch.setattr(kernels, "ours_s", lambda *_: 1.0)
-    assert not kernels.choose(kind, options, target).wins
+    if isinstance(other, str):
+        kept.write_text(other)
+    else:
+        store_sealed(kept, other)
+    times.append(20.0)
+    assert chosen() == chosen() == Choice(20.0, 10.0)
 
 
 def test_costs() -> None:
@@ -319,13 +336,13 @@ def test_the_operators_meaning() -> None:
 
 @pytest.mark.parametrize(("ours_us", "taken"), [(5.0, 1), (10.0, 0)])
 def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_choices", {})
+    monkeypatch.setattr(timed_once, "_choices", {})
     monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
-    monkeypatch.setattr(kernels, "time_interaction", lambda *_: (ours_us, 10.0))
+    monkeypatch.setattr(kernels, "time_interaction", lambda *_: Choice(ours_us, 10.0))
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
     options = Options(cache_dir=tmp_path)
     for found in (kernels.stream_interactions(_captured(), False, options, target) for _ in range(2)):
-        assert [(c.measured, c.gain_us) for c in found] == [(True, 5.0)] * taken
+        assert found == [Choice(5.0, 10.0)] * taken
     assert not kernels.stream_interactions(_captured(), False, options.with_(interactions=False), target)
 
 

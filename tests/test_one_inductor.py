@@ -349,8 +349,8 @@ def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Graphs are timed by these numbers: the one with regions, and the one without; a call that is not settled takes so
-    many times what it should."""
+    """Graphs are timed by these numbers: the one with regions, and the one without; a call before the GPU is
+    at its clocks takes so many times what it should."""
     us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "at most": 1.5}
     monkeypatch.setattr(whole, "_wholes", [])
     monkeypatch.setattr(whole.Whole, "_measures", lambda self: True)

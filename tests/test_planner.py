@@ -20,9 +20,10 @@ from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Residency
 from tilestream.options import Options
-from tilestream.plan import planner
+from tilestream.plan import planner, recipes
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.passes import split_bulk
+from tilestream.plan.passes.verified import apply
 from tilestream.plan.planner import FALLBACK, MEASURED, Candidate, plan, summary
 from tilestream.run.timing import uncollected
 from tilestream.schedule.fits import verify_on
@@ -140,7 +141,7 @@ def test_a_kernel_a_layer_is_timed_only_where_it_is_asked_for(monkeypatch: pytes
 
 
 def test_a_region_that_only_a_kernel_a_layer_runs_goes_to_inductor_untimed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planner, "recipes", lambda *_: [planner.Recipe("bulk", split_bulk)])
+    monkeypatch.setattr(planner, "recipes", lambda *_: [recipes.Recipe("bulk", split_bulk)])
     clock = Clock(bulk=1.0, fallback=3000.0)
     made = plan(chain(8), 262_143, H200, Options(), clock)  # rows that no other test has made a plan for
     assert [c.strategy for c in made.candidates if c.pipeline is not None] == ["bulk"]
@@ -149,17 +150,17 @@ def test_a_region_that_only_a_kernel_a_layer_runs_goes_to_inductor_untimed(monke
 
 def test_recipes_that_cut_alike_share_the_cut(monkeypatch: pytest.MonkeyPatch):
     program, cuts = nerf(), []
-    once = planner.cut_vertical
-    monkeypatch.setattr(planner, "cut_vertical", lambda *a, **k: cuts.append(k) or once(*a, **k))
+    once = recipes.cut_vertical
+    monkeypatch.setattr(recipes, "cut_vertical", lambda *a, **k: cuts.append(k) or once(*a, **k))
     planner._proposals.cache_clear()
     planner.made_of.cache_clear()
     made = planner.proposals(program, 1_000, H200, Options())
     assert len(cuts) == 2  # as it is, and by chunks
     planner.proposals(program, 8192, H200, Options())
     assert len(cuts) == 2, "nor is it made again at other rows"
-    for recipe, candidate in zip(planner.recipes(program, Options()), made, strict=False):
+    for recipe, candidate in zip(recipes.recipes(program, Options()), made, strict=False):
         if candidate.pipeline is not None:
-            assert candidate.pipeline == planner.apply(recipe.passes(H200), program)
+            assert candidate.pipeline == apply(recipe.passes(H200), program)
 
 
 @pytest.fixture

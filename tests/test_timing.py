@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tilestream.run import timing
-from tilestream.run.timing import FEW_ROUNDS, ROUNDS, Captured, interleaved, settle, to_choose, uncollected
+from tilestream.run.timing import FEW_ROUNDS, ROUNDS, Captured, interleaved, to_choose, uncollected, warm_up
 
 
 class Gpu:
@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def test_work_goes_on_until_the_clocks_are_up(gpu: Gpu) -> None:
     graph: Any = gpu
-    settle([graph])
+    warm_up([graph])
     assert gpu.cold_s <= 0.1 * gpu.whole_s and gpu.now_s < timing.MOST_S
 
 
@@ -51,7 +51,7 @@ def test_clocks_that_never_settle_end_the_work(gpu: Gpu, monkeypatch: pytest.Mon
         gpu.us *= 0.999
 
     monkeypatch.setattr(gpu, "replay", replay)
-    settle([graph])
+    warm_up([graph])
     assert gpu.now_s < timing.MOST_S + 3 * timing.STRETCH_S
 
 
@@ -99,7 +99,7 @@ def test_a_choice_takes_few_rounds_where_they_leave_no_doubt(
 ) -> None:
     """``us``: what the rounds of each arm take, over and over."""
     arms: list[Any] = [Captured(cycle(each), None, 1, lambda: None) for each in us]  # pyright: ignore[reportArgumentType]
-    monkeypatch.setattr(timing, "settle", lambda _: None)
+    monkeypatch.setattr(timing, "warm_up", lambda _: None)
     monkeypatch.setattr(timing, "replay_us", next)
     samples = to_choose(arms)
     assert [len(each) for each in samples] == [rounds] * len(us)

@@ -11,7 +11,6 @@ from stalled import leave, told_by
 
 from tilestream import cuda
 from tilestream.cuda.emit import headers
-from tilestream.cuda.shared_tile import launch
 from tilestream.plan.passes.share_tile import Split, share_tile
 
 
@@ -29,7 +28,6 @@ def broken() -> dict[str, str]:
 def main() -> int:
     texts = broken()
     compile_with(texts)
-    launch.TIMEOUT_NS = 50_000_000
     block = Ffn(512, 128, 192)
     kernel = cuda.build(share_tile(block.program(), Split(4, 8)))
     tensors = block.tensors(64, "cuda")

@@ -12,7 +12,7 @@ from tilestream.devices.h200 import H200
 from tilestream.devices.user import load
 from tilestream.errors import DeviceError
 
-__all__ = ["DEVICES", "Device", "detect", "get", "load"]
+__all__ = ["DEVICES", "Device", "detect", "get", "load", "planned_for"]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,15 @@ def get(name: str) -> Device:
         else:
             raise DeviceError(f"unknown variant {variant!r} of {base!r}", "use +kitsune or, as an example, +sms*2")
     return device
+
+
+def planned_for(name: str | None) -> Device:
+    """The device of that name; without one the GPU here, and an H200 where there is none that we know.
+
+    Raises:
+        DeviceError: as ``get``.
+    """
+    return get(name) if name else detect() or get("h200")
 
 
 def _number(text: str, name: str) -> float:

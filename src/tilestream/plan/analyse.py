@@ -43,7 +43,7 @@ def analyse(
         DeviceError: no device of that name is known.
     """
     options = options or Options()
-    device = device or _device(options)
+    device = device or devices.planned_for(options.device)
     found = capture(model, inputs, keywords, training, training_cut(options) if training else None)
     if options.interactions:
         for graph, kind in zip(found.graphs, found.kinds, strict=True):
@@ -68,7 +68,3 @@ def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.Gra
         return cut(joint, *args, **kwargs)
 
     return partition
-
-
-def _device(options: Options) -> Device:
-    return devices.get(options.device) if options.device else devices.detect() or devices.get("h200")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -14,7 +14,7 @@ from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import Allowed, Split, fewer_groups, share_tile, splits, tiles_for
-from tilestream.schedule.fits import verify_on
+from tilestream.plan.passes.verified import Pass, verified
 from tilestream.schedule.shared_tile import (
     MOST_ROWS,
     Block,
@@ -43,8 +43,6 @@ TOP_TILED = 3
 MINUTE_S = 60.0
 STRATEGY = "shared"
 
-Pass = Callable[[Pipeline], Pipeline]
-
 
 @dataclass(frozen=True)
 class SharedRecipe:
@@ -60,12 +58,12 @@ class SharedRecipe:
     def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
         """What turns a program into this candidate; the last one raises where it is not legal."""
         del queue_depth  # there are no queues
-
-        def verified(p: Pipeline) -> Pipeline:
-            verify_on(p, device)
-            return p
-
-        return (remove_dead_ops, merge_common_ops, partial(share_tile, split=self.split, device=device), verified)
+        return (
+            remove_dead_ops,
+            merge_common_ops,
+            partial(share_tile, split=self.split, device=device),
+            partial(verified, device=device),
+        )
 
 
 def in_any_order(options: Options) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,13 +10,11 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block
-from tilestream.schedule.fits import verify_on
+from tilestream.plan.passes.verified import Pass, verified
 from tilestream.schedule.shared_tile import MOST_ROWS, is_block, is_projection
 from tilestream.schedule.tiled_block import is_tileable
 
 STRATEGY = "vertical"
-
-Pass = Callable[[Pipeline], Pipeline]
 
 
 @dataclass(frozen=True)
@@ -30,12 +27,12 @@ class TiledRecipe:
     def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
         """What turns a program into this candidate; the last one raises where it is not legal."""
         del queue_depth  # there are no queues
-
-        def verified(p: Pipeline) -> Pipeline:
-            verify_on(p, device)
-            return p
-
-        return (remove_dead_ops, merge_common_ops, partial(tile_block, device=device), verified)
+        return (
+            remove_dead_ops,
+            merge_common_ops,
+            partial(tile_block, device=device),
+            partial(verified, device=device),
+        )
 
 
 def recipes(program: Pipeline, rows: int, options: Options) -> list[TiledRecipe]:

@@ -97,8 +97,7 @@ class RegionAnalysis:
         """
         if self.plan is None or target != "reference" or self.plan.chosen.pipeline is not None:
             return self.plan.chosen if self.plan is not None else None
-        legal = [c for c in self.plan.candidates if c.pipeline is not None and not c.rejected]
-        return min(legal, key=lambda c: c.predicted_us or float("inf")) if legal else self.plan.chosen
+        return self.plan.best_pipeline() or self.plan.chosen
 
     def runner(self, target: str = "auto") -> str:
         """The strategy of the pipeline that runs; ``inductor`` where none does, ``eager`` where there are no rows."""

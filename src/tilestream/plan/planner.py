@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from tilestream.devices import Device
 from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan import few_rows, many_rows
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.made import made_of, once
-from tilestream.plan.passes import (
-    balance,
-    choose_in_flight,
-    choose_placement,
-    choose_residency,
-    chunk_hidden,
-    cut_vertical,
-    hold_columns,
-    merge_common_ops,
-    order_memory_ops,
-    relu_in_product,
-    remove_dead_ops,
-    set_queue_depth,
-    split_bulk,
-    split_columns,
-    split_spatial,
-)
+from tilestream.plan.passes import merge_common_ops, relu_in_product, remove_dead_ops, split_bulk
+from tilestream.plan.passes.verified import apply
+from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
 from tilestream.plan.turned import NONE, Turned
-from tilestream.schedule.fits import verify_on
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +37,6 @@ SPATIAL = 0.9
 """Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
 pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
 has lost its spills since."""
-IN_PLACE = "wide layers in place"
 DEALT = 0.95
 """Layers in place are not timed where tiles dealt over the grid are predicted to take less than this share of it: in
 three plans that timed both they were never the faster, and their kernels take longest to compile."""
@@ -64,12 +47,7 @@ a pipeline takes 1.14); of seven small ones, none less than 0.63."""
 LIKELY = 0.75
 """The fallback will be timed where no pipeline is predicted to take less than this share of its prediction: of eleven
 plans above it whose fallback was timed one took less than ``SURE``; of four between the two, two did."""
-COLUMNS = (64, 128)
-"""Of a layer that is spread over SMs, those that one of them makes."""
 FALLBACK = "fallback"
-KERNEL_A_LAYER = "bulk"
-
-Pass = Callable[[Pipeline], Pipeline]
 
 
 @dataclass(frozen=True)
@@ -91,6 +69,21 @@ class Candidate:
         return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
 
 
+def prediction_of(c: Candidate) -> float:
+    """To compare by: infinite where there is no prediction."""
+    return math.inf if c.predicted_us is None else c.predicted_us
+
+
+def time_of(c: Candidate) -> float:
+    """To compare by: infinite where it was not timed."""
+    return math.inf if c.measured_us is None else c.measured_us
+
+
+def fallback_of(candidates: Sequence[Candidate]) -> Candidate:
+    """The one that every region has: Inductor."""
+    return next(c for c in candidates if c.strategy == FALLBACK)
+
+
 Measure = Callable[[Sequence[Candidate]], list[float | Exception]]
 """Times candidates side by side: microseconds of one call of each, or why one could not be timed."""
 
@@ -104,6 +97,11 @@ class Plan:
     device: str
     candidates: tuple[Candidate, ...]
     chosen: Candidate
+
+    def best_pipeline(self) -> Candidate | None:
+        """The legal pipeline that is predicted fastest, for who never gives way to the fallback; None without one."""
+        legal = [c for c in self.candidates if c.pipeline is not None and not c.rejected]
+        return min(legal, key=prediction_of, default=None)
 
 
 def plan(
@@ -159,7 +157,7 @@ def _behind(turned: Turned, c: Candidate) -> Candidate:
 def _proposals(
     program: Pipeline, rows: int, device: Device, options: Options, _any_order: bool
 ) -> tuple[Candidate, ...]:
-    """``_order``: what torch's flag and the options come to, which may change from call to call."""
+    """``_any_order`` is a part of the key alone: torch's flag, which recipes look at, may change from call to call."""
     candidates: list[Candidate] = []
     before: dict[Pipeline, Candidate] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
@@ -182,27 +180,27 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
         forced: the fallback is no alternative.
         most_shared: shared tiles that are timed at most.
     """
-    legal = sorted((c for c in candidates if c.pipeline is not None), key=_predicted)
-    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    legal = sorted((c for c in candidates if c.pipeline is not None), key=prediction_of)
+    fallback = fallback_of(candidates)
     shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
     others = [c for c in legal if c.strategy != few_rows.STRATEGY]
     wanted = {id(c) for c in (*shared[:most_shared], *others[:MEASURED])}
-    vertical_us = min((_predicted(c) for c in others if c.strategy == "vertical"), default=math.inf)
+    vertical_us = min((prediction_of(c) for c in others if c.strategy == "vertical"), default=math.inf)
 
     def hopeless(c: Candidate) -> bool:
         limit = HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else HOPELESS
-        return _predicted(c) > limit * _predicted(legal[0])
+        return prediction_of(c) > limit * prediction_of(legal[0])
 
-    dealt_us = min((_predicted(c) for c in others if c.detail == many_rows.TiledRecipe.detail), default=math.inf)
+    dealt_us = min((prediction_of(c) for c in others if c.detail == many_rows.TiledRecipe.detail), default=math.inf)
 
     def beaten(c: Candidate) -> bool:
         if c.detail.startswith(IN_PLACE):
-            return dealt_us < DEALT * _predicted(c)
-        return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and _predicted(c) > SPATIAL * vertical_us)
+            return dealt_us < DEALT * prediction_of(c)
+        return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and prediction_of(c) > SPATIAL * vertical_us)
 
     timed = [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
-    limit = LOST_LONG if _predicted(fallback) > LONG_US else LOST
-    lost = bool(timed) and not forced and _predicted(timed[0]) > limit * _predicted(fallback)
+    limit = LOST_LONG if prediction_of(fallback) > LONG_US else LOST
+    lost = bool(timed) and not forced and prediction_of(timed[0]) > limit * prediction_of(fallback)
     return [] if lost else timed
 
 
@@ -213,118 +211,10 @@ def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
         bound_us: what the fallback cannot beat.
     """
     wanted = shortlist(candidates)
-    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    fallback = fallback_of(candidates)
     if not wanted or fallback.predicted_us is None:
         return False
-    return _predicted(wanted[0]) > max(BEYOND * bound_us, LIKELY * fallback.predicted_us)
-
-
-def verified(p: Pipeline, device: Device) -> Pipeline:
-    """``p`` itself, if it is legal on ``device``; raises ``VerifyError`` otherwise."""
-    verify_on(p, device)
-    return p
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, products
-    in flight, and whether weights stay where they fit."""
-
-    strategy: str
-    split: Callable[..., Pipeline]
-    steps: int = 2
-    detail: str = ""
-    dims: tuple[int, ...] = (0, 1)
-    in_flight: int = 2
-    resident: bool = True
-
-    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
-        """What turns a program into this candidate, in order; the last one raises where it is not legal."""
-        return (*self.cut(device), *self.behind_cut(device, queue_depth))
-
-    @property
-    def cut_key(self) -> Hashable:
-        """Equal for recipes that cut a program in the same way."""
-        if isinstance(self.split, partial):
-            return self.split.func, self.split.args, tuple(sorted(self.split.keywords.items()))
-        return self.split
-
-    def cut(self, device: Device) -> tuple[Pass, ...]:
-        """The passes as far as the one that cuts the program into stages, which searches for the best cuts."""
-        return remove_dead_ops, merge_common_ops, order_memory_ops, partial(self.split, device=device)
-
-    def behind_cut(self, device: Device, queue_depth: int | None) -> tuple[Pass, ...]:
-        """The passes that say how the stages run."""
-        return (
-            partial(choose_placement, device=device, dims=self.dims),
-            partial(choose_residency, device=device, resident=self.resident),
-            partial(choose_in_flight, in_flight=self.in_flight),
-            partial(balance, device=device),
-            partial(set_queue_depth, steps=self.steps, depth=queue_depth),
-            partial(verified, device=device),
-        )
-
-
-def recipes(program: Pipeline, options: Options) -> list[Recipe]:
-    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth, and no layers by
-    columns, which were faster than vertical for few rows of wide layers, and never than Inductor."""
-    linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
-    several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
-    spatial = [
-        Recipe(
-            "spatial",
-            partial(split_spatial, layers_per_stage=layers),
-            steps,
-            f"{layers} layer{'s' * (layers > 1)} a stage, {steps} steps a queue",
-        )
-        for layers in several
-        for steps in ((2, 4) if options.strategy == "spatial" and options.queue_depth is None else (2,))
-        if layers < max(linears, 2)
-    ]
-    every = {
-        "vertical": [
-            Recipe("vertical", cut_vertical),
-            Recipe("vertical", cut_vertical, detail="one product in flight", in_flight=1),
-            Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
-            Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
-            Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
-            *_in_place(program),
-        ],
-        "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
-        KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
-        few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
-    }
-    if options.strategy != "auto":
-        return every[options.strategy]
-    return [recipe for group in every.values() for recipe in group]
-
-
-def _by_columns(program: Pipeline) -> list[Recipe]:
-    """Every layer on several SMs, each with its part of the columns."""
-    widest = max((op.out.features for s in program.stages for op in s.ops if op.kind == "linear" and op.out), default=0)
-    return [
-        Recipe(
-            "spatial",
-            partial(split_columns, columns=columns),
-            detail=f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}",
-            dims=dims,
-        )
-        for columns in COLUMNS
-        for dims in ((1,), (0,))
-        if widest > columns
-    ]
-
-
-def _in_place(program: Pipeline) -> list[Recipe]:
-    """Layers that no fragment holds, by blocks of their columns."""
-    made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
-    if all(tile.features <= WIDEST[0] for tile in made):
-        return []
-    split = partial(cut_vertical, form=hold_columns)
-    return [
-        Recipe("vertical", split, detail=IN_PLACE),
-        Recipe("vertical", split, detail=f"{IN_PLACE}, one product in flight", in_flight=1),
-    ]
+    return prediction_of(wanted[0]) > max(BEYOND * bound_us, LIKELY * fallback.predicted_us)
 
 
 def _candidate(
@@ -352,13 +242,6 @@ def _by_parts(recipe: Recipe, program: Pipeline, device: Device, queue_depth: in
     cut = once(made, recipe.cut_key, lambda: apply(recipe.cut(device), program))
     behind = (recipe.cut_key, recipe.steps, recipe.dims, recipe.in_flight, recipe.resident, queue_depth)
     return once(made, behind, lambda: apply(recipe.behind_cut(device, queue_depth), cut))
-
-
-def apply(passes: Sequence[Pass], program: Pipeline) -> Pipeline:
-    """The passes one after another."""
-    for one in passes:
-        program = one(program)
-    return program
 
 
 def on_inductor(program: Pipeline, rows: int, device: Device, epilogues: bool = True) -> Candidate:
@@ -390,8 +273,8 @@ def _measured(
     timed = _timed(candidates, wanted, measure)
     if all(c.measured_us is None for c in timed):
         timed = _timed(timed, _stages_over_sms(timed), measure)
-    fallback = next(c for c in timed if c.strategy == FALLBACK)
-    best_us = min((_time_of(c) for c in timed), default=float("inf"))
+    fallback = fallback_of(timed)
+    best_us = min((time_of(c) for c in timed), default=math.inf)
     predicted_us = fallback.predicted_us or 0.0
     if best_us > max(BEYOND * bound_us, SURE * predicted_us):
         return _timed(timed, [fallback], measure)
@@ -405,7 +288,7 @@ def _measured(
 def _stages_over_sms(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best spatial candidate that is left, if any: its stages are smaller kernels than those that failed."""
     left = (c for c in candidates if c.strategy == "spatial" and c.pipeline is not None and not c.rejected)
-    best = min(left, key=_predicted, default=None)
+    best = min(left, key=prediction_of, default=None)
     return [] if best is None else [best]
 
 
@@ -417,11 +300,11 @@ def without(made: Plan, reason: str) -> Plan | None:
         reason: why it cannot be, for the candidate.
     """
     candidates = tuple(replace(c, rejected=reason) if c == made.chosen else c for c in made.candidates)
-    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    fallback = fallback_of(candidates)
     usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
     timed = [c for c in usable if c.measured_us is not None]
     vertical = [c for c in usable if c.strategy == "vertical"]
-    key = _time_of if timed else _predicted
+    key = time_of if timed else prediction_of
     limit = fallback.predicted_us if not timed or fallback.measured_us is None else fallback.measured_us
     best = min(timed or vertical or _stages_over_sms(candidates), key=key, default=None)
     if best is None or (limit is not None and key(best) > MARGIN * limit):
@@ -448,7 +331,7 @@ def _choose(candidates: Sequence[Candidate], program: Pipeline, options: Options
     Once timing was tried, only a time counts: a pipeline that could not be timed never beats the fallback.
     """
     usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
-    fallback = next(c for c in candidates if c.strategy == FALLBACK)
+    fallback = fallback_of(candidates)
     if not usable:
         if options.strategy != "auto":
             reasons = "; ".join(rejections(candidates))
@@ -459,10 +342,10 @@ def _choose(candidates: Sequence[Candidate], program: Pipeline, options: Options
         return fallback
     timed = [c for c in usable if c.measured_us is not None]
     if options.strategy != "auto":
-        return min(timed, key=_time_of) if timed else min(usable, key=_predicted)
+        return min(timed, key=time_of) if timed else min(usable, key=prediction_of)
     if measured and not timed:
         return fallback
-    key, limit = (_time_of, fallback.measured_us) if measured else (_predicted, fallback.predicted_us)
+    key, limit = (time_of, fallback.measured_us) if measured else (prediction_of, fallback.predicted_us)
     best = min(timed or usable, key=key)
     return best if limit is None or key(best) <= MARGIN * limit else fallback
 
@@ -476,17 +359,9 @@ def rejections(candidates: Sequence[Candidate]) -> list[str]:
     return [f"{', '.join(who)}: {why}" for why, who in names.items()]
 
 
-def _predicted(c: Candidate) -> float:
-    return float("inf") if c.predicted_us is None else c.predicted_us
-
-
-def _time_of(c: Candidate) -> float:
-    return float("inf") if c.measured_us is None else c.measured_us
-
-
 def summary(made: Plan) -> str:
     """One line: the choice, its time, and the fallback's."""
-    other = next(c for c in made.candidates if c.strategy == FALLBACK)
+    other = fallback_of(made.candidates)
 
     def time(c: Candidate) -> str:
         if c.measured_us is not None:

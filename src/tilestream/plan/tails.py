@@ -19,7 +19,7 @@ from tilestream.graph.selection import Cut, Exclusion, Partition
 from tilestream.graph.tails import LIBRARY, Tail, tails
 from tilestream.ir.pipeline import TILE_ROWS
 from tilestream.options import Options
-from tilestream.plan.planner import FALLBACK, Candidate, proposals
+from tilestream.plan.planner import Candidate, fallback_of, proposals
 from tilestream.plan.turned import turned
 from tilestream.schedule.shared_tile import MOST_ROWS
 
@@ -68,7 +68,7 @@ def _proposals(region: Region, options: Options, device: Device) -> Sequence[Can
 
 
 def _fallback_us(candidates: Sequence[Candidate]) -> float:
-    return next(c.predicted_us or 0.0 for c in candidates if c.strategy == FALLBACK)
+    return fallback_of(candidates).predicted_us or 0.0
 
 
 def _best_us(candidates: Sequence[Candidate]) -> float:

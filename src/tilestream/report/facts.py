@@ -11,10 +11,10 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.sizes import weight_bytes
 from tilestream.ir.taps import Tap
+from tilestream.plan.planner import Candidate, Plan, prediction_of
 
 if TYPE_CHECKING:
     from tilestream.options import Options
-    from tilestream.plan.planner import Candidate, Plan
 
 
 def pipeline_facts(pipeline: Pipeline, *behind: Pipeline) -> dict[str, Any]:
@@ -124,13 +124,9 @@ def distinct(plan: Plan) -> list[tuple[Candidate, Pipeline]]:
         held = best.get(candidate.strategy)
         if candidate.pipeline is None or held == plan.chosen:
             continue
-        if held is None or candidate == plan.chosen or _rank(candidate) < _rank(held):
+        if held is None or candidate == plan.chosen or prediction_of(candidate) < prediction_of(held):
             best[candidate.strategy] = candidate
     return [(c, c.pipeline) for c in best.values() if c.pipeline is not None]
-
-
-def _rank(candidate: Candidate) -> float:
-    return float("inf") if candidate.predicted_us is None else candidate.predicted_us
 
 
 def candidate_facts(candidate: Candidate, predicted_us: float | None) -> dict[str, Any]:

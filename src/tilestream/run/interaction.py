@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
 from tilestream.announce import announce_failure
@@ -16,12 +13,11 @@ from tilestream.graph.interaction import Interaction, find_interactions, place
 from tilestream.graph.interaction.op import LIBRARY
 from tilestream.graph.sizes import hint
 from tilestream.options import Options
-from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.interaction import Sizes, library_s, ours_s
-from tilestream.plan.planner import MARGIN
-from tilestream.run import prepare
+from tilestream.run import prepare, timed_once
 from tilestream.run.target import Target
 from tilestream.run.time_interaction import time_interaction
+from tilestream.run.timed_once import Choice
 
 log = logging.getLogger(__name__)
 
@@ -33,28 +29,8 @@ class Kind:
 
     sizes: Sizes
     tables: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: str
     training: bool
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Microseconds of ours and of the library's, forward or both passes; measured where ``measured``."""
-
-    ours_us: float
-    library_us: float
-    measured: bool = False
-
-    @property
-    def gain_us(self) -> float:
-        return self.library_us - self.ours_us
-
-    @property
-    def wins(self) -> bool:
-        return self.ours_us <= MARGIN * self.library_us
-
-
-_choices: dict[str, Choice] = {}
 
 
 def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, target: Target) -> list[Choice]:
@@ -87,29 +63,20 @@ def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, ta
 
 
 def choose(kind: Kind, options: Options, target: Target) -> Choice:
-    """What ours and the library's take: from this process, the disk, or timed now; predicted where nothing is timed.
+    """What ours and the library's take, forward or both passes: timed once, predicted where nothing is timed.
 
     Raises:
         TilestreamError: the kernel cannot be built, or computes something else.
     """
-    measures = prepare.measures(options, target) and options.strategy == "auto"
-    key = _key(kind, target, measures)
-    path = options.cache_folder / "interactions" / f"{key}.json"
-    made = _choices.get(key)
-    kept = load_sealed(path) if made is None and options.cache else None
-    if kept is not None:
-        made = Choice(**kept)
-    if made is None:
-        if measures:
-            with prepare.kernels_kept(options, target):
-                ours_us, library_us = time_interaction(kind.sizes, kind.tables, kind.dtype, kind.training, target)
-        else:
-            ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
-        made = Choice(ours_us, library_us, measures)
-        if options.cache:
-            store_sealed(path, vars(made))
-    _choices[key] = made
-    return made
+    if not prepare.measures(options, target) or options.strategy != "auto":
+        ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
+        return Choice(ours_us, library_us)
+
+    def measured() -> Choice:
+        with prepare.kernels_kept(options, target):
+            return time_interaction(kind.sizes, kind.tables, kind.dtype, kind.training, target)
+
+    return timed_once.choose("interactions", kind, options, target, measured)
 
 
 def kind_of(site: Interaction) -> Kind:
@@ -118,13 +85,7 @@ def kind_of(site: Interaction) -> Kind:
     tables = tuple(0 if v.index is None else hint(v.rows.meta["val"].shape[0]) for v in site.vectors)
     looked_up = sum(n > 0 for n in tables)
     sizes = Sizes(hint(made.shape[0]), len(tables), site.features, hint(made.shape[1]), site.head, looked_up)
-    return Kind(sizes, tables, made.dtype, site.gradient is not None)
-
-
-def _key(kind: Kind, target: Target, measured: bool) -> str:
-    described = [astuple(kind.sizes), kind.tables, str(kind.dtype), kind.training]
-    where = [target.hardware.name, target.kind, measured, versions()]
-    return hashlib.sha256(json.dumps([described, where], sort_keys=True).encode()).hexdigest()
+    return Kind(sizes, tables, str(made.dtype), site.gradient is not None)
 
 
 # -- the kernels

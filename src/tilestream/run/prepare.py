@@ -105,14 +105,18 @@ def is_lone(region: Region, options: Options, target: Target) -> bool:
 
 
 def choose(found: Plan, target: Target) -> Candidate:
-    """The candidate that runs. The reference machine was asked for, so it never gives way to Inductor."""
+    """The candidate that runs. The reference machine was asked for, so it never gives way to Inductor.
+
+    Raises:
+        PlanError: it has no legal pipeline to run, with every reason.
+    """
     if target.kind != "reference" or found.chosen.pipeline is not None:
         return found.chosen
-    legal = [c for c in found.candidates if c.pipeline is not None and not c.rejected]
-    if not legal:
+    best = found.best_pipeline()
+    if best is None:
         reasons = "; ".join(f"{c.name}: {c.rejected}" for c in found.candidates if c.rejected)
         raise PlanError(f"{found.region} has no legal pipeline ({reasons})", "allow another strategy or device")
-    return min(legal, key=lambda c: c.predicted_us or float("inf"))
+    return best
 
 
 def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | None:

@@ -43,7 +43,7 @@ def resolve(options: Options, tensors: Iterable[Any]) -> Target | None:
         raise DeviceError(f"the model's tensors are on {names}", "move the model and its inputs to one device")
     device = gpus[0] if gpus else next(iter(found))
     if options.target == "reference":
-        return Target("reference", device, _hardware(options))
+        return Target("reference", device, devices.planned_for(options.device))
     if device.type != "cuda":
         raise DeviceError(
             f"the model's tensors are on the {device.type.upper()}, and kernels need a Hopper GPU (sm_90)",
@@ -56,10 +56,6 @@ def resolve(options: Options, tensors: Iterable[Any]) -> Target | None:
             "use an H100 or H200, or target='reference'",
         )
     return Target("cuda", device, _fitting(options, device))
-
-
-def _hardware(options: Options) -> Device:
-    return devices.get(options.device) if options.device else devices.detect() or devices.get("h200")
 
 
 def _fitting(options: Options, device: torch.device) -> Device:

@@ -7,8 +7,8 @@ import json
 import logging
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,39 @@ from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.planner import MARGIN
 from tilestream.run import oracle
 from tilestream.run.target import Target
-from tilestream.run.timing import capture, to_choose
+from tilestream.run.timing import Captured, capture, to_choose
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Entry:
+    """What was timed, in the cache on disk: a file named by a hash of all that decides the times.
+
+    Args:
+        folder: the cache's, for entries of one kind.
+        about: what decides beside the hardware and the versions of what compiles, as JSON has it.
+    """
+
+    def __init__(self, folder: str, about: Any, options: Options, target: Target) -> None:
+        text = json.dumps([folder, about, target.hardware.name, versions()], sort_keys=True)
+        self.key = hashlib.sha256(text.encode()).hexdigest()
+        self._path = options.cache_folder / folder / f"{self.key}.json"
+        self._used = options.cache
+
+    def load(self, made: type[T]) -> T | None:
+        """What ``store`` wrote of a dataclass; None where there is nothing, or nothing of these fields."""
+        found = load_sealed(self._path) if self._used else None
+        try:
+            return None if found is None else made(**found)
+        except TypeError:
+            return None
+
+    def store(self, found: Any) -> None:
+        """Write a dataclass of numbers, unless the options say that nothing is kept."""
+        if self._used:
+            store_sealed(self._path, vars(found))
 
 
 @dataclass(frozen=True)
@@ -30,6 +60,10 @@ class Choice:
 
     other_us: float
     present_us: float
+
+    @property
+    def gain_us(self) -> float:
+        return self.present_us - self.other_us
 
     @property
     def wins(self) -> bool:
@@ -42,17 +76,13 @@ _choices: dict[str, Choice] = {}
 
 def choose(folder: str, kind: Any, options: Options, target: Target, measured: Callable[[], Choice]) -> Choice:
     """The choice for ``kind``, a frozen dataclass of all that decides times: from this process, the disk, or now."""
-    about = [folder, vars(kind), target.hardware.name, versions()]
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    path = options.cache_folder / folder / f"{key}.json"
-    kept = _choices.get(key) or (load_sealed(path) if options.cache else None)
-    made = Choice(**kept) if isinstance(kept, dict) else kept
+    entry = Entry(folder, asdict(kind), options, target)
+    made = _choices.get(entry.key) or entry.load(Choice)
     if made is None:
         made = measured()
-        if options.cache:
-            store_sealed(path, vars(made))
+        entry.store(made)
     log.info("%s: %s", kind, made)
-    _choices[key] = made
+    _choices[entry.key] = made
     return made
 
 
@@ -63,17 +93,27 @@ def timed(name: str, other: Callable[[], Tensor], present: Callable[[], Tensor],
         PlanError: it computes something else.
     """
     arms = [capture(other), capture(present)]
-    out: Any = arms[0].outputs
-    out.fill_(float("nan"))
-    arms[0].graph.replay()
-    torch.cuda.synchronize()
     seen: Any = arms[1].outputs
-    error, own, good = oracle.judge([out], [seen], [exact])
+    hold(name, arms[0], seen, exact)
+    other_us, present_us = (statistics.median(s) for s in to_choose(arms))
+    return Choice(other_us, present_us)
+
+
+def hold(name: str, arm: Captured, present: Tensor, exact: Tensor) -> None:
+    """Replay ``arm`` over a poisoned result: every element must be written, and be about as near to float64 as that of
+    what the graph has.
+
+    Raises:
+        PlanError: one is not.
+    """
+    out: Any = arm.outputs
+    out.fill_(float("nan"))
+    arm.graph.replay()
+    torch.cuda.synchronize()
+    error, own, good = oracle.judge([out], [present], [exact])
     if not good:
         raise PlanError(
             f"{name} computes a wrong result: its error against float64 is {error:.2e}, that of what the graph has"
             f" {own:.2e}",
             "report this with the model; what the graph has is used",
         )
-    other_us, present_us = (statistics.median(s) for s in to_choose(arms))
-    return Choice(other_us, present_us)

@@ -110,7 +110,7 @@ def interleaved(arms: Sequence[Captured], rounds: int, least: int | None = None)
     Args:
         least: the rounds after which it ends where there is no doubt of the fastest; never before ``rounds`` if None.
     """
-    settle([arm.graph for arm in arms])
+    warm_up([arm.graph for arm in arms])
     samples: list[list[float]] = [[] for _ in arms]
     for index in range(rounds):
         if index == least and no_doubt(samples):
@@ -140,7 +140,7 @@ def replay_us(graph: torch.cuda.CUDAGraph) -> float:
     return start.elapsed_time(end) * 1000
 
 
-def settle(graphs: Sequence[torch.cuda.CUDAGraph]) -> None:
+def warm_up(graphs: Sequence[torch.cuda.CUDAGraph]) -> None:
     """Replay the graphs in turn, by stretches, until one takes no less than ``SETTLED`` of the time of the one before.
 
     Ends after ``MOST_S`` in any case. On an H200 that waited for a compiler the first stretch took twice its time, and

@@ -7,8 +7,6 @@ whole is compiled twice and the winner kept.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +18,13 @@ from torch import fx
 from tilestream.graph.real import real
 from tilestream.graph.sizes import hint
 from tilestream.options import Options
-from tilestream.plan.cache import load_sealed, store_sealed, versions
 from tilestream.plan.gradients import STRATEGY
 from tilestream.plan.parts import total_us
-from tilestream.plan.planner import FALLBACK, Plan
+from tilestream.plan.planner import Plan, fallback_of
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
+from tilestream.run.timed_once import Entry
 from tilestream.run.timing import at_most_us, timed_to_choose
 
 log = logging.getLogger(__name__)
@@ -55,7 +53,7 @@ class WholeTiming:
     Attributes:
         training: whether the graph is one of a training step's two.
         gain_us: what the regions gain by their own measurements.
-        streamed_us: None in training too where the gain is clear by one call that was not settled.
+        streamed_us: None in training too where the gain is clear by a few calls before the GPU is at its clocks.
     """
 
     regions: int
@@ -128,8 +126,8 @@ class Whole:
             _wholes.append(WholeTiming(*kind, 0.0, None, None))
             return compiled(streamed)
         gain_us = sum(map(gain, self.plans)) + self.beside_us
-        key = self._key(streamed)
-        kept = self._load(key)
+        entry = self._entry(streamed)
+        kept = entry.load(WholeTiming)
         if kept is not None:
             _wholes.append(kept)
             return compiled(streamed if kept.streams else plain)
@@ -152,14 +150,14 @@ class Whole:
         found = WholeTiming(*kind, gain_us, streamed_us, without_us)
         log.info("whole graph: %s", found)
         _wholes.append(found)
-        self._store(key, found)
+        entry.store(found)
         if trees:
             return compiled(streamed if found.streams else plain)
         return arms[0] if found.streams else arms[1]
 
     def _timed(self, call: Callable[[], Any], gain_us: float, training: bool) -> float | None:
         """Microseconds of a call. None where the gain is clear whatever it takes exactly, in training: its times are
-        told to nobody, and to settle clocks, capture and replay both graphs was up to 2 s of GraphCast's first call."""
+        told to nobody, and to warm up, capture and replay both graphs was up to 2 s of GraphCast's first call."""
         if training and not self._is_tuned and gain_us >= self._clear() * at_most_us(call):
             return None
         (us,) = timed_to_choose([call])
@@ -167,7 +165,7 @@ class Whole:
 
     def note(self, training: bool) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
-        others = [next(c for c in p.candidates if c.strategy == FALLBACK) for p in self.plans]
+        others = [fallback_of(p.candidates) for p in self.plans]
         chosen = [p.chosen for p in self.plans]
         mine, theirs = (total_us(c.measured_us for c in candidates) for candidates in (chosen, others))
         _wholes.append(WholeTiming(len(self.plans), False, training, sum(map(gain, self.plans)), mine, theirs))
@@ -221,31 +219,18 @@ class Whole:
         by_name = {f"primals_{index + 1}": value for index, value in enumerate(self.originals)}
         return [by_name.get(node.name) for node in placeholders]
 
-    def _key(self, streamed: fx.GraphModule) -> str:
+    def _entry(self, streamed: fx.GraphModule) -> Entry:
         shapes = [
             [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
             for v in (n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder"))
         ]
-        text = json.dumps(
-            [streamed.code, shapes, versions(), self.target.hardware.name, str(sorted(self.patches.items()))]
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _load(self, key: str) -> WholeTiming | None:
-        found = load_sealed(self.options.cache_folder / "wholes" / f"{key}.json") if self.options.cache else None
-        try:
-            return None if found is None else WholeTiming(**found)
-        except TypeError:
-            return None
-
-    def _store(self, key: str, found: WholeTiming) -> None:
-        if self.options.cache:
-            store_sealed(self.options.cache_folder / "wholes" / f"{key}.json", vars(found))
+        about = [streamed.code, shapes, str(sorted(self.patches.items()))]
+        return Entry("wholes", about, self.options, self.target)
 
 
 def gain(plan: Plan) -> float:
     """Microseconds that a pipeline takes less than Inductor alone: measured where both were, else predicted."""
-    other = next(c for c in plan.candidates if c.strategy == FALLBACK)
+    other = fallback_of(plan.candidates)
     for mine, theirs in (
         (plan.chosen.measured_us, other.measured_us),
         (plan.chosen.predicted_us, other.predicted_us),

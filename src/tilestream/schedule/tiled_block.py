@@ -208,11 +208,6 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     return TiledBlock(block, clusters)
 
 
-def columns_axes(block: Block) -> tuple[str, ...]:
-    """Axes of the direction whose clusters have columns."""
-    return block.outs if block.one_layer else (*block.outs, block.hid)
-
-
 def loop_tiles(block: Block) -> dict[str, int]:
     """Axes that a cluster loops over, and what it takes of them at once: rows, and columns of the first product."""
     if block.one_layer:
@@ -232,11 +227,11 @@ def _clusters(stage: Stage, block: Block) -> int:
     sizes = {(d.level, d.axes): d.size for d in stage.mesh if d.size > 1}
     pair = sizes.pop((Level.CLUSTER, (block.rows,)), 1)
     rows = sizes.pop((Level.GRID, (block.rows,)), 1)
-    columns = sizes.pop((Level.GRID, columns_axes(block)), 1)
+    columns = sizes.pop((Level.GRID, block.shared_by_columns), 1)
     if sizes or pair != CLUSTER:
         raise VerifyError(
-            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({', '.join(columns_axes(block))}), and clusters"
-            f" of {CLUSTER} over rows",
+            f"stage {stage.name!r}: the mesh of a tiled block is rows, ({', '.join(block.shared_by_columns)}), and"
+            f" clusters of {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
     blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))

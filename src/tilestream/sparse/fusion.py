@@ -177,7 +177,7 @@ class _Fuser:
         """
         if statement.name not in self.alone:
             kept = [binding[i] for i in statement.indices]
-            views = _below(scope.beside)
+            views = below(scope.beside)
             for access in self._reads(statement, index):
                 for view in views:
                     other = _matched(view, access, index, binding)
@@ -246,7 +246,7 @@ def _matched(view: View, access: Access, index: str, binding: dict[str, str]) ->
     return other if same and other not in binding.values() else None
 
 
-def _below(views: Sequence[View]) -> list[View]:
+def below(views: Sequence[View]) -> list[View]:
     """The views and everything they are made of, each once."""
     found: dict[View, None] = {}
     stack = list(views)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from tilestream.cuda.emit import headers
 from tilestream.cuda.few_queries import NAME, Kernel, parameters
 from tilestream.cuda.host.build import (
     Arena,
     HostRun,
-    built,
     bytes_of,
     check_ended,
-    default_folder,
     left_at,
-    mutate,
     run_file,
     run_program,
 )
-from tilestream.cuda.host.lanes import HOST_FILES
+from tilestream.cuda.host.lanes import compiled
 from tilestream.ir.dtypes import DTYPES
 
 ADDRESSES = 5
@@ -45,7 +38,7 @@ def attention_on_host(
     how = options or HostRun()
     heads, _, queries, features = query.shape
     kernel = Kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
-    program = _compiled(kernel, how)
+    program = compiled(kernel.text, NAME, "FewQueriesParams", how)
     arena = Arena()
     held = [0 if t is None else arena.add(bytes_of(t)) for t in (query, key, value, mask)]
     out = arena.add(bytes_of(torch.full_like(query, float("nan"))))
@@ -56,13 +49,3 @@ def attention_on_host(
     done, raw = run_file(arena, words, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
     check_ended(NAME, done)
     return left_at(raw, out, query)
-
-
-def _compiled(kernel: Kernel, options: HostRun) -> Path:
-    texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
-    texts["kernel"] = f'{kernel.text}#include "lanes_run.h"\nTS_LANES_MAIN({NAME}, FewQueriesParams)\n'
-    mutate(texts, options.mutations)
-    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
-    if options.sanitize:
-        flags.append("-fsanitize=thread")
-    return built(options.folder or default_folder(), texts, "kernel", flags, "")

@@ -78,7 +78,7 @@ def _run(
     shape: tuple[int, ...],
     options: HostRun,
 ) -> torch.Tensor:
-    program = _compiled(kernel, options)
+    program = compiled(kernel.text(WARPS), kernel.name, "InteractionParams", options)
     arena = Arena()
     like = sources[0]
     size = like.element_size()
@@ -109,10 +109,14 @@ def _run(
     return left_at(raw, out, empty)
 
 
-def _compiled(kernel: Kernel, options: HostRun) -> Path:
+def compiled(text: str, name: str, params: str, options: HostRun) -> Path:
+    """The program that runs the kernel ``name`` of a text against ``lanes.cuh``, whose argument is a ``params``.
+
+    Raises:
+        CompileError: as ``build.built``.
+    """
     texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
-    main = f'#include "lanes_run.h"\nTS_LANES_MAIN({kernel.name}, InteractionParams)\n'
-    texts["kernel"] = f"{kernel.text(WARPS)}{main}"
+    texts["kernel"] = f'{text}#include "lanes_run.h"\nTS_LANES_MAIN({name}, {params})\n'
     mutate(texts, options.mutations)
     flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
     if options.sanitize:

@@ -10,7 +10,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile import written_out
-from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, columns_axes, loop_tiles
+from tilestream.schedule.tiled_block import CLUSTER, COLUMNS, loop_tiles
 from tilestream.schedule.tiled_layers import find_layers
 
 
@@ -38,7 +38,7 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
     columns = _most_busy(room, blocks) if block.one_layer else blocks
     mesh = (
         Spread(Level.GRID, room // columns, (block.rows,)),
-        Spread(Level.GRID, columns, columns_axes(block)),
+        Spread(Level.GRID, columns, block.shared_by_columns),
         Spread(Level.CLUSTER, CLUSTER, (block.rows,)),
     )
     loops = tuple(Loop(axis, tile) for axis, tile in loop_tiles(block).items())

@@ -109,7 +109,8 @@ class Block:
 
     @property
     def shared_by_columns(self) -> tuple[str, ...]:
-        """Axes of the direction whose CTAs have columns of every result; of two layers, first of the middle."""
+        """Axes of the direction whose CTAs, or clusters of a tiled block, have columns of every result; of two layers,
+        first of the middle."""
         return self.outs if self.one_layer else (*self.outs, self.hid)
 
     @property

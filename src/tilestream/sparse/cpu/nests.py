@@ -20,7 +20,7 @@ from tilestream.sparse.cpu.expressions import COSTLY, expression, number
 from tilestream.sparse.cpu.making import Making
 from tilestream.sparse.cpu.registers import ROWS
 from tilestream.sparse.cpu.scope import Array, Scope, Tile
-from tilestream.sparse.fusion import Leaf, Op, View
+from tilestream.sparse.fusion import Leaf, Op, View, below
 from tilestream.sparse.region import Region
 
 TILE = 64
@@ -81,7 +81,7 @@ class Nests(Making):
         if not loops or loops[0] in op.reduced or scope.tiles:
             return 0
         index, rows, useful = loops[0], 1, False
-        for view in products.below(op):
+        for view in below([op]):
             if isinstance(view, Leaf):
                 if view.tensor not in self.dense and index in view.indices:
                     form = self.format(view)

@@ -11,18 +11,6 @@ NARROW = 4
 """Rows of fewer elements are left to plain loops."""
 
 
-def below(op: Op) -> list[View]:
-    """A view and all that it is made of, each once."""
-    found: dict[View, None] = {}
-    stack: list[View] = [op]
-    while stack:
-        view = stack.pop()
-        if view not in found:
-            found[view] = None
-            stack.extend(view.operands if isinstance(view, Op) else ())
-    return list(found)
-
-
 def is_dense(nests: Making, view: View) -> bool:
     """Whether a view has every element and can be had as an array: a plain one, or made of such by itself."""
     if isinstance(view, Leaf):

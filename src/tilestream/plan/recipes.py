@@ -1,0 +1,140 @@
+"""How candidates are made of a region's program: which passes, and with what, under each strategy.
+
+Those that depend on the rows have files of their own: ``few_rows`` and ``many_rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+from tilestream.devices import Device
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import WIDEST
+from tilestream.options import Options
+from tilestream.plan import few_rows
+from tilestream.plan.passes import (
+    balance,
+    choose_in_flight,
+    choose_placement,
+    choose_residency,
+    chunk_hidden,
+    cut_vertical,
+    hold_columns,
+    merge_common_ops,
+    order_memory_ops,
+    remove_dead_ops,
+    set_queue_depth,
+    split_bulk,
+    split_columns,
+    split_spatial,
+)
+from tilestream.plan.passes.verified import Pass, verified
+
+KERNEL_A_LAYER = "bulk"
+IN_PLACE = "wide layers in place"
+COLUMNS = (64, 128)
+"""Of a layer that is spread over SMs, those that one of them makes."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, products
+    in flight, and whether weights stay where they fit."""
+
+    strategy: str
+    split: Callable[..., Pipeline]
+    steps: int = 2
+    detail: str = ""
+    dims: tuple[int, ...] = (0, 1)
+    in_flight: int = 2
+    resident: bool = True
+
+    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
+        """What turns a program into this candidate, in order; the last one raises where it is not legal."""
+        return (*self.cut(device), *self.behind_cut(device, queue_depth))
+
+    @property
+    def cut_key(self) -> Hashable:
+        """Equal for recipes that cut a program in the same way."""
+        if isinstance(self.split, partial):
+            return self.split.func, self.split.args, tuple(sorted(self.split.keywords.items()))
+        return self.split
+
+    def cut(self, device: Device) -> tuple[Pass, ...]:
+        """The passes as far as the one that cuts the program into stages, which searches for the best cuts."""
+        return remove_dead_ops, merge_common_ops, order_memory_ops, partial(self.split, device=device)
+
+    def behind_cut(self, device: Device, queue_depth: int | None) -> tuple[Pass, ...]:
+        """The passes that say how the stages run."""
+        return (
+            partial(choose_placement, device=device, dims=self.dims),
+            partial(choose_residency, device=device, resident=self.resident),
+            partial(choose_in_flight, in_flight=self.in_flight),
+            partial(balance, device=device),
+            partial(set_queue_depth, steps=self.steps, depth=queue_depth),
+            partial(verified, device=device),
+        )
+
+
+def recipes(program: Pipeline, options: Options) -> list[Recipe]:
+    """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth, and no layers by
+    columns, which were faster than vertical for few rows of wide layers, and never than Inductor."""
+    linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
+    several = sorted({1, 2, max(1, linears // 4), max(1, linears // 2)})
+    spatial = [
+        Recipe(
+            "spatial",
+            partial(split_spatial, layers_per_stage=layers),
+            steps,
+            f"{layers} layer{'s' * (layers > 1)} a stage, {steps} steps a queue",
+        )
+        for layers in several
+        for steps in ((2, 4) if options.strategy == "spatial" and options.queue_depth is None else (2,))
+        if layers < max(linears, 2)
+    ]
+    every = {
+        "vertical": [
+            Recipe("vertical", cut_vertical),
+            Recipe("vertical", cut_vertical, detail="one product in flight", in_flight=1),
+            Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
+            Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
+            Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
+            *_in_place(program),
+        ],
+        "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
+        KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
+        few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
+    }
+    if options.strategy != "auto":
+        return every[options.strategy]
+    return [recipe for group in every.values() for recipe in group]
+
+
+def _by_columns(program: Pipeline) -> list[Recipe]:
+    """Every layer on several SMs, each with its part of the columns."""
+    widest = max((op.out.features for s in program.stages for op in s.ops if op.kind == "linear" and op.out), default=0)
+    return [
+        Recipe(
+            "spatial",
+            partial(split_columns, columns=columns),
+            detail=f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}",
+            dims=dims,
+        )
+        for columns in COLUMNS
+        for dims in ((1,), (0,))
+        if widest > columns
+    ]
+
+
+def _in_place(program: Pipeline) -> list[Recipe]:
+    """Layers that no fragment holds, by blocks of their columns."""
+    made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
+    if all(tile.features <= WIDEST[0] for tile in made):
+        return []
+    split = partial(cut_vertical, form=hold_columns)
+    return [
+        Recipe("vertical", split, detail=IN_PLACE),
+        Recipe("vertical", split, detail=f"{IN_PLACE}, one product in flight", in_flight=1),
+    ]
