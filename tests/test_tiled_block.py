@@ -64,7 +64,7 @@ def test_rows_that_bulk_copies_cannot_address_are_copied_by_warps() -> None:
     verify_on(pipeline, H200)
     s = schedule(pipeline)
     assert s.copies_rows and s.makes_rows and s.pitch == 480 and s.first_steps == 8
-    assert s.walk(32_768).early == 2 * 17  # a unit of the first product for each cluster, four of a pair of tiles
+    assert s.walk(32_768).early == 2 * 16  # a unit of the first product for each cluster, four of a pair of tiles
     flags, _, operand, weight = space_bytes(s)
     assert flags >= 8 * (132 + s.slots * (32 + 8 + 8) + 256)
     assert operand == s.slots * 128 * 960 and weight == 1024 * 960
