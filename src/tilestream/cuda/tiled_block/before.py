@@ -23,8 +23,7 @@ def prefetch_code(s: TiledBlock, pipeline: Pipeline) -> str:
     """The body of ``Kernel::prefetch``: row ``row`` of every tensor, to the L2."""
     b = s.block
     if s.copies_rows:
-        bytes_ = b.sizes[0] * DTYPE_BYTES[b.dtype]
-        return f"    prefetch_row<{bytes_}>(p.odd_input.data + row * p.odd_input.stride, t);"
+        return f"    prefetch_row<{2 * b.sizes[0]}>(p.odd_input.data + row * p.odd_input.stride, t);"
     lines = [
         f"    prefetch_row<{b.sizes[0] * DTYPE_BYTES[dtype]}>({at}, t);"
         for _, dtype, at in (_place(b, pipeline, op) for op in b.before if op.kind == "load")
