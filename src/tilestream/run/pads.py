@@ -11,22 +11,27 @@ from torch import Tensor
 from torch.nn import functional
 
 _library = torch.library.Library("tilestream", "FRAGMENT")
-_library.define("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", tags=(torch.Tag.needs_exact_strides,))
+_library.define(
+    "padded(Tensor[] matrices, SymInt columns, bool early=False) -> Tensor[]", tags=(torch.Tag.needs_exact_strides,)
+)
 PADDED = torch.ops.tilestream.padded.default
-"""Of each matrix [rows, k] its copy [rows, columns], zeros behind its own; 16-bit elements on a GPU."""
+"""Of each matrix [rows, k] its copy [rows, columns], zeros behind its own; 16-bit elements on a GPU. ``early``: CTAs
+may start before the kernel in front has ended."""
 
 
-def _eager(matrices: list[Tensor], columns: int) -> list[Tensor]:
+def _eager(matrices: list[Tensor], columns: int, early: bool = False) -> list[Tensor]:
+    del early
     return [functional.pad(m, (0, columns - m.shape[1])).contiguous() for m in matrices]
 
 
-def _cuda(matrices: list[Tensor], columns: int) -> list[Tensor]:
+def _cuda(matrices: list[Tensor], columns: int, early: bool = False) -> list[Tensor]:
     from tilestream.cuda.pad import padded
 
-    return padded(matrices, columns)
+    return padded(matrices, columns, early)
 
 
-def _shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
+def _shapes(matrices: list[Tensor], columns: int, early: bool = False) -> list[Tensor]:
+    del early
     return [m.new_empty((m.shape[0], columns)) for m in matrices]
 
 

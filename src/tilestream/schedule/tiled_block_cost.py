@@ -20,8 +20,8 @@ ISSUE = 1.4
 START_S = 6.0e-6
 """Launch, barriers and the first pages; rows that are made in front of the first product."""
 COPY_S = 0.33e-6
-"""Of the one warp of a CTA that copies rows which bulk copies cannot address, a row: four are on their way from the L2 at
-once, and a release follows. On paper; side by side with products."""
+"""Of the one warp of a CTA that copies rows which bulk copies cannot address, a row: four are on their way from the L2
+at once, and a release follows. On paper; side by side with products."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@
 // where something, a norm, stands in front of the first layer, or where bulk copies cannot address rows of the input. The
 // first of them all warps make, and the first layer's weights, if these are as odd.
 #pragma once
-#include "collectives.cuh"
-#include "odd_rows.cuh"
+#include "tiled_copies.cuh"
 #include "tiled_order.cuh"
 #include "warp_row.cuh"
 
@@ -19,21 +18,8 @@ namespace ts {
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
-constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
-constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
+constexpr int SLABS = 2;                        // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
-
-// Columns of an input and a first weight whose rows are no multiple of 16 bytes, and rows of that weight. Bulk copies read
-// copies of both, which warps make: of the input the operand, of the weights all rows. None where bulk copies can read both.
-template <class K, class = void>
-constexpr int ODD_COLUMNS = 0;
-template <class K>
-constexpr int ODD_COLUMNS<K, decltype((void)K::ODD)> = K::ODD;
-template <class K, class = void>
-constexpr int ODD_WEIGHTS = 0;
-template <class K>
-constexpr int ODD_WEIGHTS<K, decltype((void)K::ODD)> = K::WEIGHT_ROWS;
-constexpr int weight_flags(int rows) { return (rows + OPERAND_ROWS - 1) / OPERAND_ROWS; }
 
 // Where the flags are: those of the operand and of copied weights by fours of rows, of the hidden layer and of its readers
 // by tiles of 64 rows.
@@ -47,13 +33,6 @@ TS_DEV Flags flags_of(const P& p) {
   u64* hidden = weights + weight_flags(ODD_WEIGHTS<K>);
   return {operand, weights, hidden, hidden + p.walk.slots * 2 * K::HID_BLOCKS};
 }
-// What a flag of row tile `tile` says when it is raised in a launch before which all were at most `epoch`.
-TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(tile / w.slots) + 1; }
-
-// Tiles of rows, of whole clusters.
-template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_seconds / K::OUT_BLOCKS * PAIR; }
-
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
   const u64 start = now_ns();
@@ -216,25 +195,6 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
     flag_release(flags.hidden + mine * K::HID_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
   }
   if (lane_in_warp() == 0) store_wait<0>();
-}
-
-// What a warp has stored may be loaded by bulk copies.
-TS_DEV void announce_rows(u64* flag, u64 ticket) {
-  sync_warp();
-  if (lane_in_warp() == 0) {
-    fence_async_global();
-    flag_release(flag, ticket);
-  }
-}
-// OPERAND_ROWS rows from row `row` of `all` on, to row `to` of their copies.
-struct OddRows {
-  const char* data;
-  long long stride;  // bytes
-};
-template <class K>
-TS_DEV void copy_four(const OddRows& from, int row, int all, void* copies, int to) {
-  constexpr int BYTES = (ODD_COLUMNS<K> + 7) / 8 * 16;
-  copy_odd_rows<OPERAND_ROWS, ODD_COLUMNS<K>>((char*)copies + (u64)to * BYTES, from.data + row * from.stride, from.stride, all - row);
 }
 
 // Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made.
