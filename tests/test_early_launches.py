@@ -19,7 +19,6 @@ from tilestream.run.backend import tilestream
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Interpreted
 from tilestream.run.operator import REGION
-from tilestream.run.pads import PADDED
 from tilestream.run.spec import decode, encode, spec_of
 
 ON = Options()
@@ -111,17 +110,3 @@ def test_a_weight_that_a_launch_in_front_copies_is_written(lies: str, monkeypatc
         call = RegionCall(decode(encode(spec)), torch.device("cpu"), rescue=False)
         call(values)
         assert asked.pop() is (wanted and lies == "by rows")
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_copies_of_odd_rows_start_early(on: bool) -> None:
-    """They wait before they read: behind whatever is in front of the graph."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    pads = graph.call_function(PADDED, ([x], 480))
-    graph.output(pads)
-    owner = fx.GraphModule({}, graph)
-    assert early_launches.start_early(owner, ON.with_(early_launch=on)) == on
-    assert pads.args[2:] == ((True,) if on else ())
-    (got,) = owner(torch.ones(3, 479))
-    assert got.shape == (3, 480) and not got[:, 479].any()

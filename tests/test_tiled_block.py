@@ -54,22 +54,8 @@ def test_a_block_of_a_vision_transformer() -> None:
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.all_seconds) == (64 * 12, 64 * 3)
     assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 12)
-    flags, hidden, operand, _ = space_bytes(s)
+    flags, hidden, operand = space_bytes(s)
     assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
-
-
-def test_rows_that_bulk_copies_cannot_address_are_copied_by_warps() -> None:
-    """And the first weight's, whole: it is as odd."""
-    pipeline = tile_block(Ffn(1024, 479, 1024).program(), H200)
-    verify_on(pipeline, H200)
-    s = schedule(pipeline)
-    assert s.copies_rows and s.makes_rows and s.pitch == 480 and s.first_steps == 8
-    assert s.walk(32_768).early == 2 * 16  # a unit of the first product for each cluster, four of a pair of tiles
-    flags, _, operand, weight = space_bytes(s)
-    assert flags >= 8 * (128 + s.slots * (32 + 8 + 8) + 256)
-    assert operand == s.slots * 128 * 960 and weight == 1024 * 960
-    even = schedule(tile_block(Ffn(1024, 480, 1024).program(), H200))
-    assert not even.makes_rows and space_bytes(even)[2:] == (0, 0)
 
 
 def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
@@ -144,8 +130,8 @@ def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
     assert (s.clusters, s.hid_blocks, s.out_blocks, s.second_steps) == (66, 0, 9, 12)
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.head, walk.firsts) == (0, 0, 0) and walk.all_seconds == 64 * 9
-    flags, *rings = space_bytes(s)
-    assert rings == [0, 0, 0] and flags >= 8 * 132
+    flags, hidden, operand = space_bytes(s)
+    assert hidden == operand == 0 and flags >= 8 * 132
 
 
 @pytest.mark.parametrize("rows", [1, 700])
@@ -182,9 +168,7 @@ def test_the_planner_tiles_a_layer_on_many_rows_alone() -> None:
 @pytest.mark.parametrize(
     ("block", "why"),
     [
-        (Ffn(260, 1024, 512), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
-        (Ffn(1024, 260, 512, norm="layer"), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
-        (Ffn(1024, 260, 512, gated=True), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
+        (Ffn(1024, 260, 512), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
         (Ffn(4096, 1032, 1032, norm="layer"), "rows of 1032 > 1024 columns stand in front of the first layer"),
         (
             Layer(768, (2304,), "layer", bias=True),

@@ -113,11 +113,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
     "tiled blocks": lambda: [
         (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
-        for block in (
-            Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"),
-            GATED,
-            Ffn(520, 251, 264, bias=True),
-        )
+        for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
     ],
     "backward chains": lambda: [
         (p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for name, p in CHAINS.items() if name != "odd rows"

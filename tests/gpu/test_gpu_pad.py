@@ -31,23 +31,6 @@ def test_values(k: int, dtype: torch.dtype) -> None:
         assert torch.equal(got, want) and torch.equal(again, want)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_it_waits_for_what_is_in_front(copied: bool) -> None:
-    """Launched early, behind a kernel and behind a copy, in a graph."""
-    x, source = torch.zeros(2048, 479, device="cuda").bfloat16(), torch.randn(2048, 479, device="cuda").bfloat16()
-
-    def run() -> list[torch.Tensor]:
-        x.fill_(float("nan"))
-        x.copy_(source) if copied else torch.mul(source, 2.0, out=x)
-        return padded([x], 480, early=True)
-
-    graph = capture(run)
-    for _ in range(10):
-        graph.graph.replay()
-        (got,) = graph.outputs  # pyright: ignore[reportGeneralTypeIssues]
-        assert torch.equal(got[:, :479], source if copied else source * 2)
-
-
 @pytest.mark.parametrize("rows", [700, 2048])
 def test_a_compiled_layer_whose_weight_changes(rows: int) -> None:
     module = nn.Sequential(nn.Linear(479, 1024), nn.ReLU(), nn.Linear(1024, 8)).cuda().bfloat16().eval()

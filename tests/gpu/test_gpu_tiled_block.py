@@ -45,13 +45,7 @@ def check(block: Ffn, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 129, 1000, 5000])
 @pytest.mark.parametrize(
     "block",
-    [
-        GATED,
-        Ffn(1000, 256, 200),
-        Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"),
-        Ffn(1000, 479, 520, bias=True, residual=True),
-        Ffn(264, 9, 1032, dtype="f16"),
-    ],
+    [GATED, Ffn(1000, 256, 200), Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16")],
     ids=str,
 )
 def test_any_number_of_rows(block: Ffn, rows: int) -> None:
@@ -59,12 +53,10 @@ def test_any_number_of_rows(block: Ffn, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "block",
-    [VIT, Ffn(3072, 1024, 1024, act="silu", gated=True, norm="rms", residual=True), Ffn(1024, 479, 1024, bias=True)],
-    ids=str,
+    "block", [VIT, Ffn(3072, 1024, 1024, act="silu", gated=True, norm="rms", residual=True)], ids=str
 )
 def test_rings_that_come_round(block: Ffn) -> None:
-    check(block, 30_000)  # 235 tiles of rows; the rings hold 68, 44 and 96
+    check(block, 30_000)  # 235 tiles of rows; the rings hold 68 and 44
 
 
 @pytest.mark.parametrize("rows", [1, 129, 5000])

@@ -17,14 +17,12 @@ WARPS, PIECE = 8, 16
 """Warps of a CTA, a row each; bytes that a lane copies at once."""
 
 
-def padded(matrices: Sequence[Tensor], columns: int, early: bool = False) -> list[Tensor]:
+def padded(matrices: Sequence[Tensor], columns: int) -> list[Tensor]:
     """Of each matrix [rows, k] its copy [rows, columns], contiguous, zeros behind its own columns.
 
     Args:
         matrices: of 16-bit elements and equal ``k``.
         columns: ``k`` rounded up to a multiple of 8.
-        early: CTAs may start before the kernel in front has ended (programmatic dependent launch); they wait for its
-            end before they read anything.
     """
     made = [m.new_empty(len(m), columns) for m in matrices]
     rows = sum(map(len, matrices))
@@ -33,8 +31,7 @@ def padded(matrices: Sequence[Tensor], columns: int, early: bool = False) -> lis
         packed = parameters(read, [m.data_ptr() for m in made])
         raw = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
         stream = torch.cuda.current_stream(made[0].device).cuda_stream
-        function = _loaded(len(read), made[0].device.index or 0)
-        function.prepare((-(-rows // WARPS), 1), 32 * WARPS, stream, raw, dependent=early)()
+        _loaded(len(read), made[0].device.index or 0).launch((-(-rows // WARPS), 1), 32 * WARPS, stream, raw)
     return made
 
 

@@ -4,7 +4,7 @@ A shared tile loads its weights before it waits for the kernel before. That is r
 of them: it has to be one of the same graph, and the graph must not write the weights. A graph's first kernel follows
 whatever the user did before, an optimizer's step for instance, and starts as usual. Where Inductor's own kernels start
 early as well, ours do not: those wait only for what they read themselves, so that the end of one says nothing of the
-kernels before it. Copies of odd rows (``run.pads``) read nothing before they wait, and start early behind anything.
+kernels before it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.grouped_queries import is_attention
 from tilestream.run.operator import REGION
-from tilestream.run.pads import PADDED
 from tilestream.run.spec import decode, encode
 from tilestream.run.whole import is_written
 from tilestream.schedule.shape import is_shared_tile
 
 aten = torch.ops.aten
 
-OURS = (REGION, FEW_QUERIES, PADDED)
+OURS = (REGION, FEW_QUERIES)
 
 
 def start_early(graph: fx.GraphModule, options: Options) -> int:
-    """Let every region's kernel of an inference graph that may do so start early, and copies of odd rows; how many do.
+    """Let every region's kernel of an inference graph that may do so start early; how many do.
 
     Args:
         graph: with regions as calls and fake tensors in its nodes' meta; changed in place.
@@ -46,9 +45,6 @@ def start_early(graph: fx.GraphModule, options: Options) -> int:
             continue
         if follows.intersection(node.all_input_nodes) and node.target is REGION:
             made += _starts_early(node)
-        if node.target is PADDED:
-            node.args = (*node.args[:2], True)
-            made += 1
         if _is_kernel(node) or follows.intersection(node.all_input_nodes):
             follows.add(node)
     if made:

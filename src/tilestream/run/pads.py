@@ -11,27 +11,22 @@ from torch import Tensor
 from torch.nn import functional
 
 _library = torch.library.Library("tilestream", "FRAGMENT")
-_library.define(
-    "padded(Tensor[] matrices, SymInt columns, bool early=False) -> Tensor[]", tags=(torch.Tag.needs_exact_strides,)
-)
+_library.define("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", tags=(torch.Tag.needs_exact_strides,))
 PADDED = torch.ops.tilestream.padded.default
-"""Of each matrix [rows, k] its copy [rows, columns], zeros behind its own; 16-bit elements on a GPU. ``early``: CTAs
-may start before the kernel in front has ended."""
+"""Of each matrix [rows, k] its copy [rows, columns], zeros behind its own; 16-bit elements on a GPU."""
 
 
-def _eager(matrices: list[Tensor], columns: int, early: bool = False) -> list[Tensor]:
-    del early
+def _eager(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [functional.pad(m, (0, columns - m.shape[1])).contiguous() for m in matrices]
 
 
-def _cuda(matrices: list[Tensor], columns: int, early: bool = False) -> list[Tensor]:
+def _cuda(matrices: list[Tensor], columns: int) -> list[Tensor]:
     from tilestream.cuda.pad import padded
 
-    return padded(matrices, columns, early)
+    return padded(matrices, columns)
 
 
-def _shapes(matrices: list[Tensor], columns: int, early: bool = False) -> list[Tensor]:
-    del early
+def _shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [m.new_empty((m.shape[0], columns)) for m in matrices]
 
 

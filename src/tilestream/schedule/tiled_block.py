@@ -30,10 +30,6 @@ THREADS = 384
 WIDEST_ROW = 1024
 """Columns of an operand that a warp makes by itself: 32 values a lane and array."""
 CLUSTER = 2
-ALIGNED = 8
-"""Columns of 16 bytes, on which bulk copies start."""
-OPERAND_ROWS = 4
-"""That a warp makes before it says so."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +118,8 @@ class TiledBlock:
         return 0 if self.block.one_layer else self.slots * ROWS * self.block.sizes[1] * 2
 
     @property
-    def copies_rows(self) -> bool:
-        """Whether bulk copies cannot address rows of the input and of the first weight: warps copy both."""
-        return self.block.sizes[0] % ALIGNED != 0
-
-    @property
-    def makes_rows(self) -> bool:
-        """Whether the first product reads rows that warps make: behind a norm, or copies."""
-        return bool(self.block.before) or self.copies_rows
-
-    @property
-    def pitch(self) -> int:
-        """Columns from row to row of what warps make."""
-        return ceil_to(self.block.sizes[0], ALIGNED)
-
-    @property
     def operand_bytes(self) -> int:
-        return self.slots * ROWS * self.pitch * 2 if self.makes_rows else 0
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of the first weight's copy."""
-        return self.block.sizes[1] * self.pitch * 2 if self.copies_rows else 0
+        return self.slots * ROWS * self.block.sizes[0] * 2 if self.block.before else 0
 
     def walk(self, rows: int) -> Walk:
         """The order of units for ``rows`` rows."""
@@ -151,7 +127,7 @@ class TiledBlock:
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
         # A unit more for each: nobody waits for what was just made.
         head = 0 if self.block.one_layer else firsts + self.clusters
-        early = CLUSTER * min(pairs, self.ahead) if self.makes_rows else 0
+        early = CLUSTER * min(pairs, self.ahead) if self.block.before else 0
         units = pairs * self.hid_blocks, pairs * self.out_blocks
         return Walk(*units, head, firsts, seconds, self.slots, early)
 
@@ -212,11 +188,9 @@ def is_tileable(program: Pipeline) -> bool:
 
 
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
-    widths = [(block.hid, block.sizes[1]), *((last.out, last.columns) for last in block.lasts)]
-    if block.before or len(block.firsts) != 1:  # of one first layer warps copy odd rows
-        widths.insert(0, (block.k, block.sizes[0]))
-    for axis, size in widths:
-        if size % ALIGNED:
+    widths = [(block.k, block.sizes[0]), (block.hid, block.sizes[1])]
+    for axis, size in [*widths, *((last.out, last.columns) for last in block.lasts)]:
+        if size * 2 % 16:
             raise VerifyError(
                 f"stage {name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
                 " copies start",
@@ -274,10 +248,7 @@ def _clusters(stage: Stage, block: Block) -> int:
     return rows * columns
 
 
-def space_bytes(s: TiledBlock) -> tuple[int, int, int, int]:
-    """Device memory besides the tensors: flags, the rings of the hidden layer and of the operand, the first weight's
-    copy. Bytes, multiples of 128."""
-    slot = (ROWS // OPERAND_ROWS if s.makes_rows else 0) + 2 * s.hid_blocks + 2 * s.out_blocks
-    flags = s.ctas + s.slots * slot + (ceil(s.block.sizes[1] / OPERAND_ROWS) if s.copies_rows else 0)
-    parts = (8 * flags, s.hidden_bytes, s.operand_bytes, s.weight_bytes)
-    return tuple(ceil_to(size, 128) for size in parts)  # pyright: ignore[reportReturnType]
+def space_bytes(s: TiledBlock) -> tuple[int, int, int]:
+    """Device memory besides the tensors: flags, the hidden layer's ring, the operand's. Bytes, multiples of 128."""
+    flags = s.ctas + s.slots * ((ROWS // 4 if s.block.before else 0) + 2 * s.hid_blocks + 2 * s.out_blocks)
+    return ceil_to(8 * flags, 128), ceil_to(s.hidden_bytes, 128), ceil_to(s.operand_bytes, 128)

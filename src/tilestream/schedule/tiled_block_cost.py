@@ -19,25 +19,20 @@ ISSUE = 1.4
 """Of an epilogue's arithmetic, times what the lanes need for its instructions."""
 START_S = 6.0e-6
 """Launch, barriers and the first pages; rows that are made in front of the first product."""
-COPY_S = 0.33e-6
-"""Of the one warp of a CTA that copies rows which bulk copies cannot address, a row: four are on their way from the L2
-at once, and a release follows. On paper; side by side with products."""
 
 
 @dataclass(frozen=True)
 class TiledBlockCost:
-    """Seconds. ``products_s``, ``dram_s`` and ``copies_s`` run side by side; ``epilogues_s`` is what lies between
-    sums."""
+    """Seconds. ``products_s`` and ``dram_s`` run side by side; ``epilogues_s`` is what lies between sums."""
 
     products_s: float
     epilogues_s: float
     dram_s: float
-    copies_s: float
     total_s: float
 
     @property
     def limit(self) -> str:
-        parts = {"tensor": self.products_s, "epilogue": self.epilogues_s, "dram": self.dram_s, "copies": self.copies_s}
+        parts = {"tensor": self.products_s, "epilogue": self.epilogues_s, "dram": self.dram_s}
         return max(parts, key=lambda k: parts[k])
 
 
@@ -55,8 +50,7 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> TiledBlockCost
     moved = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out))
     spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid if s.hidden_bytes else 0.0
     dram = (moved + spilled) / device.dram_bytes_per_s
-    copies = COPY_S * rows / s.ctas if s.copies_rows else 0.0
-    return TiledBlockCost(products, epilogues, dram, copies, START_S + max(products + epilogues, dram, copies))
+    return TiledBlockCost(products, epilogues, dram, START_S + max(products + epilogues, dram))
 
 
 def _arithmetic_s(ops: tuple[TileOp, ...], columns: int, device: Device) -> float:

@@ -40,7 +40,6 @@ struct Registers {
 };
 
 constexpr int WARP = 1;
-constexpr int GROUP_WARPS = 1;
 TS_DEV u32 lane_in_warp() { return 0; }
 TS_DEV u32 lane_in_group() { return 0; }
 TS_DEV int warp_index() { return ts_host::warp(); }
@@ -161,7 +160,6 @@ TS_DEV u64 flag_acquire(const u64* flag) {
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 TS_DEV void flag_release(u64* flag, u64 v) {
-  ts_host::reads_over();
   __atomic_store_n(flag, v, __ATOMIC_RELEASE);
   ts_host::flag_changed();
 }

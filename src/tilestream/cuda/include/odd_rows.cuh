@@ -10,7 +10,6 @@ struct OddEight {
   u32 words[5];
   bool shifted;  // they begin in the middle of the first word
 
-  TS_DEV OddEight() {}
   // `valid` of them are there; nothing is read behind those, and the others are zeros.
   TS_DEV OddEight(const void* from, int valid) : shifted(((u64)from & 2) != 0) {
     const u16* first = (const u16*)((u64)from & ~3ull);
@@ -19,39 +18,13 @@ struct OddEight {
     for (int k = 0; k < 5; ++k)
       words[k] = 2 * k + 1 < halves ? load_global((const u32*)first + k) : 2 * k < halves ? load_global(first + 2 * k) : 0u;
   }
-  TS_DEV void make(u32 (&made)[4]) const {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) made[k] = shifted ? words[k] >> 16 | words[k + 1] << 16 : words[k];
-  }
   TS_DEV void put(u32 at) const {
     u32 made[4];
-    make(made);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) made[k] = shifted ? words[k] >> 16 | words[k + 1] << 16 : words[k];
     sts_words(at, made);
   }
 };
-// COUNT rows of COLUMNS elements of 16 bits, `stride` bytes apart, of which `left` are there: copied by a warp to rows of
-// whole vectors of 16 bytes, zeros behind their columns. Eight vectors a lane are on their way at once.
-template <int COUNT, int COLUMNS>
-TS_DEV void copy_odd_rows(void* to, const void* from, long long stride, int left) {
-  constexpr int PIECES = (COLUMNS + 7) / 8, AT_ONCE = 8;
-  const int all = (left < COUNT ? left : COUNT) * PIECES;
-#pragma unroll 1
-  for (int first = (int)lane_in_warp(); first < all; first += AT_ONCE * WARP) {
-    OddEight piece[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const int q = first + i * WARP, c = q % PIECES * 8;
-      piece[i] = OddEight((const char*)from + q / PIECES * stride + 2 * c, q < all ? COLUMNS - c : 0);
-    }
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const int q = first + i * WARP;
-      u32 made[4];
-      piece[i].make(made);
-      if (q < all) store_shared_words((char*)to + 16 * q, made);
-    }
-  }
-}
 // Each lane makes 16 bytes of a row of shared memory at a time: no two banks collide, and one store takes the place of
 // eight, beside products that want three quarters of what shared memory gives.
 template <class T>

@@ -46,7 +46,6 @@ struct Piece {
 };
 
 TS_LANES_KERNEL(32 * WARPS, 6) tilestream_pad(const TS_PARAM PadParams p) {
-  ts::await_kernel_before();  // which may have made what is read here
   int row = lanes::block() * WARPS + lanes::warp(), m = 0;
   for (; m < MATRICES && row >= p.matrices[m].rows; ++m) row -= p.matrices[m].rows;
   if (m == MATRICES) return;

@@ -43,7 +43,6 @@ struct Registers {
 };
 
 constexpr int WARP = 32;  // on the host a warp is one thread
-constexpr int GROUP_WARPS = 4;  // on the host all of a warpgroup are one thread
 TS_DEV u32 lane_in_warp() { return threadIdx.x & 31; }
 TS_DEV u32 lane_in_group() { return threadIdx.x & 127; }
 TS_DEV u32 fresh_lane() {

@@ -6,10 +6,9 @@
 // A CTA takes an SM. Two consumer warpgroups have 64 rows each, a fragment of 64 x 256; both operands stream through one
 // ring. A pair of CTAs takes two tiles of rows and the same columns: each loads half of a page of weights, for both.
 // Producers: warp 0 loads; warps 1 and 2 store what the warpgroups leave, and say so; warp 3 makes the rows of the operand
-// where something, a norm, stands in front of the first layer, or where bulk copies cannot address rows of the input. The
-// first of them all warps make, and the first layer's weights, if these are as odd.
+// where something, a norm, stands in front of the first layer. The first of them all warps make.
 #pragma once
-#include "tiled_copies.cuh"
+#include "collectives.cuh"
 #include "tiled_order.cuh"
 #include "warp_row.cuh"
 
@@ -18,21 +17,27 @@ namespace ts {
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
-constexpr int SLABS = 2;                        // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
+constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
+constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
 
-// Where the flags are: those of the operand and of copied weights by fours of rows, of the hidden layer and of its readers
-// by tiles of 64 rows.
+// Where the flags are: those of the operand by fours of rows, of the hidden layer and of its readers by tiles of 64 rows.
 struct Flags {
-  u64 *operand, *weights, *hidden, *read;
+  u64 *operand, *hidden, *read;
 };
 template <class K, class P>
 TS_DEV Flags flags_of(const P& p) {
   u64* operand = p.flags + p.ctas;
-  u64* weights = operand + (K::BEFORE ? p.walk.slots * OPERAND_FLAGS : 0);
-  u64* hidden = weights + weight_flags(ODD_WEIGHTS<K>);
-  return {operand, weights, hidden, hidden + p.walk.slots * 2 * K::HID_BLOCKS};
+  u64* hidden = operand + (K::BEFORE ? p.walk.slots * OPERAND_FLAGS : 0);
+  return {operand, hidden, hidden + p.walk.slots * 2 * K::HID_BLOCKS};
 }
+// What a flag of row tile `tile` says when it is raised in a launch before which all were at most `epoch`.
+TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(tile / w.slots) + 1; }
+
+// Tiles of rows, of whole clusters.
+template <class K>
+TS_DEV int tiles_of(const Walk& w) { return w.all_seconds / K::OUT_BLOCKS * PAIR; }
+
 // By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
   const u64 start = now_ns();
@@ -106,13 +111,6 @@ template <class K>
 TS_DEV bool reads_hidden(const Unit& x) { return K::FIRSTS > 0 && x.second; }
 
 // ---- producers
-// The copied rows of weights that this CTA loads of a unit's.
-template <class K, class P>
-TS_DEV void await_weights(const P& p, const Team& team, u64 epoch, const Unit& x, int rank) {
-  const int row = x.block * TILE_COLUMNS + rank * HALF_COLUMNS, left = ODD_WEIGHTS<K> - row;
-  const int count = weight_flags(left < HALF_COLUMNS ? left : HALF_COLUMNS);
-  await_flags(team, OPERAND, flags_of<K>(p).weights + row / OPERAND_ROWS, count, ticket_of(p.walk, epoch, 0), x.rows);
-}
 template <class K, class P>
 TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cluster, int rank) {
   const Walk& w = p.walk;
@@ -126,9 +124,6 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       await_flags(team, MIDDLE, flags.hidden + slot * 2 * K::HID_BLOCKS, 2 * K::HID_BLOCKS, ticket_of(w, epoch, x.rows), x.rows);
     else if (K::BEFORE)
       await_flags(team, OPERAND, flags.operand + slot * OPERAND_FLAGS, OPERAND_FLAGS, ticket_of(w, epoch, x.rows), x.rows);
-    if constexpr (ODD_COLUMNS<K> > 0) {
-      if (!x.second) await_weights<K>(p, team, epoch, x, rank);
-    }
     fence_async_global();
     if (lane_in_warp() != 0) continue;
     const TensorMap* left = left_of<K>(p, x);
@@ -212,26 +207,16 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
       const int row = (job + stride) * OPERAND_ROWS + r;
       if (row < p.rows) K::prefetch(p, row, lane_in_warp());
     }
-    const int row = tile * TILE_ROWS + part * OPERAND_ROWS, to = slot * TILE_ROWS + part * OPERAND_ROWS;
-    if constexpr (ODD_COLUMNS<K> > 0) {
-      copy_four<K>(p.odd_input, row, p.rows, p.operand_data, to);
-    } else {
 #pragma unroll 1
-      for (int r = 0; r < OPERAND_ROWS; ++r)
-        if (row + r < p.rows) K::before(p, row + r, to + r, lane_in_warp());
+    for (int r = 0; r < OPERAND_ROWS; ++r) {
+      const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
+      if (row < p.rows) K::before(p, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
     }
-    announce_rows(flags.operand + slot * OPERAND_FLAGS + part, ticket);
-  }
-}
-
-// The rows of the first weight, once a launch.
-template <class K, class P>
-TS_DEV void copy_weights(const P& p, u64 epoch, int first, int stride) {
-  u64* const flags = flags_of<K>(p).weights;
-#pragma unroll 1
-  for (int job = first; job < weight_flags(ODD_WEIGHTS<K>); job += stride) {
-    copy_four<K>(p.odd_weight, job * OPERAND_ROWS, ODD_WEIGHTS<K>, p.weight_data, job * OPERAND_ROWS);
-    announce_rows(flags + job, ticket_of(p.walk, epoch, 0));
+    sync_warp();
+    if (lane_in_warp() == 0) {
+      fence_async_global();
+      flag_release(flags.operand + slot * OPERAND_FLAGS + part, ticket);
+    }
   }
 }
 
@@ -482,9 +467,7 @@ TS_DEV void run_tiled_block(const P& p, u32 smem) {
       make_operand<K>(p, team, epoch, p.walk.early * OPERAND_FLAGS + cta, tiles_of<K>(p.walk), p.ctas);
   } else {
     registers_inc<CONSUMER_REGISTERS>();
-    const int makers = p.ctas * 2 * GROUP_WARPS, maker = (cta * 2 + group) * GROUP_WARPS + warp % GROUP_WARPS;
-    if constexpr (K::BEFORE) make_operand<K>(p, team, epoch, maker, p.walk.early, makers);
-    if constexpr (ODD_COLUMNS<K> > 0) copy_weights<K>(p, epoch, makers - 1 - maker, makers);  // first who had fewer rows to make
+    if constexpr (K::BEFORE) make_operand<K>(p, team, epoch, cta * 8 + warp, p.walk.early, p.ctas * 8);
     consume_tiles<K>(p, epoch, smem, cluster, rank, group);
   }
   sync_warp();

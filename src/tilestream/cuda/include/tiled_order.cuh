@@ -14,12 +14,6 @@ struct Walk {
   int slots;  // tiles of 128 rows in the ring of the hidden layer, and of the operand
   int early;  // tiles whose operand is made by the warps that multiply, before they do
 };
-// What a flag of row tile `tile` says when it is raised in a launch before which all were at most `epoch`.
-TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(tile / w.slots) + 1; }
-// Tiles of rows, of whole clusters.
-template <class K>
-TS_DEV int tiles_of(const Walk& w) { return w.all_seconds / K::OUT_BLOCKS * PAIR; }
-
 struct Unit {
   bool second;
   int rows, column;  // tile of rows, of this CTA; block of columns

@@ -8,7 +8,6 @@ from tilestream.ir.derive import result_axes
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.ir.tileops import OPS
 from tilestream.schedule.shared_tile import Block
-from tilestream.schedule.tiled_block import TiledBlock
 
 STARTS = {"sum": "0.0f", "max": "-__int_as_float(0x7f800000)"}
 TAKEN = {"sum": "{0} += {1};", "max": "{0} = max_nan({0}, {1});"}
@@ -19,11 +18,8 @@ def row_vectors(b: Block) -> tuple[View, ...]:
     return b.vectors(b.before)
 
 
-def prefetch_code(s: TiledBlock, pipeline: Pipeline) -> str:
+def prefetch_code(b: Block, pipeline: Pipeline) -> str:
     """The body of ``Kernel::prefetch``: row ``row`` of every tensor, to the L2."""
-    b = s.block
-    if s.copies_rows:
-        return f"    prefetch_row<{2 * b.sizes[0]}>(p.odd_input.data + row * p.odd_input.stride, t);"
     lines = [
         f"    prefetch_row<{b.sizes[0] * DTYPE_BYTES[dtype]}>({at}, t);"
         for _, dtype, at in (_place(b, pipeline, op) for op in b.before if op.kind == "load")

@@ -71,8 +71,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         middle=pair_function(b.middle, sums, b.hidden, _in_registers(middle)) if sums else "",
         after=pair_function(b.lasts[0].after, {b.lasts[0].total: "y[e]"}, b.lasts[0].result, _in_registers(after)),
         before=row_code(b, written, len(middle) + len(after)) if b.before else "",
-        prefetch=prefetch_code(s, written),
-        weight_rows=b.sizes[1],
+        prefetch=prefetch_code(b, written),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)

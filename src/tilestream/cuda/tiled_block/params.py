@@ -29,10 +29,8 @@ def params(
     """
     s, b = source.schedule, source.schedule.block
     types = {t.name: t.dtype for t in source.pipeline.tensors}
-    flags, hidden_size, operand_size, _ = space_bytes(s)
-    hidden = space + flags
-    operand = hidden + hidden_size
-    copied = operand + operand_size  # the first weight
+    flags, hidden_size, _ = space_bytes(s)
+    hidden, operand = space + flags, space + flags + hidden_size
     k, hid, _ = b.sizes
     ring_rows = s.slots * ROWS
 
@@ -43,17 +41,12 @@ def params(
         held = source.pipeline.tensor(name).shape[0]
         return make_map(b.dtype, where[name].address, columns, held, row_bytes(name), COLUMNS // 2)
 
-    def first_weight(name: str) -> bytes:
-        if s.copies_rows:
-            return make_map(b.dtype, copied, s.pitch, hid, 2 * s.pitch, COLUMNS // 2)
-        return weight(name, k)
-
-    if s.makes_rows:
-        left = make_map(b.dtype, operand, s.pitch, ring_rows, 2 * s.pitch, ROWS)
+    if b.before:
+        left = make_map(b.dtype, operand, k, ring_rows, 2 * k, ROWS)
     else:
         left = make_map(b.dtype, where[b.input].address, k, rows, row_bytes(b.input), ROWS)
     between = [
-        *(first_weight(f.weight) for f in b.firsts),
+        *(weight(f.weight, k) for f in b.firsts),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, ROWS),
         make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, GROUP_ROWS),
     ]
@@ -69,11 +62,7 @@ def params(
     vectors = [where[v.of].address for v in source.vectors] or [0]
     loads = [where[op.params[0]] for op in b.loads]
     words = [*vectors, *([w.address for w in loads] or [0]), *([w.stride for w in loads] or [0])]
-    words.append(operand)
-    if s.copies_rows:
-        odd = (b.input, b.firsts[0].weight)
-        words += [*(n for name in odd for n in (where[name].address, row_bytes(name))), copied]
-    words += [space, dump, timeout_ns]
+    words += [operand, space, dump, timeout_ns]
     numbers = [*astuple(s.walk(rows)), rows, s.ctas]
     packed = b"".join(maps) + struct.pack(f"<{len(words)}Q{len(numbers)}i", *words, *numbers)
     return packed + bytes(-len(packed) % 64)
