@@ -1,7 +1,7 @@
 """Rows and weights of odd width, copied with zeros behind their columns by one kernel of ours.
 
-Inductor's own kernel for it moves an element a lane, and another stands in front of a product whose rows and weight are
-both odd.
+Inductor's own kernel for it moves an element a lane: 479 columns, 2,048 rows and a weight of 1,024, 3.4 us for 2.2; on
+many rows it makes a kernel of each: 32,768 rows, 17.8 and 2.6 for 16.7 (H200).
 """
 
 from __future__ import annotations
