@@ -9,12 +9,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, geometric_mean, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from make_tables import KITSUNE, TRAINING, WHOLE, table, us
 from marked import with_parts
-from short_table import APPLICATIONS, training_rows
+from short_table import APPLICATIONS, Gain, mean, training_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -74,38 +74,40 @@ def read(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def best(arms: Mapping[str, Mapping[str, float]], key: str = "us") -> float:
-    """Microseconds of the best of the others."""
+def best(made: Mapping[str, Any], key: str = "us") -> float:
+    """Microseconds of the best of the others, of a result with ``arms``."""
+    arms = made["arms"]
     return min(arms[arm][key] for arm in OTHERS if arm in arms and key in arms[arm])
 
 
-def gain(arms: Mapping[str, Mapping[str, float]], key: str = "us") -> float:
-    return best(arms, key) / arms["tilestream"][key]
+def gain(made: Mapping[str, Any], key: str = "us") -> Gain:
+    """The best of the others over ours; whole calls and steps also against the fastest of Inductor's runs."""
+    other, ours = best(made, key), made["arms"]["tilestream"][key]
+    runs = made.get("inductor_us_of_runs", ()) if key == "us" else ()
+    return Gain(other / ours, min(other, *runs) / ours if runs else other / ours)
 
 
-def inference_arms(name: str) -> dict[str, dict[str, float]] | None:
-    found = read(f"whole/{name}.json")
-    return found and found["arms"]
+def inference(name: str) -> dict[str, Any] | None:
+    return read(f"whole/{name}.json")
 
 
 def sizes() -> str:
     """Every size that was timed: the best of the others, ours, the gain and what was to be reached."""
     lines = []
-    steps = {name: row["arms"] for name, row in training_rows().items()}
-    for kind, titles, arms_of in (
-        ("inference", WHOLE, inference_arms),
-        ("training", TRAINING, steps.get),
+    for kind, titles, made_of in (
+        ("inference", WHOLE, inference),
+        ("training", TRAINING, training_rows().get),
     ):
         for name, title in titles.items():
-            if (arms := arms_of(name)) is None:
+            if (made := made_of(name)) is None:
                 continue
             key = "gradients_us" if kind == "training" and name.startswith("dlrm") else "us"
-            if key not in arms["tilestream"]:
+            if key not in made["arms"]["tilestream"]:
                 continue
-            other, ours = best(arms, key), arms["tilestream"][key]
+            ours, gained = made["arms"]["tilestream"][key], gain(made, key)
             what = kind + (", without the optimizer" if key != "us" else "")
-            met = against_goal(kind, name, ours, other / ours)
-            lines.append([title, what, us(other), f"**{us(ours)}**", f"{other / ours:.2f}", met])
+            met = against_goal(kind, name, ours, gained.least)
+            lines.append([title, what, us(best(made, key)), f"**{us(ours)}**", str(gained), met])
     return table(["application (bf16, us)", "what", "best of the others", "tilestream", "gain", "goal"], lines)
 
 
@@ -121,31 +123,31 @@ def against_goal(kind: str, name: str, ours_us: float, gained: float) -> str:
 
 def means() -> str:
     """One size of each application: gains, their geometric means, the goals, and what simulators say of Kitsune."""
-    steps = {name: row["arms"] for name, row in training_rows().items()}
+    steps = training_rows()
     simulated = {row["label"]: row["speedup"] for row in (read("kitsune.json") or {"rows": []})["rows"]}
-    columns: list[dict[str, float]] = [{} for _ in MEANT]
-    for title, (inference, step) in APPLICATIONS.items():
-        own, published = (inference_arms(inference), steps.get(step)), PAPER[title]
+    columns: list[dict[str, Gain]] = [{} for _ in MEANT]
+    for title, (name, step) in APPLICATIONS.items():
+        own, published = (inference(name), steps.get(step)), PAPER[title]
         for column, (_, kind, key, _, _) in zip(columns, MEANT, strict=True):
             if not key:
-                column[title] = simulated[published[kind]]
-            elif (arms := own[kind]) is not None:
-                column[title] = gain(arms, key)
+                column[title] = Gain(*[simulated[published[kind]]] * 2)
+            elif (made := own[kind]) is not None:
+                column[title] = gain(made, key)
     ours = [bool(key) for _, _, key, _, _ in MEANT]
     rows = []
     for title in APPLICATIONS:
         found = [column.get(title) for column in columns]
         rows.append([title, *(shown(x, own) for x, own in zip(found, ours, strict=True))])
-    mean = [shown(geometric_mean(column.values()), own) for column, own in zip(columns, ours, strict=True)]
-    rows += [["geometric mean", *mean]]
+    means = [shown(mean([*column.values()]), own) for column, own in zip(columns, ours, strict=True)]
+    rows += [["geometric mean", *means]]
     rows += [["the paper's simulator", *(paper for _, _, _, _, paper in MEANT)]]
     rows += [["goal", *(str(goal or "") for _, _, _, goal, _ in MEANT)]]
     return table(["application", *(head for head, *_ in MEANT)], rows)
 
 
-def shown(value: float | None, own: bool) -> str:
+def shown(gained: Gain | None, own: bool) -> str:
     """A gain with two digits, ours in bold; a dash where there is none."""
-    return "-" if value is None else f"**{value:.2f}**" if own else f"{value:.2f}"
+    return "-" if gained is None else f"**{gained}**" if own else str(gained)
 
 
 def megabytes(state: Mapping[str, float] | None) -> str:
@@ -221,6 +223,23 @@ def losses() -> str:
     return table([*heads, "beside eager, seed by seed", "its spread", ""], lines)
 
 
+def gradient_errors() -> str:
+    """Errors of gradients against float64, arm by arm: of all as one vector, and of the parameter with the largest."""
+    found = read("gradient_errors.json")
+    if found is None:
+        return NONE.format("gradient_errors.py")
+    lines = []
+    for row in found["rows"]:
+        arms = {arm: row["arms"][arm] for arm in ("eager", "tilestream")}
+        eager, ours = arms.values()
+        errors = [f"{one[key]:.1e}" for key in ("error", "worst") for one in arms.values()]
+        same = " / ".join("yes" if one["same_bits"] else "no" for one in arms.values())
+        ratio = f"{ours['error'] / eager['error']:.2f}"
+        lines.append([TRAINING[row["case"]], *errors[:2], ratio, *errors[2:], str(row["launches"]), same])
+    heads = ["step (bf16)", "all gradients: eager", "tilestream", "times", "worst parameter: eager", "tilestream "]
+    return table([*heads, "launches of ours", "same bits twice: eager / tilestream"], lines)
+
+
 def two_gpus() -> str:
     """Steps on one GPU and on two by every way to exchange gradients, as loops and as CUDA graphs, arm by arm."""
     found = read("two_gpus.json")
@@ -258,6 +277,7 @@ def filled(text: str) -> str:
         "traffic": traffic(),
         "saved": saved(),
         "losses": losses(),
+        "gradient-errors": gradient_errors(),
         "two-gpus": two_gpus(),
     }
     return with_parts(text, parts, "applications.py", PAGE.name)

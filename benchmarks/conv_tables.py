@@ -1,4 +1,4 @@
-"""Write the tables of docs/convolutions.md from ``benchmarks/results/conv_chains.json`` and ``conv_kernels.json``.
+"""Write the tables of docs/convolutions.md, and README's of whole networks, from ``benchmarks/results``.
 
 python benchmarks/conv_chains.py
 python benchmarks/conv_tables.py
@@ -7,6 +7,7 @@ python benchmarks/conv_tables.py
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 from make_tables import table, us
 from marked import with_parts
 
+from tilestream.studies.flashfuser.measured import ran
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "convolutions.md"
+PAGES = {ROOT / "docs" / "convolutions.md": ("chains", "kernels"), ROOT / "README.md": ("networks",)}
+"""Each page and the marked parts that it must have, once."""
 OTHERS = {"eager": "eager", "inductor": "Inductor", "max-autotune": "max-autotune"}
 WHAT = {
     "C1": "C1: 1 x 1 64-256, 1 x 1 256-64, 56 x 56",
@@ -30,6 +34,7 @@ WHAT = {
     "tail28": "3 x 3 128-128, 1 x 1 128-512, norms, residual, 28 x 28",
     "resnet50": "ResNet-50, 224 x 224",
 }
+NETWORKS = ("resnet50",)
 
 Case = tuple[str, int]
 
@@ -62,15 +67,20 @@ def chains() -> str:
     return f"{made}\n\nC1 to C8: {mean:.2f} times the best of the others (geometric mean of {len(gains)} cases)."
 
 
+def networks() -> str:
+    """Microseconds of every arm of whole networks, and the gain."""
+    lines = []
+    for (name, images), arms in cases().items():
+        if name not in NETWORKS:
+            continue
+        times = [us(arms[arm]["us"]) if arm in arms else "-" for arm in OTHERS]
+        lines.append([WHAT[name], str(images), *times, f"**{us(arms['tilestream']['us'])}**", f"{speedup(arms):.2f}"])
+    return table(["network (bf16, channels last)", "images", *OTHERS.values(), "tilestream", "gain"], lines)
+
+
 def runs(name: str, detail: str) -> str:
     """What each region became, as the planner names it; a product by itself is Inductor's."""
-    if name == "resnet50":
-        return "by region"
-    each = [
-        "Inductor" if region.startswith(("fallback", "a product by itself")) else region
-        for region in detail.split("; ")
-    ]
-    return "; ".join(dict.fromkeys(each))
+    return "by region" if name in NETWORKS else ran(detail)
 
 
 def kernels() -> str:
@@ -83,14 +93,16 @@ def kernels() -> str:
     return table(heads, [[kernel, *(found.get((kernel, *case), "-") for case in cases)] for kernel in names])
 
 
-def filled(text: str) -> str:
-    """``text`` of the page with its marked parts rewritten.
+def filled(text: str, parts: Sequence[str]) -> str:
+    """``text`` of a page with its marked parts rewritten.
 
     Raises:
         ValueError: a marker is missing.
     """
-    return with_parts(text, {"chains": chains(), "kernels": kernels()}, "conv_tables.py", PAGE.name)
+    made = {"chains": chains, "kernels": kernels, "networks": networks}
+    return with_parts(text, {part: made[part]() for part in parts}, "conv_tables.py", "the page")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, parts in PAGES.items():
+        page.write_text(filled(page.read_text(encoding="utf-8"), parts), encoding="utf-8")

@@ -9,6 +9,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import decoder_tables
+from few_rows_workloads import WORKLOADS
 from make_tables import table
 
 from tilestream.bench import collectives as timed_collectives
@@ -32,6 +33,29 @@ def tables() -> dict[str, str]:
     made |= {"tuned": decoder_tables.against_tuned(), "options": table(*decoder_tables.options())}
     made |= {"choices": choices(), "exchanges": by_exchange()}
     return {**made, "collectives": collectives(), "clocks": clocks()}
+
+
+def counted_bytes() -> str:
+    """Megabytes of one call of each workload, of ``traffic.json``: Inductor's and ours by formulas, ours by Nsight
+    Compute."""
+    cases = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))["cases"]
+    lines = []
+    for name in WORKLOADS:
+        one = cases.get(name, {})
+        if not ("planned" in one and "counted" in one):
+            continue
+        levels, counted = one["planned"]["levels"], one["counted"]["tilestream"]
+        dsm = one.get("dsm", {}).get("tilestream", {}).get("cold", {}).get("dsm")
+        dram = [_megabytes(counted[state]["read"] + counted[state]["written"]) for state in ("cold", "warm")]
+        cells = [_megabytes(one["planned"]["inductor"]), _megabytes(levels["dram"]), *dram]
+        cells += [_megabytes(levels["l2"]), _megabytes(counted["cold"]["l2"])]
+        lines.append([name, *cells, _megabytes(levels.get("dsm", 0)), "-" if dsm is None else _megabytes(dsm)])
+    heads = ["MB", "Inductor: DRAM", "ours: DRAM", "counted, cold", "warm", "L2", "counted, cold ", "DSM", "counted"]
+    return table(heads, lines) if lines else "Not measured."
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.1f}"
 
 
 TAILS = {

@@ -2,7 +2,7 @@
 
     python benchmarks/traffic.py                     all cases
     python benchmarks/traffic.py nerf_65536 block    some of them
-    python benchmarks/traffic.py G4 S2 --dsm         bytes into other SMs' shared memory instead
+    python benchmarks/traffic.py G1 G4 S2 --dsm      bytes into other SMs' shared memory instead
     python benchmarks/traffic.py --plan              on any machine: the plan's count alone, no counters
 
 One call of every arm between profiler marks, in two states: *warm*, behind a call of the same, and *cold*, behind reads
@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from block_models import BLOCKS, Block
@@ -49,11 +49,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_65536": ("nerf", {"rows": 65536}),
     "dlrm_2048": ("dlrm", {"batch": 2048, "max_rows": 100_000}),
     "mgn_2_steps": ("mgn", {"batch": 8, "steps": 2}),
+    "graphcast_1_step": ("graphcast_small", {"steps": 1}),
 }
-KERNELS = {"block": 16384, "G4": 128, "S2": 128}
-"""Rows of a block (norm, 768-3072-768, GELU, residual) and of two of the workloads of ``few_rows.py``."""
-PROCESSES = (("nerf_65536", "G4", "S2", "block"), ("mgn_2_steps",), ("dlrm_2048",))
-"""Cases that share a process."""
+KERNELS = {"block": 16384, **dict.fromkeys(WORKLOADS, 128)}
+"""Rows of a block (norm, 768-3072-768, GELU, residual) and of the workloads of ``few_rows.py``."""
+PROCESSES = (
+    ("nerf_65536", "G4", "S2", "block"),
+    ("mgn_2_steps", "G1", "G3"),
+    ("dlrm_2048", "G5", "G6", "G8"),
+    ("G10", "S1", "S3"),
+    ("S4", "S5", "S7"),
+    ("graphcast_1_step",),
+)
+"""Cases that share a process, of which as many as there are compile side by side."""
 OURS = (("tilestream", "cold"), ("tilestream", "warm"))
 EAGER = (("eager", "cold"),)
 """Of each case, in the order in which they are counted; eager's hundreds of kernels of whole applications alone."""
@@ -85,11 +93,16 @@ def made(case: str, device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module.bfloat16().eval().requires_grad_(False), (x.bfloat16(),)
 
 
+def strategy(case: str) -> Literal["auto", "shared"]:
+    """Workloads are one kernel in any case: by prediction a few are two of a library's."""
+    return "shared" if case in WORKLOADS else "auto"
+
+
 def planned(case: str) -> dict[str, Any]:
     """Bytes between DRAM and the chip by our own count: with what we plan, and with all on Inductor."""
     module, inputs = made(case, "meta")
     with torch.no_grad():
-        found = analyse(module, inputs, Options(device="h200"))
+        found = analyse(module, inputs, Options(device="h200", strategy=strategy(case)))
     launches = [
         {"name": launch.name, "strategy": launch.strategy, "bytes": launch.bytes} for launch in found.whole.launches
     ]
@@ -125,7 +138,9 @@ def inside(cases: Sequence[str], folder: Path) -> None:
     flush = torch.zeros(FLUSH_BYTES // 4, device="cuda")
     for case in cases:
         module, inputs = made(case, "cuda")
-        ours = torch.compile(module, dynamic=False, backend=tilestream, options={"measure": False})
+        ours = torch.compile(
+            module, dynamic=False, backend=tilestream, options={"measure": False, "strategy": strategy(case)}
+        )
         with torch.no_grad():
             calls = {"tilestream": partial(ours, *inputs), "eager": partial(module, *inputs)}
             for call in calls.values():

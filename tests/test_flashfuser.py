@@ -22,6 +22,7 @@ from tilestream.plan.search.search import TOP
 from tilestream.plan.search.variant import Middle
 from tilestream.studies.flashfuser import generated, measured, paper, reproduce, truth
 from tilestream.studies.flashfuser.ablation import ablation, unfused_us
+from tilestream.studies.flashfuser.pixels import IMAGES
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 H200 = devices.get("h200")
@@ -133,6 +134,10 @@ def test_the_page_shows_what_the_study_gives(page_tables) -> None:
         stored = next(w for w in published["workloads"] if w["key"] == fresh["key"])
         assert fresh["ours"]["kernel"] == stored["ours"]["kernel"], "run tilestream reproduce flashfuser --json ..."
         assert fresh["predicted"] == stored["predicted"]
+    for stored in published["workloads"]:
+        again = [reproduce.timed(stored["key"]), *(measured.pixels(stored["key"], n) for n in IMAGES)]
+        shown = [stored["timed"], *(p["timed"] for p in stored.get("pixels", ()))]
+        assert shown == again[: len(shown)], "run tilestream reproduce flashfuser --json ..."
 
 
 def test_the_papers_workloads() -> None:
@@ -169,6 +174,12 @@ def test_measured_times_are_taken_from_a_folder(tmp_path) -> None:
     by_hand = reproduce.timed("G6", tmp_path)
     assert by_hand is not None and by_hand["ours_us"] == 10.14 and "hand-written" in by_hand["source"]
     assert reproduce.timed("C1", tmp_path) is None
+    arms = [("eager", 9.0, ""), ("inductor", 8.0, ""), ("tilestream", 4.0, "vertical; fallback; a product by itself")]
+    rows = [{"workload": "C1", "images": 1, "arm": arm, "us": us, "detail": ran} for arm, us, ran in arms]
+    (tmp_path / "conv_chains.json").write_text(json.dumps({"rows": rows}))
+    chain = reproduce.timed("C1", tmp_path)
+    assert chain is not None and (chain["ours_us"], chain["best_other_us"], chain["other"]) == (4.0, 8.0, "inductor")
+    assert chain["variant"] == "vertical; Inductor" and measured.pixels("C1", 32, tmp_path) is None
 
 
 def test_a_device_without_clusters_has_no_dsm_and_no_measured_times() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark that trains to a loss, dry: the reference machine, sizes of a toy."""
+"""The benchmarks that train to a loss and that hold gradients against float64, dry: the reference machine, toys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from test_norm_gradients import plain  # noqa: F401
 
 
@@ -21,6 +22,25 @@ def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert one.steps == other.steps == 4 and abs(one.end - other.end) < 0.02 * one.end
     assert [found["mean"] for found in json.loads(out.read_text())["trained"]] == [eager.mean, ours.mean]
     assert "nerf tilestream seed 1: step 4 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("fresh", "plain")
+def test_gradients_against_float64(tmp_path: Path) -> None:
+    errors = importlib.import_module("gradient_errors")
+    out = tmp_path / "errors.json"
+    out.write_text(json.dumps({"rows": [{"case": "nerf_65536", "arms": {}}, {"case": "mgn", "arms": {}}]}))
+    assert errors.main(["nerf_65536", "--device", "cpu", "--tiny", "--json", str(out)]) == 0
+    made, kept = json.loads(out.read_text())["rows"]
+    assert kept == {"case": "mgn", "arms": {}} and made["launches"] >= 2
+    eager, ours = made["arms"]["eager"], made["arms"]["tilestream"]
+    assert 0 < eager["error"] <= eager["worst"] and ours["error"] <= 2 * eager["error"] and ours["same_bits"]
+
+
+def test_errors_of_gradients() -> None:
+    errors = importlib.import_module("gradient_errors")
+    exact = [torch.tensor([3.0, 0.0]).double(), torch.tensor([4.0]).double()]
+    found = errors.judged([torch.tensor([3.0, 0.5]), torch.tensor([4.0])], exact)
+    assert found["error"] == pytest.approx(0.1) and found["worst"] == pytest.approx(0.5 / 3)
 
 
 @pytest.mark.parametrize("case", ["mgn", "dlrm"])

@@ -86,6 +86,14 @@ def test_gains_are_also_told_against_the_fastest_of_inductors_runs(case: str) ->
     assert str(short.gain(steps["dlrm_2048"])) == f"{steps['dlrm_2048']['speedup']:.2f}"
 
 
+@pytest.mark.parametrize(("whole", "case"), [("nerf_16384", "nerf_small"), ("nerf_262144", "nerf")])
+def test_one_model_of_two_tables_is_held_against_the_fastest_of_both(whole: str, case: str) -> None:
+    one, other = (json.loads((BENCHMARKS / "results" / f"{n}.json").read_text()) for n in (f"whole/{whole}", case))
+    least = min(a["us"] for name, a in {**other["arms"], **one["arms"]}.items() if name != "tilestream")
+    assert one["speedup"] <= least / one["arms"]["tilestream"]["us"] * 1.001
+    assert round(other["arms"]["inductor"]["us"]) in one["inductor_us_of_runs"]
+
+
 def test_the_first_table_has_what_is_lost() -> None:
     short = importlib.import_module("short_table")
     heads, rows = short.rows()

@@ -104,11 +104,20 @@ def few_rows(folder: Path | None = None) -> list[dict[str, Any]]:
         OptionError: the folder that is given has no such file, or one that ``benchmarks/few_rows.py`` has not written.
     """
     path = (folder or RESULTS) / "few_rows.json"
-    remedy = "benchmarks/few_rows.py makes it on a GPU"
+    if folder is not None and not path.is_file():
+        raise OptionError(f"--results {folder} has no {path.name}", "benchmarks/few_rows.py makes it on a GPU")
+    return _rows(path)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of results; none without the file.
+
+    Raises:
+        OptionError: its benchmark has not written it.
+    """
+    remedy = f"benchmarks/{path.stem}.py makes it on a GPU"
     if not path.is_file():
-        if folder is None:
-            return []
-        raise OptionError(f"--results {folder} has no {path.name}", remedy)
+        return []
     try:
         made = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -138,3 +147,30 @@ def ours(shape: str, folder: Path | None = None) -> dict[str, Any] | None:
 def is_ours(arm: str) -> bool:
     """Whether an arm of ``few_rows.json`` is a kernel of ours, launched as the others are."""
     return arm.startswith("shared") and not arm.endswith("dependent launch")
+
+
+def pixels(shape: str, images: int, folder: Path | None = None) -> dict[str, Any] | None:
+    """What ``conv_chains.json`` says of a chain of convolutions through ``torch.compile``, warm: ``ours_us`` and what
+    ran as ``variant``, ``best_other_us`` of ``other``; None if not measured."""
+    rows = _rows((folder or RESULTS) / "conv_chains.json")
+    arms = {r["arm"]: r for r in rows if (r["workload"], r["images"]) == (shape, images)}
+    if "tilestream" not in arms or len(arms) < 2:
+        return None
+    own = arms.pop("tilestream")
+    other = min(arms.values(), key=lambda r: r["us"])
+    return {
+        "ours_us": own["us"],
+        "best_other_us": other["us"],
+        "other": other["arm"],
+        "variant": ran(own["detail"]),
+    }
+
+
+LIBRARYS = ("fallback", "a product by itself")
+"""How details of a compiled model begin where Inductor, or a library's kernel in its code, runs a region."""
+
+
+def ran(detail: str) -> str:
+    """What each region of a compiled model became, as the planner names it."""
+    each = ("Inductor" if region.startswith(LIBRARYS) else region for region in detail.split("; "))
+    return "; ".join(dict.fromkeys(each))

@@ -24,6 +24,7 @@ class Pixels:
     """One chain over some images: the best kernel that fuses it, and two kernels, microseconds by the cost model.
 
     ``kernel`` is empty where none can hold the chain. ``floor_us``: of the tensor cores and of DRAM, the larger.
+    ``timed``: measured, as ``measured.pixels`` has it; None where nobody has.
     """
 
     images: int
@@ -32,6 +33,7 @@ class Pixels:
     predicted_us: float | None
     apart_us: float | None
     floor_us: float
+    timed: dict[str, Any] | None = None
 
 
 def pipeline(chain: Chain, bulk: bool = True) -> Pipeline:

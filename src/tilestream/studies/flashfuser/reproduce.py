@@ -17,7 +17,7 @@ from tilestream.plan.search import minmax, rules
 from tilestream.plan.search.search import search
 from tilestream.studies.flashfuser import measured, paper
 from tilestream.studies.flashfuser.ablation import ablation, summary
-from tilestream.studies.flashfuser.pixels import IMAGES, predicted
+from tilestream.studies.flashfuser.pixels import IMAGES, Pixels, predicted
 from tilestream.studies.flashfuser.truth import Score, judged, phases
 from tilestream.studies.flashfuser.workload import Row, workload_json
 
@@ -101,7 +101,8 @@ def reproduce(
     """Run the workloads of these keys (all of Tables V to VII if empty) on ``device``. Needs no GPU.
 
     Args:
-        results: a folder with ``few_rows.json``, measured times; the checkout's own if None.
+        results: a folder with ``few_rows.json``, measured times, and ``conv_chains.json``, those of convolutions, if
+            there are any; the checkout's own if None.
 
     Raises:
         OptionError: no workload has that key, or the folder has no measured times.
@@ -148,8 +149,14 @@ def row(w: paper.Workload, machine: Device, results: Path | None, progress: Call
         in_order,
         ablation(w.chain, machine),
         timed(w.key, results) if machine.name == MEASURED_ON else None,
-        tuple(predicted(w.chain, n, machine) for n in IMAGES) if w.chain.image is not None else (),
+        tuple(of_pixels(w, n, machine, results) for n in IMAGES) if w.chain.image is not None else (),
     )
+
+
+def of_pixels(w: paper.Workload, images: int, machine: Device, results: Path | None) -> Pixels:
+    """A chain of convolutions over some images, predicted and, on the device that was measured, timed."""
+    made = predicted(w.chain, images, machine)
+    return replace(made, timed=measured.pixels(w.key, images, results)) if machine.name == MEASURED_ON else made
 
 
 def mappings(chain: Chain) -> dict[str, Chain]:
@@ -160,10 +167,13 @@ def mappings(chain: Chain) -> dict[str, Chain]:
 
 
 def timed(key: str, results: Path | None = None) -> dict[str, Any] | None:
-    """Measured times of a workload: of the generated kernel if there are any, else of the best hand-written variant."""
+    """Measured times of a workload: of generated kernels if there are any, else of the best hand-written variant."""
     found = measured.ours(key, results)
     if found is not None:
         return {**found, "source": "few_rows.json, a generated kernel"}
+    chain = measured.pixels(key, 1, results)  # the paper's workloads are of one image
+    if chain is not None:
+        return {**chain, "source": "conv_chains.json, through torch.compile"}
     rows: Sequence[measured.Variant] = [v for v in measured.variants() if v.shape == key]
     others = measured.library(key)
     if not rows or others is None:

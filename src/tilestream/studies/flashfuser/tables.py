@@ -13,7 +13,8 @@ BYTES = ("", "model", "m, n, k, l", "two kernels MB", "one MB", "saved %", "floo
 PAPERS = ("", "schedule", "cluster", "tiles", "bound us", "by", "DSM MB", "L2 MB", "printed KB", "legal", "tied")
 SEARCH = ("", "the paper's space s", "candidates", "our kernels s", "kernels", "the paper's s")
 OURS = ("", "kernel", "predicted us", "in order us", "measured us", "best other us", "ratio")
-PIXELS = ("", "images", "rows", "kernel", "predicted us", "two kernels us", "ratio", "floor us", "measured us")
+PIXELS = ("", "images", "rows", "kernel", "predicted us", "two kernels us", "ratio", "floor us")
+PIXELS_TIMED = ("what ran", "measured us", "best other us", "times")
 ABLATION = ("", "two kernels us", "C: none", "DSM", "L2", "random", "tail: add", "partials", "DSM ", "least rings")
 ARMS = ("over", "all, without L2", "random", "no DSM", "with L2")
 PHASES = ("shape", "", "first product", "C back", "second product", "end")
@@ -111,8 +112,8 @@ def _of_ours(rows: Sequence[dict[str, Any]]) -> list[Shown]:
             "ours",
             "Ours",
             "The best kernel by the extended model; in order: the best that adds in a fixed order. Measured: a"
-            " generated kernel where there is one, until then the fastest hand-written variant, which need not be the"
-            " kernel named; weights in the L2 where they fit. S2's other is eager, four kernels.",
+            " generated kernel, of convolutions what torch.compile took for one image: neither need be the kernel"
+            " named; weights in the L2 where they fit.",
             OURS,
             [_ours(w) for w in rows],
         ),
@@ -120,8 +121,8 @@ def _of_ours(rows: Sequence[dict[str, Any]]) -> list[Shown]:
             "pixels",
             "Convolutions as row streams",
             "Pixels are rows, and taps are loads (docs/convolutions.md): the best kernel that fuses the chain, and two"
-            " kernels, by the cost model. None has run on a GPU.",
-            PIXELS,
+            " kernels, by the cost model; and what torch.compile took, which times its candidates and Inductor.",
+            PIXELS + PIXELS_TIMED,
             [_pixels(w["key"], p) for w in rows for p in w.get("pixels", ())],
         ),
         Shown(
@@ -197,7 +198,9 @@ def _pixels(key: str, p: dict[str, Any]) -> list[str]:
     cells = [key, str(p["images"]), f"{p['rows']:,}", p["kernel"] or "none: too wide"]
     cells += ["" if us is None else f"{us:.1f}" for us in (ours, apart)]
     ratio = "" if ours is None or apart is None else f"{apart / ours:.2f}"
-    return [*cells, ratio, f"{p['floor_us']:.1f}", NOT]
+    cells += [ratio, f"{p['floor_us']:.1f}"]
+    times = p["timed"]
+    return [*cells, *(["", NOT, NOT, ""] if times is None else [times["variant"], *_timed(times)])]
 
 
 def _search(w: dict[str, Any]) -> list[str]:
@@ -213,11 +216,13 @@ def _ours(w: dict[str, Any]) -> list[str]:
     cells = [w["key"], "left to two kernels", "", ""]
     if best is not None:
         cells = [w["key"], best["kernel"], f"{best['predicted_us']:.1f}", f"{best['in_order_us']:.1f}"]
-    times = w["timed"]
-    if times is None:
-        return [*cells, NOT, NOT, ""]
+    return [*cells, *([NOT, NOT, ""] if w["timed"] is None else _timed(w["timed"]))]
+
+
+def _timed(times: dict[str, Any]) -> list[str]:
+    """Measured: ours, the best of the others, and the gain."""
     ours, other = times["ours_us"], times["best_other_us"]
-    return [*cells, f"{ours:.1f}", f"{other:.1f}", f"{other / ours:.2f}"]
+    return [f"{ours:.1f}", f"{other:.1f}", f"{other / ours:.2f}"]
 
 
 def _ablation(w: dict[str, Any]) -> list[str]:
