@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,6 +362,28 @@ def test_the_librarys_way_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert rows.shape == (33, 5, 16)
     assert torch.equal(result, INTERACTION(*made.ours, made.head)[:, :23])
     assert torch.equal(gradient.transpose(0, 1), INTERACTION_BACKWARD(*made.ours, made.given))
+
+
+@pytest.mark.parametrize(("training", "want"), [(False, Choice(1.0, 10.0)), (True, Choice(4.0, 40.0))])
+def test_passes_are_timed_in_turn(training: bool, want: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and the library's of each; what a training step takes is the sum of both."""
+
+    class Called:
+        """Stands for a captured function and its graph."""
+
+        def __init__(self, run: Callable[[], Any]) -> None:
+            self.run, self.graph, self.outputs = run, self, run()
+
+        def replay(self) -> None:
+            self.outputs.copy_(self.run())
+
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    monkeypatch.setattr(timing, "capture", Called)
+    monkeypatch.setattr(timing, "interleaved", lambda arms, _: [[1.0], [10.0], [3.0], [30.0]][: len(arms)])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
+    sizes = Sizes(33, 5, 16, 7, 0, 4)
+    assert timing.time_interaction(sizes, (0, 20, 30, 40, 50), str(torch.bfloat16), training, target) == want
 
 
 def test_wrong_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
