@@ -349,8 +349,9 @@ def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Graphs are timed by these numbers: the one with regions, and the one without."""
-    us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0}
+    """Graphs are timed by these numbers: the one with regions, and the one without; a call before the GPU is
+    at its clocks takes so many times what it should."""
+    us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "at most": 1.5}
     monkeypatch.setattr(whole, "_wholes", [])
     monkeypatch.setattr(whole.Whole, "_measures", lambda self: True)
     monkeypatch.setattr(whole, "gain", lambda plan: us["gain"])
@@ -362,6 +363,7 @@ def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return [us["streamed"], us["inductor"]][: len(functions)]
 
     monkeypatch.setattr(whole, "timed_to_choose", timed)
+    monkeypatch.setattr(whole, "at_most_us", lambda function: timed([function])[0] * us["at most"])
     return us
 
 
@@ -441,6 +443,18 @@ def test_training_graphs_are_timed_one_by_one(timings: dict[str, float]):
     # What is timed beside a training graph is the same without regions, and no graph that Inductor alone would make.
     assert [(w.without_us, w.inductor_us) for w in whole.wholes()] == [(90.0, None), (None, None)]
     assert whole.measured(whole.wholes()) == (190.0, None)
+
+
+@pytest.mark.parametrize(("gain_us", "streamed_us"), [(11.5, None), (11.0, 100.0)])
+def test_a_training_graph_whose_gain_is_clear_is_not_timed(
+    timings: dict[str, float], gain_us: float, streamed_us: float | None
+):
+    """By a call that takes 1.5 times what it does once clocks are up: two regions gain 15 % of that, or of its time."""
+    timings |= {"gain": gain_us}
+    x = torch.randn(37, 9).bfloat16().requires_grad_()
+    compiled(two_regions())(x).sum()
+    (found,) = whole.wholes()
+    assert found.streamed_us == streamed_us and found.without_us is None and found.streams
 
 
 def test_a_mistake_in_the_backward_graph_costs_its_regions(

@@ -24,7 +24,7 @@ from tilestream.plan import planner, recipes
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.passes import split_bulk
 from tilestream.plan.passes.verified import apply
-from tilestream.plan.planner import FALLBACK, MEASURED, plan, summary
+from tilestream.plan.planner import FALLBACK, MEASURED, Candidate, plan, summary
 from tilestream.run.timing import uncollected
 from tilestream.schedule.fits import verify_on
 
@@ -121,11 +121,27 @@ def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_compari
 
 
 def test_nothing_is_timed_where_the_fallback_is_far_ahead(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planner, "LOST", 0.1)
+    monkeypatch.setattr(planner, "LOST_LONG", 0.1)
     clock = Clock(vertical=1.0, spatial=1.0, fallback=1.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert made.chosen.strategy == FALLBACK and not clock.asked
     assert planner.shortlist(made.candidates) == [] and planner.shortlist(made.candidates, forced=True)
+
+
+@pytest.mark.parametrize(
+    ("share", "fallback_us", "timed"),
+    [(1.04, 210.0, True), (1.06, 210.0, False), (1.06, 190.0, True), (1.9, 190.0, True), (2.1, 190.0, False)],
+)
+def test_nor_where_a_long_fallback_is_a_little_ahead(share: float, fallback_us: float, timed: bool):
+    """A kernel a layer, which is predicted to be a little faster, is not what would be timed."""
+    program = chain(8)
+    found = [
+        Candidate("vertical", program, share * fallback_us),
+        Candidate("bulk", program, 0.98 * share * fallback_us),
+        Candidate(FALLBACK, None, fallback_us),
+    ]
+    assert planner.shortlist(found) == found[: int(timed)]
+    assert planner.shortlist(found, forced=True)
 
 
 @pytest.mark.usefixtures("patient", "unsure")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
+from operator import itemgetter
 
 from tilestream.cuda.annotate import comments
 from tilestream.cuda.column_loop import ROW_BYTES, column_loop
@@ -14,6 +16,11 @@ from tilestream.cuda.text import UNROLL, block, loop, plus
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.layout import Layout, boxes_of
 from tilestream.schedule.model import Gemm, Place, Schedule, Segment, Step, ceil_to
+
+MOST_PAGES, MOST_CHUNKS = 12, 4
+"""Of a product whose code is unrolled altogether: pages of weights that it takes beside a stream, and chunks of an
+operand that waits in shared memory, whose addresses are constants then. ptxas keeps such from one product to the next,
+and spills (716 bytes of four layers 512 wide, of which loops spill 104), and NVRTC takes up to three times as long."""
 
 _POINTER = re.compile(r"@P(\d+)@")
 _CHUNK = re.compile(r"\bin_[A-Za-z]\w*")
@@ -177,10 +184,7 @@ class ConsumerEmitter(Names):
             elif count > 1:
                 lines.append(f"if (c > 0) {{ {free} }}")
         lines.append("in.advance();")
-        if count == 1:
-            return block("", lines)
-        # Longer runs gain nothing from more copies, and their constants spill.
-        return loop("c", count, lines, UNROLL if count <= 16 else f"{UNROLL} 4")
+        return block("", lines) if count == 1 else loop("c", count, lines, _pragma(count * len(subs) <= MOST_PAGES))
 
     def _release(self, stream: bool) -> list[str]:
         return ["in.release();", "pages.release();"] if stream else ["pages.release();"]
@@ -193,10 +197,11 @@ class ConsumerEmitter(Names):
         """Chunks of an operand that waits in registers or shared memory, those that share a page as one product."""
         columns, chunks = self.s.chunk_columns, seg.chunks(self.s.chunk_columns)
         boxes = boxes_of(self.s, step, seg, self.layout.page_rows)
-        lines = []
+        bodies: list[tuple[str, ...]] = []
         for c in range(0, chunks, boxes):
             shared = range(c, min(c + boxes, chunks))
             ksteps = sum(seg.ksteps(k, columns) for k in shared)
+            lines = []
             for sub, at in self.subs(blocks):
                 m = f"Mma<T, {sub}, {at}>, {ksteps}"
                 if seg.place is Place.REGISTERS:
@@ -204,14 +209,31 @@ class ConsumerEmitter(Names):
                     m += f", {sub * 8 * ROW_BYTES}" if len(shared) > 1 else ""
                     lines.append(f"product_registers<{m}>(acc, r{self.s.slots[seg.tile]}, {block}, pages.take());")
                 else:
-                    chunk = seg.start // columns + c
-                    at_chunk = self.buffer(seg.tile) + (f" + {chunk} * CHUNK_BYTES" if chunk else "")
-                    lines.append(f"product_shared<{m}>(acc, {at_chunk}, pages.take());")
+                    lines.append(f"product_shared<{m}>(acc, {self.buffer(seg.tile)}@CHUNK@, pages.take());")
                 lines.append("pages.advance();")
                 if not first or not self.lag:
                     lines.append(self._free(was_stream and self.lag == 1))
                 first, was_stream = False, False
-        return lines
+            bodies.append(tuple(lines))
+        return _chunk_by_chunk(bodies, seg.start // columns)
+
+
+def _chunk_by_chunk(bodies: list[tuple[str, ...]], first: int) -> list[str]:
+    """Text for each chunk from ``first`` on; many alike are a loop. ``@CHUNK@`` stands for a chunk's offset."""
+    lines: list[str] = []
+    for body, alike in groupby(enumerate(bodies, first), key=itemgetter(1)):
+        chunks = [chunk for chunk, _ in alike]
+        if len(chunks) > MOST_CHUNKS:
+            offset = f" + (u32)({plus('c', chunks[0])}) * CHUNK_BYTES"
+            lines += loop("c", len(chunks), [line.replace("@CHUNK@", offset) for line in body], _pragma(whole=False))
+        else:
+            offsets = [f" + {chunk} * CHUNK_BYTES" if chunk else "" for chunk in chunks]
+            lines += [line.replace("@CHUNK@", offset) for offset in offsets for line in body]
+    return lines
+
+
+def _pragma(whole: bool) -> str:
+    return UNROLL if whole else f"{UNROLL} 2"
 
 
 def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:

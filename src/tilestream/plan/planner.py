@@ -30,6 +30,9 @@ HOPELESS_SHARED = 1.5  # the same for shared tiles, whose predictions err more
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
+LONG_US, LOST_LONG = 200.0, 1.05
+"""The same where that is longer than ``LONG_US``: in 14 such plans that timed both, no pipeline took less of the
+fallback's time than was predicted (1.00 to 1.96 of that), and such candidates are two seconds of a first call."""
 SPATIAL = 0.9
 """Where a program fits one SM, stages over SMs are timed only if they are predicted to take this share of the best such
 pipeline: in 45 plans that timed both, no such prediction was more than 0.93, and one was the faster, by a kernel that
@@ -179,8 +182,6 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
     """
     legal = sorted((c for c in candidates if c.pipeline is not None), key=prediction_of)
     fallback = fallback_of(candidates)
-    if legal and not forced and prediction_of(legal[0]) > LOST * prediction_of(fallback):
-        return []
     shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
     others = [c for c in legal if c.strategy != few_rows.STRATEGY]
     wanted = {id(c) for c in (*shared[:most_shared], *others[:MEASURED])}
@@ -197,7 +198,10 @@ def shortlist(candidates: Sequence[Candidate], forced: bool = False, most_shared
             return dealt_us < DEALT * prediction_of(c)
         return c.strategy == KERNEL_A_LAYER or (c.strategy == "spatial" and prediction_of(c) > SPATIAL * vertical_us)
 
-    return [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
+    timed = [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
+    limit = LOST_LONG if prediction_of(fallback) > LONG_US else LOST
+    lost = bool(timed) and not forced and prediction_of(timed[0]) > limit * prediction_of(fallback)
+    return [] if lost else timed
 
 
 def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:

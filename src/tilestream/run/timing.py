@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -84,6 +85,18 @@ def timed_side_by_side(functions: Sequence[Callable[[], object]]) -> list[float]
 def timed_to_choose(functions: Sequence[Callable[[], object]]) -> list[float]:
     """``timed_side_by_side`` for who only wants to know which is faster: few rounds where they leave no doubt."""
     return [statistics.median(samples) for samples in to_choose([capture(function) for function in functions])]
+
+
+def at_most_us(function: Callable[[], object]) -> float:
+    """Microseconds that one call takes at most: launched from Python, by a GPU whose clocks may still rise."""
+    function()  # what is made at a first call, Inductor's choice of block sizes among it
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(1 + FEW_ROUNDS)]
+    marks[0].record()
+    for mark in marks[1:]:
+        function()
+        mark.record()
+    marks[-1].synchronize()
+    return min(start.elapsed_time(end) * 1000 for start, end in pairwise(marks))
 
 
 def to_choose(arms: Sequence[Captured]) -> list[list[float]]:

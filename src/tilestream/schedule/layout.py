@@ -71,8 +71,9 @@ def boxes_of(schedule: Schedule, step: Step, segment: Segment, rows: int) -> int
     if loop is not None:
         return max(1, rows // loop.chunk)
     whole = stage.placement.dim == 0 and stage.group == 1 and stage.residency is Residency.STREAMED
-    alone = schedule.summed(step) is None and not step.copied and not _tapped(schedule)
-    if not whole or not alone or segment.place is not Place.REGISTERS:
+    if segment.place is not Place.REGISTERS or not whole:
+        return 1
+    if schedule.summed(step) is not None or step.copied or _tapped(schedule):
         return 1
     return max(1, rows // ceil_to(schedule.width(step), 8))
 
