@@ -31,7 +31,7 @@ def tables() -> dict[str, str]:
     made = {"shapes": shapes(), "rows": other_rows(), "errors": errors()}
     made |= {"blocks": table(*decoder_tables.compiled("blocks")), "models": table(*decoder_tables.compiled("layers"))}
     made |= {"tuned": decoder_tables.against_tuned(), "options": table(*decoder_tables.options())}
-    made |= {"choices": choices(), "exchanges": by_exchange()}
+    made |= {"choices": choices(), "exchanges": by_exchange(), "counted bytes": counted_bytes()}
     return {**made, "collectives": collectives(), "clocks": clocks()}
 
 
