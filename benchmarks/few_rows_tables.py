@@ -31,7 +31,7 @@ def tables() -> dict[str, str]:
     made = {"shapes": shapes(), "rows": other_rows(), "errors": errors()}
     made |= {"blocks": table(*decoder_tables.compiled("blocks")), "models": table(*decoder_tables.compiled("layers"))}
     made |= {"tuned": decoder_tables.against_tuned(), "options": table(*decoder_tables.options())}
-    made |= {"choices": choices(), "exchanges": by_exchange()}
+    made |= {"choices": choices(), "exchanges": by_exchange(), "counted bytes": counted_bytes()}
     return {**made, "collectives": collectives(), "clocks": clocks()}
 
 
@@ -41,21 +41,21 @@ def counted_bytes() -> str:
     cases = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))["cases"]
     lines = []
     for name in WORKLOADS:
-        one = cases.get(name, {})
-        if not ("planned" in one and "counted" in one):
+        if "planned" not in (one := cases.get(name, {})):
             continue
-        levels, counted = one["planned"]["levels"], one["counted"]["tilestream"]
+        levels, counted = one["planned"]["levels"], one.get("counted", {}).get("tilestream", {})
         dsm = one.get("dsm", {}).get("tilestream", {}).get("cold", {}).get("dsm")
-        dram = [_megabytes(counted[state]["read"] + counted[state]["written"]) for state in ("cold", "warm")]
-        cells = [_megabytes(one["planned"]["inductor"]), _megabytes(levels["dram"]), *dram]
-        cells += [_megabytes(levels["l2"]), _megabytes(counted["cold"]["l2"])]
-        lines.append([name, *cells, _megabytes(levels.get("dsm", 0)), "-" if dsm is None else _megabytes(dsm)])
+        states = [counted.get(state) for state in ("cold", "warm")]
+        dram = [None if s is None else s["read"] + s["written"] for s in states]
+        cells = [one["planned"]["inductor"], levels["dram"], *dram, levels["l2"], states[0] and states[0]["l2"]]
+        lines.append([name, *map(_megabytes, (*cells, levels.get("dsm", 0), dsm))])
     heads = ["MB", "Inductor: DRAM", "ours: DRAM", "counted, cold", "warm", "L2", "counted, cold ", "DSM", "counted"]
     return table(heads, lines) if lines else "Not measured."
 
 
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:.1f}"
+def _megabytes(count: float | None) -> str:
+    """A dash where nothing was counted."""
+    return "-" if count is None else f"{count / 1e6:.1f}"
 
 
 TAILS = {

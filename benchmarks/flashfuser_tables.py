@@ -35,6 +35,7 @@ FEW_ROWS = {
         "tuned",
         "options",
         "errors",
+        "counted bytes",
     ),
 }
 """Each page and the marked parts that it must have, once."""
@@ -58,7 +59,6 @@ def filled(text: str) -> str:
     made["timed ablation"] = few_rows_tables.ablation()
     made["timed arms"] = few_rows_tables.ablation_means()
     made["fused by others"] = few_rows_tables.fused_by_others()
-    made["counted bytes"] = few_rows_tables.counted_bytes()
     return with_parts(text, made, SCRIPT, PAGE.name)
 
 

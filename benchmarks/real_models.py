@@ -39,6 +39,7 @@ class RealModel:
         constant: whether the user gives his word that weights do not change.
         image: pixels along an edge of what it reads; 0 where it reads tokens.
         tiny_image: the same of the tiny model.
+        layout: of images and of convolutions' weights in memory.
     """
 
     name: str
@@ -48,12 +49,14 @@ class RealModel:
     constant: bool = False
     image: int = 0
     tiny_image: int = 0
+    layout: torch.memory_format = torch.contiguous_format
 
     def inputs(self, case: Case, tiny: bool = False, device: str = "meta") -> tuple[Tensor, ...]:
         """Tokens ``[batch, tokens]`` int64, or images ``[batch, 3, image, image]`` bf16."""
         if self.image:
             edge = self.tiny_image if tiny else self.image
-            return (torch.randn(case.batch, 3, edge, edge, device=device, dtype=torch.bfloat16),)
+            x = torch.randn(case.batch, 3, edge, edge, device=device, dtype=torch.bfloat16)
+            return (x.to(memory_format=self.layout),)
         return (torch.randint(VOCABULARY, (case.batch, case.tokens), device=device),)
 
 
@@ -61,7 +64,8 @@ def module(model: RealModel, layers: int, tiny: bool = False, device: str = "met
     """The model in bf16, ready for inference."""
     with torch.device(device):
         made = model.make(layers, tiny)
-    return made.bfloat16().eval().requires_grad_(False)
+    made = made.bfloat16().eval().requires_grad_(False)
+    return made.to(memory_format=model.layout)  # pyright: ignore[reportCallIssue]
 
 
 class Logits(nn.Module):
@@ -153,7 +157,10 @@ MODELS = {
         RealModel("bert-base", 12, _bert, (Case(1, 16), Case(1, 128), *PREFILLED)),
         RealModel("vit-base", 12, _vit, (Case(1, 197), Case(32, 197)), image=224, tiny_image=64),
         RealModel("mixer-b16", 12, _mixer, (Case(1, 196), Case(32, 196)), image=224, tiny_image=64),
-        RealModel("resnet50", RESNET_DEPTH, _resnet, (Case(1, 3136), Case(32, 3136)), image=224, tiny_image=64),
+        RealModel(
+            *("resnet50", RESNET_DEPTH, _resnet, (Case(1, 3136), Case(32, 3136))),
+            **{"image": 224, "tiny_image": 64, "layout": torch.channels_last},
+        ),
     )
 }
 """By name. Rows of ViT and Mixer are patches (and a class token); of ResNet pixels of the first stage."""

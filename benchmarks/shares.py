@@ -1,7 +1,7 @@
 """Which share of the FLOPs of real models lies in regions, and why the rest does not: no GPU, nothing computed.
 
     python benchmarks/shares.py                     every model at its typical numbers of rows
-    python benchmarks/shares.py gpt2 --no-tables    some models, without writing the page
+    python benchmarks/shares.py gpt2 --no-tables    some models, the result keeps the others; without writing the page
     python benchmarks/shares.py --tables            the page alone, from the last result
 
 Captures models of Hugging Face and timm at their published widths (``real_models.py``) with one layer, whose share is
@@ -22,11 +22,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from make_tables import table
 from marked import with_parts
 from real_models import MODELS, RESNET_DEPTH, Case, RealModel, module
+from rich.progress import track
 
 from tilestream import devices
+from tilestream.bench.environment import environment
 from tilestream.graph.costs import flops
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path
@@ -147,7 +150,8 @@ def row(model: RealModel, case: Case, analysis: Analysis, layers: int) -> Row:
 def measured(model: RealModel, case: Case) -> Row:
     layers = RESNET_DEPTH if model.name == "resnet50" else 1
     options = Options(measure=False, constant_weights=model.constant)
-    found = analyse(module(model, layers), model.inputs(case), options, devices.get("h200"))
+    where = "meta" if model.layout is torch.contiguous_format else "cpu"  # on meta, convolutions lose the layout
+    found = analyse(module(model, layers, device=where), model.inputs(case, device=where), options, devices.get("h200"))
     return row(model, case, found, layers)
 
 
@@ -208,10 +212,15 @@ def main() -> int:
     parser.add_argument("--no-tables", action="store_true", help="leave the page as it is")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
-    rows = [] if given.tables else [measured(MODELS[n], c) for n in given.names or MODELS for c in MODELS[n].cases]
+    rows = read(given.out.read_text(encoding="utf-8")) if given.out.exists() else []
     if not given.tables:
-        given.out.write_text(json.dumps({"device": "h200", "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
-    made = tables(rows or read(given.out.read_text(encoding="utf-8")))
+        names = given.names or list(MODELS)
+        rows = [r for r in rows if r.model not in names]
+        rows += [measured(MODELS[n], c) for n in track(names, "counting", transient=True) for c in MODELS[n].cases]
+        rows.sort(key=lambda r: list(MODELS).index(r.model))
+        kept = {"device": "h200", "environment": environment(), "rows": [asdict(r) for r in rows]}
+        given.out.write_text(json.dumps(kept, indent=1) + "\n")
+    made = tables(rows)
     print("\n\n".join(made.values()))
     if not given.no_tables:
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")

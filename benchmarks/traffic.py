@@ -37,9 +37,9 @@ from torch.nn import functional
 
 from tilestream.apps.models import find
 from tilestream.bench.environment import environment
-from tilestream.ir.axes import ROWS
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.plain import plain
+from tilestream.ir.taps import sizes_at
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.run.backend import tilestream
@@ -116,7 +116,7 @@ def planned(case: str) -> dict[str, Any]:
         (runs,) = (region.runs("cuda") for region in found.regions)
         assert runs is not None and runs.pipeline is not None
         written = plain(runs.pipeline)
-        counts["levels"] = mesh_traffic(written, {**written.sizes(), ROWS.name: KERNELS[case]})
+        counts["levels"] = mesh_traffic(written, sizes_at(written, KERNELS[case]))
     return counts
 
 

@@ -189,7 +189,7 @@ def test_a_region_may_run_unless_nothing_is_timed_or_its_plan_is_inductors(
     kernel = next(c for c in proposals(program, rows, TARGET.hardware, OPTIONS) if c.pipeline is not None)
     for chosen, runs in ((kernel, True), (Candidate(FALLBACK, None, 1.0), False)):
         made = Plan("region0", rows, "h200", (chosen,), chosen)
-        monkeypatch.setattr(prepare, "_plans", {prepare._kept(regions[1], OPTIONS, TARGET): [made]})
+        monkeypatch.setattr(prepare, "_plans", {prepare._key(regions[1], OPTIONS, TARGET): [made]})
         assert ahead.may_run(regions[1], OPTIONS, TARGET) == runs
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from eager_regions import trace
@@ -10,6 +12,7 @@ from torch import Tensor, fx, nn
 from tilestream.graph.capture import capture
 from tilestream.graph.pixels import to_pixels
 from tilestream.run import epilogues
+from tilestream.run.pads import PADDED
 
 aten = torch.ops.aten
 
@@ -37,24 +40,38 @@ def test_a_wide_layer_computes_the_same_with_the_epilogue(depth: int, dtype: tor
         assert epilogues.fuse(graph, {}) == 1
         (got,), (plain,) = graph(*inputs), want
     (product,) = products(graph)
-    padded = depth % 8 != 0
-    assert len(graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2 * padded
-    # rows and weight are parts of one tensor: one kernel pads both
-    assert (product.args[1].target is aten.slice.Tensor) == padded  # pyright: ignore
-    assert len(graph.graph.find_nodes(op="call_function", target=aten.cat.default)) == padded
+    pads = graph.graph.find_nodes(op="call_function", target=PADDED)
+    assert len(pads) == (depth % 8 != 0)
+    assert all(len(p.args[0]) == 2 for p in pads)  # one kernel pads rows and weight
+    assert (product.args[1].target is operator.getitem) == bool(pads)  # pyright: ignore
     assert not graph.graph.find_nodes(op="call_function", target=aten.relu.default)
     torch.testing.assert_close(got, plain)
 
 
-def test_many_rows_are_padded_by_a_kernel_of_their_own():
-    """Which writes faster than one of rows and weight."""
-    model = nn.Sequential(nn.Linear(479, 512), nn.ReLU()).bfloat16()
-    for rows, together in ((4378, True), (4379, False)):
-        with torch.no_grad():
-            (graph,) = capture(model, (torch.empty(rows, 479).bfloat16(),)).graphs
+def test_what_the_graph_computes_is_padded_where_it_is_made():
+    """By Inductor, whose kernel of the sum writes the zeros too; the weight by a kernel of ours."""
+
+    class Shifted(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + 1)
+
+    graph, inputs = traced(Shifted(nn.Linear(479, 1024), nn.ReLU()).bfloat16(), 65)
+    with torch.no_grad():
+        (want,) = graph(*inputs)
         assert epilogues.fuse(graph, {}) == 1
-        assert bool(graph.graph.find_nodes(op="call_function", target=aten.cat.default)) == together
-        assert len(graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2
+        (got,) = graph(*inputs)
+    (own,) = graph.graph.find_nodes(op="call_function", target=PADDED)
+    (inductors,) = graph.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert own.args[0][0].op == "placeholder" and inductors.args[0].target is aten.add.Tensor  # pyright: ignore
+    torch.testing.assert_close(got, want)
+
+
+def test_a_view_of_what_is_given_is_given():
+    with torch.no_grad():
+        (graph,) = capture(Leading(nn.Linear(479, 1024)).bfloat16(), (torch.empty(5, 13, 479).bfloat16(),)).graphs
+    assert epilogues.fuse(graph, {}) == 1
+    (pad,) = graph.graph.find_nodes(op="call_function", target=PADDED)
+    assert len(pad.args[0]) == 2  # pyright: ignore
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_serve_dlrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
 @compiles
 def test_pyg_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("torch_geometric", reason="PyTorch Geometric is not installed")
+    pytest.importorskip("torch_geometric", reason="PyTorch Geometric is not installed (pip install 'tilestream[dev]')")
     run("pyg_models.py", "--nodes 200 --edges 900", monkeypatch)
     said = capsys.readouterr().out
     assert len(re.findall(r"(GraphSAGE|GIN): 0\.\d\d % off eager", said)) == 2

@@ -81,3 +81,18 @@ def test_a_lone_product_is_told_as_it_runs() -> None:
     assert made.regions[0].runner() == "inductor" and "a product by itself" in str(Report(made))
     asked = analyse(model, (x,), Options(target="reference"), get("h200"))
     assert asked.regions[0].runner("reference") != "inductor"
+
+
+def test_a_relu_inside_of_inductors_products_is_told() -> None:
+    """The candidate `inductor` is faster than Inductor alone, and the text says why."""
+    x = torch.empty(ROWS, 64, dtype=torch.bfloat16, device="meta")
+    for act, told in ((nn.ReLU, True), (nn.GELU, False)):
+        model = nn.Sequential(nn.Linear(64, 256), act(), nn.Linear(256, 256), act(), nn.Linear(256, 8))
+        with torch.no_grad():
+            a = analyse(model.bfloat16().to("meta"), (x,), Options(), get("h200"))
+        (region,) = a.regions
+        assert region.plan is not None
+        (own,) = (a.candidate_us(region, c) for c in region.plan.candidates if c.strategy == "fallback")
+        assert own is not None and a.inductor_predicted_us is not None
+        assert (own < 0.95 * a.inductor_predicted_us) is told
+        assert ("inductor: with 2 ReLUs inside of products" in str(Report(a))) is told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tilestream.plan.interaction import Sizes, library_s, ours_s
 from tilestream.run import epilogues, fallback, inductor, oracle, timed_once
 from tilestream.run import interaction as kernels
 from tilestream.run import time_interaction as timing
+from tilestream.run.pads import PADDED
 from tilestream.run.target import Target
 from tilestream.run.timed_once import Choice
 from tilestream.run.timing import Captured
@@ -156,8 +158,9 @@ def test_a_wide_layer_reads_the_padded_rows() -> None:
     assert call.meta["val"].shape == (9, 24)
     assert all(unpadded(user) is call for user in call.users)
     assert epilogues.fuse(graph, {}) == 1
-    (pad,) = calls(graph.graph, torch.ops.aten.constant_pad_nd.default)
-    assert pad.args[0].meta["val"].shape == (512, 19)  # pyright: ignore
+    (pad,) = calls(graph.graph, PADDED)
+    (weight,) = pad.args[0]  # pyright: ignore
+    assert weight.meta["val"].shape == (512, 19)
     assert calls(graph.graph, torch.ops.aten._addmm_activation.default)[0].args[1] is call
 
 
@@ -359,6 +362,28 @@ def test_the_librarys_way_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert rows.shape == (33, 5, 16)
     assert torch.equal(result, INTERACTION(*made.ours, made.head)[:, :23])
     assert torch.equal(gradient.transpose(0, 1), INTERACTION_BACKWARD(*made.ours, made.given))
+
+
+@pytest.mark.parametrize(("training", "want"), [(False, Choice(1.0, 10.0)), (True, Choice(4.0, 40.0))])
+def test_passes_are_timed_in_turn(training: bool, want: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and the library's of each; what a training step takes is the sum of both."""
+
+    class Called:
+        """Stands for a captured function and its graph."""
+
+        def __init__(self, run: Callable[[], Any]) -> None:
+            self.run, self.graph, self.outputs = run, self, run()
+
+        def replay(self) -> None:
+            self.outputs.copy_(self.run())
+
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    monkeypatch.setattr(timing, "capture", Called)
+    monkeypatch.setattr(timing, "interleaved", lambda arms, _: [[1.0], [10.0], [3.0], [30.0]][: len(arms)])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
+    sizes = Sizes(33, 5, 16, 7, 0, 4)
+    assert timing.time_interaction(sizes, (0, 20, 30, 40, 50), str(torch.bfloat16), training, target) == want
 
 
 def test_wrong_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

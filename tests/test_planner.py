@@ -92,6 +92,18 @@ def test_a_library_has_relu_as_an_epilogue_of_its_product(act: str, width: int, 
     assert (library_us(act) == library_us("")) == taken
 
 
+def test_the_library_reads_padded_copies_of_odd_rows_where_it_takes_a_relu_in():
+    """By itself it would read them element by element."""
+
+    def library_us(depth: int, out: int) -> float:
+        program = Program("layer", "bf16")
+        program.store(program.linear(program.load("x", depth), out, "relu"))
+        return next(c.predicted_us or 0.0 for c in planner.proposals(program.build(), 32_768, H200, Options())[-1:])
+
+    assert library_us(479, 1024) == library_us(480, 1024)
+    assert library_us(479, 256) > library_us(480, 256)  # too narrow to be padded
+
+
 @pytest.mark.parametrize(("share", "asked"), [(0.65, 0), (0.75, 1)])
 def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_comparison(
     share: float, asked: int, monkeypatch: pytest.MonkeyPatch

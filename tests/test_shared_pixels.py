@@ -17,7 +17,7 @@ from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
-from tilestream.ir.taps import Window
+from tilestream.ir.taps import Window, pictures
 from tilestream.ir.verify import verify
 from tilestream.options import Options
 from tilestream.plan import few_rows
@@ -25,6 +25,7 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
+from tilestream.report.simulation import Simulation
 from tilestream.schedule.shared_tile import Tail, build, is_block, is_projection
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.tiled_block import is_tileable
@@ -148,6 +149,25 @@ def chosen(count: int) -> list[tuple[int, int, str]]:
     plans = [(r.program.stages[0].ops, r.plan) for r in found]
     made = [[op.out.features for op in ops if op.kind == "linear" and op.out] for ops, _ in plans]
     return [(m[-1], len(ops), plan.chosen.strategy) for m, (ops, plan) in zip(made, plans, strict=True) if plan]
+
+
+def test_what_meets_in_clusters_is_predicted_counted_and_simulated() -> None:
+    """A layer of pixels that shares a tile: its pictures, weight and result once, and one prediction everywhere."""
+    model = Bottleneck(1024, 256).bfloat16().to(memory_format=torch.channels_last).eval()
+    with torch.no_grad():
+        found = analyse(model, (images(1024, 14, 1),), Options(device="h200"))
+    launches = {launch.region: launch for launch in found.whole.launches if launch.strategy.startswith("shared")}
+    region = next(r for r in found.regions if r.name in launches and pictures(r.program))
+    pixels, norm = 14 * 14, 2 * 2 * 256
+    assert launches[region.name].bytes == 2 * (2 * pixels * 256 + 9 * 256 * 256) + 2 * norm
+    made = Simulation.of(found)
+    (run,) = (r for r in made.runs if r.region == region.name and r.chosen)
+    assert run.strategy == "shared" and run.outcome.time_us == launches[region.name].predicted_us
+    assert run.outcome.bytes["dram"] == launches[region.name].bytes and run.outcome.bytes["dsm"] > 0
+    assert f"{region.name} shared" not in made.timelines() and made.whole_us["auto"] <= made.whole_us["shared"]
+    lines = [line.split() for line in str(made).splitlines()]
+    assert ["*", region.name, "shared"] in [words[:3] for words in lines]
+    assert not [words for words in lines if words[:2] == ["*", region.name] and words[2] != "shared"]
 
 
 def test_convolutions_of_few_pixels_or_long_sums_go_alone() -> None:

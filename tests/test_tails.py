@@ -21,6 +21,7 @@ from tilestream.graph.selection import Partition, partition
 from tilestream.graph.tails import LIBRARY, tails
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan import few_rows
 from tilestream.plan.analyse import analyse
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.plan.planner import FALLBACK, Candidate, proposals
@@ -98,6 +99,21 @@ def shared(rows: int) -> list[Candidate]:
 @pytest.mark.parametrize(("rows", "some"), [(ROWS, True), (8_448, True), (8_449, False)])
 def test_heads_are_shared_tiles_where_a_row_stream_has_fewer_tiles_than_there_are_sms(rows: int, some: bool) -> None:
     assert bool(shared(rows)) == some and len(shared(rows)) <= 3
+
+
+@pytest.mark.parametrize("rows", [16, 128, ROWS])
+def test_a_device_without_clusters_has_splits_without(rows: int) -> None:
+    """An A100 has none: a model with such a head is planned for it as any other is."""
+    a100, options = devices.get("a100"), Options(effort="exhaustive", any_order=True)
+    alone = Program("alone", "bf16")
+    alone.store(alone.linear(alone.load("x", 4096), 256, "relu"))
+    for program in (head(), alone.build()):
+        splits = [recipe.split for recipe in few_rows.recipes(program, rows, a100, options)]
+        assert all(s.tail is not Tail.CLUSTER and s.middle is not Middle.DSM for s in splits)
+    x = torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta")
+    with torch.no_grad():
+        made = analyse(mlp([1024, 512, 256, 1], nn.ReLU).bfloat16().to("meta"), (x,), Options(device="a100"))
+    assert made.predicted_us and made.inductor_predicted_us
 
 
 # -- tails

@@ -43,6 +43,7 @@ from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda.interaction import backward, forward
+from tilestream.cuda.pad import padded
 from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.passes import tile_block
@@ -147,6 +148,12 @@ def attention() -> None:
         few_queries.attention(q, k, v, added, 0.1)  # pyright: ignore[reportArgumentType]
 
 
+def pads() -> None:
+    """Rows of one piece and of many, which end where their tensor does."""
+    for k, dtype in ((7, F16), (479, torch.bfloat16), (1030, torch.bfloat16)):
+        padded([torch.randn(rows, k, device="cuda").to(dtype) for rows in (1024, 33)], -(-k // 8) * 8)
+
+
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -173,7 +180,7 @@ def turned_weights() -> None:
 
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
-    "turned weights": turned_weights, "attention": attention,
+    "turned weights": turned_weights, "attention": attention, "pads": pads,
 }  # fmt: skip
 
 

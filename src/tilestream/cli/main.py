@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 a result is outside the tolerance, 2 bad input, 130 interr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 
 from tilestream.cli import flashfuser, kitsune
 from tilestream.cli.console import out, reported, write_json
+from tilestream.cli.grouped import grouped
 from tilestream.cli.progress import Progress
 from tilestream.cli.runs import planned, refuse_random, rows_to_run, where
 from tilestream.cli.sparse import app as sparse
@@ -48,6 +49,37 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the result to t
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+@dataclass(frozen=True)
+class Model:
+    """What is looked at."""
+
+    model: Target
+    rows: Rows = None
+    dtype: Dtype = None
+    mode: Mode = "inference"
+    size: Size = None
+
+    @property
+    def training(self) -> bool:
+        """Whether forward and backward graphs are meant; ``OptionError`` where ``mode`` is no word for either."""
+        if self.mode not in ("inference", "training"):
+            raise OptionError(f"--mode is {self.mode!r}", "use inference or training")
+        return self.mode == "training"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return kitsune.one_of_each(self.size or ())
+
+
+@dataclass(frozen=True)
+class Plans:
+    """How it is planned."""
+
+    strategy: Strategy = "auto"
+    device: Device = None
+    queue_depth: Depth = None
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from tilestream import __version__
@@ -67,17 +99,12 @@ def _main(
 
 @app.command()
 @reported
+@grouped
 def explain(
-    model: Target,
-    rows: Rows = None,
-    dtype: Dtype = None,
-    strategy: Strategy = "auto",
-    device: Device = None,
+    what: Model,
+    how: Plans,
     target: RunOn = "auto",
-    queue_depth: Depth = None,
     cache: Cache = True,
-    mode: Mode = "inference",
-    size: Size = None,
     kernel: Annotated[bool, typer.Option("--kernel", help="Also print the CUDA source of the kernels.")] = False,
     kernel_file: Annotated[Path | None, typer.Option(help="Write the CUDA source of the kernels here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
@@ -88,20 +115,20 @@ def explain(
     from tilestream.report import kernels
     from tilestream.report.explain import Report
 
-    training, sizes = _training(mode), kitsune.one_of_each(size or ())
+    runs = not what.training and how.device is None and target != "reference"
     with Progress() as progress:
-        options = _options(strategy, device, target, queue_depth, cache)
-        if device is None and not training and target != "reference" and where("auto") == "cuda":
-            analysis = _measured(model, rows, dtype, options, progress, sizes)
+        options = _options(how, target, cache)
+        if runs and where("auto") == "cuda":
+            analysis = _measured(what, options, progress)
         else:
-            analysis = _analysed(model, rows, dtype, options, progress, sizes, training)
+            analysis = _analysed(what, options, progress)
         report = Report(analysis)
         if html is not None:
             from tilestream.report import html as page
             from tilestream.report.simulation import Simulation
 
-            runs = Simulation.of(analysis, progress).by_region()
-            page.write(html, report, page.Content(simulations=runs))
+            simulated = Simulation.of(analysis, progress).by_region()
+            page.write(html, report, page.Content(simulations=simulated))
         source = kernels.text(analysis) if kernel or kernel_file is not None else ""
     out.print(report)
     if kernel:
@@ -114,21 +141,16 @@ def explain(
 
 @app.command()
 @reported
+@grouped
 def simulate(
-    model: Target,
-    rows: Rows = None,
-    dtype: Dtype = None,
-    strategy: Strategy = "auto",
-    device: Device = None,
-    queue_depth: Depth = None,
-    mode: Mode = "inference",
-    size: Size = None,
+    what: Model,
+    how: Plans,
     html: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
     """Predicted time, bytes and utilisation of every strategy on a device by name; needs no GPU."""
-    made = _simulated(model, rows, dtype, strategy, device, queue_depth, mode, size)
+    made = _simulated(what, how)
     if html is not None:
         from tilestream.report import html as page
         from tilestream.report.explain import Report
@@ -142,16 +164,11 @@ def simulate(
 
 @app.command()
 @reported
+@grouped
 def trace(
-    model: Target,
+    what: Model,
+    how: Plans,
     output: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("timeline.json"),
-    rows: Rows = None,
-    dtype: Dtype = None,
-    strategy: Strategy = "auto",
-    device: Device = None,
-    queue_depth: Depth = None,
-    mode: Mode = "inference",
-    size: Size = None,
     measured: Annotated[
         bool, typer.Option("--measured", help="Also run the pipelines on this GPU, and write what every warp did when.")
     ] = False,
@@ -163,8 +180,8 @@ def trace(
     from tilestream.report import timeline
 
     if measured:
-        device = measured_.device_here(device)
-    made = _simulated(model, rows, dtype, strategy, device, queue_depth, mode, size)
+        how = replace(how, device=measured_.device_here(how.device))
+    made = _simulated(what, how)
     found = _recorded(made) if measured else None
     plan = None if made.analysis.empty else made.analysis.whole
     timeline.write(output, made.timelines(), found.recordings() if found else None, plan)
@@ -199,7 +216,7 @@ def check(
     from tilestream.report import whole
     from tilestream.run import prepare
 
-    options = _options(strategy, None, target, queue_depth, cache)
+    options = _options(Plans(strategy, None, queue_depth), target, cache)
     on = where(target)
     torch.manual_seed(seed)
     with Progress() as progress:
@@ -280,7 +297,7 @@ def bench(
         _bench_queues(json_)
         return
     chosen = _arms(arms)
-    options = _options(strategy, device, target, queue_depth, cache)
+    options = _options(Plans(strategy, device, queue_depth), target, cache)
     on = where(target)
     if host and on == "cpu":
         raise DeviceError(
@@ -336,64 +353,39 @@ app.add_typer(sparse, name="sparse")
 app.command("sweep")(kitsune.sweep_command)
 
 
-def _options(strategy: str, device: str | None, target: str, queue_depth: int | None, cache: bool) -> Options:
+def _options(how: Plans, target: str = "auto", cache: bool = True) -> Options:
     from tilestream import devices
 
-    given = {"strategy": strategy, "device": device, "target": target, "queue_depth": queue_depth, "cache": cache}
-    options = parse(given)
-    if device is not None:
-        devices.get(device)  # a wrong name is told before a model is loaded
+    options = parse({**vars(how), "target": target, "cache": cache})
+    if how.device is not None:
+        devices.get(how.device)  # a wrong name is told before a model is loaded
     return options
 
 
-def _training(mode: str) -> bool:
-    if mode not in ("inference", "training"):
-        raise OptionError(f"--mode is {mode!r}", "use inference or training")
-    return mode == "training"
-
-
-def _analysed(
-    model: str,
-    rows: int | None,
-    dtype: str | None,
-    options: Options,
-    progress: Progress,
-    sizes: Mapping[str, int],
-    training: bool = False,
-) -> Analysis:
+def _analysed(what: Model, options: Options, progress: Progress) -> Analysis:
     """Capture with all the rows and without memory, then plan; a model that needs values gets real tensors."""
     from tilestream.apps.load import load
     from tilestream.bench import analysed
     from tilestream.graph.capture import NeedsValuesError
 
     for fake in (True, False):
-        progress(f"loading {model}")
-        workload = load(model, rows, dtype, fake=fake, sizes=sizes, training=training)
+        progress(f"loading {what.model}")
+        workload = load(what.model, what.rows, what.dtype, fake=fake, sizes=what.sizes, training=what.training)
         progress("capturing and planning")
         try:
-            return analysed(workload, options, training)
+            return analysed(workload, options, what.training)
         except NeedsValuesError:
             if not fake:
                 raise
     raise AssertionError("real tensors have values")
 
 
-def _simulated(
-    model: str,
-    rows: int | None,
-    dtype: str | None,
-    strategy: str,
-    device: str | None,
-    queue_depth: int | None,
-    mode: str,
-    size: Sequence[str] | None,
-) -> Simulation:
+def _simulated(what: Model, how: Plans) -> Simulation:
     from tilestream.report.simulation import Simulation
 
-    training, sizes = _training(mode), kitsune.one_of_each(size or ())
     with Progress() as progress:
-        options = _options(strategy, device or "h200", "auto", queue_depth, cache=True)
-        return Simulation.of(_analysed(model, rows, dtype, options, progress, sizes, training), progress)
+        options = _options(replace(how, device=how.device or "h200"))
+        return Simulation.of(_analysed(what, options, progress), progress)
 
 
 def _recorded(simulated: Simulation) -> Measurements:
@@ -403,15 +395,13 @@ def _recorded(simulated: Simulation) -> Measurements:
         return Measurements.of(simulated, progress)
 
 
-def _measured(
-    model: str, rows: int | None, dtype: str | None, options: Options, progress: Progress, sizes: Mapping[str, int]
-) -> Analysis:
+def _measured(what: Model, options: Options, progress: Progress) -> Analysis:
     """Compile and run on the GPU, so that the candidates have measured times."""
     from tilestream.apps.load import load
     from tilestream.bench import measured
 
-    progress(f"loading {model}")
-    workload = load(model, rows, dtype, "cuda", sizes=sizes)
+    progress(f"loading {what.model}")
+    workload = load(what.model, what.rows, what.dtype, "cuda", sizes=what.sizes)
     progress("compiling, and timing the candidates on the GPU")
     return measured(workload, options)
 

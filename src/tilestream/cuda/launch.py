@@ -28,10 +28,15 @@ from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.taps import rows_given
+from tilestream.schedule.model import ceil_to
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT = 16
 """Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""
+
+TAIL = struct.Struct("<QQQQQii")
+"""What every launch has behind its tensors: addresses of flags, epoch, exits and record, the limit of a wait in ns;
+rows, and room for stamps, whose address comes behind."""
 
 TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that the queue's name is known
 
@@ -47,7 +52,11 @@ class _Offsets:
 
 
 class Launch:
-    """One kernel of a pipeline, with its workspaces."""
+    """One kernel of a pipeline, with its workspaces.
+
+    Raises:
+        DeviceError: its CTAs, which wait for each other, do not fit the GPU at once, or one does not fit an SM.
+    """
 
     needs_rows = True
     """Without rows it has nothing to do."""
@@ -72,10 +81,9 @@ class Launch:
         maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
         at = maps * driver.MAP_BYTES
         tail = at + 16 * pointers
-        self.offsets = _Offsets(at, at + 8 * pointers, tail, -(-(tail + 48 + 8 * source.stamped) // 64) * 64)
+        self.offsets = _Offsets(at, at + 8 * pointers, tail, ceil_to(tail + TAIL.size + 8 * source.stamped, 64))
         leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, *_ in self.tables.pointers)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if leaves_record else None
-
         self._written: stamps.Buffer | None = None
 
     def check(self) -> None:
@@ -103,6 +111,8 @@ class Launch:
         return self._written
 
     def _grid(self, rows: int) -> int:
+        """CTAs of a launch: of several stages all that were planned; of one no more than there are steps of tiles, and
+        a multiple of its group."""
         if len(self.source.stages) > 1:
             return self.wanted
         stage = self.source.pipeline.stages[0]
@@ -112,56 +122,67 @@ class Launch:
         return grid - stage.group if grid > self.sms else grid
 
     def _params(self, where: Mapping[str, Where], space: Workspace, rows: int) -> ctypes.Array:
-        """The kernel's argument."""
+        """The kernel's argument: tensor maps, then addresses, strides, and what every launch has (``_Offsets``).
+
+        Raises:
+            InputError: pictures or a table have more rows than a kernel can count.
+        """
         o = self.offsets
         raw = (ctypes.c_char * o.size)()
         for k, spec in enumerate(self.tables.maps):
-            if spec.kind == "window":
-                raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = self._pixels(spec, where, rows)
-                continue
-            if spec.kind == "ring":
-                queue = self.tables.queues[int(spec.name)]
-                address, row_bytes = space.rings[int(spec.name)], queue.features * DTYPE_BYTES[queue.dtype]
-            elif spec.kind == "packed":
-                packed = self.tables.packs[int(spec.name)]
-                address, row_bytes = space.packed[int(spec.name)], packed.columns * DTYPE_BYTES[packed.dtype]
-            else:
-                address, stride, _ = where[spec.name]
-                row_bytes = stride * DTYPE_BYTES[self.source.pipeline.tensor(spec.name).dtype]
-            raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = driver.tensor_map(
-                spec.dtype,
-                address,
-                spec.columns,
-                spec.rows or rows,
-                row_bytes,
-                spec.box_rows,
-            )
+            raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = self._map(spec, where, space, rows)
         for w in self.tables.windows:
             pixels = rows // (w.height * w.width) * w.in_height * w.in_width
             if pixels > MOST_ROWS:
                 raise InputError(
                     f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images"
                 )
-        for k, (kind, name, first) in enumerate(self.tables.pointers):
-            address, stride, _ = where[name]
-            if first:
-                address += first * DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
-            if kind == TABLE:
-                stride *= DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
-            elif kind.startswith(INDEX):
-                stride = where[kind.removeprefix(INDEX)].rows
-                if stride > MOST_ROWS:
-                    what = f"table {kind.removeprefix(INDEX)!r} has {stride} rows, more than {MOST_ROWS}"
-                    raise InputError(what, "gather its rows before the pipeline")
+        for k, pointer in enumerate(self.tables.pointers):
+            address, stride = self._pointer(*pointer, where)
             struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
             struct.pack_into("<q", raw, o.strides + 8 * k, stride)
         dump = self.dump.address if self.dump is not None else 0
         written = self._stamps(rows) if self.source.stamped else None
         room = written.room if written is not None else 0
-        struct.pack_into("<QQQQQii", raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, room)
+        TAIL.pack_into(raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, room)
         if written is not None:
-            struct.pack_into("<Q", raw, o.tail + 48, written.address)
+            struct.pack_into("<Q", raw, o.tail + TAIL.size, written.address)
         return raw
+
+    def _map(self, spec: MapSpec, where: Mapping[str, Where], space: Workspace, rows: int) -> bytes:
+        """A tensor map: of a tensor of the call, of a queue's ring or packed weights in the workspace, of pictures."""
+        if spec.kind == "window":
+            return self._pixels(spec, where, rows)
+        if spec.kind == "ring":
+            queue = self.tables.queues[int(spec.name)]
+            address, row_bytes = space.rings[int(spec.name)], queue.features * DTYPE_BYTES[queue.dtype]
+        elif spec.kind == "packed":
+            packed = self.tables.packs[int(spec.name)]
+            address, row_bytes = space.packed[int(spec.name)], packed.columns * DTYPE_BYTES[packed.dtype]
+        else:
+            address, stride, _ = where[spec.name]
+            row_bytes = stride * self._element_bytes(spec.name)
+        return driver.tensor_map(spec.dtype, address, spec.columns, spec.rows or rows, row_bytes, spec.box_rows)
+
+    def _pointer(self, kind: str, name: str, first: int, where: Mapping[str, Where]) -> tuple[int, int]:
+        """Address and stride of a tensor that is read element by element, from its element ``first``: elements from row
+        to row; of a table bytes; of an index the rows of the table that it goes into."""
+        address, stride, _ = where[name]
+        if first:
+            address += first * self._element_bytes(name)
+        if kind == TABLE:
+            return address, stride * self._element_bytes(name)
+        if kind.startswith(INDEX):
+            table = kind.removeprefix(INDEX)
+            stride = where[table].rows
+            if stride > MOST_ROWS:
+                what = f"table {table!r} has {stride} rows, more than {MOST_ROWS}"
+                raise InputError(what, "gather its rows before the pipeline")
+        return address, stride
+
+    def _element_bytes(self, name: str) -> int:
+        """Of a tensor of the pipeline that is no index."""
+        return DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
 
     def _pixels(self, spec: MapSpec, where: Mapping[str, Where], rows: int) -> bytes:
         """The tensor map of pictures whose taps are copied in bulk."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -44,6 +44,9 @@ from tilestream.schedule.tiled_block import is_tileable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+Lowered = tuple[Region, tuple[fx.Node, ...]]
+"""A region, and those of its nodes that others use."""
 
 MOST_GATHERED_BYTES = 512
 """Of a row, all that a region takes through indices: more costs the loader warps more than a gather kernel and its
@@ -91,13 +94,20 @@ class Partition:
 
 @dataclass
 class _Facts:
-    """What single nodes are, before any grouping."""
+    """What single nodes are, before any grouping.
+
+    Attributes:
+        known: the values of those that may be in a region.
+        tiles, parameters: their operands that stream by rows, and the others.
+        reasons: why nodes stay out.
+        kinds: of the tile ops that a node becomes.
+    """
 
     known: dict[fx.Node, Value] = field(default_factory=dict)
     tiles: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     parameters: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     reasons: dict[fx.Node, str] = field(default_factory=dict)
-    kinds: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)  # of its ops
+    kinds: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
 
 
 def partition(
@@ -115,6 +125,7 @@ def partition(
     least one linear layer.
 
     Args:
+        prefix: of the regions' names, which end in their number.
         apart: names of nodes that stay out of every region, and why.
         training: whether the graph is half of a training step, whose other half reads what leaves.
         backward: whether it is the second half, where what leaves lives beside all that was saved.
@@ -129,36 +140,19 @@ def partition(
     refused |= {n: BLOCK for group, _ in blocks for n in group}
     examined = _examine(nodes, refused, wide=wide)
     after = successors(nodes)
-    kept: dict[tuple[fx.Node, ...], tuple[Region, tuple[fx.Node, ...]]] = {}
-    while True:
+    streams = _RowStreams(owner, prefix, wide, training)
+    while True:  # a node that cannot be lowered where it is leaves its region, and what is left is grouped anew
         facts = replace(examined, reasons=dict(examined.reasons))
         groups = _group(nodes, after, facts, backward)
         if backward:
             groups = [piece for group in groups for piece in pieces(group, spared)]
         found = [g for g in groups if _worth(g, facts)]
-        lowered = []
-        for group in found:
-            title, same = f"{prefix}{len(lowered)}", tuple(group)
-            try:
-                if same in kept:
-                    region, outputs = kept[same]
-                    kept[same] = replace(region, name=title), outputs
-                else:
-                    kept[same] = lower(owner, group, facts.known, title, wide=wide, training=training)
-                lowered.append(kept[same])
-            except Unsupported as reason:
-                assert reason.node is not None
-                log.debug("%s leaves its region: %s", reason.node, reason.reason)
-                leave = {reason.node: reason.reason}
-                break
-            except Exception as failure:
-                leave = dict.fromkeys(group, _mistake(group[0], failure))
-                break
-        else:
+        lowered, leave = streams.lowered(found, facts.known)
+        if not leave:
             break
         refused |= leave
         concerned = _behind(leave)  # all else stays what it is
-        kept = {same: made for same, made in kept.items() if concerned.isdisjoint(same)}
+        streams.forget(concerned)
         examined = _examine(nodes, refused, wide=wide, before=_without(examined, concerned))
     for group, (region, outputs) in blocks:
         found.append(group)
@@ -172,13 +166,53 @@ def partition(
     return Partition(cuts, exclusions, len(compute))
 
 
+class _RowStreams:
+    """The regions of groups of nodes: each group is lowered once, however often the graph is grouped anew.
+
+    Args:
+        owner, prefix, training: as ``partition`` has them.
+        wide: nodes wider than a stage holds that may be in a region.
+    """
+
+    def __init__(self, owner: fx.GraphModule, prefix: str, wide: frozenset[fx.Node], training: bool) -> None:
+        self._owner, self._prefix, self._wide, self._training = owner, prefix, wide, training
+        self._kept: dict[tuple[fx.Node, ...], Lowered] = {}
+
+    def lowered(
+        self, groups: Sequence[list[fx.Node]], known: Mapping[fx.Node, Value]
+    ) -> tuple[list[Lowered], dict[fx.Node, str]]:
+        """The regions of all groups, named in this order; and, of the first group that cannot be one, the nodes that
+        must stay outside, and why."""
+        made: list[Lowered] = []
+        for group in groups:
+            title, same = f"{self._prefix}{len(made)}", tuple(group)
+            try:
+                if same in self._kept:
+                    region, outputs = self._kept[same]
+                    self._kept[same] = replace(region, name=title), outputs
+                else:
+                    self._kept[same] = lower(self._owner, group, known, title, wide=self._wide, training=self._training)
+            except Unsupported as reason:
+                assert reason.node is not None
+                log.debug("%s leaves its region: %s", reason.node, reason.reason)
+                return made, {reason.node: reason.reason}
+            except Exception as failure:
+                return made, dict.fromkeys(group, _mistake(group[0], failure))
+            made.append(self._kept[same])
+        return made, {}
+
+    def forget(self, nodes: set[fx.Node]) -> None:
+        """Lower groups with one of these nodes anew."""
+        self._kept = {group: made for group, made in self._kept.items() if nodes.isdisjoint(group)}
+
+
 def _blocks(
     owner: fx.GraphModule,
     nodes: list[fx.Node],
     refused: Mapping[fx.Node, str],
     streamed: frozenset[fx.Node],
     projections: bool,
-) -> Iterator[tuple[list[fx.Node], tuple[Region, tuple[fx.Node, ...]]]]:
+) -> Iterator[tuple[list[fx.Node], Lowered]]:
     """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
     where they are asked for, layers that are left.
 
@@ -327,6 +361,7 @@ def _group(
 
 
 def _same(known: Mapping[fx.Node, Value], a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes are of the same rows on the same device."""
     return a in known and b in known and known[a].rows == known[b].rows and _device(a) == _device(b)
 
 
@@ -337,6 +372,7 @@ def _device(node: fx.Node) -> torch.device | None:
 
 
 def _worth(group: list[fx.Node], facts: _Facts) -> bool:
+    """Whether a group has a product; the nodes of one that has none are told why they stay out."""
     if any(is_product(n) or is_convolution(n) for n in group):
         return True
     for node in group:
@@ -385,12 +421,14 @@ def _added(gathers: Iterable[fx.Node], members: set[fx.Node]) -> Iterator[list[f
 
 
 def _row_bytes(node: fx.Node) -> int:
+    """Bytes of a row of a node's value."""
     fake = value(node)
     assert fake is not None
     return hint(fake.shape[-1]) * fake.element_size()
 
 
 def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
+    """Whether a view or gather of ``members`` is at their border, where it can as well stay outside."""
     if not node.users.keys() & members:
         return True
     if is_gather(node):

@@ -27,6 +27,7 @@ from tilestream.graph.costs.work import (
     work,
 )
 from tilestream.graph.eager import EagerOp
+from tilestream.graph.epilogues import is_linear, missing_columns
 from tilestream.graph.kernels import dtype_of
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
@@ -35,6 +36,7 @@ from tilestream.graph.sizes import hint
 from tilestream.plan import interaction
 from tilestream.plan.values import Moved, Readers, moved, producer, reads
 from tilestream.simulator.library import Attention, Gemm, Kernel, Own, Product, Stream
+from tilestream.simulator.library.padding import behind_copies
 
 aten = torch.ops.aten
 
@@ -65,8 +67,8 @@ def joins(node: fx.Node) -> bool:
 
 
 def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
-    """The kernels that ``nodes`` are, one after another: one, also of a product with its ReLU (``graph.epilogues``);
-    several for gradients of tables; none for ``joins``.
+    """The kernels that ``nodes`` are, one after another: one, also of a product with its ReLU (``graph.epilogues``),
+    behind a copy of operands whose rows are odd; several for gradients of tables; none for ``joins``.
 
     Args:
         tf32: whether tensor cores take float32 products.
@@ -76,7 +78,9 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
         return (_kernel((first,), interaction.work_of(first), interaction.moved_by(first)),)
     touched = moved(nodes, readers)
     if (amount := flops.of_node(first)) and (len(nodes) == 1 or nodes[-1].target is aten.relu.default):
-        return (_product(first, amount, touched, tf32),)
+        made = _product(first, amount, touched, tf32)
+        padded = len(nodes) > 1 and is_linear(first) and missing_columns(first)
+        return behind_copies(made) if padded else (made,)
     if len(nodes) == 1 and row(packet(first)).kind is Kind.SCATTER:
         return _scatter(first, touched)
     if len(nodes) == 1 and joins(first):

@@ -10,7 +10,7 @@ from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.gradients import STRATEGY as STATIONARY
 
-STRATEGIES = ("vertical", "spatial", "bulk")
+STRATEGIES = ("vertical", "spatial", "shared", "bulk")
 
 
 def replan(analysis: Analysis, device: Device | None = None, strategy: str | None = None) -> Analysis:

@@ -17,11 +17,11 @@ from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock, WorkloadError
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.epilogues import with_relu
-from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows, plain
+from tilestream.ir.taps import sizes_at
 from tilestream.ir.traffic import traffic
 from tilestream.plan import backward_cost
 from tilestream.plan.cost import predict
@@ -219,7 +219,7 @@ def _dram_bytes(pipeline: Pipeline, rows: int) -> int:
     if by_rows(pipeline):
         return traffic(pipeline, rows).dram
     written = plain(pipeline)
-    return mesh_traffic(written, {**written.sizes(), ROWS.name: rows})["dram"]
+    return mesh_traffic(written, sizes_at(written, rows))["dram"]
 
 
 def _timed(steps: Sequence[_Step], device: Device) -> WholePlan:

@@ -12,6 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from tilestream.graph.epilogues import with_relu
 from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
@@ -123,6 +124,9 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     runs = region.runs(a.options.target)
     shown.append(candidates(a, region, runs))
     shown += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
+    if not region.parts and (relus := with_relu(region.nodes)):
+        told = f"inductor: with {count(len(relus), 'ReLU')} inside of products, as the region runs without a pipeline; "
+        shown.append(Text(f"{told}all on Inductor, each ReLU is a kernel's work of its own", style="dim"))
     if region.turned_us and region.plan.chosen.pipeline is not None:
         told = f"its weights lie transposed: {microseconds(region.turned_us)} us of each prediction copy them"
         shown.append(Text(told, style="dim"))

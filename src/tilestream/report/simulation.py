@@ -12,11 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream import devices
+from tilestream.devices import Device
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.plain import by_rows
+from tilestream.ir.plain import by_rows, plain
+from tilestream.ir.taps import sizes_at
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.planner import rejections
 from tilestream.plan.replan import by_strategy
+from tilestream.plan.whole import pipeline_us
 from tilestream.report import launches, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size
@@ -60,21 +64,23 @@ class Simulation:
             progress(f"simulating {strategy} on {analysis.device}")
             if planned.predicted_us is not None:
                 whole_us[strategy] = planned.predicted_us
-            runs += _runs(planned, {(r.region, r.strategy) for r in runs})
+            runs += _runs(planned, planned is analysis, {(r.region, r.strategy) for r in runs})
         if (other := analysis.inductor_predicted_us) is not None:
             whole_us["inductor"] = other
         order = {r.name: i for i, r in enumerate(part for r in analysis.regions for part in (r, *r.parts))}
         return cls(analysis, tuple(sorted(runs, key=lambda r: order[r.region])), whole_us)
 
     def by_region(self) -> dict[str, dict[str, Outcome]]:
+        """Runs that have steps to draw, by region and strategy."""
         found: dict[str, dict[str, Outcome]] = {}
         for run in self.runs:
-            found.setdefault(run.region, {})[run.strategy] = run.outcome
+            if by_rows(run.pipeline):
+                found.setdefault(run.region, {})[run.strategy] = run.outcome
         return found
 
     def timelines(self) -> dict[str, Outcome]:
-        """Runs by title, as ``report.timeline`` takes them."""
-        return {f"{run.region} {run.strategy}": run.outcome for run in self.runs}
+        """The same by title, as ``report.timeline`` takes them."""
+        return {f"{name} {strategy}": o for name, runs in self.by_region().items() for strategy, o in runs.items()}
 
     def problems(self) -> list[str]:
         """Why regions have no pipeline on this device."""
@@ -110,7 +116,7 @@ class Simulation:
                 microseconds(o.time_us),
                 size(o.bytes.get("dram", 0)),
                 size(o.bytes.get("l2", 0)),
-                *(f"{o.utilisation.get(level, 0):.0%}" for level in ("tensor", "dram", "l2")),
+                *(f"{o.utilisation.get(level, 0):.0%}" if o.utilisation else "" for level in ("tensor", "dram", "l2")),
                 style="bold green" if run.chosen else "",
             )
         times = "; ".join(f"{name} {microseconds(us)} us" for name, us in self.whole_us.items())
@@ -150,16 +156,23 @@ class Simulation:
         }
 
 
-def _runs(planned: Analysis, known: set[tuple[str, str]]) -> list[Run]:
-    """The pipelines that ``planned`` runs, but for those of a region and strategy that are ``known``."""
+def _runs(planned: Analysis, own: bool, known: set[tuple[str, str]]) -> list[Run]:
+    """The pipelines that ``planned`` runs, the model's ``own`` plan or another, but for those of a region and strategy
+    that are ``known``."""
     made = []
+    device = planned.hardware or devices.get(planned.device)
     for region in planned.regions:
         candidate = region.plan.chosen if region.plan is not None else None
         if candidate is None or candidate.pipeline is None or (region.name, candidate.strategy) in known:
             continue
-        if not by_rows(candidate.pipeline):  # what meets in clusters has no steps of rows to draw
-            continue
-        outcome = simulate(candidate.pipeline, region.rows, planned.hardware or devices.get(planned.device))
-        own = not known or str(planned.options.strategy) == "auto"
+        of = simulate if by_rows(candidate.pipeline) else _in_all
+        outcome = of(candidate.pipeline, region.rows, device)
         made.append(Run(region.name, candidate.strategy, own, candidate.pipeline, outcome))
     return made
+
+
+def _in_all(pipeline: Pipeline, rows: int, device: Device) -> Outcome:
+    """What is no stream of rows has no steps to draw: the time that is predicted of it everywhere, and its bytes."""
+    us, written = pipeline_us(pipeline, rows, device) or 0.0, plain(pipeline)
+    levels = mesh_traffic(written, sizes_at(written, rows))
+    return Outcome(pipeline.name, device.name, rows, us, (us,), (), levels, {}, note="by the cost model, as a whole")

@@ -8,8 +8,8 @@ linear over pixels: 10 us of 15 for 6,272 pixels, 256 to 1024 channels.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,11 @@ from torch import fx
 
 from tilestream.graph.epilogues import is_of_pixels, missing_columns, with_relu
 from tilestream.graph.interaction import unpadded
+from tilestream.graph.nodes import is_view
 from tilestream.graph.settled import settle
+from tilestream.run.pads import PADDED
 
 aten = torch.ops.aten
-
-TOGETHER = 1 << 21
-"""Elements of rows up to which one kernel pads them and the weight. It writes more slowly than one of rows alone, and
-saves a launch: 479 columns, 2,048 rows, 2.9 us for 2.3 and 1.4; 32,768 rows, 22.0 for 15.5 and 2.0 (H200). Between
-the two nothing was timed: on a line between them both are equal at some 4 million."""
 
 
 def fuse(graph: fx.GraphModule, patches: Mapping[str, Any]) -> int:
@@ -88,11 +85,9 @@ def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
         if missing:
             wide = unpadded(rows)  # an interaction's rows end in zeros as they are
             if wide is not None and wide.meta["val"].shape[1] == depth + missing:
-                rows, weight = wide, _padded(graph, weight, missing)
-            elif _are_few(rows):
-                rows, weight = _padded_together(graph, rows, weight, missing)
+                rows, (weight,) = wide, _padded(graph, [weight], depth + missing)
             else:
-                rows, weight = _padded(graph, rows, missing), _padded(graph, weight, missing)
+                rows, weight = _padded(graph, [rows, weight], depth + missing)
             transposed = graph.call_function(aten.t.default, (weight,))
         fused = graph.call_function(aten._addmm_activation.default, (bias, rows, transposed))
     fused.meta = dict(product.meta)
@@ -100,19 +95,21 @@ def _fuse(graph: fx.Graph, product: fx.Node, relu: fx.Node) -> None:
     relu.replace_all_uses_with(relu.all_input_nodes[0])
 
 
-def _are_few(rows: fx.Node) -> bool:
-    size = rows.meta["val"].numel()
-    return isinstance(size, int) and size <= TOGETHER
+def _padded(graph: fx.Graph, matrices: Sequence[fx.Node], columns: int) -> list[fx.Node]:
+    """Each with columns of zeros behind its own: those that are given by one kernel of ours. What the graph computes
+    Inductor pads where it makes it."""
+    given = [m for m in matrices if _is_given(m)]
+    both = graph.call_function(PADDED, (given, columns)) if given else None
+    return [
+        graph.call_function(operator.getitem, (both, given.index(m)))
+        if m in given
+        else graph.call_function(aten.constant_pad_nd.default, (m, [0, columns - m.meta["val"].shape[1]]))
+        for m in matrices
+    ]
 
 
-def _padded(graph: fx.Graph, node: fx.Node, missing: int) -> fx.Node:
-    """With columns of zeros behind its own."""
-    return graph.call_function(aten.constant_pad_nd.default, (node, [0, missing]))
-
-
-def _padded_together(graph: fx.Graph, rows: fx.Node, weight: fx.Node, missing: int) -> tuple[fx.Node, fx.Node]:
-    """Both padded, as parts of one tensor: a kernel in the place of two."""
-    features = weight.meta["val"].shape[0]
-    both = graph.call_function(aten.cat.default, ([_padded(graph, node, missing) for node in (weight, rows)],))
-    first = graph.call_function(aten.slice.Tensor, (both, 0, 0, features))
-    return graph.call_function(aten.slice.Tensor, (both, 0, features, sys.maxsize)), first
+def _is_given(node: fx.Node) -> bool:
+    """Whether a node is the user's tensor, or a view of it."""
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node.op in ("placeholder", "get_attr")

@@ -135,14 +135,12 @@ def _inner(
     from torch._inductor import config
 
     kwargs.pop("get_decomp_fn", None)
-    backward = bool(kwargs.get("is_backward"))
+    backward, inference = bool(kwargs.get("is_backward")), bool(kwargs.get("is_inference"))
     with young_only(), config.patch(use_joint_graph_passes=joint_passes):
         streamed = copied(gm)
         with config.patch(ALONE):
             taken = compilation.stream(streamed, kwargs)
-        on_gpu = compilation.target.kind == "cuda"
-        inference = bool(kwargs.get("is_inference"))
-        if on_gpu and not backward:
+        if compilation.target.kind == "cuda" and not backward:
             taken = taken or epilogues.would_fuse(streamed, compilation.patches, linears=inference)
         if not taken and not backward:
             raise NothingTakenError
@@ -152,18 +150,10 @@ def _inner(
             calls_alone = taken and not kwargs.get("cudagraphs") and is_direct(streamed)
             note.settle(calls_alone)
             if calls_alone:
-                compilation.keep(not kwargs.get("is_inference", False))
+                compilation.keep(training=not inference)
                 return direct(streamed)
-        if taken and on_gpu:
-            epilogues.fuse(streamed, compilation.patches)
         if taken:
-            messages.sort_messages(streamed)
-        if taken and inference:
-            complex_products.make_real(streamed)
-            grouped_queries.share_keys(streamed, grouped_queries.runs_here)
-            few_queries.stream_attention(streamed, compilation.options, compilation.target)
-            library_attention.choose_library(streamed, compilation.options, compilation.target)
-            early_launches.start_early(streamed, compilation.options)
+            _rewrite(streamed, compilation, inference)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
@@ -180,6 +170,20 @@ def _inner(
             chosen = compiled(gm)
         _set_output_strides(next(strides for code, strides in made if code is chosen))
         return chosen
+
+
+def _rewrite(streamed: fx.GraphModule, compilation: Compilation, inference: bool) -> None:
+    """Say otherwise, in place, what lies around a graph's regions and runs faster so."""
+    options, target = compilation.options, compilation.target
+    if target.kind == "cuda":
+        epilogues.fuse(streamed, compilation.patches)
+    messages.sort_messages(streamed)
+    if inference:
+        complex_products.make_real(streamed)
+        grouped_queries.share_keys(streamed, grouped_queries.runs_here)
+        few_queries.stream_attention(streamed, options, target)
+        library_attention.choose_library(streamed, options, target)
+        early_launches.start_early(streamed, options)
 
 
 def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:

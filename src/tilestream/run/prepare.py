@@ -29,8 +29,8 @@ GROWTH = 4
 
 log = logging.getLogger(__name__)
 
-_Kept = tuple[Pipeline, Device, Options, bool, tuple[str, ...]]
-_plans: dict[_Kept, list[Plan]] = {}
+_Key = tuple[Pipeline, Device, Options, bool, tuple[str, ...]]
+_plans: dict[_Key, list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
 
@@ -69,15 +69,16 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
         measure = Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
     copied = turned(region, options)
     made = cached_plan(region.program, region.rows, target.hardware, options, measure, copied)
-    _plans.setdefault(_kept(region, options, target), []).append(made)
+    _plans.setdefault(_key(region, options, target), []).append(made)
     return made
 
 
 def measures(options: Options, target: Target) -> bool:
+    """Whether candidates are timed: on a GPU, unless options forbid it, or a stream is captured there."""
     return target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing()
 
 
-def _kept(region: Region, options: Options, target: Target) -> _Kept:
+def _key(region: Region, options: Options, target: Target) -> _Key:
     """What a plan is kept by: torch's own flag decides which candidates there are, and how weights lie their times."""
     lying = turned(region, options).weights
     return region.program, target.hardware, options, few_rows.in_any_order(options), lying
@@ -85,7 +86,7 @@ def _kept(region: Region, options: Options, target: Target) -> _Kept:
 
 def near_plan(region: Region, options: Options, target: Target) -> Plan | None:
     """The plan of this process that serves the region's rows best, if any does."""
-    made = _plans.get(_kept(region, options, target), ())
+    made = _plans.get(_key(region, options, target), ())
     near = [p for p in made if _serves(p, region)]
     return min(near, key=lambda p: abs(math.log(p.rows / region.rows)), default=None)
 
@@ -173,7 +174,7 @@ def built_plan(region: Region, options: Options, target: Target) -> Plan:
             log.warning("%s: %s %s; %s is tried", region.name, found.chosen.name, why, other.chosen.name)
             found = other
     if found is not made:  # nor does another region of this program try in vain
-        key = _kept(region, options, target)
+        key = _key(region, options, target)
         _plans[key] = [found if p is made else p for p in _plans.get(key, ())]
     return found
 

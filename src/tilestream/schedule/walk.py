@@ -8,9 +8,10 @@ from functools import cached_property
 from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer, first_column, looped_layers
 from tilestream.ir.macros import expand
-from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.schedule.blocks import START, by_blocks
+from tilestream.schedule.legal import check_blocks, check_group, check_layers, operand_dtype
 from tilestream.schedule.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
 from tilestream.schedule.taps import check_tap
 
@@ -30,7 +31,27 @@ class Draft:
 
 
 class Walk:
-    """What the ops of one stage have become: steps under construction, and where each tile comes from."""
+    """What the ops of one stage have become: steps under construction, and where each tile comes from.
+
+    Attributes:
+        tiles, features: every tile by name, and its columns; those that the walk makes are added.
+        blocks: of tiles that are made block by block of their columns, the blocks' names in order.
+        layers: of tiles that are taken by chunks of their columns, the layers that they are in.
+        dtype: of the operands of all products.
+        drafts: the steps, in order.
+        step_of: the step that makes a tile.
+        streams: tiles that come from memory or a queue, column by column as they are asked for.
+        views: slices of tiles, as the tile and its column where they begin.
+        cats: concatenations, as their parts.
+        floating: functions of streams alone: of no step until one wants them whole.
+        rows: tiles of one number a row, in registers.
+        maxima: maxima over rows, which can only be stored.
+        shared: tiles that must be in shared memory, since views or copies read them there.
+        copies: of a tile, by its name and the dtype of the copy, or ``packed`` for registers that products read.
+
+    Raises:
+        VerifyError: no kernel runs the stage as it is placed, with the user's line where one is to blame.
+    """
 
     def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
         self.stage, self.pipeline = stage, pipeline
@@ -44,9 +65,12 @@ class Walk:
                 self.tiles.setdefault(op.out.name, op.out)
                 self.features[op.out.name] = op.out.features
         self.layers = {name: layer for layer in looped_layers(stage) for name in layer.names}
-        self.dtype = self._operand_dtype()
-        self._check_group()
-        self._check_loops()
+        self.dtype = operand_dtype(stage, pipeline, self.tiles)
+        check_group(stage, pipeline)
+        if self.blocks:
+            check_blocks(stage, pipeline, self.dtype, self.blocks)
+        if self.layers:
+            check_layers(stage, self.dtype, next(iter(self.layers.values())))
         self.drafts: list[Draft] = []
         self.step_of: dict[str, int] = {}
         self.streams: dict[str, Stream] = {}
@@ -54,30 +78,11 @@ class Walk:
         self.cats: dict[str, tuple[str, ...]] = {}
         self.floating: dict[str, TileOp] = {}
         self.rows: set[str] = set()
-        self.maxima: dict[str, TileOp] = {}  # over rows: they are only stored
-        self.shared: set[str] = set()  # tiles that views or copies force into shared memory
-        self.copies: dict[tuple[str, str], str] = {}  # (tile, dtype) -> its copy in that dtype
+        self.maxima: dict[str, TileOp] = {}
+        self.shared: set[str] = set()
+        self.copies: dict[tuple[str, str], str] = {}
 
-    # -- legality
-
-    def _operand_dtype(self) -> str:
-        """The dtype of all products; without any, that of all loads, or f32 if they differ."""
-        products, loads = {}, {}
-        for op in self.stage.ops:
-            if op.kind in ("load", "linear"):
-                found = loads if op.kind == "load" else products
-                found.setdefault(self.pipeline.tensor(op.params[0]).dtype, op.source or op.kind)
-        for name in self.stage.taken():
-            loads.setdefault(self.tiles[name].dtype, f"queue of {name}")
-        if not loads:
-            raise VerifyError(f"stage {self.stage.name!r} reads nothing", "give it a load or a queue")
-        if len(products) > 1:
-            what = "; ".join(f"{d} at {s}" for d, s in products.items())
-            raise VerifyError(
-                f"stage {self.stage.name!r} has products of several dtypes ({what})",
-                "cast their tiles and weights to one dtype, or put them in different stages",
-            )
-        return next(iter(products or loads)) if len(products or loads) == 1 else "f32"
+    # -- what tiles are
 
     def stored(self, name: str) -> str:
         """The dtype that a tile has in memory: its own where it streams in, or is that of products; else f32."""
@@ -93,64 +98,6 @@ class Walk:
         leaving = {s.dtype for d in self.drafts for s in d.sinks if s.kind == "staged"}
         return max(map(columns_of, {self.dtype, *(s.dtype for s in self.streams.values()), *leaving}))
 
-    def _check_group(self) -> None:
-        s = self.stage
-        if s.in_flight not in (1, 2):
-            raise VerifyError(f"stage {s.name!r} has {s.in_flight} products in flight", "use 1 or 2")
-        if s.group == 1:
-            return
-        if s.group != 2 or s.residency is not Residency.STREAMED or s.replicas % 2 or len(self.pipeline.stages) > 1:
-            raise VerifyError(
-                f"stage {s.name!r} has group {s.group}, {s.replicas} replicas, {s.residency} weights and "
-                f"{len(self.pipeline.stages) - 1} other stages in its launch",
-                "use group 1; 2 is for a stage alone in its launch, streamed weights, an even number of replicas",
-            )
-
-    def _check_loops(self) -> None:
-        if self.blocks:
-            self._check_blocks()
-        if not self.layers:
-            return
-        s, depth = self.stage, columns_of(self.dtype)
-        source = next(iter(self.layers.values())).ops[0].source or s.name
-        if self.dtype == "f32":
-            raise VerifyError(
-                f"the hidden layer at {source} is taken by chunks, which wait in registers: operands of fp32 products"
-                " cannot",
-                "use bf16 or f16, or take the layer whole",
-            )
-        if s.placement.dim != 0 or s.group != 1 or s.residency is not Residency.STREAMED:
-            raise VerifyError(
-                f"the hidden layer at {source} is taken by chunks under Shard({s.placement.dim}), group {s.group},"
-                f" {s.residency} weights",
-                "use Shard(0), group 1 and streamed weights",
-            )
-        odd = next((loop for loop in s.loops[1:] if loop.tile % depth), None)
-        if odd is not None:
-            raise VerifyError(
-                f"stage {s.name!r} takes {odd.tile} columns of {odd.axis} a turn",
-                f"use a multiple of {depth}: products take rows of 128 bytes",
-            )
-
-    def _check_blocks(self) -> None:
-        s = self.stage
-        if self.dtype == "f32" or s.placement.dim != 0 or s.group != 1:
-            raise VerifyError(
-                f"stage {s.name!r} makes tiles by blocks under Shard({s.placement.dim}), group {s.group}, with products"
-                f" of {self.dtype}",
-                "use Shard(0), group 1 and bf16 or f16",
-            )
-        odd = next((loop for loop in s.loops if loop.held and loop.tile % 8), None)
-        if odd is not None:
-            raise VerifyError(
-                f"stage {s.name!r} holds {odd.axis} by {odd.tile} columns", "use a multiple of 8: a block of a fragment"
-            )
-        pushed = [q.tile for q in self.pipeline.queues if q.producer == s.name and q.tile in self.blocks]
-        if pushed:
-            raise VerifyError(
-                f"stage {s.name!r} hands {pushed[0]!r} on, which it makes by blocks", "store it, or make it whole"
-            )
-
     def chunk_of(self, tile: str) -> int:
         """Columns of ``tile`` that there are at once: all, or those of a turn of its loop."""
         layer = self.layers.get(tile)
@@ -159,6 +106,7 @@ class Walk:
         return next(loop.tile for loop in self.stage.loops if loop.axis == layer.axis)
 
     def _check_width(self, features: int, op: TileOp) -> None:
+        """Raise ``VerifyError`` for a tile that is wider than a fragment."""
         limit = ACC_LIMIT[self.stage.placement.dim]
         if features > limit:
             raise VerifyError(
@@ -170,6 +118,7 @@ class Walk:
     # -- names
 
     def parts(self, name: str) -> list[str]:
+        """A tile, or the tiles that a concatenation is made of, however nested."""
         return [p for part in self.cats[name] for p in self.parts(part)] if name in self.cats else [name]
 
     def usable_from(self, name: str) -> int:
@@ -181,6 +130,7 @@ class Walk:
         return self.step_of.get(name, -1)
 
     def new_step(self, features: int, op: TileOp) -> int:
+        """Begin a step of so many columns for ``op``; its number."""
         self._check_width(features, op)
         self.drafts.append(Draft(features))
         return len(self.drafts) - 1
@@ -253,6 +203,7 @@ class Walk:
     # -- the walk over the ops
 
     def run(self) -> Walk:
+        """Walk over the ops, in order, then over what leaves the stage."""
         for name in self.stage.taken():
             self.streams[name] = Stream(name, self.features[name], self.tiles[name].dtype, queue=name)
         for op in self.ops:
@@ -274,6 +225,7 @@ class Walk:
         self.cats[op.out.name] = op.ins
 
     def _slice(self, op: TileOp) -> None:
+        """A slice of a stream is a stream of fewer columns; one of a tile is a view of it in shared memory."""
         assert op.out is not None
         name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
         if (
@@ -382,6 +334,8 @@ class Walk:
         pass  # sinks are made when every tile has its step
 
     def _elementwise(self, op: TileOp) -> None:
+        """Join the step that makes the last of the operands, where widths agree; else begin one. What has no operand of
+        any step floats."""
         assert op.out is not None
         name = op.out.name
         for i in op.ins:

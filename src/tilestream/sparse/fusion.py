@@ -43,8 +43,8 @@ class Leaf:
 class Op:
     """A view of a statement's result: ``indices`` are the consumer's, ``reduced`` its own.
 
-    ``complete``: its operand must store every coordinate (``ops.fill_after``). ``pre_fill``: what is not stored stands
-    for this before the reduction.
+    ``complete``: its operand must store every coordinate (``lowering.ops.fill_after``). ``pre_fill``: what is not
+    stored stands for this before the reduction.
     """
 
     statement: Statement

@@ -66,7 +66,7 @@ class Timing:
         """(initiation interval, latency of an element) in cycles of one step of a node.
 
         Args:
-            kind: a kind of ``graph.NODES``.
+            kind: a kind of ``stream.graph.NODES``.
             op: the operation of a binary ``alu``; ``"unary"`` for every unary one.
             block: the edge of the graph's tiles; 1 for scalars.
 

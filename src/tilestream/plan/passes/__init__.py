@@ -1,4 +1,4 @@
-"""Passes: one file, one function, Pipeline in and Pipeline out. ``planner.plan`` lists their order."""
+"""Passes: one file, one function, Pipeline in and Pipeline out. ``plan.recipes`` lists their order."""
 
 from tilestream.plan.passes.balance import balance
 from tilestream.plan.passes.choose_in_flight import choose_in_flight

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-from tilestream.ir.pipeline import Pipeline, TileOp
+from tilestream.graph.epilogues import WIDE
+from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
 
 ALIGNED = 8
-"""Elements of 16 bits that a library's fast kernels take at once: rows of other lengths keep their ReLU apart."""
+"""Elements of 16 bits that a library's fast kernels take at once."""
 
 
 def relu_in_product(program: Pipeline) -> Pipeline:
-    """``program``, one stage, with each ReLU that such a product takes in left out: the product makes its result."""
+    """``program``, one stage, with each ReLU that such a product takes in left out: the product makes its result. What
+    such a product of odd depth loads is as wide as its padded copy; the copying is not counted.
+    """
     (stage,) = program.stages
     readers = Counter(name for op in stage.ops for name in op.ins)
     products = {op.out.name: op for op in stage.ops if op.out is not None and _is_product(op, program)}
@@ -27,12 +31,37 @@ def relu_in_product(program: Pipeline) -> Pipeline:
         for op in stage.ops
         if id(op) not in left
     )
-    return program.with_stages((replace(stage, ops=ops),))
+    return _as_padded(program.with_stages((replace(stage, ops=ops),)), [products[name] for name in taken])
+
+
+def _as_padded(program: Pipeline, products: Sequence[TileOp]) -> Pipeline:
+    """With rows of whole 16 bytes in what ``products`` alone load, and in their weights."""
+    (stage,) = program.stages
+    loads = {op.out.name: op for op in stage.ops if op.out is not None and op.kind == "load"}
+    readers = Counter([name for op in stage.ops for name in op.ins] + [op.params[0] for op in loads.values()])
+    tensors: dict[str, Tensor] = {}
+    tiles: dict[str, Tile] = {}
+    for op in products:
+        weight, load = program.tensor(op.params[0]), loads.get(op.ins[0])
+        out, depth = weight.shape
+        if not depth % ALIGNED or load is None or readers[op.ins[0]] != 1 or readers[load.params[0]] != 1:
+            continue
+        wide = -(-depth // ALIGNED) * ALIGNED
+        if program.tensor(load.params[0]).shape == (depth,):
+            tensors[weight.name] = Tensor.of(weight.name, weight.role, (out, wide), weight.dtype)
+            rows = program.tensor(load.params[0])
+            tensors[rows.name] = Tensor.of(rows.name, rows.role, (wide,), rows.dtype)
+            tiles[op.ins[0]] = Tile.of(op.ins[0], wide, weight.dtype)
+    ops = tuple(replace(op, out=tiles[op.out.name]) if op.out and op.out.name in tiles else op for op in stage.ops)
+    grown = tuple(tensors.get(t.name, t) for t in program.tensors)
+    return replace(program, tensors=grown, stages=(replace(stage, ops=ops),))
 
 
 def _is_product(op: TileOp, program: Pipeline) -> bool:
-    """Whether an op is a linear with a bias, of 16-bit operands in rows of whole 16 bytes."""
+    """Whether an op is a linear with a bias, of 16-bit operands in rows of whole 16 bytes, or wide enough to be padded
+    (``graph.epilogues``)."""
     if op.kind != "linear" or len(op.params) != 2:
         return False
     weight = program.tensor(op.params[0])
-    return weight.dtype in ("bf16", "f16") and not any(size % ALIGNED for size in weight.shape)
+    out, depth = weight.shape
+    return weight.dtype in ("bf16", "f16") and not out % ALIGNED and (out >= WIDE or not depth % ALIGNED)

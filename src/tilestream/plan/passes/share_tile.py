@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -243,7 +243,7 @@ def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
     if block.sizes[1] < LONG * widest:
         return
     for columns in dict.fromkeys(ceil(widest / width) for width in WIDTHS):
-        for groups in (1, 2, 4):
+        for groups in _clusters((1, 2, 4), device):
             divided = 1 < columns * groups <= device.sms  # one CTA a tile of rows would be a row stream
             if divided and (groups == 1 or block.sizes[1] >= groups * LEAST_SUM):
                 tail = Tail.CLUSTER if groups > 1 else Tail.NONE
@@ -255,8 +255,8 @@ def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
 def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     """Splits whose groups are clusters, as many as the device holds at once."""
     _, hid, out = block.sizes
-    for columns in (2, 4, 8, 16):
-        if columns > min(ceil(out / 8), device.largest_cluster):
+    for columns in _clusters((2, 4, 8, 16), device):
+        if columns > ceil(out / 8):
             continue
         groups = min(device.resident_clusters(columns) // row_tiles, max(1, ceil(hid / 8) // columns))
         if groups == 1:
@@ -271,16 +271,20 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
     """Splits whose CTAs exchange no middle, and the sums of groups over a cluster: as many columns as are resident, and
     fewer. Of stages the shortest: of 12 pairs of kernels that was the faster one in each."""
     k, hid, out = block.sizes
-    for groups in (1, 2, 4, 8):  # in clusters of 16 the same takes twice as long
+    for groups in _clusters((1, 2, 4, 8), device):  # in clusters of 16 the same takes twice as long
         made = 8 * ceil(ceil(hid / groups) / 8) * len(block.firsts)
-        resident = device.resident_clusters(groups) if groups > 1 else device.sms
-        columns = min(resident // row_tiles, ceil(out / 8))
-        if groups > device.largest_cluster or columns < 1 or 2 * k * made > MOST_MADE_BYTES:
+        columns = min(device.resident_clusters(groups) // row_tiles, ceil(out / 8))
+        if columns < 1 or 2 * k * made > MOST_MADE_BYTES:
             continue
         tail = Tail.CLUSTER if groups > 1 else Tail.NONE
         for count in dict.fromkeys((columns, 1 << columns.bit_length() - 1, max(1, columns // 2))):
             if groups * count > 1:
                 yield Split(groups, count, tail, tile_rows, row_tiles, DEPTHS[0], Middle.NONE)
+
+
+def _clusters(sizes: Iterable[int], device: Device) -> Iterator[int]:
+    """Of ``sizes`` of clusters those that the device has; a CTA by itself every device."""
+    return (size for size in sizes if size <= device.largest_cluster)
 
 
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:

@@ -1,4 +1,5 @@
-"""Products of odd widths that Inductor pads to whole lines of 16 bytes (its pass ``pad_mm``), by its own comparison.
+"""Products of odd widths that are padded to whole lines of 16 bytes: by Inductor (its pass ``pad_mm``), by its own
+comparison, and by a copy of ours.
 
 Of products that the tensor cores bound, it times the padded one with the copies of its operands, and takes it where it
 wins by a tenth. Its timing launches kernels from Python. In the graph the copy of the activations is one kernel, with
@@ -33,6 +34,20 @@ def as_inductor_runs(kernel: Kernel, device: Device) -> tuple[Kernel, ...]:
     copied = (f"{kernel.name}.padded", float(wide.m * wide.k * wide.itemsize))
     copy = Kernel(f"{kernel.name}.pad", Stream(float(wide.m * wide.k)), ((name, size),), (copied,), ("pad",))
     return (copy, replace(kernel, work=replace(work, product=wide), reads=(copied, *kernel.reads[1:])))
+
+
+def behind_copies(kernel: Kernel) -> tuple[Kernel, Kernel]:
+    """One kernel of ours that copies both operands of a product, the largest that it reads, with zeros behind their
+    columns (``run.pads``), and the padded product."""
+    assert isinstance(kernel.work, Gemm)
+    wide = padded(kernel.work.product)
+    odd = sorted(kernel.reads, key=lambda read: read[1])[-2:]
+    others = tuple(read for read in kernel.reads if read not in odd)
+    grown = wide.k / kernel.work.product.k
+    copied = tuple((f"{name}.padded", size * grown) for name, size in odd)
+    elements = float((wide.m + wide.n) * wide.k)
+    copies = Kernel(f"{kernel.name}.pad", Stream(elements), tuple(odd), copied, ("pad",), kernel.source)
+    return copies, replace(kernel, work=replace(kernel.work, product=wide), reads=(*copied, *others))
 
 
 def padded(product: Product) -> Product:

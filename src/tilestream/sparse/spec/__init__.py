@@ -33,6 +33,6 @@ MEANING: dict[str, Callable[[Clock], Steps]] = {
     "write_crd": write_crd,
     "write_val": write_val,
 }
-"""By the kinds of ``graph.NODES``."""
+"""By the kinds of ``stream.graph.NODES``."""
 
 __all__ = ["MEANING", "Channel", "Clock", "Token"]

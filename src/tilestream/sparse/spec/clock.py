@@ -20,7 +20,7 @@ Steps = Generator[None, None, None]
 
 
 class Token(NamedTuple):
-    """``tag`` as ``sparse.tokens`` encodes it, the value (0.0 where there is none), and the cycle it arrives at."""
+    """``tag`` as ``stream.tokens`` encodes it, the value (0.0 where there is none), and the cycle it arrives at."""
 
     tag: int
     value: Any

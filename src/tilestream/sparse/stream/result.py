@@ -13,7 +13,7 @@ from tilestream.sparse.stream.graph import Port
 
 @dataclass(frozen=True)
 class Stream:
-    """Every token of one stream, in the encoding of ``sparse.tokens``.
+    """Every token of one stream, in the encoding of ``stream.tokens``.
 
     ``tags``: int64 [n]. ``values``: float64 [n] or [n, block, block] of a value stream (0 at control tokens), else
     None. ``times``: int64 [n], the cycle at which each token arrives (the reader sees them in order all the same).

@@ -1,0 +1,90 @@
+"""Padded copies of matrices: the kernel on the host, a thread a lane, and compiled; the operator."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from tilestream.cuda.compile import compile_text
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.pad import padded_on_host
+from tilestream.cuda.pad import NAME, WARPS, text
+from tilestream.run.pads import PADDED
+
+gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+def matrices(rows: tuple[int, ...], k: int, dtype: torch.dtype = BF16) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(k)
+    return [torch.randn(n, k, generator=generator).to(dtype) for n in rows]
+
+
+def as_torch_pads(given: list[Tensor], columns: int) -> list[Tensor]:
+    return [functional.pad(m, (0, columns - m.shape[1])) for m in given]
+
+
+@gxx
+@pytest.mark.parametrize("k", [1, 7, 9, 250, 257, 479, 519])
+@pytest.mark.parametrize("begin", [0, 3])
+def test_values(k: int, begin: int) -> None:
+    """Rows that start at every even address modulo 16, of one piece and of more than a warp's 64."""
+    given, columns = matrices((9, 4), k, F16 if begin else BF16), -(-k // 8) * 8
+    for got, want in zip(padded_on_host(given, columns, begin), as_torch_pads(given, columns), strict=True):
+        assert torch.equal(got, want)
+
+
+@gxx
+def test_whole_pieces_at_odd_places() -> None:
+    given = matrices((5,), 16)
+    (got,) = padded_on_host(given, 16, begin=5)
+    assert torch.equal(got, given[0])
+
+
+@gxx
+def test_lanes_do_not_race() -> None:
+    given = matrices((9,), 479)
+    (got,) = padded_on_host(given, 480, options=HostRun(sanitize=True))
+    assert torch.equal(got, as_torch_pads(given, 480)[0])
+
+
+MUTANTS = {
+    "what lies behind a row is kept": ("both & 0xffff", "both"),
+    "the second vector is read too late": ("> PIECE) lanes", "> PIECE + 2) lanes"),
+    "half words stay where they are": ("shift & 2 ?", "shift & 1 ?"),
+    "the second matrix is the first again": ("row -= p.matrices[m].rows", "row -= 0"),
+    "a row's last pieces are left out": ("k += 2 * LANES", "k += 4 * LANES"),
+}
+
+
+@gxx
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    given = matrices((9, 4), 519)
+    options = HostRun(mutations=(Mutation("pad.cuh", *MUTANTS[name]),))
+    try:
+        got = padded_on_host(given, 520, options=options)
+    except (HostRace, HostTrap):
+        return
+    assert not all(torch.equal(a, b) for a, b in zip(got, as_torch_pads(given, 520), strict=True))
+
+
+@pytest.mark.nvrtc
+def test_compiles_without_spills_for_six_ctas_an_sm() -> None:
+    made = compile_text(text(2), NAME, 0)
+    assert made.spills == 0 and made.stack == 0
+    assert made.registers * 32 * WARPS * 6 <= 65536
+
+
+def test_the_operator_means_pads_and_tells_their_shapes() -> None:
+    given = matrices((9, 4), 479)
+    for got, want in zip(PADDED(given, 480), as_torch_pads(given, 480), strict=True):
+        assert torch.equal(got, want) and got.is_contiguous()
+    with FakeTensorMode() as mode:
+        made = PADDED([mode.from_tensor(m) for m in given], 480)
+    assert [tuple(m.shape) for m in made] == [(9, 480), (4, 480)]
