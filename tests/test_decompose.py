@@ -137,6 +137,20 @@ def test_gradients_through_a_subgraph_that_is_called_twice(handed: list[fx.Graph
     assert torch.ops.aten.t.default not in left
 
 
+def test_results_that_nobody_wants_are_not_asked_for():
+    """Of flex attention, Inductor's code for a CPU has the first two results of three."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        heads = m.layers[0](x).view(1, 37, 2, 8).transpose(1, 2)
+        return m.layers[1](flex_attention(heads, heads, heads).transpose(1, 2).reshape(37, 16)).relu()
+
+    net, x = Fn(forward, linear(9, 16), linear(16, 5)).bfloat16(), torch.randn(37, 9).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(net)(x), net(x), rtol=0.05, atol=0.02)
+    assert prepare.analyses()
+
+
 # -- where Inductor fails ---------------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,7 @@ def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     after.meta = {**before.meta, **after.meta}  # which outputs users see, among others
     after.args = (tuple(after.args[0]),)  # pyright: ignore[reportArgumentType]
     new.meta.update(gm.meta)
+    new.graph.eliminate_dead_code()  # results that a trace takes apart and nobody wants: Inductor may not have them
     new.recompile()
     return new
 
