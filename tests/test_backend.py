@@ -82,11 +82,12 @@ def test_a_much_larger_batch_is_planned_anew():
     assert [a.plan.rows for a in prepare.analyses() if a.plan] == [64, 65 * prepare.GROWTH]
 
 
-def test_no_rows():
+def test_no_rows(caplog: pytest.LogCaptureFixture):
     module = Fn(lambda m, x: (m.layers[0](x), m.layers[0](x).mean(-1)), linear(9, 13)).bfloat16()
     with torch.no_grad():
         whole, mean = compiled(module)(torch.randn(3, 0, 9).bfloat16())
     assert whole.shape == (3, 0, 13) and mean.shape == (3, 0)
+    assert "as fast there" not in caplog.text  # nothing was compared
 
 
 def test_views_around_a_region_keep_eagers_strides():
@@ -185,6 +186,7 @@ def test_a_region_without_a_legal_pipeline_goes_to_inductor(
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(module, torch.randn(37, 9).bfloat16())
     assert any("goes to Inductor: nothing fits" in r.getMessage() for r in caplog.records)
+    assert "as fast there" not in caplog.text
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(Exception, match="nothing fits"):
         compiled(module, fallback=False)(torch.randn(37, 9).bfloat16())

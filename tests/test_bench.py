@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from modules import Fn
 from torch import nn
 
 from tilestream import bench
@@ -43,6 +44,14 @@ def test_eager_is_within_its_own_tolerance_and_poison_is_not(small: Workload) ->
 def test_oracle_of_a_model_that_does_not_run(small: Workload) -> None:
     with pytest.raises(CaptureError, match="does not run on its inputs"):
         accuracy.Oracle(small.module, (torch.randn(3, 7),))
+
+
+def test_oracle_of_a_model_that_runs_in_its_own_precision_alone() -> None:
+    def forward(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.dtype == torch.bfloat16 else torch.linalg.solve(torch.zeros(3, 3, dtype=x.dtype), x)
+
+    with pytest.raises(CaptureError, match="does not run in float64"):
+        accuracy.Oracle(Fn(forward), (torch.randn(3, 3).bfloat16(),))
 
 
 def test_repeatable_compares_bits(small: Workload) -> None:

@@ -121,3 +121,17 @@ def test_sizes() -> None:
     assert reduced(node_of(aten.sum.dim_IntList, t(6, 4), [0], result=t(4))) == (6, True)
     assert reduced(node_of(aten.mean.dim, t(6, 4), [-1], result=t(6))) == (4, False)
     assert goes_over(node_of(aten.cat.default, [1], result=t(6, 4))) == 24
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "want"),
+    [
+        ((64, 32), (4, 32, 16), (64, 16), 64 * 32 * 16),  # rows in groups: experts of a mixture
+        ((4, 8, 32), (32, 64), (8, 64), 8 * 32 * 64),  # columns in groups
+        ((8, 64), (64, 16), (4, 8, 16), 8 * 64 * 16),  # what is summed in groups: gradients of experts
+        ((4, 8, 32), (4, 32, 16), (4, 8, 16), 4 * 8 * 32 * 16),
+    ],
+)
+def test_products_of_groups_count(left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...], want: int):
+    node = node_of(aten._grouped_mm.default, t(*left), t(*right), result=t(*result))
+    assert flops.of_node(node) == 2 * want

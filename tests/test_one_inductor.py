@@ -245,7 +245,7 @@ def test_a_graph_that_torch_keeps_is_searched_again(searched: list[Any], quick: 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Inductor's C++ compiler."""
-    monkeypatch.setattr(one, "_compiled", lambda *a: eagerly(one.decomposed(a[0], a[1]), *a[1:]))
+    monkeypatch.setattr(one, "_compiled", lambda *a: eagerly(one.simplified(a[0], a[1]), *a[1:]))
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
 
 
@@ -263,7 +263,7 @@ def broken(*_: Any, **__: Any) -> Any:
         "tilestream.run.graphs.encode",
         "tilestream.run.prepare.cached_plan",
         "tilestream.run.prepare.executable",
-        "tilestream.run.inductor.decomposed",
+        "tilestream.run.inductor.simplified",
     ],
 )
 def test_a_mistake_of_ours_costs_regions_and_no_call(

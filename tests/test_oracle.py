@@ -53,3 +53,32 @@ def test_both_parts_of_complex_numbers_count():
     assert oracle.error(ref.to(torch.complex64), ref) == 0.0
     assert oracle.error(torch.tensor([3 - 4j], dtype=torch.complex64), ref) == pytest.approx(8 / 5)
     assert oracle.error(torch.tensor([3.0]), ref) == float("inf")
+
+
+ENDS = torch.tensor([2, 2, 9], dtype=torch.int32)  # the second group is empty
+
+
+@pytest.mark.parametrize(
+    "shapes", [((9, 8), (3, 8, 16)), ((3, 5, 8), (8, 9)), ((5, 9), (9, 8)), ((3, 5, 8), (3, 8, 6))]
+)
+def test_products_of_groups_in_float64(shapes: tuple[tuple[int, ...], tuple[int, ...]]):
+    """Torch has no kernel for them: those of a mixture's experts, by rows, columns, and what is summed."""
+    left, right = (torch.randn(shape).bfloat16() for shape in shapes)
+    ends = None if len(shapes[0]) == len(shapes[1]) == 3 else ENDS
+    with pytest.raises(RuntimeError):
+        torch._grouped_mm(left.double(), right.double(), offs=ends)
+    with oracle.Float64():
+        exact = torch._grouped_mm(left, right, offs=ends)
+    assert exact.dtype == torch.float64
+    groups = []
+    for i, (first, last) in enumerate([(0, 2), (2, 2), (2, 9)]):
+        if ends is None:
+            groups.append(left[i].double() @ right[i].double())
+        elif left.dim() == right.dim():
+            groups.append(left[:, first:last].double() @ right[first:last].double())
+        elif left.dim() == 2:
+            groups.append(left[first:last].double() @ right[i].double())
+        else:
+            groups.append(left[i].double() @ right[:, first:last].double())
+    joined = torch.stack(groups) if exact.dim() == 3 else torch.cat(groups, 0 if left.dim() == 2 else 1)
+    assert torch.equal(exact, joined)

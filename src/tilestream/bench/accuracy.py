@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +28,23 @@ class Accuracy:
     ok: bool
 
 
+@contextlib.contextmanager
+def _captured(how: str, remedy: str) -> Iterator[None]:
+    """What a model raises inside, as a ``CaptureError``: that it does not run ``how``."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as failure:
+        first = next(iter(str(failure).splitlines()), type(failure).__name__)
+        raise CaptureError(f"the model does not run {how}: {first}", remedy) from failure
+
+
 class Oracle:
     """Runs ``module`` eagerly, and in float64, once each. It leaves inputs, buffers and attributes as they were.
 
     What the model writes to (inputs, parameters, buffers) counts as results too, where ``check`` runs it.
 
     Raises:
-        CaptureError: the module does not run on these inputs.
+        CaptureError: the module does not run on these inputs, or not in float64.
     """
 
     def __init__(
@@ -42,16 +53,15 @@ class Oracle:
         given = (tuple(inputs), dict(keywords or {}))
         self._module, self._inputs = module, tensors(given)
         self._state = State(module, self._inputs)
-        try:
-            with torch.no_grad():
+        in_float64 = "in float64, which results are held against", "check a part of it that does"
+        with torch.no_grad():
+            with _captured(*in_float64):
                 wide = copy.deepcopy(module).double()
                 args, keys = pytree.tree_map_only(Tensor, _widened, given)
-                with oracle.Float64():
-                    self.exact = tensors(wide(*args, **keys))
+            with _captured("on its inputs", "make it run eagerly first"):
                 self.eager = tuple(x.clone() for x in tensors(module(*given[0], **given[1])))
-        except (RuntimeError, TypeError, ValueError) as failure:
-            cause = f"the model does not run on its inputs: {str(failure).splitlines()[0]}"
-            raise CaptureError(cause, "make it run eagerly and in float64 first") from failure
+            with _captured(*in_float64), oracle.Float64():
+                self.exact = tensors(wide(*args, **keys))
         self._written = self._state.written()
         self._eager_state = self._now()
         after = named(wide, tensors((args, keys)))

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilestream.graph.nodes import is_constant
+
+
+def simplified(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """``decomposed``, and what Inductor's passes over joint graphs make of it where its configuration has them."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    graph = decomposed(gm, inputs)
+    if not config.use_joint_graph_passes:
+        return graph
+    with _computing_nothing(detect_fake_mode(list(inputs))):  # as AOTAutograd runs them: they make tensors and trace
+        return joint_graph_passes(graph)
 
 
 def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
@@ -27,24 +41,63 @@ def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         with preserve_node_meta():
             return fx.Interpreter(gm).run(*args)
 
-    with enable_python_dispatcher(), torch.no_grad(), contextlib.ExitStack() as stack:
-        if mode is not None:
-            stack.callback(setattr, mode, "allow_non_fake_inputs", mode.allow_non_fake_inputs)
-            mode.allow_non_fake_inputs = True
-            stack.enter_context(mode)
-        new = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
+    with enable_python_dispatcher(), torch.no_grad(), _nothing_traced_yet(), _computing_nothing(mode):
+        new = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="real")(*_each_its_own(inputs))
     for before, after in zip(
         gm.graph.find_nodes(op="placeholder"), new.graph.find_nodes(op="placeholder"), strict=True
     ):
-        after.target = before.target
-        after._rename(before.name)
+        after._rename(before.name)  # another name, where an operator of the new graph has this one
+        after.target = after.name  # an argument of the graph's code, which hides what else is called so
         after.meta = {**before.meta, **after.meta}
     (before,), (after,) = gm.graph.find_nodes(op="output"), new.graph.find_nodes(op="output")
     after.meta = {**before.meta, **after.meta}  # which outputs users see, among others
     after.args = (tuple(after.args[0]),)  # pyright: ignore[reportArgumentType]
     new.meta.update(gm.meta)
+    new.graph.eliminate_dead_code()  # results that a trace takes apart and nobody wants: Inductor may not have them
     new.recompile()
     return new
+
+
+@contextlib.contextmanager
+def _computing_nothing(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Inside, tensors have shapes alone, and constants may stand beside them; without a ``mode`` nothing changes."""
+    if mode is None:
+        yield
+        return
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with mode:
+            yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def _each_its_own(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, no two of them one object: a trace tells values apart by that, and results of a subgraph that is
+    called twice (``nested_compile_region``) are saved for the backward graph as the same fake tensors."""
+    seen: set[int] = set()
+    own: list[Any] = []
+    for value in inputs:
+        own.append(value.detach() if isinstance(value, torch.Tensor) and id(value) in seen else value)
+        seen.add(id(value))
+    return own
+
+
+@contextlib.contextmanager
+def _nothing_traced_yet() -> Iterator[None]:
+    """Inside, torch traces each subgraph (``nested_compile_region``) anew: it keeps what it traced by the subgraph's
+    name, and that has no decompositions in it."""
+    from torch._guards import HopDispatchSetCache, TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    kept, context.hop_dispatch_set_cache = context.hop_dispatch_set_cache, HopDispatchSetCache()
+    try:
+        yield
+    finally:
+        context.hop_dispatch_set_cache = kept
 
 
 def relift(gm: fx.GraphModule) -> None:

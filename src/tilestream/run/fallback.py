@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from tilestream.announce import announce, first_line
+from tilestream.graph.capture import boxed
 from tilestream.graph.modules import copied
-from tilestream.run.decompose import decomposed
+from tilestream.run.decompose import simplified
 from tilestream.run.late_kernels import waiting_later
 
 log = logging.getLogger(__name__)
@@ -25,17 +26,33 @@ def whole(graph: fx.GraphModule, inputs: list[Any], patches: Mapping[str, Any] |
 
     ``patches`` is Inductor's configuration for this graph. Where Inductor fails, the graph runs eagerly.
     """
-    from torch._dynamo.exc import TorchDynamoException
-
     try:
         from torch._inductor.compile_fx import compile_fx
 
         return compile_fx(graph, inputs, config_patches=dict(patches or {}))
-    except TorchDynamoException:
-        raise  # Dynamo's own: it falls back, or starts again
     except Exception as failure:
+        if is_dynamos(failure):
+            raise
         _unavailable(failure)
         return graph.forward
+
+
+def is_dynamos(failure: Exception) -> bool:
+    """Whether Dynamo takes an exception itself, falls back or starts again. Inductor's errors derive from the same."""
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+    return isinstance(failure, TorchDynamoException) and not isinstance(failure, BackendCompilerFailed)
+
+
+def or_eager(compiled: Callable[[fx.GraphModule], Any], graph: fx.GraphModule) -> Any:
+    """What ``compiled`` makes of a functional ATen graph; the graph itself, operator by operator, where it fails."""
+    try:
+        return compiled(graph)
+    except Exception as failure:
+        if is_dynamos(failure):
+            raise
+        _unavailable(failure)
+        return boxed(eager(graph))
 
 
 def rest(graph: fx.GraphModule) -> Call:
@@ -82,16 +99,11 @@ def begin(graph: fx.GraphModule) -> Callable[[], Call]:
 def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:
     """Inductor's code of the graph, which takes a list of values; ``example`` are fake ones."""
     from torch._guards import TracingContext, detect_fake_mode, tracing
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     own = copied(graph)
     with tracing(TracingContext(detect_fake_mode(list(example)))), torch.no_grad():
-        simple = decomposed(own, example)
-        if config.use_joint_graph_passes:
-            simple = joint_graph_passes(simple)
-        return compile_fx_inner(simple, example, is_inference=True)
+        return compile_fx_inner(simplified(own, example), example, is_inference=True)
 
 
 def eager(graph: fx.GraphModule) -> Call:

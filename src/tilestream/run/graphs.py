@@ -104,8 +104,10 @@ class Compilation:
                 ahead.begin(shorter, self._planned, self.target)
                 ahead.plan_as_built([*found.regions, *shorter], self._planned, self.target)
                 found = tails.start_later(graph, found, later, self._planned, self.target)
+                before = len(prepare.analyses())
                 self.placed = place(graph, found, self._spec_for)
-            if left := len(found.regions) - len(self.placed):
+            # Why another region is left, one that could not be planned or built, is said of each.
+            if left := sum(prepare.prefers_fallback(a, self.target) for a in prepare.analyses()[before:]):
                 announce(
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException
 from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -31,7 +30,7 @@ from tilestream.run import (
     messages,
 )
 from tilestream.run.collector import young_only
-from tilestream.run.decompose import decomposed
+from tilestream.run.decompose import simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
@@ -85,7 +84,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     except NothingTakenError:
         log.info("no region is taken")
     except Exception as failure:
-        if not compilation.options.fallback or isinstance(failure, TorchDynamoException):
+        if not compilation.options.fallback or fallback.is_dynamos(failure):
             raise
         announce_failure("the graph goes to Inductor", failure)
     return fallback.whole(untouched, list(inputs), patches)
@@ -161,14 +160,21 @@ def _inner(
                 made.append(_compiled(graph, inputs, {**kwargs, **changes}))
             return made[-1][0]
 
+        rescued = backward and compilation.options.fallback
+
+        def compiled_plainly() -> Any:
+            """Without regions. A forward graph's failure goes up to ``compile_graph``; a backward graph may outlive
+            its frame."""
+            return fallback.or_eager(compiled, gm) if rescued else compiled(gm)
+
         try:
-            chosen = compilation.choose(streamed, gm, compiled, inputs, kwargs) if taken else compiled(gm)
+            chosen = compilation.choose(streamed, gm, compiled, inputs, kwargs) if taken else compiled_plainly()
         except Exception as failure:
-            if not (taken and backward and compilation.options.fallback):
-                raise  # a forward graph's goes up to ``compile_graph``, whose frame a backward graph may outlive
+            if not (taken and rescued):
+                raise
             announce_failure("the backward graph goes to Inductor", failure)
-            chosen = compiled(gm)
-        _set_output_strides(next(strides for code, strides in made if code is chosen))
+            chosen = compiled_plainly()
+        _set_output_strides(next((strides for code, strides in made if code is chosen), ()))
         return chosen
 
 
@@ -188,13 +194,9 @@ def _rewrite(streamed: fx.GraphModule, compilation: Compilation, inference: bool
 
 def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     """The compiled graph, and the strides of its outputs, which Inductor leaves in the tracing context."""
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
-    graph = decomposed(gm, inputs)
-    if config.use_joint_graph_passes:
-        graph = joint_graph_passes(graph)
+    graph = simplified(gm, inputs)
     _set_output_strides(())
     with finished_together():
         code = compile_fx_inner(graph, inputs, **kwargs)

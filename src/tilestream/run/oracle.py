@@ -57,6 +57,35 @@ _WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.floa
 _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
 
 
+def _grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, **__: Any
+) -> torch.Tensor:
+    """Products of groups, as those of a mixture's experts, in float64, which torch has no kernel for.
+
+    ``offs``, int32 of [groups], says where each group ends: among the rows of ``left``, the columns of ``right``, or,
+    where both are matrices, among what is summed.
+    """
+    if offs is None:
+        return torch.bmm(left, right)
+    ends = offs.tolist()
+    groups = list(zip([0, *ends[:-1]], ends, strict=True))
+    if left.dim() == right.dim() == 2:
+        return torch.stack([left[:, first:last] @ right[first:last] for first, last in groups])
+    if left.dim() == 2:
+        made = left.new_zeros(left.shape[0], right.shape[-1])
+        for (first, last), matrix in zip(groups, right, strict=True):
+            made[first:last] = left[first:last] @ matrix
+        return made
+    made = left.new_zeros(left.shape[1], right.shape[1])
+    for (first, last), matrix in zip(groups, left, strict=True):
+        made[:, first:last] = matrix @ right[:, first:last]
+    return made
+
+
+_MEANINGS = {torch.ops.aten._grouped_mm.default: _grouped_mm}
+"""Of operators that torch has no float64 kernel for."""
+
+
 class Float64(TorchDispatchMode):
     """Inside, every operator computes in float64: a cast to a lower precision rounds nothing.
 
@@ -68,7 +97,7 @@ class Float64(TorchDispatchMode):
             args = (*args[:2], False)  # no other dtype than its operand's
         aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
         args, kwargs = tree_map(_dtype if aliases else _widest, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return _MEANINGS.get(func, func)(*args, **kwargs)
 
 
 def _dtype(x: Any) -> Any:

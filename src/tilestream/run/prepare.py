@@ -120,6 +120,13 @@ def choose(found: Plan, target: Target) -> Candidate:
     return best
 
 
+def prefers_fallback(analysis: RegionAnalysis, target: Target) -> bool:
+    """Whether a region was left to Inductor, or to a library, since that is as fast; not where it had no choice."""
+    if analysis.problem or analysis.plan is None:
+        return analysis.problem == regions.LONE
+    return choose(analysis.plan, target).pipeline is None
+
+
 def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | None:
     """The pipeline that runs a region, built and ready; ``None`` if Inductor runs it.
 

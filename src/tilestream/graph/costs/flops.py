@@ -43,6 +43,10 @@ def of_call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
         weights = tree_leaves([args[p] for p in _WEIGHTS[operator]])
         rows = prod(hint(d) for d in args[0].shape[:-1])
         return 2 * rows * sum(prod(hint(d) for d in w.shape) for w in weights if w.dim() == 2)
+    if operator is aten._grouped_mm:  # groups are parts of one of its sizes, unless both operands have one for them
+        left, right = args[:2]
+        groups = hint(left.shape[0]) if left.dim() == right.dim() == 3 else 1
+        return 2 * groups * hint(left.shape[-2]) * hint(left.shape[-1]) * hint(right.shape[-1])
     if operator is convolution:
         return 2 * prod(hint(d) for d in result.shape[:-1]) * prod(hint(d) for d in args[1].shape)
     formula = flop_registry.get(operator)
