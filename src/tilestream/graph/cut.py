@@ -10,8 +10,10 @@ from torch import fx
 
 from tilestream.graph.broadcasts import put_off_expands
 from tilestream.graph.joint import split_joined
+from tilestream.graph.late_products import multiply_late
 from tilestream.graph.norms import open_norms
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
+from tilestream.graph.settled import settle
 
 SPARED = "tilestream_spared"
 """In the ``meta`` of a backward graph: bytes that torch's partitioner would have saved for it."""
@@ -28,13 +30,18 @@ class Cutter:
 
     least_rows: int
 
+    def simplify(self, joint: fx.GraphModule) -> None:
+        """Rewrite products, and what they are added up for: before the call, and before sums of messages are sorted."""
+        if split_joined(joint.graph, self.least_rows) + multiply_late(joint.graph, self.least_rows):
+            settle(joint, sort=True)
+
     def __call__(
         self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
 
         graph = joint.graph
-        if split_joined(graph, self.least_rows) + open_norms(graph) + put_off_expands(graph):
+        if open_norms(graph) + put_off_expands(graph):
             joint.recompile()
         forward, backward = minimum_cut(joint, inputs, **kwargs)
         results = kwargs["num_fwd_outputs"]

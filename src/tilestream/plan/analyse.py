@@ -65,6 +65,7 @@ def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.Gra
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         if options.interactions:
             place_all(joint, joint=True)
+        cut.simplify(joint)
         return cut(joint, *args, **kwargs)
 
     return partition

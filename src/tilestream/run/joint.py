@@ -47,6 +47,7 @@ class Partitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         if self._compilation is not None:
             self._compilation.stream_joint(gm)  # first: what it joins is then no concatenation
+        self._cut.simplify(gm)
         sort_messages(gm)
         forward, backward = self._cut(gm, joint_inputs, **kwargs)
         if self._compilation is not None:
