@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,11 @@ class Cutter:
 
     Args:
         least_rows: from how many rows on weight gradients may be launches of ours.
+        sort: puts sums of sorted messages in the place of those by an index, where the graph is to run.
     """
 
     least_rows: int
-
-    def simplify(self, joint: fx.GraphModule) -> None:
-        """Rewrite products, and what they are added up for: before the call, and before sums of messages are sorted."""
-        if split_joined(joint.graph, self.least_rows) + multiply_late(joint.graph, self.least_rows):
-            settle(joint, sort=True)
+    sort: Callable[[fx.GraphModule], object] | None = None
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
@@ -41,6 +38,10 @@ class Cutter:
         from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
 
         graph = joint.graph
+        if split_joined(graph, self.least_rows) + multiply_late(graph, self.least_rows):
+            settle(joint, sort=True)
+        if self.sort is not None:
+            self.sort(joint)
         if open_norms(graph) + put_off_expands(graph):
             joint.recompile()
         forward, backward = minimum_cut(joint, inputs, **kwargs)

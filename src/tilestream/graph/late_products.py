@@ -58,9 +58,9 @@ def multiply_late(graph: fx.Graph, least_rows: int) -> int:
         with graph.inserting_before(part.node):
             if key not in sums:
                 sums[key] = _sum(graph, part, gradient)
-            first = part.first * part.features
-            columns = (product.args[1], 1, first, first + part.features)
-            weight = call(graph, aten.slice.Tensor, columns, part.node)
+            weight, first = product.args[1], part.first * part.features
+            if part.every > 1:
+                weight = call(graph, aten.slice.Tensor, (weight, 1, first, first + part.features), part.node)
             part.node.replace_all_uses_with(call(graph, aten.mm.default, (sums[key], weight), part.node))
     for key, total in sums.items():
         for product, table in _weight_gradients(key, same):

@@ -1,6 +1,8 @@
-"""What a node is under other leading dimensions, or without columns that it was padded by."""
+"""What a node is under other leading dimensions, or without columns that it was padded by; what it is made of."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from torch import fx
 
@@ -36,3 +38,17 @@ def unpadded(node: fx.Node) -> fx.Node:
 def bare(steps: Steps) -> Steps:
     """Steps that change more than leading dimensions."""
     return tuple(step for step in steps if step[0] != "flatten")
+
+
+def is_made_of(node: fx.Node, others: Collection[fx.Node]) -> bool:
+    """Whether a node is one of ``others``, or computed of one, through any operators."""
+    seen: set[fx.Node] = set()
+    queue = [node]
+    while queue:
+        each = queue.pop()
+        if each in others:
+            return True
+        if each not in seen:
+            seen.add(each)
+            queue += each.all_input_nodes
+    return False

@@ -65,7 +65,6 @@ def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.Gra
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         if options.interactions:
             place_all(joint, joint=True)
-        cut.simplify(joint)
         return cut(joint, *args, **kwargs)
 
     return partition
