@@ -77,3 +77,23 @@ def test_what_would_not_pay_is_multiplied_edge_by_edge(module: nn.Module, inputs
     step = Step(module)
     gradients(step, module, inputs)
     assert rows_of_products(step.graphs[1]).count(NODES) == 2, "the first layer's"
+
+
+def test_columns_that_are_multiplied_late_are_multiplied_only_there() -> None:
+    """Edges of one kind of nodes, few of another: dX has the columns of the edge and of the many."""
+
+    class Ends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3 * WIDTH, WIDTH)
+
+        def forward(self, e: Tensor, many: Tensor, few: Tensor, senders: Tensor, receivers: Tensor) -> Tensor:
+            return self.net(torch.cat([torch.relu(e), torch.relu(many)[senders], torch.relu(few)[receivers]], -1))
+
+    few, senders, receivers = mesh(NODES, EDGES, WIDTH)
+    many, e = torch.randn(EDGES, WIDTH).bfloat16(), torch.randn(EDGES, WIDTH).bfloat16()
+    module = Ends().bfloat16()
+    step = Step(module)
+    check(module, step, e, many, few, senders, receivers)
+    made = [n.meta["val"].shape for n in step.graphs[1].graph.nodes if packet(n) is aten.mm]
+    assert (EDGES, 2 * WIDTH) in made and (NODES, WIDTH) in made and (EDGES, 3 * WIDTH) not in made

@@ -13,7 +13,6 @@ from tilestream.graph.joint import split_joined
 from tilestream.graph.late_products import multiply_late
 from tilestream.graph.norms import open_norms
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
-from tilestream.graph.settled import settle
 
 SPARED = "tilestream_spared"
 """In the ``meta`` of a backward graph: bytes that torch's partitioner would have saved for it."""
@@ -39,7 +38,7 @@ class Cutter:
 
         graph = joint.graph
         if split_joined(graph, self.least_rows) + multiply_late(graph, self.least_rows):
-            settle(joint, sort=True)
+            joint.recompile()
         if self.sort is not None:
             self.sort(joint)
         if open_norms(graph) + put_off_expands(graph):

@@ -46,8 +46,8 @@ def pieces(group: Sequence[fx.Node], spared: int = 0, summed: Collection[str] = 
 
     Pieces are convex, since whatever lies between two nodes of one is in the group, and between them in its order.
 
-    What stands in front of the layers of a backward chain, as the derivative of a norm, is a piece of its own, and so is
-    the chain: it begins with a gradient in memory, which the sums want there anyway.
+    What stands in front of the layers of a backward chain, as the derivative of a norm, is a piece of its own, and so
+    is the chain: it begins with a gradient in memory, which the sums want there anyway.
 
     Args:
         spared: bytes that were not saved although Inductor would have: a region may make these as well.

@@ -18,6 +18,7 @@ from torch import fx
 
 from tilestream.graph.gradients import transposed
 from tilestream.graph.insert import call
+from tilestream.graph.joint import narrow_product
 from tilestream.graph.nodes import Unsupported, aten, is_gather, packet, value
 from tilestream.graph.operators.gathers import table_and_index
 from tilestream.graph.sizes import expression, hint
@@ -48,16 +49,16 @@ def multiply_late(graph: fx.Graph, least_rows: int) -> int:
 
     Args:
         graph: joint, functional ATen, whose ``dY.T cat(A, B)`` are ``cat(dY.T A, dY.T B)`` (``graph.joint``). Changed
-            in place; nodes may stand in front of what they read afterwards (``graph.settled``).
+            in place, and in order.
     """
     same = first_alike(graph)
     sites = [site for node in graph.nodes if (site := _site(node, least_rows)) is not None]
     sums: dict[_Key, fx.Node] = {}
     for part, product, gradient in sites:
         key = _Key(gradient, same.get(part.index, part.index), expression(part.node.meta["val"].shape[0]))
+        if key not in sums:
+            sums[key] = _sum(graph, part, gradient)
         with graph.inserting_before(part.node):
-            if key not in sums:
-                sums[key] = _sum(graph, part, gradient)
             weight, first = product.args[1], part.first * part.features
             if part.every > 1:
                 weight = call(graph, aten.slice.Tensor, (weight, 1, first, first + part.features), part.node)
@@ -67,6 +68,10 @@ def multiply_late(graph: fx.Graph, least_rows: int) -> int:
             with graph.inserting_before(product):
                 left = call(graph, aten.t.default, (total,), product)
                 product.replace_all_uses_with(call(graph, aten.mm.default, (left, table), product))
+    graph.eliminate_dead_code()
+    for product in {site.product: None for site in sites}:
+        if product.users:
+            narrow_product(graph, product)
     return len(sites)
 
 
@@ -87,13 +92,16 @@ def _site(node: fx.Node, least_rows: int) -> _Site | None:
 
 
 def _sum(graph: fx.Graph, part: Part, gradient: fx.Node) -> fx.Node:
-    """Rows of dY in the place of those that ``part`` adds."""
+    """Rows of dY added up as those of ``part``, as soon as all is there: products for dW may stand before these."""
     zeros = part.node.args[0]
     assert isinstance(zeros, fx.Node)
-    clear = call(graph, aten.new_zeros.default, (gradient, zeros.args[1]), zeros, zeros.kwargs)
-    if part.node.target is aten.index_add.default:
-        return call(graph, aten.index_add.default, (clear, 0, part.index, gradient), part.node)
-    return call(graph, aten.index_put.default, (clear, [part.index], gradient, True), part.node)
+    of = {gradient, part.index, *(n for n in zeros.all_input_nodes if n is not zeros.args[0])}
+    with graph.inserting_after(next(n for n in reversed(graph.nodes) if n in of)):
+        clear = call(graph, aten.new_zeros.default, (gradient, zeros.args[1]), zeros, zeros.kwargs)
+    with graph.inserting_after(clear):
+        if part.node.target is aten.index_add.default:
+            return call(graph, aten.index_add.default, (clear, 0, part.index, gradient), part.node)
+        return call(graph, aten.index_put.default, (clear, [part.index], gradient, True), part.node)
 
 
 def _weight_gradients(key: _Key, same: dict[fx.Node, fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:

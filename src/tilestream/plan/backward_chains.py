@@ -161,7 +161,7 @@ def _rounded(ops: Sequence[TileOp]) -> list[TileOp]:
 
 
 def _between_left(chain: Chain) -> list[tuple[Layer, ...]]:
-    """A chain's layers, cut where a gradient between two of them leaves: it is in memory for the next launch as well."""
+    """A chain's layers, cut where a gradient between two of them leaves: the next launch finds it in memory."""
     left = dict(chain.left)
     ends = [n + 1 for n, layer in enumerate(chain.layers) if layer.result in left]
     return [chain.layers[a:b] for a, b in pairwise((0, *ends, len(chain.layers)))]
