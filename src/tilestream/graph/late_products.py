@@ -83,12 +83,13 @@ def _site(node: fx.Node, least_rows: int) -> _Site | None:
     zeros, gradient = node.args[0], part.matrix.args[0] if packet(part.matrix) is aten.mm else None
     if not isinstance(zeros, fx.Node) or zeros.target is not aten.new_zeros.default:
         return None
-    given, made = value(gradient) if isinstance(gradient, fx.Node) else None, node.meta["val"]
-    if given is None or given.element_size() != 2 or made.dim() != 2 or part.index.meta["val"].dim() != 1:
+    if not isinstance(gradient, fx.Node) or (given := value(gradient)) is None or given.element_size() != 2:
         return None
-    edges, out = given.shape
+    made, (edges, out) = node.meta["val"], given.shape
+    if made.dim() != 2 or part.index.meta["val"].dim() != 1 or out != part.features:
+        return None
     few = EDGES_A_NODE * hint(made.shape[0]) <= hint(edges) and hint(edges) >= least_rows
-    return _Site(part, part.matrix, gradient) if few and out == part.features else None
+    return _Site(part, part.matrix, gradient) if few else None
 
 
 def _sum(graph: fx.Graph, part: Part, gradient: fx.Node) -> fx.Node:
@@ -109,10 +110,11 @@ def _weight_gradients(key: _Key, same: dict[fx.Node, fx.Node]) -> Iterator[tuple
     for turned in [n for n in key.gradient.users if transposed(n) is key.gradient]:
         for product in [n for n in turned.users if packet(n) is aten.mm and n.args[0] is turned]:
             rows = product.args[1]
+            if not isinstance(rows, fx.Node) or not is_gather(rows):
+                continue
             try:
-                table, index = table_and_index(rows) if isinstance(rows, fx.Node) and is_gather(rows) else (None, None)
+                table, index = table_and_index(rows)
             except Unsupported:
                 continue
-            fits = table is not None and expression(table.meta["val"].shape[0]) == key.nodes
-            if fits and same.get(index, index) is key.index:
+            if same.get(index, index) is key.index and expression(table.meta["val"].shape[0]) == key.nodes:
                 yield product, table
