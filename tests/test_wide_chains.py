@@ -47,6 +47,7 @@ def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
         chain(72, 128, ctas=2, dx=True),
         chain(64, 128, 8, slope="made", bias=True),
         chain(64, 104, 72, slope="made", bias=True, dx=False),
+        chain(128, 72, bias=True, residual=True),
     ],
     ids=[
         "tiny-cuda-nn's",
@@ -56,6 +57,7 @@ def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
         "one layer",
         "GELU made again",
         "the same, no dX",
+        "a residual",
     ],
 )
 def test_any_widths(p: Pipeline, folder: Path) -> None:
