@@ -174,6 +174,7 @@ def test_blocks_of_messages(joined: list[tuple[Pipeline, ...]], folder: Path, mo
     got, eager = (all_gradients(function, module, *given) for function in (compiled, module))
     exact = all_gradients(wide, wide, *(x.double() if x.is_floating_point() else x for x in given))
     assert oracle.error(got, exact) <= 2 * oracle.error(eager, exact)
+    assert len(joined) == 3 + 1, "of each block's edges, and of the layers that embed them"
     added = [parts for parts in joined if any(op.kind == "add" for op in parts[-1].stages[0].ops)]
     assert added
     for parts in added:

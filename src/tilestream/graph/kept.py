@@ -109,26 +109,19 @@ def _within(live: Live, count: int, peak: int) -> tuple[int, ...] | None:
 
 
 def _front(group: Sequence[fx.Node], summed: Collection[str]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What the first product of a group is of, and the backward chain that begins with that product; nothing where the
-    product is of what is in memory, or a layer follows that is too wide for the chain."""
-    first = next((n for n in group if is_product(n)), None)
-    dy = first.args[0] if first is not None else None
+    """What stands before the first product of a group, and the backward chain that begins with that product; nothing
+    where the product is of what is in memory, or a layer follows that is too wide for the chain."""
+    start = next((k for k, n in enumerate(group) if is_product(n)), len(group))
+    front, behind = list(group[:start]), group[start:]
+    dy = behind[0].args[0] if behind else None
     if not isinstance(dy, fx.Node) or not any(u.name in summed for each in aliases(dy) for u in each.users):
         return [], []
-    members, front = set(group), set()
-    queue = [dy]
-    while queue:
-        node = queue.pop()
-        if node in members and node not in front:
-            front.add(node)
-            queue += node.all_input_nodes
-    behind = [n for n in group if n not in front]
     end = next((k for k in range(len(behind)) if not _on_chip(behind[: k + 1])), len(behind))
-    chain = behind[:end]
+    chain = list(behind[:end])
+    given = {x for n in chain for x in n.all_input_nodes}.intersection(front)
     follows = next((n for n in behind[end:] if is_product(n)), None)
-    given = {x for n in chain for x in n.all_input_nodes} & front
     alone = given <= {dy} and (follows is None or follows.args[0] not in chain)
-    return ([n for n in group if n in front], chain) if alone and not all(map(is_view, front)) else ([], [])
+    return (front, chain) if alone and not all(map(is_view, front)) else ([], [])
 
 
 def _on_chip(group: Sequence[fx.Node]) -> bool:

@@ -42,7 +42,7 @@ def with_chains(
     made: dict[str, RegionAnalysis] = {}
     gone: set[str] = set()
     for launch, told in zip(launches, sums, strict=True):
-        makers = [k for k, cut in enumerate(cuts) if any(_made_by(n, cut) for n in launch.operands.values())]
+        makers = [k for k, cut in enumerate(cuts) if any(_made_by(site.gradient, cut) for site in launch.sites)]
         if len(makers) != 1 or regions[makers[0]].name in made:
             continue
         (number,) = makers

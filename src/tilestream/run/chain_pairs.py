@@ -17,6 +17,7 @@ from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.backward_chains import Joined, join
 from tilestream.plan.gradients import STRATEGY as SUMS
+from tilestream.plan.gradients import gradients
 from tilestream.run.operator import REGION
 from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, decode
 from tilestream.run.target import Target
@@ -51,7 +52,9 @@ def find_pair(sums: fx.Node, target: Target) -> Pair | None:
     told, arguments = decode(str(sums.args[2])), tensors_of(sums)
     if told.pipeline.strategy != SUMS:
         return None
-    makers = {whole for node in arguments if (whole := maker_of(node)) is not None}
+    summed = gradients(told.pipeline)
+    dys = [arguments[o.index] for o in told.inputs if o.tensor in summed]
+    makers = {whole for node in dys if (whole := maker_of(node)) is not None}
     if len(makers) != 1:
         return None
     (region,) = makers
