@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from torch import fx
 
@@ -40,8 +41,16 @@ def bare(steps: Steps) -> Steps:
     return tuple(step for step in steps if step[0] != "flatten")
 
 
-def is_made_of(node: fx.Node, others: Collection[fx.Node]) -> bool:
-    """Whether a node is one of ``others``, or computed of one, through any operators."""
+def is_made_of(
+    node: fx.Node,
+    others: Collection[fx.Node],
+    together: Mapping[fx.Node, Sequence[fx.Node]] = MappingProxyType({}),
+) -> bool:
+    """Whether a node is one of ``others``, or computed of one, through any operators.
+
+    Args:
+        together: nodes by each of those with which they run at once.
+    """
     seen: set[fx.Node] = set()
     queue = [node]
     while queue:
@@ -50,5 +59,5 @@ def is_made_of(node: fx.Node, others: Collection[fx.Node]) -> bool:
             return True
         if each not in seen:
             seen.add(each)
-            queue += each.all_input_nodes
+            queue += [*each.all_input_nodes, *together.get(each, ())]
     return False

@@ -6,7 +6,7 @@ What ``run.chain_pairs`` finds among the calls of a graph is found here among it
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -41,12 +41,13 @@ def with_chains(
     """
     made: dict[str, RegionAnalysis] = {}
     gone: set[str] = set()
+    together = {node: cut.nodes for cut in cuts for node in cut.nodes}
     for launch, told in zip(launches, sums, strict=True):
         makers = [k for k, cut in enumerate(cuts) if any(_made_by(site.gradient, cut) for site in launch.sites)]
         if len(makers) != 1 or regions[makers[0]].name in made:
             continue
         (number,) = makers
-        chain = _chain(_Pair(cuts[number], regions[number], launch, told), device, options)
+        chain = _chain(_Pair(cuts[number], regions[number], launch, told), together, device, options)
         if chain is not None:
             made[regions[number].name] = chain
             gone.add(told.name)
@@ -63,11 +64,13 @@ class _Pair:
     sums: RegionAnalysis
 
 
-def _chain(pair: _Pair, device: Device, options: Options) -> RegionAnalysis | None:
-    """The analysis of both together, where that would run."""
+def _chain(
+    pair: _Pair, together: Mapping[fx.Node, Sequence[fx.Node]], device: Device, options: Options
+) -> RegionAnalysis | None:
+    """The analysis of both together, where that would run; ``together``: what each node of a region runs with."""
     region, sums = pair.region, pair.sums
     apart = [r.runs(options.target) for r in (region, sums)]
-    joined = _joined(pair, apart, device)
+    joined = _joined(pair, apart, together, device)
     if joined is None:
         return None
     apart_us = sum((c.predicted_us or 0.0) if c is not None else 0.0 for c in apart) + region.turned_us
@@ -95,7 +98,12 @@ def _chain(pair: _Pair, device: Device, options: Options) -> RegionAnalysis | No
     )
 
 
-def _joined(pair: _Pair, runs: Sequence[Candidate | None], device: Device) -> Joined | None:
+def _joined(
+    pair: _Pair,
+    runs: Sequence[Candidate | None],
+    together: Mapping[fx.Node, Sequence[fx.Node]],
+    device: Device,
+) -> Joined | None:
     """The chain that the region and its sums are, if both would run as pipelines and are one.
 
     Args:
@@ -116,7 +124,7 @@ def _joined(pair: _Pair, runs: Sequence[Candidate | None], device: Device) -> Jo
             same[tensor] = results[made]
         elif (known := inputs.get((unpadded(node), ()))) is not None:
             same[tensor] = known
-        elif is_made_of(unpadded(node), set(cut.nodes)):
+        elif is_made_of(unpadded(node), set(cut.nodes), together):
             return None
     summing = {node for site in launch.sites for node in site.nodes}
     wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
