@@ -12,6 +12,7 @@ from tilestream.devices import get
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.replan import predictions
 from tilestream.report.explain import Report
 from tilestream.report.parts import INDUCTOR, parts
 
@@ -96,3 +97,8 @@ def test_a_relu_inside_of_inductors_products_is_told() -> None:
         assert own is not None and a.inductor_predicted_us is not None
         assert (own < 0.95 * a.inductor_predicted_us) is told
         assert ("inductor: with 2 ReLUs inside of products" in str(Report(a))) is told
+
+
+def test_a_strategy_that_no_region_has_is_not_among_the_predictions() -> None:
+    """Sums of gradients are no region's choice; a row stream on many rows shares no tile."""
+    assert set(predictions(step())) == {"auto", "vertical", "spatial", "bulk", "inductor"}

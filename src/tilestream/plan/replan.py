@@ -9,6 +9,7 @@ from tilestream.errors import TilestreamError
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.gradients import STRATEGY as STATIONARY
+from tilestream.plan.parts import RegionAnalysis
 
 STRATEGIES = ("vertical", "spatial", "shared", "bulk")
 
@@ -51,7 +52,11 @@ def by_strategy(analysis: Analysis) -> dict[str, Analysis]:
     if own != "auto":
         return {own: analysis}
     made = {name: replan(analysis, strategy=name) for name in STRATEGIES}
-    return {own: analysis} | {name: a for name, a in made.items() if any(r.plan is not None for r in a.regions)}
+    return {own: analysis} | {name: a for name, a in made.items() if any(map(_has_a_choice, a.regions))}
+
+
+def _has_a_choice(region: RegionAnalysis) -> bool:
+    return region.plan is not None and region.program.strategy != STATIONARY
 
 
 def predictions(analysis: Analysis) -> dict[str, float]:
