@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilestream.devices import get
 from tilestream.graph import kept
 from tilestream.graph.gradients import find_gradients
-from tilestream.graph.joint import narrow_products, split_joined
+from tilestream.graph.joint import narrow_product, narrow_products, split_joined
 from tilestream.graph.nodes import aten, packet
 from tilestream.ir.pipeline import Role
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, gradient_sites
@@ -193,6 +193,23 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
     torch.testing.assert_close(graph(*given), run(*given))
     (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]
     assert product.meta["val"].shape == (ROWS, 15)
+
+
+def test_columns_between_those_that_are_read_stay() -> None:
+    def run(dy: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        made = dy @ weight
+        return made[:, 2:6] * 2, made[:, 9:12]
+
+    given = torch.randn(ROWS, 8), torch.randn(8, 20)
+    graph = make_fx(run, tracing_mode="fake")(*given)
+    assert narrow_products(graph.graph) == 0
+    (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]
+    assert narrow_product(graph.graph, product)
+    graph.recompile()
+    for got, want in zip(graph(*given), run(*given), strict=True):
+        torch.testing.assert_close(got, want)
+    (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]
+    assert product.meta["val"].shape == (ROWS, 10)
 
 
 @pytest.mark.parametrize("build", [None, plain])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import fx
 
 from tilestream.graph.broadcasts import put_off_expands
 from tilestream.graph.joint import split_joined
+from tilestream.graph.late_products import multiply_late
 from tilestream.graph.norms import open_norms
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
 
@@ -24,9 +25,11 @@ class Cutter:
 
     Args:
         least_rows: from how many rows on weight gradients may be launches of ours.
+        sort: puts sums of sorted messages in the place of those by an index, where the graph is to run.
     """
 
     least_rows: int
+    sort: Callable[[fx.GraphModule], object] | None = None
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
@@ -34,7 +37,11 @@ class Cutter:
         from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
 
         graph = joint.graph
-        if split_joined(graph, self.least_rows) + open_norms(graph) + put_off_expands(graph):
+        if split_joined(graph, self.least_rows) + multiply_late(graph, self.least_rows):
+            joint.recompile()
+        if self.sort is not None:
+            self.sort(joint)
+        if open_norms(graph) + put_off_expands(graph):
             joint.recompile()
         forward, backward = minimum_cut(joint, inputs, **kwargs)
         results = kwargs["num_fwd_outputs"]

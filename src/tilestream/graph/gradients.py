@@ -78,7 +78,7 @@ def together(
 
 
 def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
-    gradient, given = _transposed(node.args[0]), node.args[1]
+    gradient, given = transposed(node.args[0]), node.args[1]
     if gradient is None or not isinstance(given, fx.Node):
         return None
     dy, x, made = value(gradient), value(given), value(node)
@@ -107,7 +107,7 @@ def _wanted(node: fx.Node, dtype: str) -> str:
     return dtype
 
 
-def _transposed(node: object) -> fx.Node | None:
+def transposed(node: object) -> fx.Node | None:
     """What a node is the transpose of, where it is that of a matrix."""
     if not isinstance(node, fx.Node) or not node.args or not isinstance(node.args[0], fx.Node):
         return None

@@ -69,24 +69,35 @@ def narrow_products(graph: fx.Graph) -> int:
 
     Each use may have a slice of its own, as in a graph in its normal form.
     """
-    count = 0
-    for node in list(graph.nodes):
-        if packet(node) is not aten.mm or not node.users or not isinstance(node.args[1], fx.Node):
-            continue
-        parts = list(node.users)
-        bounds, *others = dict.fromkeys(map(_columns, parts))
-        if bounds is None or others or not isinstance(settled(node.meta["val"].shape[1]), int):
-            continue
-        with graph.inserting_after(node):
-            weight = call(graph, aten.slice.Tensor, (node.args[1], 1, *bounds), node)
-        with graph.inserting_after(weight):
-            narrow = call(graph, aten.mm.default, (node.args[0], weight), parts[0])
-        for part in parts:
-            part.replace_all_uses_with(narrow)
-            graph.erase_node(part)
-        graph.erase_node(node)
-        count += 1
-    return count
+    products = [n for n in graph.nodes if packet(n) is aten.mm]
+    return sum(narrow_product(graph, node) for node in products if len(set(map(_columns, node.users))) == 1)
+
+
+def narrow_product(graph: fx.Graph, node: fx.Node) -> bool:
+    """Multiply by no columns of the weight before the first or behind the last that slices of a product take; whether
+    slices are all that is used, and something was left out, or they are one."""
+    weight, columns = node.args[1], settled(node.meta["val"].shape[1])
+    parts = {user: _columns(user) for user in node.users}
+    used = [bounds for bounds in parts.values() if bounds is not None]
+    if not used or len(used) < len(parts) or not isinstance(columns, int) or not isinstance(weight, fx.Node):
+        return False
+    start, end = min(first for first, _ in used), max(last for _, last in used)
+    if end - start == columns and len(set(used)) > 1:
+        return False
+    like = next(iter(parts))
+    with graph.inserting_after(node):
+        weight = call(graph, aten.slice.Tensor, (weight, 1, start, end), node)
+    with graph.inserting_after(weight):
+        narrow = call(graph, aten.mm.default, (node.args[0], weight), like)
+    for part, (first, last) in zip(parts, used, strict=True):
+        made = narrow
+        if (first, last) != (start, end):
+            with graph.inserting_after(narrow):
+                made = call(graph, aten.slice.Tensor, (narrow, 1, first - start, last - start), part)
+        part.replace_all_uses_with(made)
+        graph.erase_node(part)
+    graph.erase_node(node)
+    return True
 
 
 def _columns(node: fx.Node) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ def partitioner(compilation: Compilation, alone: Mapping[str, Any]) -> dict[str,
 
 
 class Partitioner(CustomPartitionerFn):
-    """``Cutter`` under the name that torch's caches know a compilation by, after messages were sorted (``messages``).
+    """``Cutter`` under the name that torch's caches know a compilation by, which sorts messages (``messages``).
     Both parts are planned when a graph is cut, as kernels come: the forward graph alone would keep few cores busy.
     """
 
@@ -35,7 +35,7 @@ class Partitioner(CustomPartitionerFn):
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation, alone: Mapping[str, Any] | None = None) -> None:
-        self._cut, self._identity = Cutter(least_rows(compilation.options)), compilation.identity
+        self._cut, self._identity = Cutter(least_rows(compilation.options), sort_messages), compilation.identity
         self._alone = dict(alone or {})
         self._compilation = compilation
 
@@ -47,7 +47,6 @@ class Partitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         if self._compilation is not None:
             self._compilation.stream_joint(gm)  # first: what it joins is then no concatenation
-        sort_messages(gm)
         forward, backward = self._cut(gm, joint_inputs, **kwargs)
         if self._compilation is not None:
             from torch._inductor import config

@@ -19,7 +19,7 @@ def gather(e: Emitter, node: fx.Node) -> Tile:
     Raises:
         Unsupported: it takes something else than rows of a matrix, or rows that kernels cannot copy.
     """
-    table, index = _operands(node)
+    table, index = table_and_index(node)
     fake, names = value(table), value(index)
     if fake is None or names is None:
         raise Unsupported("an operand is not a tensor")
@@ -38,8 +38,12 @@ def gather(e: Emitter, node: fx.Node) -> Tile:
     return e.gathered(table, height if isinstance(height, int) else None, width, index, _INDEX_NAMES[names.dtype])
 
 
-def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The table and the index."""
+def table_and_index(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """What rows are taken of, and through what.
+
+    Raises:
+        Unsupported: it takes something else than rows by one tensor.
+    """
     table: object = node.args[0]
     index: object = argument(node, 1, "indices")
     if packet(node) is aten.index_select:

@@ -1,0 +1,120 @@
+"""Gradients of rows that were gathered for a layer: summed at their nodes first, multiplied there.
+
+A layer on rows of nodes, ``y = v[index] W.T``, as it is part of ``cat([e, v[senders], v[receivers]]) W.T``, has
+
+    dv = sum over edges of (dY W) = S W        dW = dY.T v[index] = S.T v        S = sum over edges of dY
+
+where an edge's row is added to the node that its index names. Behind S there are as many rows as nodes: ``dY W`` is
+neither made nor added up edge by edge, and ``v[index]`` is not gathered again for dW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import sympy
+from torch import fx
+
+from tilestream.graph.gradients import transposed
+from tilestream.graph.insert import call
+from tilestream.graph.joint import narrow_product
+from tilestream.graph.nodes import Unsupported, aten, is_gather, packet, value
+from tilestream.graph.operators.gathers import table_and_index
+from tilestream.graph.sizes import expression, hint
+from tilestream.graph.sums import Part, first_alike, part_of
+
+EDGES_A_NODE = 2
+"""So many edges a node, at least: S is written and read twice, where before ``dY W`` and ``v[index]`` were."""
+
+
+class _Site(NamedTuple):
+    """``part`` adds columns of ``product``, ``dY W``, to rows of zeros."""
+
+    part: Part
+    product: fx.Node
+    gradient: fx.Node
+
+
+class _Key(NamedTuple):
+    """What S is of: dY, the index, how many nodes there are."""
+
+    gradient: fx.Node
+    index: fx.Node
+    nodes: sympy.Expr
+
+
+def multiply_late(graph: fx.Graph, least_rows: int) -> int:
+    """Add rows of dY up at nodes before they are multiplied, of 16-bit layers on so many edges; how many sums did.
+
+    Args:
+        graph: joint, functional ATen, whose ``dY.T cat(A, B)`` are ``cat(dY.T A, dY.T B)`` (``graph.joint``). Changed
+            in place, and in order.
+    """
+    same = first_alike(graph)
+    sites = [site for node in graph.nodes if (site := _site(node, least_rows)) is not None]
+    sums: dict[_Key, fx.Node] = {}
+    for part, product, gradient in sites:
+        key = _Key(gradient, same.get(part.index, part.index), expression(part.node.meta["val"].shape[0]))
+        if key not in sums:
+            sums[key] = _sum(graph, part, gradient)
+        with graph.inserting_before(part.node):
+            weight, first = product.args[1], part.first * part.features
+            if part.every > 1:
+                weight = call(graph, aten.slice.Tensor, (weight, 1, first, first + part.features), part.node)
+            part.node.replace_all_uses_with(call(graph, aten.mm.default, (sums[key], weight), part.node))
+    for key, total in sums.items():
+        for product, table in _weight_gradients(key, same):
+            with graph.inserting_before(product):
+                left = call(graph, aten.t.default, (total,), product)
+                product.replace_all_uses_with(call(graph, aten.mm.default, (left, table), product))
+    graph.eliminate_dead_code()
+    for product in {site.product: None for site in sites}:
+        if product.users:
+            narrow_product(graph, product)
+    return len(sites)
+
+
+def _site(node: fx.Node, least_rows: int) -> _Site | None:
+    """What ``node`` is, where it adds columns of a product at fewer nodes than there are edges."""
+    part = part_of(node)
+    if part is None or node.target not in (aten.index_add.default, aten.index_put.default):
+        return None
+    zeros, gradient = node.args[0], part.matrix.args[0] if packet(part.matrix) is aten.mm else None
+    if not isinstance(zeros, fx.Node) or zeros.target is not aten.new_zeros.default:
+        return None
+    if not isinstance(gradient, fx.Node) or (given := value(gradient)) is None or given.element_size() != 2:
+        return None
+    made, (edges, out) = node.meta["val"], given.shape
+    if made.dim() != 2 or part.index.meta["val"].dim() != 1 or out != part.features:
+        return None
+    few = EDGES_A_NODE * hint(made.shape[0]) <= hint(edges) and hint(edges) >= least_rows
+    return _Site(part, part.matrix, gradient) if few else None
+
+
+def _sum(graph: fx.Graph, part: Part, gradient: fx.Node) -> fx.Node:
+    """Rows of dY added up as those of ``part``, as soon as all is there: products for dW may stand before these."""
+    zeros = part.node.args[0]
+    assert isinstance(zeros, fx.Node)
+    of = {gradient, part.index, *(n for n in zeros.all_input_nodes if n is not zeros.args[0])}
+    with graph.inserting_after(next(n for n in reversed(graph.nodes) if n in of)):
+        clear = call(graph, aten.new_zeros.default, (gradient, zeros.args[1]), zeros, zeros.kwargs)
+    with graph.inserting_after(clear):
+        if part.node.target is aten.index_add.default:
+            return call(graph, aten.index_add.default, (clear, 0, part.index, gradient), part.node)
+        return call(graph, aten.index_put.default, (clear, [part.index], gradient, True), part.node)
+
+
+def _weight_gradients(key: _Key, same: dict[fx.Node, fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Products of dY and rows that were gathered from as many nodes by the same index, with these nodes' rows."""
+    for turned in [n for n in key.gradient.users if transposed(n) is key.gradient]:
+        for product in [n for n in turned.users if packet(n) is aten.mm and n.args[0] is turned]:
+            rows = product.args[1]
+            if not isinstance(rows, fx.Node) or not is_gather(rows):
+                continue
+            try:
+                table, index = table_and_index(rows)
+            except Unsupported:
+                continue
+            if same.get(index, index) is key.index and expression(table.meta["val"].shape[0]) == key.nodes:
+                yield product, table
