@@ -24,11 +24,13 @@ def chain(
     dtype: str = "f16",
     weight: str = "",
     slope: str = "relu",
+    residual: bool = False,
 ) -> Pipeline:
     """An MLP of these widths, input first, an activation behind each layer but the last.
 
-    Tensors: DY; of layer n, the first one 0: X<n>, W<n>, DW<n>, DB<n>; DX. ``slope``: of "relu", "gelu" (whose Z<n> is
-    what GELU was taken of), "made" (the same, and X<n> is made of it; without dX, X0 as well) or "" (none).
+    Tensors: DY; of layer n, the first one 0: X<n>, W<n>, DW<n>, DB<n>; DX, which is R more if there is a ``residual``.
+    ``slope``: of "relu", "gelu" (whose Z<n> is what GELU was taken of), "made" (the same, and X<n> is made of it;
+    without dX, X0 as well) or "" (none).
     """
     layers = list(enumerate(pairwise(widths)))
     names = axes("rows " + " ".join(f"w{n}={size}" for n, size in enumerate(widths)))
@@ -52,8 +54,11 @@ def chain(
         if n == 0 and not dx:
             break
         told.append(f"W{n}[{o},{k}]:{dtype}")
-        made = f"p{n}" if n and slope else f"g{n}"
+        made = f"p{n}" if (n and slope) or (n == 0 and residual) else f"g{n}"
         text.append(f"{made}[rows,{k}]:{dtype} = product {g} W{n}[{o},{k}]")
+        if n == 0 and residual:
+            text += [f"r[rows,{k}]:{dtype} = load R[rows,{k}]", f"g0[rows,{k}]:{dtype} = add r p0"]
+            told.append(f"R[rows,{k}]:{dtype}")
         if n == 0:
             text.append(f"g0 -> DX[rows,{k}]")
             told.append(f">DX[rows,{k}]:{dtype}")
@@ -108,7 +113,7 @@ def eager(p: Pipeline, given: dict[str, torch.Tensor], dtype: torch.dtype | None
         elif n and any(op.kind == "relu_backward" for op in p.stages[0].ops):
             dy = torch.where(have[f"X{n}"] > 0, dy, torch.zeros_like(dy))
     if "DX" in outputs:
-        made["DX"] = dy
+        made["DX"] = dy + have["R"] if "R" in have else dy
     return made if dtype is not None else {name: t.to(outputs[name]) for name, t in made.items()}
 
 

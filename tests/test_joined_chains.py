@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from streamed import eagerly
 from torch import Tensor, nn
 
+from tilestream import reference
+from tilestream.apps.models import MODELS
+from tilestream.cuda.host.build import HostRun
+from tilestream.cuda.host.stationary import run_sums_on_host
 from tilestream.graph import kept
-from tilestream.ir.pipeline import Pipeline
-from tilestream.run import backward_chains
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.run import backward_chains, inductor, oracle, prepare
 from tilestream.schedule.backward import WideChain, build
 
 ROWS = 200
@@ -122,3 +130,73 @@ def test_inputs_that_were_not_saved_are_made_again(
     check(mlp(2, 32, slope=slope), inputs(ROWS, 32))
     ((chain,),) = joined
     assert [bool(x.makes) for x in build(chain).chain.layers] == [True, True, False]
+
+
+def normed(width: int, ins: int, slope: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """An MLP that ends with a norm, as those of MeshGraphNets do."""
+    torch.manual_seed(0)
+    parts = [nn.Linear(ins, width), slope(), nn.Linear(width, width), slope(), nn.Linear(width, width)]
+    return nn.Sequential(*parts, nn.LayerNorm(width)).half()
+
+
+@pytest.mark.parametrize(("width", "slope"), [(64, nn.ReLU), (128, nn.ReLU), (32, nn.GELU)])
+def test_a_chain_begins_behind_the_derivative_of_a_norm(
+    width: int, slope: Callable[[], nn.Module], joined: list[tuple[Pipeline, ...]]
+) -> None:
+    """Which is Inductor's: it leaves the dY that sums and chain read. Inputs that were not saved are the chain's."""
+    check(normed(width, width, slope), inputs(ROWS, width))
+    (parts,) = joined
+    layers = [x for p in parts for x in build(p).chain.layers]
+    assert [(x.out, x.k) for x in layers] == [(width, width)] * 3
+    assert [bool(x.makes) for x in layers] == [slope is nn.GELU] * 2 + [False]
+
+
+def test_an_mlp_that_is_no_chain_stays_whole(joined: list[tuple[Pipeline, ...]]) -> None:
+    """A first layer of 136 inputs: the norm's derivative stays in its region, which makes all of dX."""
+    before = len(prepare.analyses())
+    check(normed(64, 136), inputs(ROWS, 136))
+    assert joined == []
+    (backward,) = [a for a in prepare.analyses()[before:] if "aten.threshold_backward.default" in a.operators]
+    assert "aten.mean.dim" in backward.operators and backward.operators.count("aten.mm.default") == 3
+
+
+def test_blocks_of_messages(joined: list[tuple[Pipeline, ...]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What edges of MeshGraphNets give back is a chain behind each norm. Its launches are cut where the first layer's
+    dY is, which nodes sum; dX has the residual added."""
+    monkeypatch.setattr(inductor, "_compiled", eagerly)
+    sizes = {"nodes": 60, "edges": 300, "steps": 3}
+    module, given = MODELS["mgn"].make(device="cpu", training=True, **sizes)
+    compiled = torch.compile(module, backend="tilestream", options={"target": "reference"})
+    wide = copy.deepcopy(module).double()
+
+    def all_gradients(function: Any, own: nn.Module, *inputs: Tensor) -> Tensor:
+        own.zero_grad()
+        function(*inputs).double().square().mean().backward()
+        return torch.cat([p.grad.double().flatten() for p in own.parameters() if p.grad is not None])
+
+    got, eager = (all_gradients(function, module, *given) for function in (compiled, module))
+    exact = all_gradients(wide, wide, *(x.double() if x.is_floating_point() else x for x in given))
+    assert oracle.error(got, exact) <= 2 * oracle.error(eager, exact)
+    assert len(joined) == 3 + 1, "of each block's edges, and of the layers that embed them"
+    added = [parts for parts in joined if any(op.kind == "add" for op in parts[-1].stages[0].ops)]
+    assert added
+    for parts in added:
+        first, second = (build(p).chain for p in parts)
+        assert [len(first.layers), len(second.layers)] == [2, 1] and first.result == second.gradient
+        assert all(x.bias_gradient for x in (*first.layers, *second.layers))
+    if shutil.which("g++") is not None:
+        _same_on_the_host(added[0][-1], folder)
+
+
+def _same_on_the_host(p: Pipeline, folder: Path) -> None:
+    """The kernel of a chain computes what the reference machine does."""
+    torch.manual_seed(0)
+    inputs = {
+        t.name: torch.randn([n or ROWS for n in (a.size for a in t.axes)]).to(TORCH_DTYPES[t.dtype])
+        for t in p.tensors
+        if t.role is not Role.OUTPUT
+    }
+    got, want = run_sums_on_host(p, inputs, HostRun(folder=folder)), reference.run(p, inputs)
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(got[name].double(), want[name].double(), rtol=2**-7, atol=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from tilestream.cuda import sass
 from tilestream.cuda.host.build import HostRace, HostTrap, Mutation
 from tilestream.devices import get
 from tilestream.errors import VerifyError
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.axes import along
+from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp
 from tilestream.plan.backward_cost import cost
-from tilestream.schedule.backward import WideChain, build
+from tilestream.schedule.backward import WideChain, build, find_chain
 from tilestream.schedule.fits import verify_on
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -47,6 +49,7 @@ def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
         chain(72, 128, ctas=2, dx=True),
         chain(64, 128, 8, slope="made", bias=True),
         chain(64, 104, 72, slope="made", bias=True, dx=False),
+        chain(128, 72, bias=True, residual=True),
     ],
     ids=[
         "tiny-cuda-nn's",
@@ -56,6 +59,7 @@ def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
         "one layer",
         "GELU made again",
         "the same, no dX",
+        "a residual",
     ],
 )
 def test_any_widths(p: Pipeline, folder: Path) -> None:
@@ -157,3 +161,16 @@ CODE = {
 @pytest.mark.parametrize("name", CODE)
 def test_machine_code(name: str) -> None:
     checked_code(CODE[name])
+
+
+def test_nothing_leaves_between_two_layers_of_a_launch() -> None:
+    p = chain(128, 128, 128)
+    (stage,) = p.stages
+    between = next(op.out for op in stage.ops if op.kind == "relu_backward" and op.out is not None)
+    named = [a.name for a in between.axes]
+    store = TileOp("store", None, (along(between.name, named),), (along("LEFT", named),))
+    tensors = (*p.tensors, Tensor("LEFT", Role.OUTPUT, between.axes, between.dtype))
+    left = replace(p, tensors=tensors, stages=(replace(stage, ops=(*stage.ops, store)),))
+    assert find_chain(left.stages[0], left).left == ((between.name, "LEFT"),)
+    with pytest.raises(VerifyError, match="leaves between two layers"):
+        build(left)

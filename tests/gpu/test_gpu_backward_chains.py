@@ -28,6 +28,8 @@ CASES = {
     "128 wide": chain(*widths(2, 128), ctas=132),
     "128 wide, biases": chain(128, 128, 128, ctas=132, bias=True, dtype="bf16", weight="f32"),
     "up to 128 wide, ragged, no dX": chain(40, 128, 104, 72, ctas=66, bias=True, dx=False),
+    "128 wide, residual": chain(128, 128, ctas=132, bias=True, dtype="bf16", residual=True),
+    "residual": chain(64, 64, 64, ctas=132, residual=True),
     "odd rows": chain(63, 64, 64, 3, ctas=132, dx=False, bias=True, dtype="bf16"),
 }
 ROWS = (0, 1, 63, 1000, 40_000)

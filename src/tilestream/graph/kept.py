@@ -8,12 +8,13 @@ while most of what was saved is there, and the last ones long.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import ceil
 
 from torch import fx
 
+from tilestream.graph.gradients import aliases
 from tilestream.graph.live import Live, tensor_bytes
 from tilestream.graph.nodes import aten, is_product, is_view, packet, value
 
@@ -37,7 +38,7 @@ NARROW = 8
 """A result of less than this part of the widest one's bytes, the statistics of rows, is no gradient to count."""
 
 
-def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
+def pieces(group: Sequence[fx.Node], spared: int = 0, summed: Collection[str] = ()) -> list[list[fx.Node]]:
     """A convex group, in graph order, as pieces of ``MOST_RESULTS`` gradients on average; each begins at a product.
 
     Of all cuts into so many pieces, those during which least lives at once; of these, one whose pieces read least again
@@ -45,14 +46,22 @@ def pieces(group: Sequence[fx.Node], spared: int = 0) -> list[list[fx.Node]]:
 
     Pieces are convex, since whatever lies between two nodes of one is in the group, and between them in its order.
 
+    What stands in front of the layers of a backward chain, as the derivative of a norm, is a piece of its own, and so
+    is the chain: it begins with a gradient in memory, which the sums want there anyway.
+
     Args:
         spared: bytes that were not saved although Inductor would have: a region may make these as well.
+        summed: names of nodes that sum over rows in launches of ours, gradients of weights.
     """
+    front, chain = _front(group, summed)
+    if chain:
+        rest = [n for n in group if n not in {*front, *chain}]
+        return [front, chain, *(pieces(rest, spared, summed) if rest else [])]
     members = set(group)
     results = {n for n in group if value(n) is not None and any(u not in members for u in n.users)}
     total, widest = sum(map(tensor_bytes, results)), max(map(tensor_bytes, results), default=0)
     count = ceil(sum(NARROW * tensor_bytes(n) >= widest for n in results) / MOST_RESULTS)
-    if count < 2 or total <= SMALL_BYTES + spared or _stays_on_chip(group):
+    if count < 2 or total <= SMALL_BYTES + spared or _on_chip(group):
         return [list(group)]
     steps = _steps(group, results)
     bounds = _bounds(Live.of(steps), min(count, len(steps)), widest // NARROW)
@@ -99,14 +108,41 @@ def _within(live: Live, count: int, peak: int) -> tuple[int, ...] | None:
     return None if found is None else found[-1]
 
 
-def _stays_on_chip(group: Sequence[fx.Node]) -> bool:
-    """Whether a group is products up to ``CHAIN_WIDTH`` wide and activations between them alone: with the sums that
-    read its gradients it becomes a backward chain, which leaves none of them in memory, or one at a time."""
-    for node in group:
+def _front(group: Sequence[fx.Node], summed: Collection[str]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What the first product of a group is of, and the backward chain that begins with that product; nothing where the
+    product is of what is in memory, or a layer follows that is too wide for the chain."""
+    start = next((k for k, n in enumerate(group) if is_product(n)), len(group))
+    dy = group[start].args[0] if start < len(group) else None
+    if not isinstance(dy, fx.Node) or not any(u.name in summed for each in aliases(dy) for u in each.users):
+        return [], []
+    before, made = set(group[:start]), set[fx.Node]()
+    queue = [dy, *(n for n in before if not _on_chip([n]))]  # the rest are activations that the chain makes again
+    while queue:
+        node = queue.pop()
+        if node in before and node not in made:
+            made.add(node)
+            queue += node.all_input_nodes
+    behind = [n for n in group if n not in made]
+    end = next((k for k in range(len(behind)) if not _on_chip(behind[: k + 1])), len(behind))
+    chain = behind[:end]
+    follows = next((n for n in behind[end:] if is_product(n)), None)
+    alone = {x for n in chain for x in n.all_input_nodes} & made <= {dy}
+    if dy not in made or all(map(is_view, made)) or not alone or (follows is not None and follows.args[0] in chain):
+        return [], []
+    return [n for n in group if n in made], chain
+
+
+def _on_chip(group: Sequence[fx.Node]) -> bool:
+    """Whether a group is products up to ``CHAIN_WIDTH`` wide and activations between them alone, perhaps added to
+    something at the end: with the sums that read its gradients it becomes a backward chain, which leaves none of them
+    in memory, or one at a time."""
+    last = max((k for k, node in enumerate(group) if is_product(node)), default=-1)
+    for k, node in enumerate(group):
         made = value(node)
         if is_view(node):
             continue
-        if packet(node) not in {aten.mm, *_DERIVATIVES, *_MADE_AGAIN} or made is None:
+        added = packet(node) is aten.add and k > last
+        if (packet(node) not in {aten.mm, *_DERIVATIVES, *_MADE_AGAIN} and not added) or made is None:
             return False
         columns = [f.shape[-1] for n in (node, *node.all_input_nodes) if (f := value(n)) is not None]
         if not all(isinstance(n, int) and n <= CHAIN_WIDTH and n % 8 == 0 for n in columns):

@@ -134,7 +134,7 @@ def partition(
         facts = replace(examined, reasons=dict(examined.reasons))
         groups = _group(nodes, after, facts, backward)
         if backward:
-            groups = [piece for group in groups for piece in pieces(group, spared)]
+            groups = [piece for group in groups for piece in pieces(group, spared, apart)]
         found = [g for g in groups if _worth(g, facts)]
         lowered = []
         for group in found:

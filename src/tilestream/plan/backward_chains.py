@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 
 from tilestream.devices import Device
@@ -57,11 +58,12 @@ def join(
         for level, size in ((Level.GRID, ctas), (Level.WARPGROUP, GROUPS))
         if size > 1 or level is Level.WARPGROUP
     )
-    parts = _parts(chain, whole)
+    left = dict(chain.left)
+    parts = [part for layers in _between_left(chain) for part in _parts(layers, whole)]
     made, between = [], []
     for n, part in enumerate(parts):
         first = "" if n == 0 else between[-1]
-        last = "" if n == len(parts) - 1 else f"between{n}"
+        last = "" if n == len(parts) - 1 else left.get(part[-1].result, f"between{n}")
         between += [last] if last else []
         made.append(_part(whole, part, first, last, mesh, n))
     for pipeline in made:
@@ -158,21 +160,28 @@ def _rounded(ops: Sequence[TileOp]) -> list[TileOp]:
     return made
 
 
-def _parts(chain: Chain, whole: Pipeline) -> list[tuple[Layer, ...]]:
+def _between_left(chain: Chain) -> list[tuple[Layer, ...]]:
+    """A chain's layers, cut where a gradient between two of them leaves: the next launch finds it in memory."""
+    left = dict(chain.left)
+    ends = [n + 1 for n, layer in enumerate(chain.layers) if layer.result in left]
+    return [chain.layers[a:b] for a, b in pairwise((0, *ends, len(chain.layers)))]
+
+
+def _parts(layers: tuple[Layer, ...], whole: Pipeline) -> list[tuple[Layer, ...]]:
     """Layers, in order, as few parts as one launch each has room for; of about as many layers each, where that does.
 
     Raises:
         VerifyError: there is no room for one layer alone.
     """
     greedy: list[list[Layer]] = [[]]
-    for layer in chain.layers:
+    for layer in layers:
         if greedy[-1] and not _fits((*greedy[-1], layer), whole):
             greedy.append([])
         greedy[-1].append(layer)
     for part in greedy:
         room(part, whole)
-    size = ceil(len(chain.layers) / len(greedy))
-    even = [chain.layers[k : k + size] for k in range(0, len(chain.layers), size)]
+    size = ceil(len(layers) / len(greedy))
+    even = [layers[k : k + size] for k in range(0, len(layers), size)]
     return even if all(_fits(part, whole) for part in even) else [tuple(part) for part in greedy]
 
 
@@ -203,7 +212,7 @@ def _part(
         tensors[first] = Tensor(first, Role.INPUT, tile.axes, tile.dtype)
         loads.insert(0, TileOp("load", tile, (), (along(first, [a.name for a in tile.axes]),)))
     stores = [op for op in ops if op.kind == "store" and op.ins[0] in own]
-    if last:
+    if last and last not in {op.params[0] for op in stores}:
         tile = tiles[layers[-1].result]
         tensors[last] = Tensor(last, Role.OUTPUT, tile.axes, tile.dtype)
         named = [a.name for a in tile.axes]

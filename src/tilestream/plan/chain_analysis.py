@@ -14,7 +14,7 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.graph.nodes import is_view
-from tilestream.graph.origins import bare, origin_of, same_as, unpadded
+from tilestream.graph.origins import bare, is_made_of, origin_of, same_as, unpadded
 from tilestream.graph.selection import Cut
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined, join
@@ -41,13 +41,13 @@ def with_chains(
     """
     made: dict[str, RegionAnalysis] = {}
     gone: set[str] = set()
-    order = _order(cuts) if cuts else {}
+    together = {node: cut.nodes for cut in cuts for node in cut.nodes}
     for launch, told in zip(launches, sums, strict=True):
-        makers = [k for k, cut in enumerate(cuts) if any(_made_by(n, cut) for n in launch.operands.values())]
+        makers = [k for k, cut in enumerate(cuts) if any(_made_by(site.gradient, cut) for site in launch.sites)]
         if len(makers) != 1 or regions[makers[0]].name in made:
             continue
         (number,) = makers
-        chain = _chain(_Pair(cuts[number], regions[number], launch, told), order, device, options)
+        chain = _chain(_Pair(cuts[number], regions[number], launch, told), together, device, options)
         if chain is not None:
             made[regions[number].name] = chain
             gone.add(told.name)
@@ -64,11 +64,13 @@ class _Pair:
     sums: RegionAnalysis
 
 
-def _chain(pair: _Pair, order: Mapping[fx.Node, int], device: Device, options: Options) -> RegionAnalysis | None:
-    """The analysis of both together, where that would run; ``order`` as ``_order`` says."""
+def _chain(
+    pair: _Pair, together: Mapping[fx.Node, Sequence[fx.Node]], device: Device, options: Options
+) -> RegionAnalysis | None:
+    """The analysis of both together, where that would run; ``together``: what each node of a region runs with."""
     region, sums = pair.region, pair.sums
     apart = [r.runs(options.target) for r in (region, sums)]
-    joined = _joined(pair, apart, order, device)
+    joined = _joined(pair, apart, together, device)
     if joined is None:
         return None
     apart_us = sum((c.predicted_us or 0.0) if c is not None else 0.0 for c in apart) + region.turned_us
@@ -97,7 +99,10 @@ def _chain(pair: _Pair, order: Mapping[fx.Node, int], device: Device, options: O
 
 
 def _joined(
-    pair: _Pair, runs: Sequence[Candidate | None], order: Mapping[fx.Node, int], device: Device
+    pair: _Pair,
+    runs: Sequence[Candidate | None],
+    together: Mapping[fx.Node, Sequence[fx.Node]],
+    device: Device,
 ) -> Joined | None:
     """The chain that the region and its sums are, if both would run as pipelines and are one.
 
@@ -119,8 +124,8 @@ def _joined(
             same[tensor] = results[made]
         elif (known := inputs.get((unpadded(node), ()))) is not None:
             same[tensor] = known
-        elif order[unpadded(node)] > order[cut.nodes[-1]]:
-            return None  # it may be made of what the region makes
+        elif is_made_of(unpadded(node), set(cut.nodes), together):
+            return None
     summing = {node for site in launch.sites for node in site.nodes}
     wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
     try:
@@ -136,12 +141,6 @@ def _made_by(node: fx.Node, cut: Cut) -> fx.Node | None:
     while current is not None and current not in cut.outputs:
         current = same_as(current)
     return current
-
-
-def _order(cuts: Sequence[Cut]) -> Mapping[fx.Node, int]:
-    """Where each node of the graph stands; those of a region where its last one does, as its call will."""
-    order = {node: k for k, node in enumerate(cuts[0].nodes[0].graph.nodes)}
-    return order | {node: order[cut.nodes[-1]] for cut in cuts for node in cut.nodes}
 
 
 def _readers(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:

@@ -43,7 +43,7 @@ def join_chains(owner: fx.GraphModule, options: Options, target: Target) -> list
     made: list[Plan] = []
     for sums in [n for n in owner.graph.nodes if n.target is REGION]:
         try:
-            pair = find_pair(owner.graph, sums, target)
+            pair = find_pair(sums, target)
             if pair is None or (target.kind == "cuda" and is_unchecked(pair.joined)):
                 continue
             with planning.kernels_kept(options, target):

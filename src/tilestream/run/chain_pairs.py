@@ -10,13 +10,14 @@ from torch import fx
 
 from tilestream.graph.lowering import Steps
 from tilestream.graph.nodes import value
-from tilestream.graph.origins import bare, origin_of, unpadded
+from tilestream.graph.origins import bare, is_made_of, origin_of, unpadded
 from tilestream.graph.region import Operand
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.backward_chains import Joined, join
 from tilestream.plan.gradients import STRATEGY as SUMS
+from tilestream.plan.gradients import gradients
 from tilestream.run.operator import REGION
 from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, decode
 from tilestream.run.target import Target
@@ -42,7 +43,7 @@ class Pair:
     rows: int
 
 
-def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
+def find_pair(sums: fx.Node, target: Target) -> Pair | None:
     """The pair whose second call is ``sums``; None where it is no such call, or its gradients are not one region's.
 
     Raises:
@@ -51,11 +52,13 @@ def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
     told, arguments = decode(str(sums.args[2])), tensors_of(sums)
     if told.pipeline.strategy != SUMS:
         return None
-    makers = {whole for node in arguments if (whole := maker_of(node)) is not None}
+    summed = gradients(told.pipeline)
+    dys = [arguments[o.index] for o in told.inputs if o.tensor in summed]
+    makers = {whole for node in dys if (whole := maker_of(node)) is not None}
     if len(makers) != 1:
         return None
     (region,) = makers
-    rows_told, order = decode(str(region.args[2])), {n: k for k, n in enumerate(graph.nodes)}
+    rows_told = decode(str(region.args[2]))
     if rows_told.pipeline.strategy == SUMS or rows_told.sizes or len(rows_told.arguments) != len(tensors_of(region)):
         return None
     inputs = {(origin_of(tensors_of(region)[o.index]), bare(o.steps)): o.tensor for o in rows_told.inputs}
@@ -70,8 +73,8 @@ def find_pair(graph: fx.Graph, sums: fx.Node, target: Target) -> Pair | None:
         if known is not None:
             same[operand.tensor] = known
             continue
-        if order[unpadded(node)] > order[region]:
-            return None  # it may be made of what the region makes
+        if is_made_of(unpadded(node), {region}):
+            return None
         operands.append(replace(operand, index=len(given)))
         given.append(node)
     used = [u for u in region.users if any(reader is not sums for reader in _readers(u))]

@@ -28,6 +28,8 @@ def build(pipeline: Pipeline) -> BackwardChain | WideChain:
     (stage,) = written.stages
     chain = find_chain(stage, written)
     where = chain.layers[0].source
+    if chain.left:
+        raise VerifyError(f"{where}: {chain.left[0][0]!r} leaves between two layers", "cut the chain there")
     if stage.loops[0].tile != TILE_ROWS:
         raise VerifyError(f"{where}: takes {stage.loops[0].tile} rows a step, kernels {TILE_ROWS}", "loop by 64 rows")
     by_level = {level: prod(d.size for d in stage.mesh if d.level is level) for level in Level}

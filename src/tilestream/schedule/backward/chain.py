@@ -71,12 +71,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers from the last to the first; ``gradient`` is the last one's dY, ``result`` the first one's dX, or empty."""
+    """Layers from the last to the first; ``gradient`` is the last one's dY, ``result`` the first one's dX, or empty.
+
+    Attributes:
+        left: tiles between two layers that leave as well, and the tensors that they are stored to.
+    """
 
     gradient: str
     layers: tuple[Layer, ...]
     result: str
     dtype: str
+    left: tuple[tuple[str, str], ...] = ()
 
 
 def find_chain(stage: Stage, pipeline: Pipeline) -> Chain:
@@ -120,9 +125,10 @@ class _Reader:
         made = {self.stored.pop(last)} if last in self.stored else set()
         if last and not made:
             raise VerifyError(f"{layers[-1].source}: dX of the first layer is not stored", "store it, or leave it out")
+        left = tuple((x.result, self.stored.pop(x.result)) for x in layers[:-1] if x.result in self.stored)
         if extra := set(self.stored) - {op.out.name for op in over_rows if op.out} - self._totals():
             raise VerifyError(f"tile {min(extra)!r} leaves a backward chain", "leave it in another stage")
-        return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype())
+        return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype(), left)
 
     def _totals(self) -> set[str]:
         return {op.out.name for op in self.stage.ops if op.kind == "sum" and op.out is not None}
