@@ -132,20 +132,23 @@ def test_inputs_that_were_not_saved_are_made_again(
     assert [bool(x.makes) for x in build(chain).chain.layers] == [True, True, False]
 
 
-def normed(width: int, ins: int) -> nn.Sequential:
+def normed(width: int, ins: int, slope: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     """An MLP that ends with a norm, as those of MeshGraphNets do."""
     torch.manual_seed(0)
-    parts = [nn.Linear(ins, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)]
+    parts = [nn.Linear(ins, width), slope(), nn.Linear(width, width), slope(), nn.Linear(width, width)]
     return nn.Sequential(*parts, nn.LayerNorm(width)).half()
 
 
-@pytest.mark.parametrize("width", [64, 128])
-def test_a_chain_begins_behind_the_derivative_of_a_norm(width: int, joined: list[tuple[Pipeline, ...]]) -> None:
-    """Which is Inductor's: it leaves the dY that sums and chain read."""
-    check(normed(width, width), inputs(ROWS, width))
+@pytest.mark.parametrize(("width", "slope"), [(64, nn.ReLU), (128, nn.ReLU), (32, nn.GELU)])
+def test_a_chain_begins_behind_the_derivative_of_a_norm(
+    width: int, slope: Callable[[], nn.Module], joined: list[tuple[Pipeline, ...]]
+) -> None:
+    """Which is Inductor's: it leaves the dY that sums and chain read. Inputs that were not saved are the chain's."""
+    check(normed(width, width, slope), inputs(ROWS, width))
     (parts,) = joined
-    layers = [(x.out, x.k) for p in parts for x in build(p).chain.layers]
-    assert layers == [(width, width)] * 3
+    layers = [x for p in parts for x in build(p).chain.layers]
+    assert [(x.out, x.k) for x in layers] == [(width, width)] * 3
+    assert [bool(x.makes) for x in layers] == [slope is nn.GELU] * 2 + [False]
 
 
 def test_an_mlp_that_is_no_chain_stays_whole(joined: list[tuple[Pipeline, ...]]) -> None:

@@ -109,19 +109,27 @@ def _within(live: Live, count: int, peak: int) -> tuple[int, ...] | None:
 
 
 def _front(group: Sequence[fx.Node], summed: Collection[str]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What stands before the first product of a group, and the backward chain that begins with that product; nothing
-    where the product is of what is in memory, or a layer follows that is too wide for the chain."""
+    """What the first product of a group is of, and the backward chain that begins with that product; nothing where the
+    product is of what is in memory, or a layer follows that is too wide for the chain."""
     start = next((k for k, n in enumerate(group) if is_product(n)), len(group))
-    front, behind = list(group[:start]), group[start:]
-    dy = behind[0].args[0] if behind else None
+    dy = group[start].args[0] if start < len(group) else None
     if not isinstance(dy, fx.Node) or not any(u.name in summed for each in aliases(dy) for u in each.users):
         return [], []
+    before, made = set(group[:start]), set[fx.Node]()
+    queue = [dy, *(n for n in before if not _on_chip([n]))]  # the rest are activations that the chain makes again
+    while queue:
+        node = queue.pop()
+        if node in before and node not in made:
+            made.add(node)
+            queue += node.all_input_nodes
+    behind = [n for n in group if n not in made]
     end = next((k for k in range(len(behind)) if not _on_chip(behind[: k + 1])), len(behind))
-    chain = list(behind[:end])
-    given = {x for n in chain for x in n.all_input_nodes}.intersection(front)
+    chain = behind[:end]
     follows = next((n for n in behind[end:] if is_product(n)), None)
-    alone = given <= {dy} and (follows is None or follows.args[0] not in chain)
-    return (front, chain) if alone and not all(map(is_view, front)) else ([], [])
+    alone = {x for n in chain for x in n.all_input_nodes} & made <= {dy}
+    if dy not in made or all(map(is_view, made)) or not alone or (follows is not None and follows.args[0] in chain):
+        return [], []
+    return [n for n in group if n in made], chain
 
 
 def _on_chip(group: Sequence[fx.Node]) -> bool:
