@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def _grouped_mm(
     return made
 
 
-_MEANINGS = {torch.ops.aten._grouped_mm.default: _grouped_mm}
+_MEANINGS: dict[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: _grouped_mm}
 """Of operators that torch has no float64 kernel for."""
 
 

@@ -248,7 +248,7 @@ def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
             if divided and (groups == 1 or block.sizes[1] >= groups * LEAST_SUM):
                 tail = Tail.CLUSTER if groups > 1 else Tail.NONE
                 tiles = device.sms // (columns * groups)
-                if groups == 1 or (tiles := min(tiles, device.resident_clusters(groups) // columns)):
+                if groups == 1 or (tiles := min(tiles, _at_once(groups, device) // columns)):
                     yield Split(groups, columns, tail, TILES[-1], tiles)
 
 
@@ -258,7 +258,7 @@ def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_a
     for columns in (2, 4, 8, 16):
         if columns > min(ceil(out / 8), device.largest_cluster):
             continue
-        groups = min(device.resident_clusters(columns) // row_tiles, max(1, ceil(hid / 8) // columns))
+        groups = min(_at_once(columns, device) // row_tiles, max(1, ceil(hid / 8) // columns))
         if groups == 1:
             yield Split(1, columns, Tail.NONE, tile_rows, row_tiles, middle=Middle.DSM)
         elif groups > 1:
@@ -273,9 +273,8 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
     k, hid, out = block.sizes
     for groups in (1, 2, 4, 8):  # in clusters of 16 the same takes twice as long
         made = 8 * ceil(ceil(hid / groups) / 8) * len(block.firsts)
-        resident = device.resident_clusters(groups) if groups > 1 else device.sms
-        columns = min(resident // row_tiles, ceil(out / 8))
-        if groups > device.largest_cluster or columns < 1 or 2 * k * made > MOST_MADE_BYTES:
+        columns = min(_at_once(groups, device) // row_tiles, ceil(out / 8))
+        if columns < 1 or 2 * k * made > MOST_MADE_BYTES:
             continue
         tail = Tail.CLUSTER if groups > 1 else Tail.NONE
         for count in dict.fromkeys((columns, 1 << columns.bit_length() - 1, max(1, columns // 2))):
@@ -285,4 +284,11 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
 
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:
     """Whether so many clusters of ``size`` are on the device at once."""
-    return size <= groups and size <= device.largest_cluster and clusters <= device.resident_clusters(size)
+    return size <= groups and clusters <= _at_once(size, device)
+
+
+def _at_once(size: int, device: Device) -> int:
+    """How many groups of ``size`` CTAs, clusters where they are more than one, the device holds; 0 if it has none."""
+    if size == 1:
+        return device.sms
+    return device.resident_clusters(size) if size <= device.largest_cluster else 0
