@@ -97,7 +97,7 @@ class Float64(TorchDispatchMode):
             args = (*args[:2], False)  # no other dtype than its operand's
         aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
         args, kwargs = tree_map(_dtype if aliases else _widest, (args, kwargs or {}))
-        return _MEANINGS.get(func, func)(*args, **kwargs)
+        return (_MEANINGS.get(func) or func)(*args, **kwargs)
 
 
 def _dtype(x: Any) -> Any:
