@@ -7,10 +7,13 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from tilestream import devices
+from tilestream import devices, explain
 from tilestream.devices import DEVICES, describe
 from tilestream.errors import DeviceError
 
@@ -223,3 +226,32 @@ def test_clusters_and_what_passes_inside_of_them():
         devices.get("a100").dsm_s(1024)
     with pytest.raises(DeviceError, match="dsm_curve"):
         replace(H200, dsm_curve=())
+
+
+class Gated(nn.Module):
+    """A norm, a gated block and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate, self.up, self.down = (
+            nn.RMSNorm(64),
+            *(nn.Linear(64, 256) for _ in "gu"),
+            nn.Linear(256, 64),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128, 700])
+@pytest.mark.parametrize("name", ["a100", "h200+sms*0.05"])
+def test_small_models_are_planned_for_devices_without_clusters_or_with_few(name: str, rows: int):
+    """Kernels of blocks on few rows may be clusters; where there are none, others are candidates still."""
+    block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    long = nn.Sequential(nn.Linear(2048, 64), nn.ReLU())
+    for module, features in ((block, 64), (Gated(), 64), (long, 2048)):
+        analysed = explain(module.bfloat16(), torch.randn(rows, features).bfloat16(), device=name).analysis
+        assert analysed.regions
+        for region in analysed.regions:
+            assert region.problem == "" and region.plan is not None and len(region.plan.candidates) > 1

@@ -66,9 +66,9 @@ def test_products_of_groups_in_float64(shapes: tuple[tuple[int, ...], tuple[int,
     left, right = (torch.randn(shape).bfloat16() for shape in shapes)
     ends = None if len(shapes[0]) == len(shapes[1]) == 3 else ENDS
     with pytest.raises(RuntimeError):
-        torch._grouped_mm(left.double(), right.double(), offs=ends)
+        torch.ops.aten._grouped_mm(left.double(), right.double(), offs=ends)
     with oracle.Float64():
-        exact = torch._grouped_mm(left, right, offs=ends)
+        exact = torch.ops.aten._grouped_mm(left, right, offs=ends)
     assert exact.dtype == torch.float64
     groups = []
     for i, (first, last) in enumerate([(0, 2), (2, 2), (2, 9)]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def _grouped_mm(
     return made
 
 
-_MEANINGS = {torch.ops.aten._grouped_mm.default: _grouped_mm}
+_MEANINGS: dict[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: _grouped_mm}
 """Of operators that torch has no float64 kernel for."""
 
 
@@ -97,7 +97,7 @@ class Float64(TorchDispatchMode):
             args = (*args[:2], False)  # no other dtype than its operand's
         aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
         args, kwargs = tree_map(_dtype if aliases else _widest, (args, kwargs or {}))
-        return _MEANINGS.get(func, func)(*args, **kwargs)
+        return (_MEANINGS.get(func) or func)(*args, **kwargs)
 
 
 def _dtype(x: Any) -> Any:

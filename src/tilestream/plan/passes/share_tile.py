@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -248,17 +248,17 @@ def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
             if divided and (groups == 1 or block.sizes[1] >= groups * LEAST_SUM):
                 tail = Tail.CLUSTER if groups > 1 else Tail.NONE
                 tiles = device.sms // (columns * groups)
-                if groups == 1 or (tiles := min(tiles, device.resident_clusters(groups) // columns)):
+                if groups == 1 or (tiles := min(tiles, _at_once(groups, device) // columns)):
                     yield Split(groups, columns, tail, TILES[-1], tiles)
 
 
 def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_any_order: bool) -> Iterator[Split]:
     """Splits whose groups are clusters, as many as the device holds at once."""
     _, hid, out = block.sizes
-    for columns in _clusters((2, 4, 8, 16), device):
+    for columns in (2, 4, 8, 16):
         if columns > ceil(out / 8):
             continue
-        groups = min(device.resident_clusters(columns) // row_tiles, max(1, ceil(hid / 8) // columns))
+        groups = min(_at_once(columns, device) // row_tiles, max(1, ceil(hid / 8) // columns))
         if groups == 1:
             yield Split(1, columns, Tail.NONE, tile_rows, row_tiles, middle=Middle.DSM)
         elif groups > 1:
@@ -271,9 +271,9 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
     """Splits whose CTAs exchange no middle, and the sums of groups over a cluster: as many columns as are resident, and
     fewer. Of stages the shortest: of 12 pairs of kernels that was the faster one in each."""
     k, hid, out = block.sizes
-    for groups in _clusters((1, 2, 4, 8), device):  # in clusters of 16 the same takes twice as long
+    for groups in (1, 2, 4, 8):  # in clusters of 16 the same takes twice as long
         made = 8 * ceil(ceil(hid / groups) / 8) * len(block.firsts)
-        columns = min(device.resident_clusters(groups) // row_tiles, ceil(out / 8))
+        columns = min(_at_once(groups, device) // row_tiles, ceil(out / 8))
         if columns < 1 or 2 * k * made > MOST_MADE_BYTES:
             continue
         tail = Tail.CLUSTER if groups > 1 else Tail.NONE
@@ -282,11 +282,13 @@ def _made_by_each(block: Block, tile_rows: int, row_tiles: int, device: Device) 
                 yield Split(groups, count, tail, tile_rows, row_tiles, DEPTHS[0], Middle.NONE)
 
 
-def _clusters(sizes: Iterable[int], device: Device) -> Iterator[int]:
-    """Of ``sizes`` of clusters those that the device has; a CTA by itself every device."""
-    return (size for size in sizes if size <= device.largest_cluster)
-
-
 def _resident(size: int, clusters: int, groups: int, device: Device) -> bool:
     """Whether so many clusters of ``size`` are on the device at once."""
-    return size <= groups and size <= device.largest_cluster and clusters <= device.resident_clusters(size)
+    return size <= groups and clusters <= _at_once(size, device)
+
+
+def _at_once(size: int, device: Device) -> int:
+    """How many groups of ``size`` CTAs, clusters where they are more than one, the device holds; 0 if it has none."""
+    if size == 1:
+        return device.sms
+    return device.resident_clusters(size) if size <= device.largest_cluster else 0
