@@ -243,7 +243,7 @@ def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
     if block.sizes[1] < LONG * widest:
         return
     for columns in dict.fromkeys(ceil(widest / width) for width in WIDTHS):
-        for groups in _clusters((1, 2, 4), device):
+        for groups in (1, 2, 4):
             divided = 1 < columns * groups <= device.sms  # one CTA a tile of rows would be a row stream
             if divided and (groups == 1 or block.sizes[1] >= groups * LEAST_SUM):
                 tail = Tail.CLUSTER if groups > 1 else Tail.NONE
