@@ -183,7 +183,7 @@ def _rewrite(streamed: fx.GraphModule, compilation: Compilation, inference: bool
     options, target = compilation.options, compilation.target
     if target.kind == "cuda":
         epilogues.fuse(streamed, compilation.patches)
-        messages.sort_messages(streamed)
+    messages.sort_messages(streamed)
     if inference:
         complex_products.make_real(streamed)
         grouped_queries.share_keys(streamed, grouped_queries.runs_here)
