@@ -17,6 +17,8 @@ from streamed import eagerly
 from test_backend import compiled
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilestream import devices
 from tilestream.errors import OptionError, PlanError
@@ -351,6 +353,15 @@ def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monke
 
 def _captured() -> fx.GraphModule:
     return capture(Recommender().bfloat16(), inputs(64)).graphs[0]
+
+
+def test_the_librarys_way_is_compiled_while_a_graph_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors are fake ones of another mode than those of the graph around it."""
+    monkeypatch.setattr(fallback, "_unavailable", lambda failure: pytest.fail(str(failure)))
+    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
+    with tracing(TracingContext(FakeTensorMode())), torch.no_grad():
+        timing.library_forward(made, training=True)()
+        timing.library_backward(made)()
 
 
 def test_the_librarys_way_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

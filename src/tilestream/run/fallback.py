@@ -97,12 +97,16 @@ def begin(graph: fx.GraphModule) -> Callable[[], Call]:
 
 
 def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:
-    """Inductor's code of the graph, which takes a list of values; ``example`` are fake ones."""
-    from torch._guards import TracingContext, detect_fake_mode, tracing
+    """Inductor's code of the graph, which takes a list of values; ``example`` are fake ones.
+
+    Their own mode counts, whichever graph is being compiled around this one.
+    """
+    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
 
     own = copied(graph)
-    with tracing(TracingContext(detect_fake_mode(list(example)))), torch.no_grad():
+    mode = next((mode for value in example if (mode := getattr(value, "fake_mode", None)) is not None), None)
+    with tracing(TracingContext(mode)), torch.no_grad():
         return compile_fx_inner(simplified(own, example), example, is_inference=True)
 
 
