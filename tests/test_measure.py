@@ -21,7 +21,7 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan import planner
-from tilestream.plan.planner import Candidate
+from tilestream.plan.planner import Candidate, NotBuiltYet
 from tilestream.run import backend, fallback, measure, oracle, prepare
 from tilestream.run import executable as execution
 from tilestream.run.backend import tilestream
@@ -289,7 +289,7 @@ def test_one_candidate_is_waited_for_and_all_where_a_strategy_is_forced(
     assert second == 5.0 and waited[0] == (2, None)
     if against:
         left_s = waited[1][1]
-        assert isinstance(first, PlanError) and left_s is not None and 0 < left_s <= measure.PATIENCE_S
+        assert isinstance(first, NotBuiltYet) and left_s is not None and 0 < left_s <= measure.PATIENCE_S
         assert "it takes more than 5 s to build" in str(first) and "strategy='vertical'" in str(first)
     else:
         assert first == 5.0 and waited[1] == (1, None)

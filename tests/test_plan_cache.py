@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from programs import chain, edge_block
 
 from tilestream import devices
+from tilestream.errors import PlanError
 from tilestream.options import Options
 from tilestream.plan import cache
 from tilestream.plan.cache import PlanCache, bucket, cached_plan, key, plan_from_json, plan_to_json, seal, sealed
-from tilestream.plan.planner import plan
+from tilestream.plan.planner import NotBuiltYet, plan
 
 H200 = devices.get("h200")
 
@@ -169,6 +170,20 @@ def test_measured_plans_are_kept_apart_and_kept_whole(tmp_path):
     again = cached_plan(edge_block(), 4096, H200, options, clock)
     assert again == measured and len(clock.asked) == count > 0
     assert predicted.chosen.measured_us is None and measured.chosen.measured_us is not None
+
+
+def test_a_plan_that_did_not_wait_for_a_kernel_serves_its_process_alone(tmp_path, planned):
+    options = Options(cache_dir=tmp_path)
+
+    def missing(why):
+        return lambda candidates: [why if c == candidates[0] else 10.0 for c in candidates]
+
+    late, wrong = missing(NotBuiltYet("no kernel", "wait")), missing(PlanError("wrong", "report it"))
+    hurried = cached_plan(chain(8), 4096, H200, options, late)
+    assert any(c.late for c in hurried.candidates) and files(tmp_path) == []
+    waited = cached_plan(chain(8), 4096, H200, options, wrong)
+    assert not any(c.late for c in waited.candidates) and len(files(tmp_path)) == 1
+    assert cached_plan(chain(8), 4096, H200, options, late) == waited and planned == [4096, 4096]
 
 
 def test_several_writers_never_leave_half_a_file(tmp_path):

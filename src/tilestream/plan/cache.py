@@ -36,7 +36,9 @@ def cached_plan(
 ) -> Plan:
     """``planner.plan``, remembered under ``options.cache_folder`` unless ``options.cache`` is off.
 
-    A plan made for one number of rows serves its whole ``bucket``. Measured and predicted plans are kept apart.
+    A plan made for one number of rows serves its whole ``bucket``. Measured and predicted plans are kept apart. One
+    that was chosen while a kernel was late, on a busy machine, serves this process alone: the next one may find that
+    kernel built.
     A folder that cannot be written is announced once, and planning goes on without it.
 
     Raises:
@@ -49,7 +51,8 @@ def cached_plan(
     found = cache.load(name)
     if found is None:
         found = plan(program, rows, device, options, measure, turned)
-        cache.store(name, found)
+        if not any(c.late for c in found.candidates):
+            cache.store(name, found)
     return found
 
 

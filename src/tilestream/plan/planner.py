@@ -54,7 +54,8 @@ FALLBACK = "fallback"
 class Candidate:
     """One way to run a region. ``pipeline`` None is the fallback, Inductor.
 
-    ``rejected`` says why it cannot be chosen; ``detail`` tells candidates of one strategy apart.
+    ``rejected`` says why it cannot be chosen; ``detail`` tells candidates of one strategy apart. One that is ``late``
+    was rejected only because its kernel was still being built when all others were timed.
     """
 
     strategy: str
@@ -63,6 +64,7 @@ class Candidate:
     measured_us: float | None = None
     rejected: str = ""
     detail: str = ""
+    late: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +84,10 @@ def time_of(c: Candidate) -> float:
 def fallback_of(candidates: Sequence[Candidate]) -> Candidate:
     """The one that every region has: Inductor."""
     return next(c for c in candidates if c.strategy == FALLBACK)
+
+
+class NotBuiltYet(PlanError):
+    """A candidate is not timed, since its kernel is still being built."""
 
 
 Measure = Callable[[Sequence[Candidate]], list[float | Exception]]
@@ -322,7 +328,7 @@ def _with(candidate: Candidate, found: float | Exception) -> Candidate:
     if not isinstance(found, Exception):
         return replace(candidate, measured_us=found)
     log.warning("%s could not be measured: %s", candidate.name, found)
-    return replace(candidate, rejected=f"could not be measured: {found}")
+    return replace(candidate, rejected=f"could not be measured: {found}", late=isinstance(found, NotBuiltYet))
 
 
 def _choose(candidates: Sequence[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:

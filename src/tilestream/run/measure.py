@@ -22,7 +22,7 @@ from tilestream.graph.region import Region
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan.planner import Candidate
+from tilestream.plan.planner import Candidate, NotBuiltYet
 from tilestream.run import epilogues, fallback, oracle
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Executable, build_ahead, executable, first_built
@@ -140,7 +140,8 @@ class Measurer:
         """The candidate, captured and found right.
 
         Raises:
-            PlanError: it is not built yet, or wrong.
+            NotBuiltYet: its kernel is not there.
+            PlanError: it computes a wrong result.
         """
         if candidate.pipeline is None:
             with timed("inductor"):
@@ -152,7 +153,7 @@ class Measurer:
                         self._check(candidate, arm)
                     return arm
         if first_built([[candidate.pipeline]], self._target.kind, 0.0) is None:
-            raise PlanError(
+            raise NotBuiltYet(
                 f"{self._region.name}: {candidate.name} is not timed: it takes more than"
                 f" {self._patience_s:.0f} s to build",
                 f"strategy={candidate.strategy!r} waits for every candidate of that strategy",
