@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
 
@@ -26,13 +26,12 @@ def call(
     node = graph.call_function(target, args, dict(kwargs))
     node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
     fakes = map_arg(args, lambda n: n.meta["val"])
-    with _mode([*node.all_input_nodes, like]):
+    mode = mode_of(n.meta["val"] for n in (*node.all_input_nodes, like))
+    with mode or contextlib.nullcontext():  # on the meta device there is none
         node.meta["val"] = target(*fakes, **kwargs)
     return node
 
 
-def _mode(nodes: list[fx.Node]) -> FakeTensorMode:
-    found = (getattr(n.meta["val"], "fake_mode", None) for n in nodes if isinstance(n.meta["val"], torch.Tensor))
-    mode = next(m for m in found if m is not None)
-    assert isinstance(mode, FakeTensorMode)
-    return mode
+def mode_of(values: Iterable[object]) -> FakeTensorMode | None:
+    """The mode of the first fake tensor among values; None without one."""
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)

@@ -216,10 +216,13 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
 
 def _dram_bytes(pipeline: Pipeline, rows: int) -> int:
     """Between DRAM and the chip, each tensor once."""
-    if by_rows(pipeline):
-        return traffic(pipeline, rows).dram
+    return traffic(pipeline, rows).dram if by_rows(pipeline) else bytes_of_axes(pipeline, rows)["dram"]
+
+
+def bytes_of_axes(pipeline: Pipeline, rows: int) -> dict[str, int]:
+    """Bytes by level (``ir.mesh_traffic``) of what is no stream of rows, with so many."""
     written = plain(pipeline)
-    return mesh_traffic(written, sizes_at(written, rows))["dram"]
+    return mesh_traffic(written, sizes_at(written, rows))
 
 
 def _timed(steps: Sequence[_Step], device: Device) -> WholePlan:

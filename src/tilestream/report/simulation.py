@@ -13,14 +13,12 @@ from rich.text import Text
 
 from tilestream import devices
 from tilestream.devices import Device
-from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.plain import by_rows, plain
-from tilestream.ir.taps import sizes_at
+from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.planner import rejections
 from tilestream.plan.replan import by_strategy
-from tilestream.plan.whole import pipeline_us
+from tilestream.plan.whole import bytes_of_axes, pipeline_us
 from tilestream.report import launches, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size
@@ -173,6 +171,5 @@ def _runs(planned: Analysis, own: bool, known: set[tuple[str, str]]) -> list[Run
 
 def _in_all(pipeline: Pipeline, rows: int, device: Device) -> Outcome:
     """What is no stream of rows has no steps to draw: the time that is predicted of it everywhere, and its bytes."""
-    us, written = pipeline_us(pipeline, rows, device) or 0.0, plain(pipeline)
-    levels = mesh_traffic(written, sizes_at(written, rows))
+    us, levels = pipeline_us(pipeline, rows, device) or 0.0, bytes_of_axes(pipeline, rows)
     return Outcome(pipeline.name, device.name, rows, us, (us,), (), levels, {}, note="by the cost model, as a whole")

@@ -16,7 +16,8 @@ import torch
 from torch import fx
 from torch._inductor import config
 
-from tilestream.graph.nodes import MATMULS, is_view, packet
+from tilestream.graph.live import storage
+from tilestream.graph.nodes import MATMULS, packet
 from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.grouped_queries import is_attention
@@ -70,6 +71,7 @@ def _is_kernel(node: fx.Node) -> bool:
 
 def _rests(weight: Any) -> bool:
     """Whether a weight is the user's, and this graph writes into nothing that it is a view of."""
-    while isinstance(weight, fx.Node) and weight.op == "call_function" and is_view(weight):
-        weight = weight.all_input_nodes[0]
-    return isinstance(weight, fx.Node) and weight.op in ("placeholder", "get_attr") and not is_written(weight)
+    if not isinstance(weight, fx.Node):
+        return False
+    own = storage(weight)
+    return own.op in ("placeholder", "get_attr") and not is_written(own)

@@ -17,7 +17,7 @@ from torch import fx
 
 from tilestream.graph.epilogues import is_of_pixels, missing_columns, with_relu
 from tilestream.graph.interaction import unpadded
-from tilestream.graph.nodes import is_view
+from tilestream.graph.live import storage
 from tilestream.graph.settled import settle
 from tilestream.run.pads import PADDED
 
@@ -110,6 +110,4 @@ def _padded(graph: fx.Graph, matrices: Sequence[fx.Node], columns: int) -> list[
 
 def _is_given(node: fx.Node) -> bool:
     """Whether a node is the user's tensor, or a view of it."""
-    while node.op == "call_function" and is_view(node):
-        node = node.all_input_nodes[0]
-    return node.op in ("placeholder", "get_attr")
+    return storage(node).op in ("placeholder", "get_attr")

@@ -11,6 +11,7 @@ from torch import fx
 
 from tilestream.announce import announce, first_line
 from tilestream.graph.capture import boxed
+from tilestream.graph.insert import mode_of
 from tilestream.graph.modules import copied
 from tilestream.run.decompose import simplified
 from tilestream.run.late_kernels import waiting_later
@@ -105,8 +106,7 @@ def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner
 
     own = copied(graph)
-    mode = next((mode for value in example if (mode := getattr(value, "fake_mode", None)) is not None), None)
-    with tracing(TracingContext(mode)), torch.no_grad():
+    with tracing(TracingContext(mode_of(example))), torch.no_grad():
         return compile_fx_inner(simplified(own, example), example, is_inference=True)
 
 

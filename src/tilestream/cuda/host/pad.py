@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tilestream.cuda.emit import headers
 from tilestream.cuda.host.build import (
     Arena,
     HostRun,
-    built,
     bytes_of,
     check_ended,
-    default_folder,
     left_at,
-    mutate,
     run_file,
     run_program,
 )
-from tilestream.cuda.host.lanes import HOST_FILES
+from tilestream.cuda.host.lanes import compiled
 from tilestream.cuda.pad import NAME, WARPS, parameters, text
 
 ENTRY_BYTES = 32
@@ -41,7 +35,7 @@ def padded_on_host(
         CompileError, HostTrap, HostRace: as ``build.run_on_host``.
     """
     how = options or HostRun()
-    program = _compiled(len(matrices), how)
+    program = compiled(text(len(matrices)), NAME, "PadParams", how)
     arena = Arena()
     held = [arena.add(bytes_of(torch.cat([m.new_full((begin,), float("nan")), m.flatten()]))) for m in matrices]
     made = [m.new_full((len(m), columns), float("nan")) for m in matrices]
@@ -56,13 +50,3 @@ def padded_on_host(
     done, raw = run_file(arena, words, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
     check_ended(NAME, done)
     return [left_at(raw, at, m) for at, m in zip(out, made, strict=True)]
-
-
-def _compiled(matrices: int, options: HostRun) -> Path:
-    texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
-    texts["kernel"] = f'{text(matrices)}#include "lanes_run.h"\nTS_LANES_MAIN({NAME}, PadParams)\n'
-    mutate(texts, options.mutations)
-    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
-    if options.sanitize:
-        flags.append("-fsanitize=thread")
-    return built(options.folder or default_folder(), texts, "kernel", flags, "")

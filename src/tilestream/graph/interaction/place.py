@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
+from tilestream.graph.insert import call
 from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.sites import Interaction, Vector, find_interactions
 from tilestream.graph.nodes import aten, packet
@@ -50,11 +49,11 @@ def _place(graph: fx.Graph, site: Interaction) -> None:
     with graph.inserting_before(made):
         sources, indices = _operands(graph, site.vectors)
         pairs = tuple(_moved(graph, n, made.meta["val"].device) for n in (site.first, site.second))
-        result = _call(graph, INTERACTION, (sources, indices, *pairs, site.head), made)
+        result = call(graph, INTERACTION, (sources, indices, *pairs, site.head), made)
         wanted = made.meta["val"].shape[1]
         whole = result
         if result.meta["val"].shape[1] != wanted:
-            result = _call(graph, aten.slice.Tensor, (whole, 1, 0, wanted), made)
+            result = call(graph, aten.slice.Tensor, (whole, 1, 0, wanted), made)
     made.replace_all_uses_with(result)
     if site.gradient is None:
         return
@@ -62,15 +61,15 @@ def _place(graph: fx.Graph, site: Interaction) -> None:
         _save_whole(graph, result, whole)
     total = site.gradient.total
     with graph.inserting_before(total):
-        rows = _call(graph, INTERACTION_BACKWARD, (sources, indices, *pairs, site.gradient.given), total)
+        rows = call(graph, INTERACTION_BACKWARD, (sources, indices, *pairs, site.gradient.given), total)
     for user in list(total.users):
         if packet(user) is aten.select and user.args[1] in (1, -2):
             with graph.inserting_before(user):
-                user.replace_all_uses_with(_call(graph, aten.select.int, (rows, 0, user.args[2]), user))
+                user.replace_all_uses_with(call(graph, aten.select.int, (rows, 0, user.args[2]), user))
     if any(packet(user) is not aten.select or user.users for user in total.users):
         with graph.inserting_before(total):
-            turned = _call(graph, aten.permute.default, (rows, [1, 0, 2]), total)
-            whole = _call(graph, aten.clone.default, (turned,), total, memory_format=torch.contiguous_format)
+            turned = call(graph, aten.permute.default, (rows, [1, 0, 2]), total)
+            whole = call(graph, aten.clone.default, (turned,), total, {"memory_format": torch.contiguous_format})
         total.replace_all_uses_with(whole)
 
 
@@ -80,9 +79,9 @@ def _save_whole(graph: fx.Graph, part: fx.Node, whole: fx.Node) -> None:
         if packet(product) is not aten.mm or product.args[1] is not part:
             continue
         with graph.inserting_before(product):
-            wide = _call(graph, aten.mm.default, (product.args[0], whole), product)
+            wide = call(graph, aten.mm.default, (product.args[0], whole), product)
             bounds = (1, 0, part.meta["val"].shape[1])
-            product.replace_all_uses_with(_call(graph, aten.slice.Tensor, (wide, *bounds), product))
+            product.replace_all_uses_with(call(graph, aten.slice.Tensor, (wide, *bounds), product))
 
 
 def _operands(graph: fx.Graph, vectors: Sequence[Vector]) -> tuple[list[fx.Node], list[fx.Node | None]]:
@@ -93,7 +92,7 @@ def _operands(graph: fx.Graph, vectors: Sequence[Vector]) -> tuple[list[fx.Node]
         if (node, vector.steps) not in made:
             step = node
             for target, args in vector.steps:
-                step = _call(graph, target, (step, *args), node)
+                step = call(graph, target, (step, *args), node)
             made[node, vector.steps] = step
         return made[node, vector.steps]
 
@@ -104,19 +103,7 @@ def _operands(graph: fx.Graph, vectors: Sequence[Vector]) -> tuple[list[fx.Node]
 def _moved(graph: fx.Graph, node: fx.Node, device: torch.device) -> fx.Node:
     """An index of the CPU's where it is needed, as PyTorch copies it."""
     return (
-        node if node.meta["val"].device == device else _call(graph, aten._to_copy.default, (node,), node, device=device)
+        node
+        if node.meta["val"].device == device
+        else call(graph, aten._to_copy.default, (node,), node, {"device": device})
     )
-
-
-def _call(graph: fx.Graph, target: Callable[..., Any], args: tuple, like: fx.Node, **keywords: Any) -> fx.Node:
-    """A call where the graph inserts, with a fake value, and where ``like`` came from."""
-    node = graph.call_function(target, args, keywords)
-    node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
-    fakes = map_arg(args, lambda n: n.meta["val"])
-    mode = next((m for n in node.all_input_nodes if (m := getattr(n.meta["val"], "fake_mode", None))), None)
-    if mode is None:  # on the meta device
-        node.meta["val"] = target(*fakes, **keywords)
-        return node
-    with mode:
-        node.meta["val"] = target(*fakes, **keywords)
-    return node

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tilestream.graph.epilogues import WIDE
 from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
+from tilestream.schedule.model import ceil_to
 
 ALIGNED = 8
 """Elements of 16 bits that a library's fast kernels take at once."""
@@ -46,7 +47,7 @@ def _as_padded(program: Pipeline, products: Sequence[TileOp]) -> Pipeline:
         out, depth = weight.shape
         if not depth % ALIGNED or load is None or readers[op.ins[0]] != 1 or readers[load.params[0]] != 1:
             continue
-        wide = -(-depth // ALIGNED) * ALIGNED
+        wide = ceil_to(depth, ALIGNED)
         if program.tensor(load.params[0]).shape == (depth,):
             tensors[weight.name] = Tensor.of(weight.name, weight.role, (out, wide), weight.dtype)
             rows = program.tensor(load.params[0])
