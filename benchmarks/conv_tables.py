@@ -1,4 +1,4 @@
-"""Write the tables of docs/convolutions.md, and README's of whole networks, from ``benchmarks/results``.
+"""Write the tables of docs/convolutions.md, and that of whole networks in docs/results.md, from ``benchmarks/results``.
 
 python benchmarks/conv_chains.py
 python benchmarks/conv_tables.py
@@ -19,7 +19,7 @@ from tilestream.studies.flashfuser.measured import ran
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = {ROOT / "docs" / "convolutions.md": ("chains", "kernels"), ROOT / "README.md": ("networks",)}
+PAGES = {ROOT / "docs" / "convolutions.md": ("chains", "kernels"), ROOT / "docs" / "results.md": ("networks",)}
 """Each page and the marked parts that it must have, once."""
 OTHERS = {"eager": "eager", "inductor": "Inductor", "max-autotune": "max-autotune"}
 WHAT = {

@@ -1,4 +1,4 @@
-"""Write the tables of README.md and some pages of docs/ from ``benchmarks/results``: what stands between two markers.
+"""Write the tables of README.md and of pages of docs/ from ``benchmarks/results``: what stands between two markers.
 
 python benchmarks/make_tables.py             rewrite the pages
 python benchmarks/make_tables.py --check     exit code 1 if a page is not what the results say
@@ -22,9 +22,10 @@ from marked import with_parts
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    ROOT / "README.md": (
-        "short",
-        "truth",
+    ROOT / "README.md": ("short", "truth"),
+    ROOT / "docs" / "results.md": (
+        "machine",
+        "published",
         "main",
         "whole",
         "decoders",
@@ -34,7 +35,6 @@ PAGES = {
         "others",
         "dram",
         "first-call",
-        "machine",
     ),
     ROOT / "docs" / "queues.md": ("queues",),
     ROOT / "docs" / "training-results.md": ("training", "launches"),
@@ -136,6 +136,19 @@ def whole_models() -> str:
         rows.append([title, *times, f"**{us(arm['tilestream']['us'])}**", str(short_table.gain(made)), *first])
     headings = ["whole model (bf16)", "eager", "Inductor", "max-autotune", "tilestream", "gain"]
     return table([*headings, "first call, Inductor (s)", "first call, tilestream (s)"], rows) if rows else NONE
+
+
+def published() -> str:
+    """Whole models of other libraries, which nothing was tuned to."""
+    rows = []
+    for model, row in short_table.published().items():
+        first, floor, one = row["first_call_s"], row["over_floor"], row["us"]
+        both = f"{first['inductor']} / {first['tilestream']}" if first else "-"
+        times = [us(one[arm]) for arm in ("eager", "inductor")]
+        gain = f"{short_table.over_best(one):.2f}"
+        rows.append([model, *times, f"**{us(one['tilestream'])}**", gain, f"{floor:g}" if floor else "-", both])
+    headings = ["model (bf16)", "eager", "Inductor", "tilestream", "gain", "over the floor"]
+    return table([*headings, "first call (s): Inductor / tilestream"], rows)
 
 
 def training() -> str:
@@ -309,6 +322,7 @@ def tables() -> dict[str, str]:
     return {
         "short": table(*short_table.rows()),
         "truth": truth(),
+        "published": published(),
         "main": times(MAIN),
         "whole": whole_models(),
         "training": training(),

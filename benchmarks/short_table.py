@@ -56,11 +56,24 @@ def applications() -> dict[str, tuple[Gain | None, Gain | None]]:
     return {title: (gain(a) if a else None, gain(b) if b else None) for title, (a, b) in found.items()}
 
 
+def published() -> dict[str, dict[str, Any]]:
+    """Whole models of other libraries by name, which nothing was tuned to."""
+    return {row["model"]: row for row in (_read("published_models.json") or {"rows": []})["rows"]}
+
+
+def over_best(us: Mapping[str, float]) -> float:
+    """The best of the others' times divided by ours."""
+    return min(time for arm, time in us.items() if arm != "tilestream") / us["tilestream"]
+
+
 def rows() -> tuple[list[str], list[list[str]]]:
     """Headings, and a row for each kind of model: how many cases, the geometric mean and the range of gains, and where
     the least is; whole applications against the fastest of Inductor's runs."""
-    five = applications()
+    five, real = applications(), published()
     kinds: dict[str, dict[str, float]] = {
+        "whole models of transformers, timm, PyTorch Geometric": {
+            m: over_best(r["us"]) for m, r in published().items()
+        },
         "row chains: MLPs, NeRF, edge blocks of GNNs": dict(_cases(MAIN)),
         "ten other small models": dict(_cases(OTHERS)),
         "whole applications, inference, Inductor at its fastest": {

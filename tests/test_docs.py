@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,31 @@ def test_the_model_of_readme_goes_through_its_commands(tmp_path: Path, monkeypat
         done = CliRunner().invoke(app, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     assert (tmp_path / "timeline.json").stat().st_size > 1000
+
+
+def test_the_quick_start_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its first program, on a CPU and with fewer rows; its second is README's model, in eval mode."""
+    program, file = re.findall(r"```python\n(.*?)```", (DOCS / "quick-start.md").read_text(encoding="utf-8"), re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(compile(program.replace("cuda", "cpu").replace("65536", "64"), "docs/quick-start.md", "exec"), scope)
+    assert scope["y"].shape == (64, 3)  # pyright: ignore[reportAttributeAccessIssue]
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert file.replace(".eval()", "") in readme
+
+
+def test_readme_is_short_and_says_more_than_results() -> None:
+    lines = (DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    made = [i for i, line in enumerate(lines) if line.startswith("<!-- ")]
+    tables = sum(end - begin - 1 for begin, end in zip(made[::2], made[1::2], strict=True))
+    assert tables <= 0.2 * len(lines)
+
+
+def test_versions_of_readme_are_those_of_the_package() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    python, torch = project["requires-python"].lstrip(">="), re.search(r"torch>=([\d.]+)", str(project["dependencies"]))
+    installed = re.search(r"torch==(\d+\.\d+)", (DOCS.parent / "Makefile").read_text())
+    assert torch and installed
+    assert f"Python {python} or later" in readme
+    assert f"torch {torch[1]} to {installed[1]}" in readme
