@@ -38,10 +38,11 @@ def test_the_ir_page_names_every_tile_op():
 
 
 @pytest.mark.smoke
-def test_the_examples_of_the_training_page():
+def test_the_examples_of_the_training_pages():
     scope: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL):
-        exec(compile(block, "docs/training.md", "exec"), scope)
+    for page in ("training.md", "training-design.md"):
+        for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+            exec(compile(block, f"docs/{page}", "exec"), scope)
     assert "consume_sum" in str(scope["kernel"])
 
 
