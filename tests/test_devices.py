@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -14,8 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tilestream import devices, explain
+from tilestream.apps import APPS
 from tilestream.devices import DEVICES, describe
+from tilestream.devices.ranges import RANGES
 from tilestream.errors import DeviceError
+from tilestream.options import Options
+from tilestream.plan.analyse import analyse
+from tilestream.plan.replan import replan
 
 H200 = devices.get("h200")
 
@@ -70,6 +77,75 @@ def test_impossible_numbers_are_named(change, named):
 def test_what_is_no_machine_is_named(change, named):
     with pytest.raises(DeviceError, match=named):
         replace(H200, **change)
+
+
+def test_every_number_of_a_device_has_a_range_that_its_refusal_names():
+    others = {"name", "compute_capability", "tensor_flops", "queue_curve", "clusters", "dsm_curve"}
+    assert set(RANGES) == {f.name for f in fields(H200)} - others
+    for name, permitted in RANGES.items():
+        for value in (0, -1, float("nan"), float("inf"), "many", None, True, permitted.most * 2):
+            with pytest.raises(DeviceError, match=re.escape(f"{name} is {value!r}")) as refused:
+                replace(H200, **{name: value})
+            assert str(permitted) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("variant", "named"),
+    [
+        ("h200+sms*1000", "sms is 132000. Remedy: give a whole number from 1 to 16,384"),
+        ("h200+sms*0.001", "sms is 0. Remedy: give a whole number from 1 to 16,384"),
+        ("h200+registers_per_sm*0.0016", "registers_per_sm is 105. Remedy: give a whole number from 32,768"),
+        ("h200+clock_hz*nan", "clock_hz cannot be scaled by nan"),
+        ("h200+launch_s*inf", "launch_s cannot be scaled by inf"),
+        ("h200+launch_s*0", "launch_s cannot be scaled by 0"),
+    ],
+)
+def test_an_absurd_variant_is_refused_by_name(variant, named):
+    with pytest.raises(DeviceError, match=re.escape(named)):
+        devices.get(variant)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("registers_per_sm = 100", "registers_per_sm is 100. Remedy: give a whole number from 32,768"),
+        ("sms = 1000000000", "sms is 1000000000. Remedy: give a whole number from 1 to 16,384"),
+        ("sms = 132.5", "sms is 132.5. Remedy: give a whole number"),
+        ("clock_hz = nan", "clock_hz is nan. Remedy: give a number from"),
+        ("launch_s = -inf", "launch_s is -inf. Remedy: give a number from"),
+        ("dram_bytes_per_s = 0", "dram_bytes_per_s is 0. Remedy: give a number from"),
+        ("l2_bytes = -5", "l2_bytes is -5. Remedy: give a whole number from"),
+        ('load_s = "slow"', "load_s is 'slow'. Remedy: give a number from"),
+        ("queue_curve = [[1024, 1e-6], [2048, nan]]", "queue_curve, seconds is nan. Remedy: give a number from"),
+        ("clusters = [[2, 0]]", "clusters, resident clusters is 0. Remedy: give a whole number from 1"),
+        ("compute_capability = [9, 0.5]", "compute_capability is 0.5. Remedy: give a whole number"),
+        ("[tensor_flops]\nfp8 = -1.0", "tensor_flops['fp8'] is -1.0. Remedy: give a number from"),
+    ],
+)
+def test_an_absurd_device_file_is_refused_by_name(tmp_path, text, named):
+    path = tmp_path / "absurd.toml"
+    path.write_text(f'base = "h200"\n{text}\n')
+    with pytest.raises(DeviceError, match=re.escape(named)):
+        devices.get(str(path))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("most", [False, True])
+def test_the_ends_of_every_range_can_be_planned_for_and_simulated(most):
+    module, inputs = APPS["meshgraphnets"].make(100)
+    found = analyse(module, inputs, Options(measure=False, cache=False), H200)
+    pairs = (("l2_bytes_per_s", "dram_bytes_per_s"), ("l2_shared_bytes_per_s", "l2_bytes_per_s"))
+    for name, permitted in RANGES.items():
+        value = permitted.most if most else permitted.least
+        change = {name: int(value) if permitted.whole else value}
+        for larger, smaller in (*pairs, *pairs, ("shared_bytes_per_sm", "shared_bytes_per_cta")):
+            sizes = {n: change.get(n, getattr(H200, n)) for n in (larger, smaller)}
+            if sizes[larger] < sizes[smaller]:
+                change |= {smaller: sizes[larger]} if larger in change else {larger: sizes[smaller]}
+        start = time.monotonic()
+        us = replan(found, replace(H200, **change)).predicted_us
+        assert us is not None and us > 0, name
+        assert time.monotonic() - start < 10, name
 
 
 def test_variants_by_name():

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilestream.devices.ranges import (
+    CAPABILITY,
+    CLUSTER,
+    PAYLOAD,
+    RANGES,
+    RESIDENT,
+    SECONDS,
+    TENSOR_FLOPS,
+    Range,
+)
 from tilestream.errors import DeviceError
 
-NOT_NUMBERS = ("name", "compute_capability", "tensor_flops", "queue_curve", "clusters", "dsm_curve")
 SCALABLE = (
     "sms",
     "clock_hz",
@@ -185,8 +194,8 @@ class Device:
 
     def with_sms(self, sms: int) -> Device:
         """The same machine with another number of SMs: rates that live in the SMs scale, memory does not."""
-        if sms < 1:
-            raise DeviceError(f"device {self.name!r}: sms is {sms!r}", "give a number above 0")
+        if not RANGES["sms"].holds(sms):
+            raise DeviceError(f"device {self.name!r}: sms is {sms!r}", f"give {RANGES['sms']}")
         scale = sms / self.sms
         return replace(
             self,
@@ -212,51 +221,66 @@ def _along(curve: tuple[tuple[int, float], ...], payload: float) -> float:
 
 
 def check(device: Device) -> None:
-    """Raise ``DeviceError`` that names the first number that no machine can have."""
+    """Raise ``DeviceError`` that names the first number that no machine can have, its value, and what is permitted."""
 
     def wrong(what: str, value: object, why: str) -> DeviceError:
         return DeviceError(f"device {device.name!r}: {what} is {value!r}", why)
 
-    for entry in fields(device):
-        value = getattr(device, entry.name)
-        if entry.name in NOT_NUMBERS:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise wrong(entry.name, value, "give a number above 0")
-        if not (math.isfinite(value) and value > 0):
-            raise wrong(entry.name, value, "give a number above 0")
-        if entry.type == "int" and value != int(value):
-            raise wrong(entry.name, value, "give a whole number")
-    if not isinstance(device.tensor_flops, dict):
-        raise wrong("tensor_flops", device.tensor_flops, "give FLOP/s above 0 for bf16, f16 and f32")
-    for name in ("queue_exposed",):
-        if getattr(device, name) > 1:
-            raise wrong(name, getattr(device, name), "a share is at most 1")
-    for dtype in ("bf16", "f16", "f32"):
-        rate = device.tensor_flops.get(dtype)
-        if not isinstance(rate, (int, float)) or not (math.isfinite(rate) and rate > 0):
-            raise wrong(f"tensor_flops[{dtype!r}]", rate, "give FLOP/s above 0 for bf16, f16 and f32")
+    for name, permitted in RANGES.items():
+        if not permitted.holds(value := getattr(device, name)):
+            raise wrong(name, value, f"give {permitted}")
+    for name, value, permitted in _numbers(device):
+        if not permitted.holds(value):
+            raise wrong(name, value, f"give {permitted}")
     if device.l2_bytes_per_s < device.dram_bytes_per_s:
         raise wrong(
             "l2_bytes_per_s",
             device.l2_bytes_per_s,
-            "DRAM traffic passes through the L2: make it at least dram_bytes_per_s",
+            f"DRAM traffic passes through the L2: make it at least dram_bytes_per_s, {device.dram_bytes_per_s:g}",
         )
-    if device.l2_shared_bytes_per_s < device.l2_bytes_per_s:
-        raise wrong("l2_shared_bytes_per_s", device.l2_shared_bytes_per_s, "make it at least l2_bytes_per_s")
-    if device.arbiters not in (1, 2):
-        raise wrong("arbiters", device.arbiters, "use 1 (as GPUs are) or 2 (SIMT and tensor CTAs apart)")
-    if device.shared_bytes_per_sm < device.shared_bytes_per_cta:
-        raise wrong("shared_bytes_per_sm", device.shared_bytes_per_sm, "make it at least shared_bytes_per_cta")
-    if not device.queue_curve:
-        raise wrong("queue_curve", device.queue_curve, "give (payload bytes, seconds) pairs above 0")
+    for name, least in (
+        ("l2_shared_bytes_per_s", "l2_bytes_per_s"),
+        ("shared_bytes_per_sm", "shared_bytes_per_cta"),
+    ):
+        if getattr(device, name) < getattr(device, least):
+            raise wrong(name, getattr(device, name), f"make it at least {least}, {getattr(device, least):,}")
     for name in ("queue_curve", "dsm_curve"):
         points = getattr(device, name)
-        if any(size <= 0 or not (math.isfinite(s) and s > 0) for size, s in points):
-            raise wrong(name, points, "give (payload bytes, seconds) pairs above 0")
         if any(a[0] >= b[0] or a[1] > b[1] for a, b in zip(points, points[1:], strict=False)):
             raise wrong(name, points, "sort it: larger payloads take at least as long")
-    if any(size < 2 or count < 1 or size != int(size) or count != int(count) for size, count in device.clusters):
-        raise wrong("clusters", device.clusters, "give (CTAs of a cluster, resident clusters) pairs, at least (2, 1)")
     if bool(device.clusters) != bool(device.dsm_curve):
         raise wrong("dsm_curve", device.dsm_curve, "give it where there are clusters, and only there")
+
+
+def _numbers(device: Device) -> Iterator[tuple[str, object, Range]]:
+    """The numbers of what is no number itself, each with its name and what it may be.
+
+    Raises:
+        DeviceError: a field holds no such numbers.
+    """
+
+    def wrong(what: str, why: str) -> DeviceError:
+        return DeviceError(f"device {device.name!r}: {what} is {getattr(device, what)!r}", why)
+
+    capability = device.compute_capability
+    if not (isinstance(capability, tuple) and len(capability) == 2):
+        raise wrong("compute_capability", "write it as [9, 0]")
+    for part in capability:
+        yield "compute_capability", part, CAPABILITY
+    if not isinstance(device.tensor_flops, dict):
+        raise wrong("tensor_flops", f"give FLOP/s for bf16, f16 and f32, each {TENSOR_FLOPS}")
+    for dtype in dict.fromkeys(("bf16", "f16", "f32", *device.tensor_flops)):
+        yield f"tensor_flops[{dtype!r}]", device.tensor_flops.get(dtype), TENSOR_FLOPS
+    pairs = {
+        "queue_curve": ("payload bytes, seconds", PAYLOAD, SECONDS),
+        "dsm_curve": ("payload bytes, seconds", PAYLOAD, SECONDS),
+        "clusters": ("CTAs of a cluster, resident clusters", CLUSTER, RESIDENT),
+    }
+    for name, (what, first, second) in pairs.items():
+        points = getattr(device, name)
+        whole = isinstance(points, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in points)
+        if not whole or (name == "queue_curve" and not points):
+            raise wrong(name, f"give ({what}) pairs")
+        for one, other in points:
+            yield f"{name}, {what.split(', ')[0]}", one, first
+            yield f"{name}, {what.split(', ')[1]}", other, second
