@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tilestream.bench import accuracy
-from tilestream.bench.state import State
+from tilestream.graph.state import State
 from tilestream.run import oracle
 
 

@@ -97,8 +97,8 @@ def explain(
 ) -> Report:
     """What tilestream makes of ``model(*inputs)``, and why: who runs what, regions, exclusions, candidates, costs.
 
-    Nothing is computed (only a model that branches on values is run), and no GPU is needed. ``str()`` of the result is
-    the text, ``.json()`` the data.
+    Nothing is computed (only a model that branches on values is run), and no GPU is needed. The model, its inputs and
+    the random number generators are left as they were. ``str()`` of the result is the text, ``.json()`` the data.
 
     Args:
         model: a module or function, in the mode (eval or train) that it is in.

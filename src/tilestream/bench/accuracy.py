@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilestream.bench.state import State, named, same_bits
 from tilestream.errors import CaptureError, InputError
+from tilestream.graph.state import State, named, same_bits
 from tilestream.run import oracle
 
 
@@ -39,7 +39,8 @@ def _captured(how: str, remedy: str) -> Iterator[None]:
 
 
 class Oracle:
-    """Runs ``module`` eagerly, and in float64, once each. It leaves inputs, buffers and attributes as they were.
+    """Runs ``module`` eagerly, and in float64, once each. It leaves inputs, buffers, attributes and
+    random number generators as they were.
 
     What the model writes to (inputs, parameters, buffers) counts as results too, where ``check`` runs it.
 
@@ -52,7 +53,7 @@ class Oracle:
     ) -> None:
         given = (tuple(inputs), dict(keywords or {}))
         self._module, self._inputs = module, tensors(given)
-        self._state = State(module, self._inputs)
+        self._state = State(module, given)
         in_float64 = "in float64, which results are held against", "check a part of it that does"
         with torch.no_grad():
             with _captured(*in_float64):
@@ -62,9 +63,9 @@ class Oracle:
                 self.eager = tuple(x.clone() for x in tensors(module(*given[0], **given[1])))
             with _captured(*in_float64), oracle.Float64():
                 self.exact = tensors(wide(*args, **keys))
-        self._written = self._state.written()
-        self._eager_state = self._now()
         after = named(wide, tensors((args, keys)))
+        self._written = tuple(name for name in self._state.written() if name in after)
+        self._eager_state = self._now()
         self._exact_state = tuple(after[name] for name in self._written)
         self._state.restore()
 

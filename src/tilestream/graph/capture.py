@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tilestream.errors import CaptureError
 from tilestream.graph.fake import faked, is_fake
 from tilestream.graph.provenance import OTHERS
+from tilestream.graph.state import preserved
 
 if TYPE_CHECKING:
     from tilestream.graph.eager import EagerOp
@@ -66,7 +67,8 @@ def capture(
 
     Nothing is computed and no memory taken: tensors are fake. Only a model that branches on values is run, since
     nothing else can tell which way it goes. No decompositions: ``addmm``, ``native_layer_norm``, ``gelu`` and the like
-    stay whole. The model's attributes are afterwards what they were.
+    stay whole. The model, its inputs and the random number generators are afterwards as they were (``graph.state``),
+    also where the model was run and where it failed.
 
     Args:
         training: with gradients, and the backward graphs for all that wants them; otherwise under ``torch.no_grad``.
@@ -150,7 +152,8 @@ def _record(
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)
     try:
-        with _quiet(), _restored(model), torch._dynamo.config.patch(_ALONE), fakes or contextlib.nullcontext(), watch:
+        kept = preserved(model, (inputs, keywords), values=fakes is None)
+        with _quiet(), kept, torch._dynamo.config.patch(_ALONE), fakes or contextlib.nullcontext(), watch:
             with torch.set_grad_enabled(training):
                 results = run(*inputs, **keywords)
                 if training:
@@ -192,22 +195,6 @@ def _backward(model: Callable[..., Any], given: Any, results: Any) -> None:
 
 
 @contextlib.contextmanager
-def _restored(model: Callable[..., Any]) -> Iterator[None]:
-    """Give every module its attributes back: a fake tensor that a model keeps for later would break its next call."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    tables = [vars(m) for m in modules]
-    inner = [t.get(name) for t in tables for name in ("_parameters", "_buffers", "_modules")]
-    tables += [t for t in inner if isinstance(t, dict)]  # a scripted module has others
-    kept = [(table, dict(table)) for table in tables]
-    try:
-        yield
-    finally:
-        for table, before in kept:
-            table.clear()
-            table.update(before)
-
-
-@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's own traceback of a call that fails: the error that is raised tells it in one line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -225,7 +212,8 @@ def _failed(
     """The model's own error, if it fails without Dynamo too, else Dynamo's; one line."""
     error: Exception = failure
     try:
-        with _quiet(), _restored(model), fakes or contextlib.nullcontext(), torch.no_grad():
+        kept = preserved(model, (inputs, keywords), values=fakes is None)
+        with _quiet(), kept, fakes or contextlib.nullcontext(), torch.no_grad():
             model(*inputs, **keywords)
         remedy = "it runs eagerly, and torch.compile refuses it: TORCH_LOGS=dynamo tells more"
     except Exception as own:

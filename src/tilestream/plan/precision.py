@@ -42,7 +42,7 @@ def _bf16(made: Analysis, model: Callable[..., Any], inputs: Sequence[Any], keyw
         given, named = tree_map_only(torch.Tensor, lambda x: fake_tensor(x, mode, torch.bfloat16), (given, named))
         small = twin(model, mode, torch.bfloat16)
         return _planned("bf16", BF16, made, capture(small, given, named, made.training), small)
-    except (TilestreamError, RuntimeError, TypeError) as failure:  # what a model's own __deepcopy__ raises, too
+    except (TilestreamError, RuntimeError, TypeError, ValueError) as failure:  # a lazy layer, a __deepcopy__ of its own
         return Alternative("bf16", BF16, problem=str(failure).splitlines()[0])
 
 
