@@ -9,13 +9,13 @@ Needs no GPU. The files say which commit they were made from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import tilestream
 from tilestream import devices, simulator
+from tilestream.apps.load import load
 from tilestream.bench.environment import environment
 from tilestream.simulator.library import products
 from tilestream.studies.kitsune import design, paper
@@ -34,38 +34,39 @@ def write(name: str, data: dict[str, Any]) -> None:
     (RESULTS / name).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def families(*given: products.Family) -> Iterator[None]:
-    """A library of GEMMs with these kernels."""
-    before = products.FAMILIES
-    try:
-        products.FAMILIES = given
-        products._tiling.cache_clear()
-        yield
-    finally:
-        products.FAMILIES = before
-        products._tiling.cache_clear()
-
-
 def widths() -> dict[str, Any]:
     """Speedups of Kitsune over bulk by row of Table 2, at each rate at which bulk's products of odd widths copy; and of
     longer pipelines (``deep``) at the measured one."""
     stock, dual = devices.get("a100"), devices.get("a100+kitsune")
     lines, *others = products.FAMILIES
-    settings = {name: (lines, *(replace(f, copies=f.copies * times) for f in others)) for name, times in COPIES.items()}
-    settings[ALIGNED] = (replace(lines, least=0),)
+    settings: dict[str, tuple[products.Family, ...]] = {
+        name: (lines, *(replace(f, copies=f.copies * times) for f in others)) for name, times in COPIES.items()
+    }
+    settings[ALIGNED] = products.aligned()
     found: dict[str, dict[str, float]] = {name: {} for name in settings}
     deep: dict[str, float] = {}
     for row in paper.TABLE2:
         graph = table2_graph(row.app, row.mode)
         for name, kernels in settings.items():
-            with families(*kernels):
+            with products.families(*kernels):
                 bulk = simulator.run(design(graph, stock, "bulk").workload, stock).time_s
                 found[name][row.label] = bulk / simulator.run(design(graph, dual).workload, dual).time_s
                 if COPIES.get(name) == 1.0:
                     joined = design(graph, dual, "deep").workload
                     deep[row.label] = bulk / simulator.run(joined, dual).time_s
-    return {"device": "a100", "widths": found, "deep": deep}
+    return {"device": "a100", "widths": found, "deep": deep, "planner": planner()}
+
+
+def planner() -> dict[str, float]:
+    """Microseconds of NeRF's batch of Table 2 on an H200 by strategy, as ``explain`` shows them."""
+    loaded = load("nerf", 10_240)
+    (region,) = tilestream.explain(loaded.module, *loaded.inputs, device="h200").json()["regions"]
+    times: dict[str, float] = {}
+    for candidate in region["candidates"]:
+        if candidate["predicted_us"] is not None:
+            before = times.get(candidate["strategy"], candidate["predicted_us"])
+            times[candidate["strategy"]] = min(before, candidate["predicted_us"])
+    return times
 
 
 if __name__ == "__main__":

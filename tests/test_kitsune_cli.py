@@ -34,6 +34,8 @@ def test_reproduce_two_rows_of_table_2(tmp_path) -> None:
         assert row["mode"] == "inference" and row["speedup"] > 1
         published = next(r for r in PUBLISHED["rows"] if (r["app"], r["mode"]) == (row["app"], row["mode"]))
         assert row["speedup"] == pytest.approx(published["speedup"], rel=1e-3), "run reproduce and kitsune_tables.py"
+    assert "65,536 points" in done.output  # NeRF's batch was chosen by the row: the other one stands beside it
+    assert [other["what"] for other in dlrm["others"]] == [] and nerf["others"][0]["speedup"] > nerf["speedup"]
     assert "data:image/png" in (tmp_path / "out" / "kitsune.html").read_text()
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilestream.studies.kitsune import paper, reasons, report, summary
+from tilestream.simulator.library import products
+from tilestream.studies.kitsune import low, paper, reasons, report, summary
 from tilestream.studies.kitsune.outcome import LaunchTime, Outcome, StageTime, geomean, regions
 from tilestream.studies.kitsune.reproduce import Reproduction, chosen
 from tilestream.studies.kitsune.summary import (
@@ -24,6 +25,7 @@ from tilestream.studies.kitsune.summary import (
     REUSE,
     SMS,
     VERTICAL,
+    Other,
     RowRuns,
 )
 
@@ -56,7 +58,10 @@ def row(app: str = "nerf", mode: str = "inference", faster: float = 2.0) -> RowR
                 parts += [launch(op, op, 2e-6 * times * scale, phase=phase) for op in "xy"]
             runs[variant, execution] = outcome(*parts, execution=execution, mode=mode, app=app)
     fused = {VERTICAL: 2, KITSUNE: 3}
-    return RowRuns(app, mode, 4, fused, {BULK: 100.0, VERTICAL: 90.0, KITSUNE: 40.0}, runs, {"z": "gathers"})
+    traffic = {BULK: 100.0, VERTICAL: 90.0, KITSUNE: 40.0}
+    other = Other("another batch", 4, 2, 3, 11.0, 61.0, 1.1, 1.7)
+    found = {low.COUNTED: (0.2, 0.3), low.TENSOR: (0.5, 0.1)}
+    return RowRuns(app, mode, 4, fused, traffic, runs, {"z": "gathers"}, {}, (other,), found)
 
 
 def reproduction(*rows: RowRuns) -> Reproduction:
@@ -163,6 +168,42 @@ def test_a_reason_is_shown_only_where_the_row_differs() -> None:
     assert not reasons.differs(same) and reasons.row(same) == ""
 
 
+def test_other_choices_stand_beside_the_row() -> None:
+    data = reproduction(row()).json()
+    (cells,) = report.other_rows(data)
+    assert cells == ["NERF inf", "another batch", "2 (18)", "3 (24)", "11.00 (40.19)", "61.00 (98.58)", "1.10", "1.70"]
+
+
+def test_why_utilisation_does_not_reproduce_stands_beside_it() -> None:
+    """The paper's share of time with SM and DRAM both low falls; each cause that may be behind it has a line."""
+    data = reproduction(row(), row("dlrm"), row("mgn", "training")).json()
+    fall = next(f for f in data["figures"] if f["key"] == "low_fall_inference")
+    assert fall["paper"] == "11 points" and not fall["agrees"] and "Does not reproduce" in fall["why"]
+    assert report.low_rows(data) == [
+        ["the paper", "26", "15", "44", "18"],
+        [low.COUNTED, "20.0", "30.0", "20.0", "30.0"],
+        [low.TENSOR, "50.0", "10.0", "50.0", "10.0"],
+    ]
+    assert report.low_rows({"low": {}}) == []
+
+
+def test_both_low_by_launch_by_pipes_and_by_moments() -> None:
+    busy = [{"tensor": 0.1, "simt": 0.9, "dram": 0.1}, {"tensor": 0.1, "simt": 0.1, "dram": 0.1}]
+    parts = [LaunchTime(str(i), ("x",), "forward", 0.0, 1.0, b) for i, b in enumerate(busy)]
+    series = ((0.0, 1.5, busy[1]), (1.5, 2.0, busy[0]))
+    run = Outcome("nerf", "inference", "a100", BULK, 2.0, tuple(parts), 0, 0, 0, series)
+    assert run.quadrants().both_low == 0.5 and run.quadrants(("tensor",)).both_low == 1.0
+    assert run.both_low_at_once() == 0.75
+
+
+def test_a_library_for_the_time_of_a_study() -> None:
+    odd = products.Product(1, 10_240, 256, 319, "bf16", "nt")
+    stock = products.family_of(odd)
+    with products.families(*products.aligned()):
+        assert products.family_of(odd).copies == 0 < stock.copies
+    assert products.family_of(odd) is stock
+
+
 def test_the_report_shows_pictures_and_refers_to_nothing_outside(tmp_path) -> None:
     path = report.save(tmp_path, reproduction(row(), row("dlrm", "training")))
     text = path.read_text()
@@ -184,6 +225,13 @@ def test_what_is_published_has_a_reason_for_every_difference() -> None:
     data = json.loads((ROOT / "benchmarks" / "results" / "kitsune.json").read_text())
     assert [(r["app"], r["mode"]) for r in data["rows"]] == [(r.app, r.mode) for r in paper.TABLE2]
     assert not [r["label"] for r in data["rows"] if reasons.differs(r) and not r["why"]]
+    batches = {r["label"] for r in data["rows"] for o in r["others"] if "of 1,024 tokens" in o["what"]}
+    assert batches == {"LL-CTX", "LLAMA tr"}
+    assert set(data["low"]) == {"inference", "training"} and set(data["low"]["training"]) == set(low.CAUSES)
+    assert data["rows"] == [{**r, "why": reasons.row(r)} for r in data["rows"]]
+    stated = {f.key: f for f in paper.FIGURES}
+    for f in data["figures"]:
+        assert f["key"] not in stated or f["why"] == reasons.figure(stated[f["key"]], tuple(f["ours"])), f["key"]
     keys = [f["key"] for f in data["figures"]]
     assert keys == [f.key for f in (*paper.FIGURES, *paper.UNREADABLE)]
     assert not [f["key"] for f in data["figures"] if f["paper"] != "bars only" and not f["agrees"] and not f["why"]]

@@ -67,6 +67,8 @@ def test_concatenation_of_complete_values_stays_out():
     found = select(b.graph())
     assert [n.ops for n in found.nodes] == [("l0", "a0", "l1")]
     assert ("join", COMPLETE) in [(e.op, e.reason) for e in found.exclusions]
+    by_the_papers_rules = select(b.graph(), complete=True)
+    assert [n.ops for n in by_the_papers_rules.nodes] == [("join", "l0", "a0", "l1")]
 
 
 def test_vertical_reads_a_concatenation_only_of_what_is_in_memory_anyway():

@@ -1,4 +1,7 @@
-"""Which operators run together: exclusion rules, then a library of patterns (Kitsune 3.1)."""
+"""Which operators run together: exclusion rules, then a library of patterns (Kitsune 3.1).
+
+One exclusion rule is ours and not the paper's: a concatenation of values that are complete in memory (``COMPLETE``).
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,11 @@ def schedule(graph: OperatorGraph, groups: Sequence[Sequence[str]]) -> list[tupl
     return [units[i] for i in order]
 
 
-def excluded(op: Operator, graph: OperatorGraph) -> str:
-    """Why ``op`` may not be in any subgraph; empty if it may."""
+def excluded(op: Operator, graph: OperatorGraph, complete: bool = False) -> str:
+    """Why ``op`` may not be in any subgraph; empty if it may. ``complete`` as in ``select``."""
     if op.kind in (Kind.GATHER, Kind.SCATTER):
         return INDEXES
-    if op.kind is Kind.CAT and not any(_layer(value, graph) for value in streamed(op, graph)):
+    if op.kind is Kind.CAT and not complete and not any(_layer(value, graph) for value in streamed(op, graph)):
         return COMPLETE
     return ""
 
@@ -76,7 +79,10 @@ def _layer(value: str, graph: OperatorGraph) -> bool:
 
 
 def select(
-    graph: OperatorGraph, library: Sequence[Pattern] = KITSUNE, refused: Mapping[str, str] | None = None
+    graph: OperatorGraph,
+    library: Sequence[Pattern] = KITSUNE,
+    refused: Mapping[str, str] | None = None,
+    complete: bool = False,
 ) -> Selection:
     """Subgraphs of ``graph``, in its order: convex, connected, and none waiting for another that waits for it.
 
@@ -84,6 +90,8 @@ def select(
 
     Args:
         refused: operators by name that may be in none for other reasons than the rules, and those.
+        complete: whether concatenations of values that are complete in memory may be in a subgraph, as they may by the
+            paper's own rules.
     """
     reasons = dict(refused or {})
     matched: dict[str, Pattern] = {}
@@ -91,7 +99,7 @@ def select(
     for phase in ("forward", "backward"):
         ops = graph.phase(phase)
         for op in ops:
-            if reason := excluded(op, graph):
+            if reason := excluded(op, graph, complete):
                 reasons.setdefault(op.name, reason)
         text = "".join(OTHER if op.name in reasons else letter(op, graph) for op in ops)
         at = 0

@@ -6,7 +6,9 @@ more SMs or more bandwidth never slow a product down, and more rows never speed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, gcd
 
@@ -151,6 +153,26 @@ PLAIN = Beside()
 
 def family_of(product: Product) -> Family:
     return next(f for f in FAMILIES if product.aligned >= f.least)
+
+
+@contextmanager
+def families(*given: Family) -> Iterator[None]:
+    """A library of these kernels, for the time of a study."""
+    global FAMILIES
+    before = FAMILIES
+    try:
+        FAMILIES = given
+        _tiling.cache_clear()
+        yield
+    finally:
+        FAMILIES = before
+        _tiling.cache_clear()
+
+
+def aligned() -> tuple[Family, ...]:
+    """A library whose kernels for whole lines take every product: alignment costs nothing."""
+    lines, *others = FAMILIES
+    return replace(lines, least=0), *others
 
 
 def rate_dtype(product: Product, device: Device) -> str:

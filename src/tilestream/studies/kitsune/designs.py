@@ -46,6 +46,7 @@ class Design:
         traffic_bytes: off the chip, over all launches, nothing being kept in the L2 between them; what the rings of a
             pipeline spill counts.
         reuse: whether the workload is credited for what the L2 keeps between launches.
+        complete: whether concatenations of complete values may be in subgraphs (``select``).
     """
 
     graph: OperatorGraph
@@ -55,6 +56,7 @@ class Design:
     groups: tuple[Staged, ...] = ()
     workload: Workload = Workload("", ())
     reuse: bool = False
+    complete: bool = False
 
     @property
     def operators(self) -> int:
@@ -108,7 +110,9 @@ class Design:
 Pass = Callable[[Design], Design]
 
 
-def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, reuse: bool = False) -> Design:
+def design(
+    graph: OperatorGraph, device: Device, execution: str = "kitsune", *, reuse: bool = False, complete: bool = False
+) -> Design:
     """``graph`` as launches on ``device``.
 
     Args:
@@ -117,6 +121,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
             MLP whose rows one CTA holds as one kernel, as this compiler fuses; ``mixed``, whatever of all this is the
             fastest for a region.
         reuse: credit every launch for what the L2 keeps from those before it (``simulator.library.Cache``).
+        complete: of ``vertical`` and ``kitsune``, whether subgraphs may hold concatenations of complete values.
 
     Raises:
         OptionError: no such execution.
@@ -124,7 +129,7 @@ def design(graph: OperatorGraph, device: Device, execution: str = "kitsune", *, 
     """
     if execution not in EXECUTIONS:
         raise OptionError(f"execution is {execution!r}", f"use one of {', '.join(EXECUTIONS)}")
-    made = Design(graph, device, execution, Selection((), ()), reuse=reuse)
+    made = Design(graph, device, execution, Selection((), ()), reuse=reuse, complete=complete)
     for run in EXECUTIONS[execution]:
         made = run(made)
     return made
@@ -147,16 +152,18 @@ def select_deep(d: Design) -> Design:
 
 
 def _selected(d: Design, library: tuple[Pattern, ...]) -> Design:
-    selection, groups = _staged(d.graph, library)
+    selection, groups = _staged(d.graph, library, d.complete)
     return replace(d, selection=selection, groups=groups)
 
 
 @lru_cache(maxsize=8)
-def _staged(graph: OperatorGraph, library: tuple[Pattern, ...]) -> tuple[Selection, tuple[Staged, ...]]:
+def _staged(
+    graph: OperatorGraph, library: tuple[Pattern, ...], complete: bool = False
+) -> tuple[Selection, tuple[Staged, ...]]:
     """Of any device. What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
     refused: dict[str, str] = {}
     while True:
-        selection = select(graph, library, refused)
+        selection = select(graph, library, refused, complete)
         try:
             return selection, tuple(staged(node, graph) for node in selection.nodes)
         except NoSentence as why:
@@ -180,7 +187,7 @@ def _whole(node: SfNode, d: Design) -> Staged | None:
 
 def select_groups(d: Design) -> Design:
     """Vertical fusion of what no pipeline has taken."""
-    vertical = select(d.graph, VERTICAL)
+    vertical = select(d.graph, VERTICAL, complete=d.complete)
     taken = {name for node in d.selection.nodes for name in node.ops}
     more = tuple(n for n in vertical.nodes if not taken & set(n.ops))
     inside = taken | {name for node in more for name in node.ops}

@@ -54,8 +54,8 @@ def _mode(given: str) -> Mode:
     raise OptionError(f"unknown mode {given!r}", "use one of: inference, training")
 
 
-def table2_graph(app: str, mode: str) -> OperatorGraph:
-    """The part of a model, and its batch, that a row of Table 2 is held against."""
+def table2_graph(app: str, mode: str, **sizes: Any) -> OperatorGraph:
+    """The part of a model, and its batch, that a row of Table 2 is held against; ``sizes`` are changed."""
     model = find(TABLE2_MODELS.get(app, app))
-    module, inputs = model.make(training=mode == "training", cut=True)
+    module, inputs = model.make(training=mode == "training", cut=True, **sizes)
     return dataclasses.replace(capture(module, inputs, _mode(mode)), name=app)

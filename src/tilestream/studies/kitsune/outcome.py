@@ -14,6 +14,8 @@ BOUND = 2 / 3
 """From this share of its peak on a resource is what limits a launch."""
 LOW = 1 / 3
 """Below this share of its peak a resource counts as low (Kitsune, section 1)."""
+PIPES = ("tensor", "simt")
+"""What of an SM can be busy."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,9 @@ class LaunchTime:
                 found[why] = found.get(why, 0.0) + seconds * stage.ctas
         return found
 
-    @property
-    def sm(self) -> float:
-        """The busiest pipe of the SMs."""
-        return max(self.busy.get("tensor", 0.0), self.busy.get("simt", 0.0))
+    def sm(self, pipes: Sequence[str] = PIPES) -> float:
+        """The busiest of these pipes of the SMs."""
+        return max(self.busy.get(pipe, 0.0) for pipe in pipes)
 
     @property
     def limit(self) -> str:
@@ -121,12 +122,23 @@ class Outcome:
     events: int
     utilisation: tuple[tuple[float, float, Mapping[str, float]], ...] = ()
 
-    def quadrants(self) -> Quadrants:
+    def quadrants(self, pipes: Sequence[str] = PIPES) -> Quadrants:
+        """By launch, as a profiler reports kernels: what is busy is averaged over each launch. ``pipes``: what counts
+        as the SM."""
         total = math.fsum(x.seconds for x in self.launches)
         shares = dict.fromkeys(((True, True), (False, True), (True, False), (False, False)), 0.0)
         for launch in self.launches:
-            shares[launch.sm < LOW, launch.busy.get("dram", 0.0) < LOW] += launch.seconds / total
+            shares[launch.sm(pipes) < LOW, launch.busy.get("dram", 0.0) < LOW] += launch.seconds / total
         return Quadrants(shares[True, True], shares[False, True], shares[True, False], shares[False, False])
+
+    def both_low_at_once(self) -> float:
+        """Share of the time in which SM and DRAM are both low, moment by moment, whatever launch runs."""
+        low = total = 0.0
+        for start, end, busy in self.utilisation:
+            total += end - start
+            if max(busy.get(pipe, 0.0) for pipe in PIPES) < LOW and busy.get("dram", 0.0) < LOW:
+                low += end - start
+        return low / total if total else 0.0
 
     def phase_s(self, phase: str) -> float:
         return math.fsum(x.seconds for x in self.launches if x.phase == phase)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tilestream.report.page import Page, Picture, Section, write
 from tilestream.report.page import Table as PageTable
 from tilestream.studies.kitsune import paper, pictures
 from tilestream.studies.kitsune.outcome import geomean
-from tilestream.studies.kitsune.reproduce import COLUMNS, Reproduction
+from tilestream.studies.kitsune.reproduce import Reproduction
 from tilestream.studies.kitsune.summary import BASE, EXECUTIONS_SHOWN, RowRuns
 
 HEADINGS = (
@@ -29,16 +29,15 @@ HEADINGS = (
     "Kitsune",
 )
 NUMBERS = HEADINGS[1:]
+OTHERS = "Table 2 by other choices than ours. Ours, and in brackets the paper's."
+OTHER_HEADINGS = ("row", "by another choice", *HEADINGS[2:])
+LOW = "SM and DRAM both low, percent of the time, means of rows: by what may move it"
+LOW_HEADINGS = ("", "inference: bulk", "Kitsune", "training: bulk", "Kitsune")
 
 
 def text(made: Reproduction) -> RenderableType:
     """Table 2, the figures of the text and the reasons, each value of ours beside the paper's."""
     data = made.json()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
-    for cells in _table2(data):
-        table.add_row(*cells)
     figures = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("figure", "paper", "ours", ""):
         figures.add_column(heading)
@@ -47,12 +46,25 @@ def text(made: Reproduction) -> RenderableType:
     whys = _whys(data)
     return Group(
         Text(f"Kitsune on {made.device}: Table 2. Ours, and in brackets the paper's.", style="bold"),
-        table,
+        _shown(HEADINGS, _table2(data)),
+        *([Text(OTHERS, style="bold"), _shown(OTHER_HEADINGS, cells)] if (cells := other_rows(data)) else []),
         Text("Figures of the text", style="bold"),
         figures,
+        *([Text(LOW, style="bold"), _shown(LOW_HEADINGS, cells)] if (cells := low_rows(data)) else []),
         *([Text("Why they differ", style="bold")] if whys else []),
         *(Text(f"{what}: {why}") for what, why in whys),
     )
+
+
+def _shown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table for a terminal, its numbers to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    texts = headings.index(HEADINGS[2]) if HEADINGS[2] in headings else 1
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index >= texts else "left", no_wrap=not index)
+    for cells in rows:
+        table.add_row(*cells)
+    return table
 
 
 def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
@@ -82,14 +94,20 @@ def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
             "Utilisation",
             ("A resource is low in a launch if it is below a third of its peak there, averaged over the launch.",),
             shown("utilisation", "timeline"),
-            (PageTable(RUN_COLUMNS, list(_runs(made.rows)), RUN_COLUMNS[2:]),),
+            (
+                PageTable(RUN_COLUMNS, list(_runs(made.rows)), RUN_COLUMNS[2:]),
+                PageTable((LOW, *LOW_HEADINGS[1:]), low_rows(data), LOW_HEADINGS[1:]),
+            ),
         ),
         Section("Sensitivity", (), shown("sensitivity")),
         Section(
             "Table 2",
             ("Operators, how many are fused, and the off-chip traffic that fusion saves. Ours (the paper's).",),
             shown("traffic"),
-            (PageTable(HEADINGS, _table2(data), NUMBERS),),
+            (
+                PageTable(HEADINGS, _table2(data), NUMBERS),
+                PageTable(OTHER_HEADINGS, other_rows(data), OTHER_HEADINGS[2:]),
+            ),
         ),
         Section("Regions", (), (), (_region_table(data),)),
         Section(
@@ -114,15 +132,41 @@ def save(folder: Path, made: Reproduction) -> Path:
 
 
 def _table2(data: dict[str, Any]) -> list[list[str]]:
-    made = []
-    for row in data["rows"]:
-        stated = row["paper"]
-        cells = [row["label"]]
-        for name in COLUMNS:
-            digits = 2 if name.startswith("traffic") else 0
-            cells.append(f"{row[name]:.{digits}f} ({stated[name]:.{digits}f})")
-        made.append([*cells, f"{row['speedup_vertical']:.2f}", f"{row['speedup']:.2f}"])
-    return made
+    return [[row["label"], *_cells(row, row["paper"], paper.COLUMNS)] for row in data["rows"]]
+
+
+def other_rows(data: dict[str, Any]) -> list[list[str]]:
+    """Rows of Table 2 by other choices, without the number of operators, which no choice changes."""
+    columns = paper.COLUMNS[1:]
+    return [
+        [row["label"], other["what"], *_cells(other, row["paper"], columns)]
+        for row in data["rows"]
+        for other in row["others"]
+    ]
+
+
+def low_rows(data: dict[str, Any]) -> list[list[str]]:
+    """The paper's percent of time with SM and DRAM both low, and ours by cause."""
+    found = data["low"]
+    if not found:
+        return []
+    stated = {f.key: f.low for f in paper.FIGURES}
+    modes = (paper.INFERENCE, paper.TRAINING)
+    lines = [["the paper", *(f"{stated[f'low_{who}_{mode}']:.0f}" for mode in modes for who in ("bulk", "kitsune"))]]
+    for cause in dict.fromkeys(cause for of in found.values() for cause in of):
+        lines.append([cause, *(_percent(found.get(mode, {}).get(cause), i) for mode in modes for i in (0, 1))])
+    return lines
+
+
+def _percent(shares: Sequence[float] | None, index: int) -> str:
+    return "" if shares is None else f"{shares[index]:.1f}"
+
+
+def _cells(row: dict[str, Any], stated: dict[str, Any], columns: Iterable[str]) -> list[str]:
+    """Ours, with the paper's in brackets, and the speedups."""
+    digits = {name: 2 if name.startswith("traffic") else 0 for name in columns}
+    cells = [f"{row[name]:.{n}f} ({stated[name]:.{n}f})" for name, n in digits.items()]
+    return [*cells, f"{row['speedup_vertical']:.2f}", f"{row['speedup']:.2f}"]
 
 
 def _ours(f: dict[str, Any]) -> str:

@@ -8,37 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilestream import devices
-from tilestream.devices import Device
 from tilestream.errors import OptionError
 from tilestream.studies.kitsune import paper, reasons, summary
 from tilestream.studies.kitsune.parallel import each
 from tilestream.studies.kitsune.summary import (
     BASE,
-    BOTH,
     BULK,
-    DRAM,
     KITSUNE,
     KITSUNE_FIFO,
     MIXED,
+    OLDER,
     REUSE,
-    SMS,
+    VARIANTS,
     VERTICAL,
     WHOLE,
     RowRuns,
+    variant_of,
 )
-
-VARIANTS: dict[str, str] = {
-    BASE: "",
-    SMS: "+sms*2+l2_bytes_per_s*2",
-    DRAM: "+dram_bytes_per_s*2",
-    BOTH: "+sms*2+l2_bytes_per_s*2+dram_bytes_per_s*2",
-    REUSE: "",
-}
-"""The sensitivity study (paper, Figs. 10 and 12), as variants of a device's name, and the base with a warm L2."""
 
 EXECUTIONS = (BULK, VERTICAL, KITSUNE)
 
@@ -55,7 +45,8 @@ class Reproduction:
     seconds: float
 
     def json(self) -> dict[str, Any]:
-        """``rows`` (Table 2), ``figures`` (the text), ``runs`` (each simulation) and ``regions``."""
+        """``rows`` (Table 2), ``figures`` (the text), ``low`` (both low, by cause), ``runs`` (each simulation) and
+        ``regions``."""
         stated = {r.key: r for r in paper.TABLE2}
         return {
             "device": self.device,
@@ -76,6 +67,7 @@ class Reproduction:
                 for f in (*paper.FIGURES, *paper.UNREADABLE)
                 if f.key in self.figures
             ],
+            "low": {m: {c: list(v) for c, v in of.items()} for m, of in summary.low_means(self.rows).items()},
             "runs": [{"variant": v, **run.json()} for r in self.rows for (v, _), run in r.runs.items()],
             "regions": [
                 {"app": r.app, "mode": r.mode, "region": x.name, "ops": list(x.ops), "phase": x.phase}
@@ -102,15 +94,15 @@ def _row(ours: RowRuns, stated: paper.Table2Row) -> dict[str, Any]:
         "speedup_one_arbiter": ours.speedup(KITSUNE_FIFO),
         "speedup_l2_reuse": ours.speedup(KITSUNE, REUSE) if (REUSE, KITSUNE) in ours.runs else None,
         "label": stated.label,
-        "paper": {name: getattr(stated, name) for name in COLUMNS},
+        "paper": {name: getattr(stated, name) for name in paper.COLUMNS},
+        "speedup_40gb": ours.speedup(KITSUNE, OLDER) if (OLDER, KITSUNE) in ours.runs else None,
+        "others": [asdict(x) for x in ours.others],
+        "low": {cause: [100 * share for share in shares] for cause, shares in ours.low.items()},
         "unfused": dict(ours.unfused),
         "other_counts": dict(ours.other_counts),
     }
     made["why"] = reasons.row(made)
     return made
-
-
-COLUMNS = ("operators", "fused_vertical", "fused_kitsune", "traffic_vertical", "traffic_kitsune")
 
 
 def reproduce(
@@ -137,7 +129,7 @@ def reproduce(
     if unknown:
         raise OptionError(f"unknown variant {unknown[0]!r}", f"use some of: {', '.join(VARIANTS)}")
     devices.get(device)
-    variants = [v for v in VARIANTS if v == BASE or v in variants]
+    variants = [v for v in VARIANTS if v == BASE or v in variants and (v != OLDER or device == PAPERS_DEVICE)]
     tasks = [(r.app, r.mode, device, variants) for r in sorted(rows, key=lambda r: -r.operators)]
     rows_made = each(
         run_row, tasks, jobs, progress, lambda r: f"{r.key}: {r.speedup():.2f}x", lambda app, mode, *_: f"{app} {mode}"
@@ -161,9 +153,10 @@ def chosen(apps: Iterable[str], modes: Iterable[str]) -> list[paper.Table2Row]:
 
 
 def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRuns:
-    """Capture, design and simulate one row of Table 2."""
+    """Capture, design and simulate one row of Table 2; also by other choices, and, with more variants than the base,
+    with what may move the share of time in which nothing is busy."""
     from tilestream.plan.spatial.traffic import traffic as traffic_of
-    from tilestream.studies.kitsune import design
+    from tilestream.studies.kitsune import choices, design, low
     from tilestream.studies.kitsune.evaluate import evaluate
     from tilestream.studies.kitsune.graphs import table2_graph
     from tilestream.studies.kitsune.table2 import other_counts
@@ -173,7 +166,7 @@ def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRun
     runs, fused, traffic, unfused = {}, {}, {}, {}
     for variant in variants:
         for execution in EXECUTIONS if variant != BASE else (*EXECUTIONS, WHOLE, MIXED):
-            machine = variant_of(device, variant, execution in (KITSUNE, MIXED))
+            machine = variant_of(device, VARIANTS[variant], execution in (KITSUNE, MIXED))
             made = design(graph, machine, execution, reuse=variant == REUSE)
             names = {"app": app, "mode": mode, "execution": execution}
             runs[variant, execution] = evaluate(made.workload, machine, phases=phases, **names)
@@ -184,12 +177,9 @@ def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRun
             if variant == BASE and execution == KITSUNE:
                 unfused = {e.op: e.reason for e in made.selection.exclusions}
                 names["execution"] = KITSUNE_FIFO
-                stock = variant_of(device, variant, False)
+                stock = variant_of(device, VARIANTS[variant], False)
                 runs[variant, KITSUNE_FIFO] = evaluate(made.workload, stock, phases=phases, **names)
     counts = other_counts(graph) if mode == paper.TRAINING else {}
-    return RowRuns(app, mode, len(graph.operators), fused, traffic, runs, unfused, counts)
-
-
-def variant_of(device: str, variant: str, dual: bool) -> Device:
-    """The device with the variant's hardware, and Kitsune's two arbiters or as many as it has."""
-    return devices.get(device + VARIANTS[variant] + ("+kitsune" if dual else ""))
+    others = tuple(choices.others(app, mode, graph, device))
+    causes = low.causes(app, mode, graph, device) if len(variants) > 1 else {}
+    return RowRuns(app, mode, len(graph.operators), fused, traffic, runs, unfused, counts, others, causes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tilestream import devices
+from tilestream.devices import Device
 from tilestream.studies.kitsune.outcome import Outcome, Region, fused_share, geomean, mean, regions
 from tilestream.studies.kitsune.paper import INFERENCE, TRAINING
 
@@ -12,6 +14,18 @@ BASE, SMS, DRAM, BOTH = "base", "2x SMs, L2", "2x DRAM", "2x all"
 """Variants of the device in the sensitivity study."""
 REUSE = "L2 reuse"
 """The base, with launches credited for what the L2 keeps from those before them."""
+OLDER = "40 GB"
+"""The A100 of 40 GB in place of the one of 80 GB: the paper does not say which it has."""
+VARIANTS: dict[str, str] = {
+    BASE: "",
+    SMS: "+sms*2+l2_bytes_per_s*2",
+    DRAM: "+dram_bytes_per_s*2",
+    BOTH: "+sms*2+l2_bytes_per_s*2+dram_bytes_per_s*2",
+    REUSE: "",
+    OLDER: "+dram_bytes_per_s*0.763",
+}
+"""The sensitivity study (paper, Figs. 10 and 12), as variants of a device's name, the base with a warm L2, and the
+other A100: 1,555 of 2,039 GB/s by their data sheets."""
 
 BULK, VERTICAL, KITSUNE = "bulk", "vertical", "kitsune"
 """What is run on each variant."""
@@ -19,7 +33,28 @@ KITSUNE_FIFO, WHOLE, MIXED = "kitsune, one arbiter", "whole", "mixed"
 """On the base alone: Kitsune's pipelines on the grid scheduler of today; whole MLPs in one vertical kernel each, as
 this compiler fuses; and the best of all this."""
 
+Span = tuple[float, float]
+
 EXECUTIONS_SHOWN = (BULK, VERTICAL, KITSUNE, KITSUNE_FIFO, WHOLE, MIXED)
+
+
+def variant_of(device: str, variant: str, dual: bool) -> Device:
+    """The device with a variant's hardware, and Kitsune's two arbiters or as many as it has."""
+    return devices.get(device + variant + ("+kitsune" if dual else ""))
+
+
+@dataclass(frozen=True)
+class Other:
+    """A row of Table 2 as it is by another choice than ours: its columns, and speedups over bulk."""
+
+    what: str
+    operators: int
+    fused_vertical: int
+    fused_kitsune: int
+    traffic_vertical: float
+    traffic_kitsune: float
+    speedup_vertical: float
+    speedup: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +75,10 @@ class RowRuns:
     """Operators that Kitsune leaves alone, and why."""
     other_counts: Mapping[str, float] = field(default_factory=dict)
     """Of a training graph: percent of traffic saved, counted otherwise (``table2.other_counts``)."""
+    others: tuple[Other, ...] = ()
+    """The row by other choices (``choices.others``)."""
+    low: Mapping[str, Span] = field(default_factory=dict)
+    """Share of bulk's and Kitsune's time with SM and DRAM both low, by how it is counted (``low.causes``)."""
 
     @property
     def key(self) -> str:
@@ -68,7 +107,15 @@ class RowRuns:
         return 100 * fused_share(self.runs[BASE, BULK], self.regions(), phase)
 
 
-Span = tuple[float, float]
+def low_means(rows: Iterable[RowRuns]) -> dict[str, dict[str, Span]]:
+    """By mode and cause, the mean over rows of the percent of time with SM and DRAM both low: bulk's and Kitsune's."""
+    found: dict[str, dict[str, Span]] = {}
+    for mode in (INFERENCE, TRAINING):
+        of_mode = [r.low for r in rows if r.mode == mode and r.low]
+        for cause in of_mode[0] if of_mode else ():
+            bulk, kitsune = (100 * mean([low[cause][i] for low in of_mode]) for i in (0, 1))
+            found.setdefault(mode, {})[cause] = (bulk, kitsune)
+    return found
 
 
 def figures(rows: Iterable[RowRuns]) -> dict[str, Span]:
@@ -114,6 +161,8 @@ def _inference(by_key: Mapping[str, RowRuns]) -> Iterator[tuple[str, Span]]:
         yield "vertical_best", _one(row.speedup(VERTICAL))
     if row := by_key.get(f"nerf {INFERENCE}"):
         yield "nerf_inference", _one(row.speedup())
+        if (OLDER, KITSUNE) in row.runs:
+            yield "nerf_inference_40gb", _one(row.speedup(KITSUNE, OLDER))
     if row := by_key.get(f"llama_prefill {INFERENCE}"):
         if row.regions():
             yield "llama_prefill_regions", _range(x.speedup for x in row.regions())
@@ -150,8 +199,10 @@ def _low(mode: str, rows: list[RowRuns]) -> Iterator[tuple[str, Span]]:
     for app, name in (("dlrm", "dlrm"), ("llama_prefill", "llama")):
         if app in bulk:
             yield f"low_{name}_{mode}", _one(100 * bulk[app].both_low)
+    means = {name: 100 * mean([q.both_low for q in of.values()]) for name, of in (("bulk", bulk), ("kitsune", kitsune))}
+    yield f"low_fall_{mode}", _one(means["bulk"] - means["kitsune"])
     for name, quadrants in (("bulk", bulk), ("kitsune", kitsune)):
-        yield f"low_{name}_{mode}", _one(100 * mean([q.both_low for q in quadrants.values()]))
+        yield f"low_{name}_{mode}", _one(means[name])
         yield f"dram_low_{name}_{mode}", _one(100 * mean([q.only_dram_low for q in quadrants.values()]))
 
 

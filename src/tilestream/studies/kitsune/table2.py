@@ -14,6 +14,8 @@ from tilestream.plan.spatial.patterns import DEEP, VERTICAL
 from tilestream.plan.spatial.selection import Selection, select
 from tilestream.plan.spatial.traffic import reduction
 
+SAVED = "vertical, what is saved is written"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,9 +33,10 @@ class Row:
         return asdict(self)
 
 
-def row(graph: OperatorGraph) -> Row:
-    """The row of a captured model. It depends on no device: nothing is credited to caches."""
-    vertical, spatial = select(graph, VERTICAL), select(graph)
+def row(graph: OperatorGraph, complete: bool = False) -> Row:
+    """The row of a captured model. It depends on no device: nothing is credited to caches. ``complete`` as in
+    ``select``."""
+    vertical, spatial = select(graph, VERTICAL, complete=complete), select(graph, complete=complete)
     return Row(
         graph.name,
         graph.mode,
@@ -52,7 +55,7 @@ def other_counts(graph: OperatorGraph) -> dict[str, float]:
     sums = [op for node in spatial.nodes for op in map(graph.__getitem__, node.ops) if op.kind is Kind.REDUCTION]
     again = 100 * sum(op.inputs[0].bytes for op in sums if op.over_rows and op.phase == "backward") / graph.bytes
     return {
-        "vertical, what is saved is written": _percent(graph, vertical),
+        SAVED: _percent(graph, vertical),
         "Kitsune, what is saved is not written": _percent(graph, spatial, saves=False),
         "Kitsune, a bias's gradient reads its operand again": kitsune - again,
         "Kitsune, a bias's gradient is a kernel of its own": kitsune - 2 * again,
