@@ -119,7 +119,7 @@ def test_masked_softmax_stores_only_what_the_mask_has():
         Statement("d", ij, "sub", (Access("M", ij), Access("x", i))),
         Statement("e", ij, "exp", (Access("d", ij),)),
         Statement("s", i, "copy", (Access("e", ij),), ("j",)),
-        Statement("P", ij, "div", (Access("e", ij), Access("s", i))),
+        Statement("P", ij, "share", (Access("e", ij), Access("s", i))),
     ]
     program = statement_program(statements, {"S": scores, "m": mask}, {"S": dense(2), "m": DCSR}, ("P", "M"))
     result = program.run(engine="spec")

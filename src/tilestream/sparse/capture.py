@@ -83,7 +83,8 @@ class _DenseNames(TorchFunctionMode):
             return _sampled(*args, **kwargs)
         if func is torch.sparse.softmax:
             dim = args[1] if len(args) > 1 else kwargs["dim"]
-            return torch.softmax(args[0].masked_fill(torch.logical_not(stored(args[0])), -torch.inf), dim)
+            kept = args[0].masked_fill(torch.logical_not(stored(args[0])), -torch.inf)
+            return torch.ops.aten._safe_softmax.default(kept, dim)
         if func is torch.sparse.log_softmax:
             raise CaptureError("torch.sparse.log_softmax", "take torch.sparse.softmax, and log where it is wanted")
         if func is torch.sparse.sum:

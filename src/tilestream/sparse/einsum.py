@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
 from tilestream.sparse.storage import Format
-from tilestream.sparse.stream.graph import ALU_UNARY
+from tilestream.sparse.stream.graph import ALU_BINARY, ALU_UNARY
 
-BINARY = ("mul", "add", "sub", "div", "max", "min", "gt", "ge", "eq", "ne", "keep", "mask")
+BINARY = (*ALU_BINARY, "mask")
 """``mask`` keeps the left operand where the right one stores a value; elsewhere is the statement's ``fill``."""
 
 _LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
-_SIGNS = {"mul": " * ", "add": " + ", "sub": " - ", "div": " / ", "mask": " where "}
+_SIGNS = {"mul": " * ", "add": " + ", "sub": " - ", "div": " / ", "shift": " - ", "share": " / ", "mask": " where "}
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,10 @@ class Move:
 
     def __str__(self) -> str:
         return f"{self.name} = {self.kind}({', '.join(self.operands)}) {list(self.shape)}"
+
+
+MASKS = ("topk", "whole", "bare", "both")
+"""Moves that make masks: compressed, whatever they are made of."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from tilestream.errors import CaptureError, SparseError
 from tilestream.sparse.capture import Captured, capture, is_index, owned, source_line
+from tilestream.sparse.dtypes import settled, widest
 from tilestream.sparse.einsum import Declared
+from tilestream.sparse.folding import MASKING, SOFTMAX, folded, operator_name
 from tilestream.sparse.operators import ALIASES, FACTORIES, INDEXED, OPERATORS, SHAPED, TRUTHS, WRITING
 from tilestream.sparse.program import OutputView, Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
@@ -73,7 +75,7 @@ def compile(
         constants[name] = prune(repack(constants[name], program.inputs[name].format or constants[name].format))
     outputs = [OutputView(v.tensor, v.dims, v.shape) for v in views]
     compiled_in = {name: value for name, value in zip(names, inputs, strict=True) if name in reader.fixed}
-    return Program(
+    made = Program(
         program,
         schedule or Schedule(),
         reader.free,
@@ -83,7 +85,10 @@ def compile(
         compiled_in,
         names,
         rec.pruned - constants.keys(),
+        rec.unbroken,
     )
+    made.bits = rec.narrowest
+    return made
 
 
 def _stored(names: tuple[str, ...], inputs: tuple[Any, ...], declared: Mapping[str, Declared]) -> list[SparseTensor]:
@@ -125,6 +130,7 @@ class _Reader:
             if n not in self.fixed and isinstance(x, torch.Tensor | SparseTensor)
         ]
         self.rec = Recorder()
+        self.widest = widest([x.dtype for x in tensors.values()] + [_dtype(x) for x in inputs])
         self.values: dict[str, Any] = {}
         self.made: dict[int, tuple[str, torch.Tensor]] = {}
         self.family: dict[str, str] = {}
@@ -152,7 +158,7 @@ class _Reader:
 
     def _input(self, name: str) -> View | Condition:
         """An input: its order of levels is the user's, unless it is dense."""
-        value = self.inputs[self.names.index(name)]
+        value = self.rec.examples[name] = self.inputs[self.names.index(name)]
         if isinstance(value, SparseTensor):
             return self.rec.input(name, value.shape, declare(value))
         format = self.formats.get(name)
@@ -202,8 +208,7 @@ class _Reader:
             self._share(node)
             return args[0][args[1]]
         target: Any = node.target
-        name = str(target).rsplit(".", 1)[0] if isinstance(target, torch._ops.OpOverload) else str(target)
-        name = name.removeprefix("aten.").removeprefix("tilestream_sparse.")
+        name = operator_name(node)
         if not any(isinstance(x, View | Condition) for x in _flat((args, list(kwargs.values())))):
             self._share(node) if name in ALIASES else None
             return target(*args, **kwargs)
@@ -212,8 +217,10 @@ class _Reader:
         if name in ALIASES:
             self._share(node)
         if name in FACTORIES:
-            return FACTORIES[name](_shape(node), args, kwargs)
-        self.rec.into_softmax = bool(node.users) and all("softmax" in str(user.target) for user in node.users)
+            made = FACTORIES[name](_shape(node), args, kwargs)
+            dtype = node.meta["val"].dtype
+            return made if dtype.is_floating_point else made.to(dtype)
+        self.rec.into_softmax = bool(node.users) and all(operator_name(user) in SOFTMAX for user in node.users)
         if name in ("item", "_local_scalar_dense", "is_nonzero"):
             raise SparseError(
                 f"the module looks at a value that is not known before it runs ({self.rec.source or 'no source line'})",
@@ -225,7 +232,7 @@ class _Reader:
                 f"operator {node.target} ({self.rec.source or 'no source line'}) has no sparse lowering",
                 "rewrite it, or add it to tilestream.sparse.operators",
             )
-        plain = name.removesuffix("_")
+        plain = name if name.endswith("__") else name.removesuffix("_")
         if plain in SHAPED:
             kwargs = {**kwargs, "shape": _shape(node)}
             if isinstance(args[0], torch.Tensor):  # an index, spread as a tensor of numbers is
@@ -233,7 +240,11 @@ class _Reader:
         try:
             args = [*args[:1], *self._known(plain, args[1:])] if plain in WRITING else self._known(plain, args)
             kwargs = {k: self._known(plain, [v])[0] for k, v in kwargs.items() if v is not None}
-            return lowering(self.rec, *args, **kwargs)
+            if plain in MASKING:
+                self.rec.folded = folded(node)
+            made = lowering(self.rec, *args, **kwargs)
+            first, result = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
+            return settled(self.rec, made, plain, first, result, self.widest, plain in SHAPED | ALIASES)
         except SparseError as error:
             if self.rec.source in error.cause or not self.rec.source:
                 raise
@@ -282,6 +293,13 @@ class _Reader:
                         "make a new tensor: the operator without _ at its end, torch.cat, or torch.where",
                     )
             reached = reached or later is node
+
+
+def _dtype(value: Any) -> torch.dtype:
+    """Of an input as it is traced."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return torch.get_default_dtype() if isinstance(value, SparseTensor) else torch.int64
 
 
 def _scalar(format: Format) -> Format:

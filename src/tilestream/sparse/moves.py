@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,13 +20,17 @@ def perform(move: Move, operands: list[SparseTensor]) -> SparseTensor:
     args the dimensions. ``index_select``: args (dimension, *rows). ``adjacency``: of two incidence matrices
     [edges, nodes] and what the edges carry, the matrix [targets, sources, ...] of that, edges of one pair summed; args
     the edges' dimension of the third. ``topk``: ones at the largest (or smallest) of each row; args (dimension,
-    how many, whether largest). ``topk_values``: these values, largest first.
+    how many, whether largest). ``topk_values``: these values, largest first. ``bare``: ones all along the fibers of a
+    mask that store nothing; args (dimension of the fibers,). ``whole``: ones where a mask stores something, and zeros
+    all along those fibers. ``both``: ones where two masks of one shape store something.
 
     Raises:
         SparseError: a kind that is not one of these.
     """
     if move.kind in ("topk", "topk_values"):
         return _topk(move, operands[0])
+    if move.kind in ("bare", "whole", "both"):
+        return _mask(move, operands)
     if move.kind == "adjacency":
         return _adjacency(move, *operands)
     coordinates, values = to_coo(operands[0])
@@ -80,6 +85,33 @@ def _adjacency(move: Move, targets: SparseTensor, sources: SparseTensor, carried
     edge = coordinates[:, at]
     rest = np.delete(coordinates, at, axis=1)
     entries = np.concatenate([ends[0][edge][:, None], ends[1][edge][:, None], rest], axis=1)
+    return from_coo(move.name, entries, values, move.shape, Format(("compressed",) * len(move.shape)))
+
+
+def bare_fibers(mask: SparseTensor, dim: int) -> np.ndarray:
+    """Coordinates int64 [n, d - 1], without ``dim``, of a mask's fibers that store nothing."""
+    rest = tuple(size for d, size in enumerate(mask.shape) if d != dim)
+    if not rest:
+        return np.zeros((0 if mask.nnz else 1, 0), dtype=np.int64)
+    held = np.zeros(rest, dtype=bool)
+    held[tuple(np.delete(to_coo(mask)[0], dim, axis=1).T)] = True
+    return np.argwhere(~held)
+
+
+def _mask(move: Move, masks: Sequence[SparseTensor]) -> SparseTensor:
+    coordinates = to_coo(masks[0])[0]
+    if move.kind == "both":
+        flat = [np.ravel_multi_index(tuple(to_coo(x)[0].T), move.shape) for x in masks]
+        coordinates = np.stack(np.unravel_index(np.intersect1d(flat[0], flat[1]), move.shape), axis=1)
+        ones, zeros = coordinates, coordinates[:0]
+    else:
+        (dim,) = move.args
+        fibers = bare_fibers(masks[0], dim)
+        along = np.tile(np.arange(move.shape[dim]), len(fibers))
+        bare = np.insert(np.repeat(fibers, move.shape[dim], axis=0), dim, along, axis=1)
+        ones, zeros = (bare, bare[:0]) if move.kind == "bare" else (coordinates, bare)
+    entries = np.concatenate([ones, zeros])
+    values = np.concatenate([np.ones(len(ones)), np.zeros(len(zeros))])
     return from_coo(move.name, entries, values, move.shape, Format(("compressed",) * len(move.shape)))
 
 

@@ -14,7 +14,7 @@ from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
 from tilestream.sparse.lowering.build import plan
 from tilestream.sparse.lowering.tiles import Edge, TileFormat, to_tiles
-from tilestream.sparse.moves import perform
+from tilestream.sparse.moves import bare_fibers, perform
 from tilestream.sparse.region import Region, Source
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack, to_coo, to_torch
@@ -69,7 +69,7 @@ class Program:
     ``constants`` are the tensors that a module owns (its parameters); ``names`` the inputs that ``run`` takes, in
     order. ``fixed`` are inputs whose values were compiled in; where there are some, ``given`` has the names of all
     inputs in order, and ``run`` takes either these or ``names``. ``pruned`` inputs are masks: what is stored as 0 does
-    not count.
+    not count. ``unbroken`` are masks (tensor, dimension) that have no fiber without an entry.
     """
 
     def __init__(
@@ -83,12 +83,16 @@ class Program:
         fixed: Mapping[str, torch.Tensor] | None = None,
         given: Sequence[str] = (),
         pruned: Collection[str] = (),
+        unbroken: Collection[tuple[str, int]] = (),
     ) -> None:
         self.einsums, self.schedule = einsums, schedule
         self.names = tuple(name for name in names if name in einsums.inputs)
         self.constants = dict(constants or {})
         self.inputs = tuple(inputs)
         self.fixed, self.pruned = dict(fixed or {}), frozenset(pruned)
+        self.unbroken = tuple(unbroken)
+        self.bits = 53
+        """Significant bits of the narrowest floats that results are rounded to."""
         self.given = tuple(name for name in given if name in self.names or name in self.fixed)
         self.outputs = tuple(outputs) or tuple(
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
@@ -189,7 +193,26 @@ class Program:
             if tensor.shape != declared.shape:
                 raise SparseError(f"input {name!r} has shape {tensor.shape}, not {declared.shape}", "compile it anew")
             have[name] = prune(tensor) if name in self.pruned else tensor
+        if inputs:
+            self._check_unbroken(have)
         return have
+
+    def _check_unbroken(self, have: Mapping[str, SparseTensor]) -> None:
+        """
+        Raises:
+            SparseError: a mask leaves nothing of a row, and none of those that the program was compiled with did.
+        """
+        steps = {step.name: step for step in self.einsums.steps if isinstance(step, Move)}
+
+        def moved(name: str) -> SparseTensor:
+            return have[name] if name in have else perform(steps[name], [moved(x) for x in steps[name].operands])
+
+        for name, dim in self.unbroken:
+            if len(bare_fibers(moved(name), dim)):
+                raise SparseError(
+                    f"the mask {name!r} leaves nothing of a row, which no mask did that the program was compiled with",
+                    "compile it with a mask that does: that program takes both kinds",
+                )
 
     def _free(self, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         """The inputs without those that were compiled in, which have to be what they were."""

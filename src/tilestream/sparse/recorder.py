@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from tilestream.errors import SparseError
-from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Move, Statement, fresh_name, letters
+from tilestream.sparse.einsum import MASKS, Access, Declared, EinsumProgram, Move, Statement, fresh_name, letters
 from tilestream.sparse.program import declare
+from tilestream.sparse.signs import ABOVE, Signs
 from tilestream.sparse.storage import Format, SparseTensor, from_torch
 
 
@@ -69,6 +70,17 @@ class Recorder:
         self.incidences: dict[tuple[object, ...], tuple[str, View]] = {}
         """Matrices made of indices, by what they hold: name and view."""
         self._made: dict[tuple[object, ...], str] = {}
+        self._signs = Signs()
+        self.narrowest = 53
+        """Significant bits of the narrowest floats that results were rounded to."""
+        self.folded: frozenset[int] | None = frozenset()
+        """Dimensions, from the last (-1), along which the operator's result is folded next; None if that is unknown."""
+        self.examples: dict[str, torch.Tensor | SparseTensor] = {}
+        """Inputs as the program is compiled with, by name."""
+        self.dropped: dict[str, tuple[View, Condition, float]] = {}
+        """By tensor: what a mask left of which tensor, and what it filled with."""
+        self.unbroken: set[tuple[str, int]] = set()
+        """Masks (tensor, dimension) that are taken to have no fiber without an entry, as in the examples."""
 
     def input(self, name: str, shape: tuple[int, ...], declared: Declared) -> View:
         """A tensor from outside."""
@@ -108,7 +120,7 @@ class Recorder:
         if name in self.inputs:
             return True
         step = next(s for s in self.steps if s.name == name)
-        return isinstance(step, Move) and (step.kind == "topk" or all(self.is_outside(x) for x in step.operands))
+        return isinstance(step, Move) and (step.kind in MASKS or all(self.is_outside(x) for x in step.operands))
 
     def compress(self, name: str) -> None:
         """A mask is true where it stores a value: what comes from outside then stores what is not zero."""
@@ -116,7 +128,7 @@ class Recorder:
         if declared is None:
             step = next(s for s in self.steps if s.name == name)
             assert isinstance(step, Move)
-            for operand in step.operands if step.kind != "topk" else ():
+            for operand in step.operands if step.kind not in MASKS else ():
                 self.compress(operand)
             return
         if declared.format is None or "dense" in declared.format.levels[-1:]:
@@ -208,6 +220,11 @@ class Recorder:
         accesses = [self.access(v, names[rank - len(v.shape) :]) for v in (x, y)]
         made = self.statement(op, names, accesses, sizes, suffix, fill=fill, group=group)
         return View(made, self.spread(made, tuple(sizes[i] for i in names)).dims, tuple(shape))
+
+    def divide(self, x: View, y: View, suffix: str = "") -> View:
+        """``x / y``: 0 where ``x`` stores nothing only if ``y`` cannot be 0 there, since 0 over 0 is not a number."""
+        above = self._signs.of(y.tensor, self.steps, self.constants) == ABOVE
+        return self.binary("share" if above else "div", x, y, suffix)
 
     def reduce(
         self, x: View, dims: Sequence[int], keep: bool, reduction: str = "add", suffix: str = "", group: str = ""

@@ -153,7 +153,7 @@ class _Maker:
             having = [v for v in user.operands if row in v.indices]
             streams = {self._stream(v, row) for v in having}
             if len(streams) > 1 and row in self.loops[user]:
-                union = "" if user.statement.op in ("mul", "keep", "mask", "div") else "u"
+                union = "" if user.statement.op in ("mul", "keep", "mask", "div", "share") else "u"
                 return ("left" if having[0] is at else "right") + union
             if row in user.reduced or row not in user.indices or self.ended(user, row):
                 return ""

@@ -18,6 +18,8 @@ _BINARY = {
     "eq": "(1.0 if {a} == {b} else 0.0)",
     "ne": "(1.0 if {a} != {b} else 0.0)",
     "keep": "({a} if {b} != 0.0 else 0.0)",
+    "shift": "({a} if {a} == -math.inf else {a} - {b})",
+    "share": "({a} / {b} if {a} != 0.0 or {b} != 0.0 else 0.0)",
 }
 _UNARY = {
     "relu": "({a} if {a} > 0.0 or {a} != {a} else 0.0)",
@@ -48,6 +50,7 @@ _SCALAR = {
     "lt": "(1.0 if {a} < {b} else 0.0)",
     "le": "(1.0 if {a} <= {b} else 0.0)",
     "pick": "({b} if {a} != 0.0 else 0.0)",
+    "cast": "rounded({a}, {b})",
 }
 COSTLY = ("exp", "log", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "sin", "cos")
 """Operations that are better done once and kept."""
@@ -60,17 +63,13 @@ def number(x: float) -> str:
     return "math.nan" if x != x else repr(float(x))
 
 
-def expression(statement: Statement, operands: list[str], fills: list[float]) -> str:
-    """A statement's value before its reduction; operands are names. What a mask dropped stays minus infinity."""
+def expression(statement: Statement, operands: list[str]) -> str:
+    """A statement's value before its reduction; operands are names."""
     op = statement.op
     if op == "mask":
         return operands[0]
     if statement.scalar is not None:
-        made = _SCALAR[op].format(a=operands[0], b=number(statement.scalar))
-    elif len(operands) == 1:
-        made = _UNARY[op].format(a=operands[0])
-    else:
-        made = _BINARY[op].format(a=operands[0], b=operands[1])
-    if op == "sub" and len(operands) == 2 and fills[0] == -math.inf:
-        return f"(-math.inf if {operands[0]} == -math.inf else {made})"
-    return made
+        return _SCALAR[op].format(a=operands[0], b=number(statement.scalar))
+    if len(operands) == 1:
+        return _UNARY[op].format(a=operands[0])
+    return _BINARY[op].format(a=operands[0], b=operands[1])

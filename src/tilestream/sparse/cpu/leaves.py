@@ -74,7 +74,7 @@ class Leaves:
             return kids[0] | kids[1]
         if kind == "mask":
             return kids[1]
-        if kind == "div":
+        if kind == "share":
             return kids[0]
         found = kids[0]
         for one in kids[1:]:

@@ -102,8 +102,7 @@ class Nests(Making):
         for kid in op.operands:
             self.settle(kid, scope)
         if not loops:
-            fills = [v.fill for v in op.operands]
-            value = expression(op.statement, [scope.values.get(v, "") for v in op.operands], fills)
+            value = expression(op.statement, [scope.values.get(v, "") for v in op.operands])
             self._put(op, target, value, scope, fresh)
             return
         if isinstance(target, Array):
@@ -172,8 +171,7 @@ class Nests(Making):
             for kid in view.operands:
                 self.settle(kid, scope)
             if known and all(v in scope.values for v in view.operands):
-                fills = [v.fill for v in view.operands]
-                made = expression(view.statement, [scope.values[v] for v in view.operands], fills)
+                made = expression(view.statement, [scope.values[v] for v in view.operands])
                 if view.statement.op == "mask":
                     made = self._masked(view, made, scope)
                 scope.values[view] = self.variable(made, f"v_{view.name}")

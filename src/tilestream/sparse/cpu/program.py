@@ -14,9 +14,11 @@ from numba import njit
 
 from tilestream.errors import SparseError
 from tilestream.sparse.cpu.functions import exp
+from tilestream.sparse.cpu.interpreted import INTERPRETED, divided, quietly
 from tilestream.sparse.cpu.kernels import product, sum_rows
 from tilestream.sparse.cpu.nests import Nests
-from tilestream.sparse.einsum import Move
+from tilestream.sparse.einsum import MASKS, Move
+from tilestream.sparse.engine.kernels.arithmetic import rounded
 from tilestream.sparse.moves import perform
 from tilestream.sparse.program import Program, Value, dense_output
 from tilestream.sparse.region import Region
@@ -109,10 +111,12 @@ class CpuProgram:
             )
         nests = Nests(region, self._arrays, self.program.einsums.inputs)
         text = nests.source()
-        space: dict[str, Any] = {"np": np, "math": math, "exp": exp, "find": _find}
+        space: dict[str, Any] = {"np": np, "math": math, "exp": exp, "rounded": rounded, "find": _find}
         space |= {"product": product, "sum_rows": sum_rows}
-        exec(compile(text, f"<{region.name}>", "exec"), space)
-        function = space["region"]
+        if not self.compiled:
+            space |= INTERPRETED
+        exec(compile(text if self.compiled else divided(text), f"<{region.name}>", "exec"), space)
+        function = space["region"] if self.compiled else quietly(space["region"])
         if self.compiled:
             function = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)(function)
         sizes = tuple(nests.fused.sizes[index] for index in nests.sizes)
@@ -186,7 +190,7 @@ def _stays_sparse(program: Program, name: str) -> bool:
     step = next((s for s in program.einsums.steps if s.name == name), None)
     if not isinstance(step, Move):
         return False
-    if step.kind in ("adjacency", "topk"):
+    if step.kind in (*MASKS, "adjacency"):
         return True
     inputs = program.einsums.inputs
     return all(

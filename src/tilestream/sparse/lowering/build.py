@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilestream.errors import SparseError
-from tilestream.sparse.einsum import Declared, EinsumProgram, Move, fresh_name
+from tilestream.sparse.einsum import MASKS, Declared, EinsumProgram, Move, fresh_name
 from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
 from tilestream.sparse.lowering.blocks import Blocks
 from tilestream.sparse.lowering.joins import range_name
@@ -71,12 +71,12 @@ def _moved(move: Move, operands: Sequence[Declared]) -> Declared:
         SparseError: tensors whose absent values stand for different things, or for minus infinity where that is lost.
     """
     fills = {x.fill for x in operands}
-    if len(fills) > 1 or (fills != {0.0} and move.kind in ("topk", "topk_values", "adjacency")):
+    if len(fills) > 1 or (fills != {0.0} and move.kind in (*MASKS, "topk_values", "adjacency")):
         raise SparseError(
             f"{move} ({move.source}): a tensor that a mask filled with minus infinity is in it",
             "apply softmax or exp to what is masked first, or mask afterwards",
         )
-    if move.kind in ("topk", "adjacency"):
+    if move.kind in (*MASKS, "adjacency"):
         return Declared(move.shape, Format(("compressed",) * len(move.shape)))
     if move.kind == "topk_values":
         return Declared(move.shape)

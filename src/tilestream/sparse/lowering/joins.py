@@ -114,6 +114,8 @@ class Joins:
         if op.operands[0].fill == -math.inf:
             return ("lead", whole) if not parts[0][0] else ("union", True)
         if statement.op == "div":
+            return "union", True
+        if statement.op == "share":
             if parts[0][0] == 1:  # only the divisor has the index
                 return "union", True
             if len(parts) == 1 or parts[1][1].full or parts[1][1].crd == parts[0][1].crd:
@@ -248,7 +250,7 @@ def _vanishes(state: State, at: int, known: dict[State, bool]) -> bool:
         return any(vanishes(kid, at, known) for kid in kids) and all(_finite(kid, at) for kid in kids)
     if op == "mask":
         return vanishes(kids[0], at, known)
-    if op == "div":
+    if op == "share":
         return vanishes(kids[0], at, known) and not _touched(kids[1], at)
     return all(vanishes(kid, at, known) for kid in kids)
 
@@ -262,7 +264,7 @@ def _finite(state: State, at: int) -> bool:
         return True
     op, kids = state.op.statement.op, state.kids
     pole = op in _POLES and _touched(kids[0], at)
-    pole = pole or (op == "div" and len(kids) == 2 and _touched(kids[1], at))
+    pole = pole or (op in ("div", "share") and len(kids) == 2 and _touched(kids[1], at))
     return not pole and all(_finite(kid, at) for kid in kids)
 
 

@@ -45,9 +45,12 @@ _WITH_SCALAR = {
     "eq": lambda x, s: float(x == s),
     "ne": lambda x, s: float(x != s),
     "pick": lambda x, s: s if x else 0.0,
+    "cast": lambda x, _: x,
 }
-_TRUE_OF_ZEROS = ("ge", "eq")
-"""Comparisons that hold where neither operand stores anything: their results store everything."""
+_NOT_OF_ZEROS = ("ge", "eq", "div")
+"""Operators that do not make 0 of what neither operand stores (0 over 0 is not a number): results store everything."""
+
+_LESS, _OVER = ("sub", "shift"), ("div", "share")
 
 
 def is_unary(statement: Statement) -> bool:
@@ -77,10 +80,10 @@ def fill_after(statement: Statement, fills: list[float]) -> tuple[float, bool]:
     elif first == -math.inf:
         fill, complete = -math.inf, False
         inside = set(statement.operands[1].indices) < set(statement.operands[0].indices)
-        if op not in ("add", "sub", "div") or (fills[1] != 0 and not (op == "sub" and inside)):
+        if op not in ("add", *_LESS, *_OVER) or (fills[1] != 0 and not (op in _LESS and inside)):
             raise _unfit(statement, first)
     else:
-        fill, complete = 0.0, op in _TRUE_OF_ZEROS
+        fill, complete = 0.0, op in _NOT_OF_ZEROS
         if fills[1] != 0:
             raise _unfit(statement, fills[1])
     if statement.reduced and fill == -math.inf and statement.reduction == "add":

@@ -83,7 +83,7 @@ def _relu6(rec: Recorder, x: View) -> View:
 
 @operator("softsign")
 def _softsign(rec: Recorder, x: View) -> View:
-    return rec.binary("div", x, rec.unary("add", rec.unary("abs", x, "_size"), "_plus", 1.0))
+    return rec.binary("share", x, rec.unary("add", rec.unary("abs", x, "_size"), "_plus", 1.0))
 
 
 @operator("prelu")

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from tilestream.errors import SparseError
 from tilestream.sparse.operators.gathers import carried, scaled
 from tilestream.sparse.operators.registry import OPERATORS, Lowering, operator
-from tilestream.sparse.recorder import Condition, Recorder, View
+from tilestream.sparse.recorder import Recorder, View
 
 
 def _pass(rec: Recorder, x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
-for (
-    _name
-) in "clone contiguous detach alias dropout feature_dropout alpha_dropout lift_fresh_copy type_as lift_fresh".split():
+# What a cast means is said by the result's dtype (``dtypes.settled``).
+for _name in "clone contiguous detach alias lift_fresh_copy type_as lift_fresh to _to_copy".split():
     OPERATORS[_name] = _pass
 
 
-@operator("to", "_to_copy")
-def _to(rec: Recorder, x: Any, *args: Any, **kwargs: Any) -> Any:
-    kinds = [k for k in (*args, *kwargs.values()) if isinstance(k, torch.dtype)]
-    if torch.bool in kinds:
-        return Condition(x, True) if isinstance(x, View) else x
-    if kinds and not kinds[0].is_floating_point:
-        raise SparseError(f"numbers made {kinds[0]}", "keep them real; round or compare where that is meant")
-    return rec.truth(x) if kinds and isinstance(x, Condition) else x
+@operator("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def _dropout(rec: Recorder, x: Any, rate: float, train: bool, *_: Any) -> Any:
+    if train and rate > 0:
+        raise SparseError(f"dropout of {rate:g} in train mode, which draws random numbers", "call .eval() first")
+    return x
 
 
 def _unary(name: str) -> Lowering:
@@ -87,7 +81,8 @@ def _arithmetic(op: str, reversed_op: str) -> Lowering:
         if alpha != 1:
             y = rec.unary("mul", y, "_alpha", float(alpha)) if isinstance(y, View) else y * alpha
         if isinstance(x, View) and isinstance(y, View):
-            return carried(rec, op, x, y, rec.binary(op, x, y))
+            made = rec.divide(x, y) if op == "div" else rec.binary(op, x, y)
+            return carried(rec, op, x, y, made)
         if isinstance(x, View):
             made = rec.unary(op, x, "", float(y))
             return scaled(rec, op, x, float(y), made)
@@ -117,7 +112,7 @@ def _lerp(rec: Recorder, x: View, y: View, weight: Any) -> View:
 
 def _third(op: str) -> Lowering:
     def lower(rec: Recorder, x: View, y: View, z: View, value: float = 1) -> View:
-        part = rec.binary(op, y, z, "_part")
+        part = rec.divide(y, z, "_part") if op == "div" else rec.binary(op, y, z, "_part")
         return rec.binary("add", x, part if value == 1 else rec.unary("mul", part, "_value", float(value)))
 
     return lower

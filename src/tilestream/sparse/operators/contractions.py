@@ -90,5 +90,5 @@ def _attention(
         scores = _grouped(rec, "_mask", lambda: masked(rec, scores, mask, -math.inf))
     elif mask is not None:
         scores = _grouped(rec, "_mask", lambda: rec.binary("add", scores, mask))
-    weights = _grouped(rec, "_softmax", lambda: softmax(rec, scores, -1))
+    weights = _grouped(rec, "_softmax", lambda: softmax(rec, scores, -1, safe=True))
     return _matmul(rec, weights, v)

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from tilestream.errors import SparseError
+from tilestream.sparse.operators.emptied import dropped, is_low
 from tilestream.sparse.operators.registry import FACTORIES, OPERATORS, Lowering, operator
 from tilestream.sparse.recorder import Condition, Recorder, View
 
 _MINUS_INFINITY = -1e9
-"""A fill at or below this is minus infinity where only a softmax reads it: its exponential is 0 beside any score."""
+"""A fill at or below this is minus infinity where only a softmax reads it: its exponential is 0 beside any score
+that is not so low itself."""
 
 _SWAPPED = {"lt": "gt", "le": "ge"}
 
@@ -62,18 +64,18 @@ def _stored(rec: Recorder, x: View) -> Condition:
     return Condition(x, True, zeros=sparse)
 
 
-@operator("logical_not", "bitwise_not")
+@operator("logical_not")
 def negated(rec: Recorder, x: View | Condition) -> Condition:
     """What is true where ``x`` is not."""
     return Condition(x.view, not x.stored, x.zeros) if isinstance(x, Condition) else Condition(x, False)
 
 
-@operator("logical_and", "bitwise_and", "__and__")
+@operator("logical_and")
 def _and(rec: Recorder, x: Any, y: Any) -> Condition:
     return Condition(rec.binary("mul", _truth(rec, x), _truth(rec, y)), True)
 
 
-@operator("logical_or", "bitwise_or", "__or__")
+@operator("logical_or")
 def _or(rec: Recorder, x: Any, y: Any) -> Condition:
     return Condition(rec.binary("max", _truth(rec, x), _truth(rec, y)), True)
 
@@ -81,6 +83,22 @@ def _or(rec: Recorder, x: Any, y: Any) -> Condition:
 @operator("logical_xor")
 def _xor(rec: Recorder, x: Any, y: Any) -> Condition:
     return Condition(rec.binary("ne", _truth(rec, x), _truth(rec, y)), True)
+
+
+def _bitwise(name: str, lowering: Lowering) -> Lowering:
+    """Of truth values, what the logical operator is; the bits of other numbers are not looked at."""
+
+    def lower(rec: Recorder, *args: Any) -> Condition:
+        if not all(isinstance(x, Condition | bool) for x in args):
+            raise SparseError(f"{name} of whole numbers", "compare them first: it is taken of truth values")
+        return lowering(rec, *args)
+
+    return lower
+
+
+OPERATORS["bitwise_not"] = _bitwise("bitwise_not", negated)
+for _names, _lowering in (("bitwise_and __and__", _and), ("bitwise_or __or__", _or), ("bitwise_xor __xor__", _xor)):
+    OPERATORS |= {name: _bitwise(name, _lowering) for name in _names.split()}
 
 
 @operator("any")
@@ -100,22 +118,35 @@ def _all_dims(x: View, dim: Any) -> list[int]:
 
 
 def _truth(rec: Recorder, x: Any) -> View:
+    if not isinstance(x, View | Condition):
+        return rec.known(torch.tensor(float(bool(x))), "_truth")
     return rec.truth(x if isinstance(x, Condition) else Condition(x, True))
 
 
 def masked(rec: Recorder, x: View, keep: Condition, fill: float) -> View:
     """``x`` where ``keep`` holds, ``fill`` elsewhere."""
-    dropped = fill == -math.inf or (fill <= _MINUS_INFINITY and rec.into_softmax)
-    if keep.stored and (fill == 0 or dropped) and rec.is_outside(keep.view.tensor):
+    lost = fill == -math.inf or (fill <= _MINUS_INFINITY and rec.into_softmax and not is_low(rec, x.tensor))
+    outside = keep.stored and rec.is_outside(keep.view.tensor)
+    if outside and fill == 0:
         if not keep.zeros:
             rec.compress(keep.view.tensor)
-        return rec.binary("mask", x, keep.view, "", fill=0.0 if fill == 0 else -math.inf)
+        return rec.binary("mask", x, keep.view)
+    if outside and lost and (made := dropped(rec, x, keep, fill)) is not None:
+        return made
+    if x.tensor in rec.dropped:
+        earlier, before, filled = rec.dropped[x.tensor]
+        x = _chosen(rec, earlier, before, filled, "_before")
+    return _chosen(rec, x, keep, fill, "")
+
+
+def _chosen(rec: Recorder, x: View, keep: Condition, fill: float, suffix: str) -> View:
+    """The same with everything stored."""
     true = rec.truth(keep)
-    made = rec.binary("keep", x, true, "" if fill == 0 else "_kept")
+    made = rec.binary("keep", x, true, suffix if fill == 0 else f"{suffix}_kept")
     if fill == 0:
         return made
-    rest = rec.unary("pick", rec.unary("eq", true, "_not", 0.0), "_fill", fill)
-    return rec.binary("add", made, rest)
+    rest = rec.unary("pick", rec.unary("eq", true, f"{suffix}_not", 0.0), f"{suffix}_fill", fill)
+    return rec.binary("add", made, rest, suffix)
 
 
 @operator("masked_fill")

@@ -266,7 +266,9 @@ def _scattered(
         if itself and not zero:
             made = rec.binary("add", made, start, "_with")
         if reduce == "mean":
-            made = rec.binary("div", made, rec.known((counts + itself).clamp(min=1).reshape(shape), "_counts"), "_mean")
+            made = rec.binary(
+                "share", made, rec.known((counts + itself).clamp(min=1).reshape(shape), "_counts"), "_mean"
+            )
     elif itself:
         best = rec.binary("max" if reduce == "amax" else "min", made, start, "_best")
         return _chosen(rec, some, best, start)

@@ -13,11 +13,17 @@ from tilestream.sparse.operators.registry import operator
 from tilestream.sparse.recorder import Recorder, View
 
 
-@operator("softmax", "_softmax", "_safe_softmax")
-def softmax(rec: Recorder, x: View, dim: int, *_: Any, **__: Any) -> View:
+@operator("softmax", "_softmax")
+def softmax(rec: Recorder, x: View, dim: int, *_: Any, safe: bool = False, **__: Any) -> View:
+    """``safe``: 0 where everything is minus infinity, as in attention; PyTorch's softmax is not a number there."""
     largest = rec.reduce(x, [dim], True, "max", "_max")
-    powers = rec.unary("exp", rec.binary("sub", x, largest, "_sub"), "_exp")
-    return rec.binary("div", powers, rec.reduce(powers, [dim], True, "add", "_sum"))
+    powers = rec.unary("exp", rec.binary("shift" if safe else "sub", x, largest, "_sub"), "_exp")
+    return rec.binary("share", powers, rec.reduce(powers, [dim], True, "add", "_sum"))
+
+
+@operator("_safe_softmax")
+def _safe_softmax(rec: Recorder, x: View, dim: int, *_: Any, **__: Any) -> View:
+    return softmax(rec, x, dim, safe=True)
 
 
 @operator("log_softmax", "_log_softmax")
@@ -174,7 +180,9 @@ def _std(rec: Recorder, x: View, dim: Any = None, correction: Any = 1, keepdim: 
 @operator("logsumexp")
 def _logsumexp(rec: Recorder, x: View, dim: Any, keepdim: bool = False) -> View:
     dims = _dims(x, dim)
-    largest = rec.reduce(x, dims, True, "max", "_max")
+    largest = rec.unary("zeroed", rec.reduce(x, dims, True, "max", "_max"), "_some")
+    finite = rec.unary("lt", rec.unary("abs", largest, "_size"), "_finite", math.inf)
+    largest = rec.binary("keep", largest, finite, "_largest")  # what is infinite stays so: nothing is taken off
     total = rec.reduce(rec.unary("exp", rec.binary("sub", x, largest, "_sub"), "_exp"), dims, True, "add", "_sum")
     made = rec.binary("add", rec.unary("log", total, "_log"), largest)
     if keepdim:

@@ -31,8 +31,9 @@ ALIASES = SHAPED | frozenset(
 """Operators whose result may share its memory with their argument."""
 
 TRUTHS = frozenset("where masked_fill logical_not bitwise_not scaled_dot_product_attention to _to_copy eq ne".split())
-TRUTHS |= frozenset("logical_and bitwise_and logical_or bitwise_or logical_xor __and__ __or__ any all clone".split())
-TRUTHS |= ALIASES - {"dropout"}
+TRUTHS |= frozenset("logical_and bitwise_and logical_or bitwise_or any all clone".split())
+TRUTHS |= frozenset("logical_xor bitwise_xor __and__ __or__ __xor__".split())
+TRUTHS |= ALIASES - {"dropout"} | {"type_as"}
 """Operators that take truth values as they are."""
 
 WRITING = frozenset("index_add scatter_add scatter_reduce scatter index_put index_copy index_reduce".split())

@@ -30,6 +30,19 @@ def _rows(fold: Callable[..., Value]) -> Callable[[Value, float], Value]:
     return lambda a, _: np.broadcast_to(fold(a, axis=1, keepdims=True), a.shape) if np.ndim(a) else a
 
 
+def rounded(a: Value, bits: int) -> Value:
+    """``a`` as the nearest float of that many significant bits, ties to even, by way of float32 as PyTorch does."""
+    with np.errstate(over="ignore"):
+        a = np.float32(a)
+        if bits == 11:
+            a = np.float16(a)
+        elif bits == 8:
+            word = np.asarray(a).view(np.uint32)
+            even = (word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+            a = np.where(np.isnan(a), np.float32(math.nan), even.view(np.float32))
+    return np.float64(a)
+
+
 BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -44,6 +57,8 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "eq": lambda a, b: np.where(a == b, 1.0, 0.0),
     "ne": lambda a, b: np.where(a != b, 1.0, 0.0),
     "keep": lambda a, b: np.where(b != 0.0, a, 0.0),
+    "shift": lambda a, b: np.where(a == -math.inf, a, a - b),
+    "share": lambda a, b: np.where((a == 0.0) & (b == 0.0), 0.0, np.divide(a, b)),
 }
 
 UNARY: dict[str, Callable[[Value, float], Value]] = {
@@ -80,6 +95,7 @@ UNARY: dict[str, Callable[[Value, float], Value]] = {
     "eq": lambda a, s: np.where(a == s, 1.0, 0.0),
     "ne": lambda a, s: np.where(a != s, 1.0, 0.0),
     "pick": lambda a, s: np.where(a != 0.0, s, 0.0),
+    "cast": lambda a, s: rounded(a, int(s)),
     "rowsum": _rows(np.sum),
     "rowmax": _rows(np.max),
     "transpose": lambda a, _: np.transpose(a),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tilestream.sparse.engine.cells import copy_cells, ldf, stf
 from tilestream.sparse.engine.jit import kernel
 
-BINARY_OPS: tuple[str, ...] = (*"add sub mul div max min gt ge eq ne keep".split(), "matmul", "matmul_t")
+BINARY_OPS: tuple[str, ...] = (*"add sub mul div max min gt ge eq ne keep shift share".split(), "matmul", "matmul_t")
 UNARY_OPS: tuple[str, ...] = tuple(
     "relu exp log rsqrt sqrt neg abs sigmoid tanh gelu gelu_tanh silu sin cos square reciprocal identity "
-    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick rowsum rowmax transpose".split()
+    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick cast rowsum rowmax transpose".split()
 )
 FOLD_OPS: tuple[str, ...] = ("add", "max")
 
@@ -55,6 +57,10 @@ def scalar_binary(op: int, a: float, b: float) -> float:
         return 1.0 if a != b else 0.0
     if op == 10:
         return a if b != 0.0 else 0.0
+    if op == 11:
+        return a if a == -math.inf else a - b
+    if op == 12:
+        return a / b if a != 0.0 or b != 0.0 else 0.0
     return a * b
 
 
@@ -149,7 +155,7 @@ def _unary(op: int, a: float, s: float) -> float:
 
 @kernel
 def _compared(op: int, a: float, s: float) -> float:
-    """A comparison with the scalar, as 1 or 0; the last operation is ``pick``."""
+    """A comparison with the scalar, as 1 or 0; ``pick``, and ``cast``."""
     if op == 26:
         return 1.0 if a > s else 0.0
     if op == 27:
@@ -162,7 +168,23 @@ def _compared(op: int, a: float, s: float) -> float:
         return 1.0 if a == s else 0.0
     if op == 31:
         return 1.0 if a != s else 0.0
-    return s if a != 0.0 else 0.0
+    if op == 32:
+        return s if a != 0.0 else 0.0
+    return rounded(a, s)
+
+
+@kernel
+def rounded(a: float, bits: float) -> float:
+    """The nearest float of that many significant bits, by way of float32 as PyTorch does."""
+    a = float(np.float32(a))
+    if bits == 24.0 or a == 0.0 or a - a != 0.0:
+        return a
+    _, exponent = math.frexp(a)
+    lowest = -13 if bits == 11.0 else -125  # of the smallest normal number
+    unit = math.ldexp(1.0, max(exponent, lowest) - int(bits))
+    a = np.rint(a / unit) * unit
+    largest = 65504.0 if bits == 11.0 else 3.3895313892515355e38
+    return a if abs(a) <= largest else math.copysign(math.inf, a)
 
 
 @kernel
