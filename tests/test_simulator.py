@@ -32,7 +32,7 @@ def planned(program: Pipeline, rows: int, strategy: str) -> Pipeline:
 
 
 def starved(run: Simulation) -> set[str]:
-    return {s.waited_for for s in run.spans}
+    return {why for s in run.spans for why in (s.waited_for, s.held_for, s.slow_for)}
 
 
 @pytest.mark.parametrize("rows", [16_384, 262_144])
@@ -103,6 +103,7 @@ def test_a_full_queue_holds_its_producer_back():
     run = simulate(lopsided, 65_536, H200)
     assert run.time_us > 2 * fair.time_us
     assert any(name.endswith(" full") for name in starved(run))
+    assert any(s.held_us > 0 for s in run.spans) and min(s.start_us - s.waited_us for s in run.spans) > -1e-9
     assert run.utilisation["s1"] > 0.8 > run.utilisation["s0"]
 
 

@@ -181,6 +181,19 @@ def test_only_the_same_run_is_compared(folder: Path) -> None:
 
 
 @needs_compiler
+def test_a_kernel_that_starts_early_moves_the_origin(folder: Path) -> None:
+    """With early launches a kernel may stamp before the one in front of it has: no time is before 0 all the same."""
+    pipeline = PIPELINES["launches"]()
+    _, (first, second) = stamped_on_host(pipeline, tensors_for(pipeline, ROWS), HostRun(folder=folder))
+    late = replace(first, origin_ns=second.origin_ns + 500)
+    run = of_logs(pipeline, [late, second], "host")
+    assert min(s.start_us for s in run.slices) >= 0
+    assert min(s.start_us for s in run.slices if s.launch == 0) >= 0.5
+    events = timeline.trace({"net": simulate(pipeline, ROWS, devices.get("h200"))}, {"net": run})["traceEvents"]
+    assert all(e["ts"] >= 0 for e in events if e["ph"] == "X")
+
+
+@needs_compiler
 def test_both_timelines_in_one_file(folder: Path, tmp_path: Path) -> None:
     pipeline, run = recorded("queues", folder)
     simulated = simulate(pipeline, ROWS, devices.get("h200"))

@@ -98,7 +98,7 @@ def of_logs(
     first stamp; with it, as much earlier as the stamps leave of it: the time to launch."""
     if not logs:
         raise InputError(f"pipeline {pipeline.name!r} has left no stamps", "build it with stamped=True and call it")
-    first_ns = logs[0].origin_ns
+    first_ns = min(log.origin_ns for log in logs)  # a launch may begin before the one in front has stamped
     offsets = [log.origin_ns - first_ns for log in logs]
     ends = [offset + log.end_ns for offset, log in zip(offsets, logs, strict=True)]
     inside_us = ends[-1] * 1e-3

@@ -43,9 +43,10 @@ def gantt(run: Simulation) -> str:
     for worker, spans in by_worker(run).items():
         if worker not in rows:
             continue
-        for span, (idle, why) in zip(spans, waits(spans), strict=True):
-            if idle < window and why:
-                parts.append(_idle(idle, min(span.start_us, window), why, rows[worker] * ROW + 10, scale))
+        for span in spans:
+            for start, end, why in waits(span):
+                if start < window:
+                    parts.append(_idle(start, min(end, window), why, rows[worker] * ROW + 10, scale))
             if span.start_us < window:
                 parts.append(_bar(span, rows[worker] * ROW + 10, window, scale, stages.index(span.stage) % COLOURS))
     return "".join([*parts, "</svg>"])

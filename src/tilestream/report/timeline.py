@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ def trace(
 ) -> dict[str, Any]:
     """One process a run, one thread an SM, one slice a step; times in microseconds.
 
-    A wait comes before the step that it delayed and names what was waited for. A recorded run follows the simulated one
-    of its title: a thread for each warpgroup of each SM, with waits where they were, and in a process of its own all
-    that the warps of the first SM of each stage did.
+    A wait stands where it was, before a step or behind it, and names what was waited for. No time is before 0. A
+    recorded run follows the simulated one of its title: a thread for each warpgroup of each SM, with waits where they
+    were, and in a process of its own all that the warps of the first SM of each stage did.
 
     Args:
         runs: simulations by the title that the viewer shows.
@@ -42,9 +42,8 @@ def trace(
         for worker, spans in by_worker(run).items():
             stages = ", ".join(dict.fromkeys(f"{s.stage}[{s.replica}]" for s in spans))
             events += _thread(pid, worker, f"SM {worker}: {stages}")
-            for span, (start, why) in zip(spans, waits(spans), strict=True):
-                if why:
-                    events.append(_wait(pid, span, start, why))
+            for span in spans:
+                events += [_wait(pid, worker, *wait) for wait in waits(span)]
                 events.append(_step(pid, span))
     about = {title: _about(recording) for title, recording in recordings.items()}
     other = {"source": "tilestream trace --measured", "measured": about} if about else {"source": "tilestream simulate"}
@@ -152,6 +151,7 @@ def _name(what: str, pid: int, tid: int | None, text: str) -> dict[str, Any]:
 
 def _step(pid: int, span: Span) -> dict[str, Any]:
     last = span.tile + span.tiles - 1
+    inside = {"waits inside": f"{span.slow_us:.3f} us for {span.slow_for}"} if span.slow_for else {}
     return {
         "ph": "X",
         "cat": "step",
@@ -160,7 +160,11 @@ def _step(pid: int, span: Span) -> dict[str, Any]:
         "tid": span.worker,
         "ts": round(span.start_us, 4),
         "dur": round(span.end_us - span.start_us, 4),
-        "args": {"tiles": f"{span.tile}" if span.tiles == 1 else f"{span.tile} to {last}", "replica": span.replica},
+        "args": {
+            "tiles": f"{span.tile}" if span.tiles == 1 else f"{span.tile} to {last}",
+            "replica": span.replica,
+            **inside,
+        },
     }
 
 
@@ -172,28 +176,20 @@ def by_worker(run: Simulation) -> dict[int, list[Span]]:
     return {worker: sorted(found[worker], key=lambda s: s.start_us) for worker in sorted(found)}
 
 
-def waits(spans: Sequence[Span]) -> list[tuple[float, str]]:
-    """Before each span of one worker: when its idle time began, and what it waited for (empty: it did not wait).
-
-    A worker may wait before a step for its input or after it for room: the gap shows both.
-    """
-    made = []
-    for before, span in zip([None, *spans], spans, strict=False):
-        if before is None:
-            start, why = span.start_us - span.waited_us, span.waited_for
-        else:
-            start, why = before.end_us, span.waited_for or before.waited_for
-        made.append((start, why if span.start_us - start > 1e-6 else ""))
-    return made
+def waits(span: Span) -> list[tuple[float, float, str]]:
+    """Start and end of what a worker waited for before a step, and for room behind it, and the names of the two."""
+    before = (span.start_us - span.waited_us, span.start_us, span.waited_for)
+    behind = (span.end_us, span.end_us + span.held_us, span.held_for)
+    return [(start, end, why) for start, end, why in (before, behind) if why and end - start > 1e-6]
 
 
-def _wait(pid: int, span: Span, start: float, why: str) -> dict[str, Any]:
+def _wait(pid: int, worker: int, start: float, end: float, why: str) -> dict[str, Any]:
     return {
         "ph": "X",
         "cat": "wait",
         "name": f"wait: {why}",
         "pid": pid,
-        "tid": span.worker,
+        "tid": worker,
         "ts": round(start, 4),
-        "dur": round(span.start_us - start, 4),
+        "dur": round(end - start, 4),
     }

@@ -177,8 +177,9 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
     steps = {stage.name: (stage.tiles_per_step, tiles_of(rows, stage)) for stage in launch.stages}
     made: list[Span] = []
     row, first_cta = 0, 0
-    starts_us, ends_us, waits_us = (found.times * 1e6).T.tolist()
-    ctas, why = found.traced[:, 0].tolist(), np.where(found.times[:, 2] > 0, found.traced[:, 1], -1).tolist()
+    starts_us, ends_us, *waits_us = (found.times * 1e6).T.tolist()
+    ctas = found.traced[:, 0].tolist()
+    why = [np.where(found.times[:, n + 1] > 0, found.traced[:, n], -1).tolist() for n in (1, 2, 3)]
     for simulated in found.launch.stages:
         per_step, tiles = steps.get(simulated.name, (1, simulated.tiles))
         for step, at in enumerate(range(row, row + simulated.tiles)):
@@ -193,8 +194,7 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
                     min(per_step, tiles - tile),
                     offset_us + starts_us[at],
                     offset_us + ends_us[at],
-                    waits_us[at],
-                    reasons[why[at]],
+                    *(x for us, reason in zip(waits_us, why, strict=True) for x in (us[at], reasons[reason[at]])),
                 )
             )
         row += simulated.tiles

@@ -41,8 +41,10 @@ CTA = np.dtype(
         ("blocked", np.int64),  # ring + 1 that has no room for its finished tile
         ("load_limit", np.int64),
         ("late_limit", np.int64),
-        ("reason", np.int64),  # what the tile in work waited for, and how long
+        ("reason", np.int64),  # what the CTA waited for before the tile in work, and how long
         ("waited", np.float64),
+        ("slow", np.float64),  # of its work, what it waited for its rows, which were still coming
+        ("held", np.int64),  # what it waits for behind it
         ("free_at", np.float64),
         ("sent_at", np.float64),  # when it came to its SM, and when its weights were there
         ("begin_at", np.float64),
@@ -84,8 +86,8 @@ class Log(NamedTuple):
     busy: np.ndarray
     done: np.ndarray
     end: np.ndarray
-    traced: np.ndarray  # [tiles, 2]: CTA, reason; without entries where not traced
-    times: np.ndarray  # [tiles, 3]: start, end of the work, waited
+    traced: np.ndarray  # [tiles, 4]: CTA, why it waited before, behind and inside; without entries where not traced
+    times: np.ndarray  # [tiles, 5]: start and end of the work, waited before, behind and inside
 
 
 @njit(cache=True)
@@ -229,7 +231,7 @@ def _account(cta, s, now, tile, ctas, tiles, log):
             if stop - at > most:
                 most, reason = stop - at, whys[i]
             at = stop
-    ctas[cta].waited = total
+    ctas[cta].waited, ctas[cta].slow, ctas[cta].held = total, 0.0, -1
     ctas[cta].reason = len(REASONS) + tiles[tile].last_edge if reason == ON_QUEUE else reason
 
 
@@ -257,8 +259,7 @@ def _work(cta, s, now, kind, stages, servers, ctas, events, log):
     late, limit = ctas[cta].late + part, ctas[cta].late_limit
     if late > end:
         log.waits[s, limit] += late - end
-        ctas[cta].waited += late - end
-        ctas[cta].reason = limit if ctas[cta].reason < 0 else ctas[cta].reason
+        ctas[cta].slow = late - end
     ctas[cta].worked = max(end, late) + stages[s].latency
     _add(events, ctas[cta].worked, DONE, cta, count)
 
@@ -372,18 +373,21 @@ def run(
             at = _room_at(s, t, stages, rings, links, slots)
             if at < 0:
                 ctas[cta].blocked = int(-at)
-                ctas[cta].reason = len(REASONS) + len(edges) + ctas[cta].blocked - 1
+                ctas[cta].held = len(REASONS) + len(edges) + ctas[cta].blocked - 1
                 continue
             if at > now:
+                ctas[cta].held = ON_ROOM if ctas[cta].held < 0 else ctas[cta].held
                 _add(events, at, DONE, cta, count)
                 continue
             log.waits[s, ON_ROOM] += now - ctas[cta].worked
             log.busy[s] += ctas[cta].worked - ctas[cta].started
             if trace:
                 row = stages[s].first_tile + t
-                log.traced[row, 0], log.traced[row, 1] = cta, ctas[cta].reason
+                log.traced[row, 0], log.traced[row, 1], log.traced[row, 2] = cta, ctas[cta].reason, ctas[cta].held
                 log.times[row, 0], log.times[row, 1] = ctas[cta].started, ctas[cta].worked
-                log.times[row, 2] = ctas[cta].waited + now - ctas[cta].worked
+                log.traced[row, 3] = ctas[cta].late_limit
+                log.times[row, 2], log.times[row, 3] = ctas[cta].waited, now - ctas[cta].worked
+                log.times[row, 4] = ctas[cta].slow
             stored, _ = _move(servers, ctas[cta].sm, now, stages[s].store)
             end = max(end, stored)
             log.end[s] = max(log.end[s], now)

@@ -143,8 +143,8 @@ def _run(tables: Tables, trace: bool) -> tuple[core.Servers, core.Log, int, floa
         np.zeros(len(stages)),
         np.zeros(len(stages), dtype=np.int64),
         np.zeros(len(stages)),
-        np.zeros((kept, 2), dtype=np.int64),
-        np.zeros((kept, 3)),
+        np.zeros((kept, 4), dtype=np.int64),
+        np.zeros((kept, 5)),
     )
     core.prepare(stages, rings, edges, tiles, slots)
     end = core.run(launch_s, stages, rings, edges, links, servers, ctas, tiles, slots, events, log)

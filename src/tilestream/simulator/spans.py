@@ -10,8 +10,11 @@ class Span(NamedTuple):
     """One worker busy with one step: ``tiles`` tiles from number ``tile`` on.
 
     ``start_us`` to ``end_us`` is the work, from the start of the simulation. ``waited_us`` is how long the worker stood
-    still before it or at its end, and ``waited_for`` what most of that was for: the name of a tile (its queue was
-    empty), the name and "full" (no room in its queue), "dram", "l2", "weights" or "launch"; empty if it never waited.
+    still before it, and ``waited_for`` what most of that was for: the name of a tile (its queue was empty), "dram",
+    "l2", "weights" or "launch". ``held_us`` is how long it then stood still with its result, and ``held_for`` why: the
+    name of a tile and "full" (no room in its queue), or "room" (the word that there is some was on its way).
+    ``slow_us`` is, of the work itself, how long it stood still for rows that were still coming from ``slow_for``:
+    "dram" or "l2". Names are empty where it did not wait.
     """
 
     launch: int
@@ -24,6 +27,10 @@ class Span(NamedTuple):
     end_us: float
     waited_us: float = 0.0
     waited_for: str = ""
+    held_us: float = 0.0
+    held_for: str = ""
+    slow_us: float = 0.0
+    slow_for: str = ""
 
 
 @dataclass(frozen=True)

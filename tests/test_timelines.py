@@ -1,0 +1,50 @@
+"""Timelines begin at 0: no slice of any app's, whole model's or training step's timeline lies before it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tilestream.apps import APPS
+from tilestream.apps.load import load
+from tilestream.apps.models import MODELS
+from tilestream.bench import analysed
+from tilestream.options import Options
+from tilestream.report import timeline
+from tilestream.report.charts import LEFT, gantt
+from tilestream.report.simulation import Simulation
+from tilestream.report.timeline import by_worker, waits
+
+
+def before_zero(name: str, rows: int | None = None, training: bool = False) -> list[dict[str, Any]]:
+    """The events of a model's timeline that begin before 0 or have a negative length."""
+    analysis = analysed(load(name, rows, fake=True, training=training), Options(device="h200"), training)
+    made = Simulation.of(analysis)
+    events = timeline.trace(made.timelines(), None, analysis.whole)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert slices
+    for run in made.timelines().values():
+        steps = sorted((s.start_us, s.end_us) for spans in by_worker(run).values() for s in spans)
+        idle = [(start, end) for spans in by_worker(run).values() for s in spans for start, end, _ in waits(s)]
+        assert all(0 <= start + 1e-9 <= end + 1e-9 <= run.time_us + 1e-6 for start, end in steps + idle)
+        drawn = re.findall(r'<rect class="(?:wait|s\d)" x="([-.\d]+)"', gantt(run))
+        assert min(map(float, drawn)) >= LEFT
+    return [e for e in slices if e["ts"] < 0 or e["dur"] < 0]
+
+
+@pytest.mark.parametrize("name", ["nerf", "two_tower", "gated_ffn"])
+def test_no_event_of_an_app_is_before_zero(name: str) -> None:
+    assert before_zero(name, 8192) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [*APPS, *(n for n in MODELS if n not in APPS)])
+def test_no_event_of_any_model_is_before_zero(name: str) -> None:
+    assert before_zero(name) == []
+
+
+@pytest.mark.exhaustive
+def test_no_event_of_a_training_step_is_before_zero() -> None:
+    assert before_zero("mgn", training=True) == []
