@@ -397,7 +397,7 @@ def test_weight_gradients_that_pay_need_no_second_compilation(
 ):
     timings |= {"gain": gain_us}
     monkeypatch.setattr(whole.Whole, "_arguments", lambda self, *_: [])
-    ours = Candidate(strategy, None, None)
+    ours = Candidate(strategy, None, None, rejected="stands for one that runs")
     target = Target("cuda", torch.device("cpu"), get("h200"))
     choice = whole.Whole(Options(cache=False), target, {}, [Plan("sums", 64, "h200", (ours,), ours)], [])
     graphs = [fx.symbolic_trace(lambda x: x + 1), fx.symbolic_trace(lambda x: x + 2)]

@@ -7,11 +7,13 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from clock import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import Program, chain, edge_block, elementwise, nerf
 from strategies import programs
+from torch import nn
 
 from tilestream import devices
 from tilestream.apps import APPS
@@ -426,3 +428,21 @@ def test_a_plan_keeps_no_frame_of_its_caller():
 
     with uncollected():
         assert caller()() is None
+
+
+@pytest.mark.parametrize(("layers", "shape", "why"), [
+    ((nn.Linear(8, 16), nn.ReLU()), (3, 192, 8), "one layer of 8 to 16 columns: an SM holds up to 512 whole"),
+    ((nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)), (4, 8), "product is not elementw"),
+    ((nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 16)), (40_000, 64), "40000 rows are a tile for every SM of h200"),
+    ((nn.Linear(600, 600), nn.ReLU()), (4000, 600), "a layer is divided where its sum is 4 times as long"),
+])  # fmt: skip
+def test_no_way_to_share_a_tile_has_its_reason(layers: tuple[nn.Module, ...], shape: tuple[int, ...], why: str):
+    (graph,) = capture(nn.Sequential(*layers).bfloat16(), [torch.randn(shape).bfloat16()]).graphs
+    (region,) = partition(graph, projections=True).regions
+    with pytest.raises(PlanError, match="has no legal shared pipeline: shared: .*" + why):
+        plan(region.program, region.rows, devices.get("h200"), Options(strategy="shared"))
+
+
+def test_no_refusal_is_without_a_reason():
+    with pytest.raises(ValueError, match=r"a refused candidate, vertical \(tiles by columns\), has no reason"):
+        Candidate("vertical", None, None, detail="tiles by columns")

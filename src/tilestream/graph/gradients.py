@@ -7,7 +7,7 @@ sums of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -46,6 +46,13 @@ class GradientSite:
     def nodes(self) -> tuple[fx.Node, ...]:
         """The operators that it stands for."""
         return (self.product,) if self.total is None else (self.product, self.total)
+
+    @property
+    def current(self) -> GradientSite:
+        """The same site with the operands that its product has by now: another site's product may have been one."""
+        gradient, given = transposed(self.product.args[0]), self.product.args[1]
+        assert gradient is not None and isinstance(given, fx.Node)
+        return replace(self, gradient=gradient, input=given)
 
 
 def find_gradients(graph: fx.Graph) -> list[GradientSite]:

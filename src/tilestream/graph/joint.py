@@ -41,7 +41,9 @@ def _parts(node: fx.Node) -> tuple[fx.Node, ...]:
     """What rows were joined of, where a matrix is rows that were joined along their features."""
     if packet(node) in (aten.view, aten.reshape, aten._unsafe_view) and isinstance(node.args[0], fx.Node):
         before, after = value(node.args[0]), value(node)
-        if before is None or after is None or not same_size(before.shape[-1], after.shape[-1]):
+        if before is None or after is None or not before.dim() or not after.dim():
+            return ()
+        if not same_size(before.shape[-1], after.shape[-1]):
             return ()
         return _parts(node.args[0])
     made = value(node)

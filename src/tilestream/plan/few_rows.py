@@ -13,7 +13,7 @@ from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
-from tilestream.plan.passes.share_tile import Allowed, Split, fewer_groups, share_tile, splits, tiles_for
+from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
 from tilestream.plan.passes.verified import Pass, verified
 from tilestream.schedule.shared_tile import (
     MOST_ROWS,
@@ -26,6 +26,7 @@ from tilestream.schedule.shared_tile import (
     written_out,
 )
 from tilestream.schedule.shared_tile.column import with_column
+from tilestream.schedule.shared_tile.find import NARROW
 from tilestream.schedule.shared_tile.model import SHORT_TILE
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.sharing import Middle
@@ -135,6 +136,36 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
             kept = _with_fewer_groups(program, block, sorted(kept, key=ranked.index), needed, rows, device)
         ranked = _ranked(program, kept, rows, device)
     return [SharedRecipe(split) for split in ranked]
+
+
+def why_none(program: Pipeline, rows: int, device: Device) -> str:
+    """Why ``recipes`` has no split of ``program`` at ``rows`` rows."""
+    block = _block_at(program, rows, device)
+    if block is None:
+        return _why_no_block(program, rows, device)
+    for split in splits(block, rows, device, Allowed()):
+        try:
+            made = share_tile(program, split, device)
+            build(made.stages[0], made, device.shared_bytes_per_cta)
+        except VerifyError as error:
+            return f"{split}: {error.cause}"
+    k, hidden, out = block.sizes
+    if block.one_layer and rows > MOST_ROWS:
+        return f"on more than {MOST_ROWS} rows a layer is divided where its sum is {LONG} times as long as it is wide"
+    return f"{rows} rows, {k} by {hidden} by {out} columns: no way to divide them over {device.sms} SMs"
+
+
+def _why_no_block(program: Pipeline, rows: int, device: Device) -> str:
+    """Why ``_block_at`` finds nothing."""
+    try:
+        block = _block(program)
+    except (VerifyError, IRError) as error:
+        return error.cause
+    if block.one_layer and max(block.sizes) <= NARROW:
+        return f"one layer of {block.sizes[0]} to {block.sizes[2]} columns: an SM holds up to {NARROW} whole"
+    if block.before:
+        return f"what makes its input is a part of it, which is so on up to {MOST_ROWS} rows, not on {rows}"
+    return f"{rows} rows are a tile for every SM of {device.name}: none need be shared"
 
 
 def _with_fewer_groups(

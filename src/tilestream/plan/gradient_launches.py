@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import fx
 
 from tilestream.devices import Device
+from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
 from tilestream.graph.nodes import name
 from tilestream.graph.provenance import module_path
@@ -67,12 +68,17 @@ def apart(sites: Sequence[GradientSite]) -> dict[str, str]:
 
 
 def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Maker) -> list[GradientLaunch]:
-    """The launches of these sites: of each group that is made at once, as many as its blocks need."""
+    """The launches of these sites: of each group that is made at once, as many as its blocks need.
+
+    No launch waits for itself or for another that waits for it: sites that would make that so are kept apart.
+    """
     made: list[GradientLaunch] = []
-    for group in together(sites, lambda node: _origin(node, maker)):
+    joined = _contracted(sites, maker)
+    for group in together([_convex(site, joined) for site in sites], lambda node: _origin(node, maker)):
         part: list[GradientSite] = []
         for site in _in_order(group):
-            if sum(map(_blocks, [*part, site])) > hardware.sms:
+            fits = sum(map(_blocks, [*part, site])) <= hardware.sms
+            if part and not (fits and joined.merge(part[0].product, site.product)):
                 made.append(_launch(len(made), part))
                 part = []
             part.append(site)
@@ -118,6 +124,28 @@ def padded(columns: int, dtype: str) -> int:
     """The columns of rows that bulk copies can address."""
     step = BULK_BYTES // DTYPE_BYTES[dtype]
     return -(-columns // step) * step
+
+
+def _contracted(sites: Sequence[GradientSite], maker: Maker) -> Groups[fx.Node]:
+    """The sites' graph, in which nodes that are made at once are one; sites may be joined further."""
+    nodes = list(sites[0].product.graph.nodes) if sites else []
+    whole: dict[Hashable, list[fx.Node]] = {}
+    for node in nodes:
+        if (number := maker(node)) is not None:
+            whole.setdefault(number, []).append(node)
+    may_join = [node for site in sites for node in site.nodes] + [node for part in whole.values() for node in part]
+    joined = Groups(successors(nodes), dict.fromkeys(may_join, frozenset()))
+    for first, *others in whole.values():
+        for node in others:
+            joined.merge(first, node, force=True)
+    return joined
+
+
+def _convex(site: GradientSite, joined: Groups[fx.Node]) -> GradientSite:
+    """The site without its sum where one is computed from the other: no launch could make both."""
+    if site.total is None or joined.merge(site.product, site.total):
+        return site
+    return replace(site, total=None, bias_dtype=site.dtype)
 
 
 def _origin(node: fx.Node, maker: Maker) -> Hashable:

@@ -66,6 +66,10 @@ class Candidate:
     detail: str = ""
     late: bool = False
 
+    def __post_init__(self) -> None:
+        if self.pipeline is None and self.strategy != FALLBACK and not self.rejected:
+            raise ValueError(f"a refused candidate, {self.name}, has no reason")
+
     @property
     def name(self) -> str:
         return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
@@ -173,6 +177,9 @@ def _proposals(
         if isinstance(recipe, Recipe):
             make = partial(_by_parts, recipe, program, device, options.queue_depth)
         candidates.append(_candidate(recipe, make, rows, device, before))
+    if not candidates:  # every other strategy has recipes for every program
+        reason = few_rows.why_none(program, rows, device)
+        candidates.append(Candidate(few_rows.STRATEGY, None, None, rejected=reason))
     return (*candidates, on_inductor(program, rows, device))
 
 

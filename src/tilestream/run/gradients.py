@@ -76,7 +76,8 @@ def stream_gradients(owner: fx.GraphModule, options: Options, target: Target) ->
         TilestreamError: with ``fallback=False``.
     """
     streamed = []
-    for launch in gradient_launches(sites(owner.graph, options, target), target.hardware, _region):
+    for found in gradient_launches(sites(owner.graph, options, target), target.hardware, _region):
+        launch = replace(found, sites=tuple(site.current for site in found.sites))
         try:
             with planning.kernels_kept(options, target):
                 made = plan(launch, options, target)
