@@ -264,7 +264,7 @@ def _made(loaded: Any, schedule: Any) -> Any:
 
 
 def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Path | None) -> None:
-    """A program as loops on the CPU: compiled, run three times, the fastest of which counts."""
+    """A program as loops on the CPU: compiled, then whole calls, the fastest of three of which counts."""
     from tilestream.sparse.cpu import CpuProgram
 
     schedule = how.schedule()
@@ -277,7 +277,7 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
         progress("running")
         made = min((loops.run(*loaded.inputs) for _ in range(3)), key=lambda one: one.seconds)
         found = _checked(check, loaded, made, program, progress)
-    out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms on one core")
+    out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms")
     for name, seconds in made.regions.items():
         out.print(f"  {name}: {1000 * seconds:.3f} ms", markup=False)
     _save(output, made)

@@ -86,9 +86,15 @@ def compile(
         names,
         rec.pruned - constants.keys(),
         rec.unbroken,
+        {n: t for n, t in tensors.items() if n in constants and n not in rec.pruned and _can_change(t)},
     )
     made.bits = rec.narrowest
     return made
+
+
+def _can_change(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that a module owns is one of numbers, in memory of its own."""
+    return tensor.layout == torch.strided and tensor.is_floating_point() and not tensor.is_meta
 
 
 def _stored(names: tuple[str, ...], inputs: tuple[Any, ...], declared: Mapping[str, Declared]) -> list[SparseTensor]:

@@ -69,7 +69,8 @@ class Program:
     ``constants`` are the tensors that a module owns (its parameters); ``names`` the inputs that ``run`` takes, in
     order. ``fixed`` are inputs whose values were compiled in; where there are some, ``given`` has the names of all
     inputs in order, and ``run`` takes either these or ``names``. ``pruned`` inputs are masks: what is stored as 0 does
-    not count. ``unbroken`` are masks (tensor, dimension) that have no fiber without an entry.
+    not count. ``unbroken`` are masks (tensor, dimension) that have no fiber without an entry. ``owned``: the constants
+    as the module has them, where they can change.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Program:
         given: Sequence[str] = (),
         pruned: Collection[str] = (),
         unbroken: Collection[tuple[str, int]] = (),
+        owned: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.einsums, self.schedule = einsums, schedule
         self.names = tuple(name for name in names if name in einsums.inputs)
@@ -93,6 +95,7 @@ class Program:
         self.unbroken = tuple(unbroken)
         self.bits = 53
         """Significant bits of the narrowest floats that results are rounded to."""
+        self.owned = dict(owned or {})
         self.given = tuple(name for name in given if name in self.names or name in self.fixed)
         self.outputs = tuple(outputs) or tuple(
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
@@ -181,7 +184,7 @@ class Program:
 
     def bind(self, *inputs: Value) -> dict[str, SparseTensor]:
         """Inputs and constants by name, as the program stores them; no inputs: those that it was compiled with."""
-        given = self._free(tuple(plain(x) for x in inputs)) or self.inputs
+        given = self.free(tuple(plain(x) for x in inputs)) or self.inputs
         if len(given) != len(self.names):
             raise SparseError(
                 f"{len(given)} inputs for {len(self.names)} ({', '.join(self.names)})", "pass them as to compile"
@@ -194,10 +197,10 @@ class Program:
                 raise SparseError(f"input {name!r} has shape {tensor.shape}, not {declared.shape}", "compile it anew")
             have[name] = prune(tensor) if name in self.pruned else tensor
         if inputs:
-            self._check_unbroken(have)
+            self.check_unbroken(have)
         return have
 
-    def _check_unbroken(self, have: Mapping[str, SparseTensor]) -> None:
+    def check_unbroken(self, have: Mapping[str, SparseTensor]) -> None:
         """
         Raises:
             SparseError: a mask leaves nothing of a row, and none of those that the program was compiled with did.
@@ -214,7 +217,7 @@ class Program:
                     "compile it with a mask that does: that program takes both kinds",
                 )
 
-    def _free(self, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+    def free(self, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         """The inputs without those that were compiled in, which have to be what they were."""
         if not self.fixed or len(inputs) != len(self.given):
             return inputs
@@ -262,9 +265,13 @@ def dense_output(view: OutputView, tensor: SparseTensor, fill: float) -> torch.T
         dense[tuple(torch.from_numpy(coordinates.T))] = torch.from_numpy(values)
     else:
         dense = to_torch(tensor)
-    if tensor.shape != tuple(size for size, dim in zip(view.shape, view.dims, strict=True) if dim is not None) and all(
-        dim is None or dim == n for n, dim in enumerate(view.dims)
-    ):
+    return spread(view, dense)
+
+
+def spread(view: OutputView, dense: torch.Tensor) -> torch.Tensor:
+    """A tensor of the program, strided, as the module gives it."""
+    kept = tuple(size for size, dim in zip(view.shape, view.dims, strict=True) if dim is not None)
+    if tuple(dense.shape) != kept and all(dim is None or dim == n for n, dim in enumerate(view.dims)):
         return dense.reshape(view.shape)
     dense = dense.permute([dim for dim in view.dims if dim is not None])
     for at, dim in enumerate(view.dims):

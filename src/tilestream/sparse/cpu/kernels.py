@@ -1,6 +1,7 @@
 """What the loops of a region call: products of dense matrices and weighted sums of rows, blocked for registers.
 
-Arrays are flat and contiguous float64, ``at`` is an element of one, and rows of results are contiguous.
+Arrays are flat and contiguous, all float32 or all float64; ``at`` is an element of one, and rows of results are
+contiguous.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from tilestream.sparse.cpu.registers import LANES, ROWS, add_product, prefetch, read, write, zeros
+from tilestream.sparse.cpu.registers import ROWS, add_product, lanes, prefetch, read, write, zeros
 
 WIDE = 8
 """Vectors of a row that a sum of rows keeps in registers."""
@@ -37,25 +38,25 @@ def product(
     columns: int,
 ) -> None:
     """``c[i, j] = sum_k a[i, k] * b[k, j]``: matrices at ``*_at``, with elements ``*_row`` and ``*_step`` apart."""
-    m = 0
+    m, vector = 0, lanes(c)
     while m < rows:
         high = m + ROWS <= rows
         at, n = a_at + m * a_row, 0
         while n < columns:
-            left, to = min(columns - n, 2 * LANES), c_at + m * c_row + n
+            left, to = min(columns - n, 2 * vector), c_at + m * c_row + n
             if not high:
-                one = zeros(1, 2)
+                one = zeros(c, 1, 2)
                 for k in range(inner):
                     one = add_product(one, a, at + k * a_step, 0, b, b_at + k * b_step + n, left)
                 write(one, c, to, 0, left)
-            elif left < 2 * LANES:
-                block = zeros(ROWS, 2)
+            elif left < 2 * vector:
+                block = zeros(c, ROWS, 2)
                 for k in range(inner):
                     prefetch(a, at + ROWS * (a_row + k))  # the rows after these, where they lie one after the other
                     block = add_product(block, a, at + k * a_step, a_row, b, b_at + k * b_step + n, left)
                 write(block, c, to, c_row, left)
             else:
-                block = zeros(ROWS, 2)
+                block = zeros(c, ROWS, 2)
                 for k in range(inner):
                     prefetch(a, at + ROWS * (a_row + k))
                     block = add_product(block, a, at + k * a_step, a_row, b, b_at + k * b_step + n, None)
@@ -81,31 +82,31 @@ def sum_rows(
 
     Row ``i`` has what is listed before ``ends[i]`` and not before ``ends[i - 1]``; ``more``: add to the first row.
     """
-    first, listed = 0, ends[rows - 1]
+    first, listed, vector = 0, ends[rows - 1], lanes(c)
     for i in range(rows):
         to, last, n = at + i * row, ends[i], 0
         again = more and i == 0
-        while n + WIDE * LANES <= width:
-            wide = zeros(1, WIDE)
+        while n + WIDE * vector <= width:
+            wide = zeros(c, 1, WIDE)
             if again:
                 wide = read(wide, c, to + n, 0, None)
             for p in range(first, last):
                 for v in range(WIDE):
-                    prefetch(x, starts[min(p + AHEAD, listed - 1)] + n + v * LANES)
+                    prefetch(x, starts[min(p + AHEAD, listed - 1)] + n + v * vector)
                 wide = add_product(wide, factors, p, 0, x, starts[p] + n, None)
             write(wide, c, to + n, 0, None)
-            n += WIDE * LANES
-        while n + 2 * LANES <= width:
-            two = zeros(1, 2)
+            n += WIDE * vector
+        while n + 2 * vector <= width:
+            two = zeros(c, 1, 2)
             if again:
                 two = read(two, c, to + n, 0, None)
             for p in range(first, last):
                 two = add_product(two, factors, p, 0, x, starts[p] + n, None)
             write(two, c, to + n, 0, None)
-            n += 2 * LANES
+            n += 2 * vector
         while n < width:
-            left = min(width - n, LANES)
-            one = zeros(1, 1)
+            left = min(width - n, vector)
+            one = zeros(c, 1, 1)
             if again:
                 one = read(one, c, to + n, 0, left)
             for p in range(first, last):

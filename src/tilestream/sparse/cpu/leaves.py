@@ -13,6 +13,11 @@ from tilestream.sparse.fusion import Leaf, Op, View
 from tilestream.sparse.region import Region
 from tilestream.sparse.storage import Format
 
+FEW = 16
+"""A matrix of which fewer rows than one in so many have an entry is stored without the others."""
+MOST_ROWS = 1 << 26
+"""Rows of a matrix that is stored with all of them."""
+
 
 class Leaves:
     """Loops over the indices of a region, and what its leaves have there.
@@ -32,6 +37,8 @@ class Leaves:
         self.lines: list[str] = []
         self.arguments: dict[tuple[str, str], str] = {}
         self.sizes: dict[str, str] = {}
+        self.forms: dict[str, tuple[str, Format]] = {}
+        """By the name of a view, the tensor that it is of and how the loops have it stored."""
         self.depth = 1
         self._names: dict[str, int] = {}
         self._drivers: dict[View, frozenset[Leaf]] = {}
@@ -112,7 +119,7 @@ class Leaves:
     # -- loops --------------------------------------------------------------------------------------------------------
 
     def range(self, index: str, scope: Scope) -> str:
-        tile = scope.tiles.get(index)
+        tile = scope.range(index)
         return f"range({tile.first}, {tile.last})" if tile else f"range({self.size(index)})"
 
     def size(self, index: str) -> str:
@@ -190,7 +197,17 @@ class Leaves:
                 scope.places[leaf] = Place(place.depth + 1, position, place.missing or packed)
 
     def format(self, leaf: Leaf) -> Format:
-        return self.region.views[leaf][1]
+        """How the loops have a leaf stored: as its region does, but with all rows where few of them are empty, so that
+        the loop over rows can be cut into parts and tiles."""
+        form = self.region.views[leaf][1]
+        if len(form.levels) < 2 or form.levels[0] != "compressed" or form.block > 1:
+            return form
+        size = leaf.declared.shape[form.order[0]]
+        extents = leaf.declared.extents
+        known = leaf.declared.format is not None and leaf.declared.format.order == form.order and bool(extents)
+        if size > MOST_ROWS or (known and extents[0] * FEW < size):
+            return form
+        return Format(("dense", *form.levels[1:]), form.order, form.block)
 
     def _next(self, leaf: Leaf, scope: Scope) -> str:
         format, depth = self.format(leaf), scope.places.get(leaf, Place()).depth
@@ -207,6 +224,8 @@ class Leaves:
     def argument(self, leaf: Leaf, array: str) -> str:
         """The variable of one of a leaf's arrays: ``values``, or ``seg`` and ``crd`` of a level."""
         tensor = leaf.tensor if leaf.tensor in self.dense else self.region.views[leaf][0]
+        if leaf.tensor not in self.dense:
+            self.forms[tensor] = leaf.tensor, self.format(leaf)
         if (tensor, array) not in self.arguments:
             self.arguments[tensor, array] = self.name(f"in_{tensor}_{array}")
         return self.arguments[tensor, array]

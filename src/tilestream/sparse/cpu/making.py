@@ -18,7 +18,7 @@ class Making(Leaves, ABC):
         super().__init__(region, dense, free)
         self.buffers: dict[str, tuple[int, str]] = {}
 
-    def buffer(self, base: str, size: int, dtype: str = "np.float64") -> str:
+    def buffer(self, base: str, size: int, dtype: str = "real") -> str:
         made = self.name(base)
         self.buffers[made] = max(1, size), dtype
         return made

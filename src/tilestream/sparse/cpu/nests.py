@@ -34,23 +34,33 @@ class Nests(Making):
 
     def __init__(self, region: Region, dense: Collection[str], free: Collection[str]) -> None:
         super().__init__(region, dense, free)
+        self.parallel: list[bool] = []
         self._users = Counter(kid for view in self.fused.views if isinstance(view, Op) for kid in {*view.operands})
 
     def source(self) -> str:
-        """Code of a function ``region`` of the arrays of ``arguments``, those of the results, and ``sizes``."""
+        """Code of a function a result, ``nest_0`` and so on, one to run after the other: of the ``part`` of ``parts``
+        to do, the arrays of ``arguments``, those of the results, and ``sizes``.
+
+        ``parallel`` says which of them can be done in parts, at the same time: they share no element of the result.
+        """
         made: dict[View, Array] = {}
+        nests: list[list[str]] = []
         for name, op in self.fused.roots.items():
             result = Array(self.name(f"out_{name}"), op.indices)
-            self.nest(op, result, Scope(rows=dict(made)))
+            self.lines, self.buffers = [], {}
+            self.nest(op, result, Scope(rows=dict(made)), whole=True)
             made[op] = result
-        head = [f"    {name} = np.empty({size}, {dtype})" for name, (size, dtype) in self.buffers.items()]
-        arguments = (*self.arguments.values(), *(array.name for array in made.values()), *self.sizes.values())
-        return "\n".join([f"def region({', '.join(arguments)}):", *head, *self.lines, "    return"])
+            head = [f"    {name} = np.empty({size}, {dtype})" for name, (size, dtype) in self.buffers.items()]
+            nests.append([*head, *self.lines, "    return"])
+        given = (*self.arguments.values(), *(array.name for array in made.values()), *self.sizes.values())
+        named = [f"def nest_{n}({', '.join(('part', 'parts', *given))}):" for n in range(len(nests))]
+        return "\n\n\n".join("\n".join([head, *lines]) for head, lines in zip(named, nests, strict=True))
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
-    def nest(self, op: Op, target: Array | str, scope: Scope) -> None:
-        """Code that makes all of a view that is left under the open loops, in an array or a variable."""
+    def nest(self, op: Op, target: Array | str, scope: Scope, whole: bool = False) -> None:
+        """Code that makes all of a view that is left under the open loops, in an array or a variable; ``whole``: the
+        part of a result that a thread has to make."""
         loops = sorted({*op.indices, *op.reduced} - scope.bound.keys(), key=self.rank.__getitem__)
         if set(op.reduced) & (scope.bound.keys() | scope.tiles.keys()):
             raise SparseError(f"{op} reduces an index whose loop is open", "choose another order, or fuse less")
@@ -58,18 +68,42 @@ class Nests(Making):
             self.emit(f"{target} = {number(self._start(op))}")
         loops = products.arranged(self, op, loops)
         inner, depth = scope.inner(), self.depth
-        inner.places = {}
+        inner.places, inner.parts = {}, {}
         self.catch_up(op, inner)
+        if whole:
+            self._divide(op, loops, inner)
         if size := self._tiled(op, loops, inner):
             for kid in op.operands:
                 self.settle(kid, inner)  # what no tile changes
-            first, last, whole = self.name("first"), self.name("last"), self.size(loops[0])
-            self.emit(f"for {first} in range(0, {whole}, {size}):")
+            part = inner.parts.get(loops[0], Tile("0", self.size(loops[0]), 0))
+            first, last = self.name("first"), self.name("last")
+            self.emit(f"for {first} in range({part.first}, {part.last}, {size}):")
             self.depth += 1
-            self.emit(f"{last} = min({first} + {size}, {whole})")
+            self.emit(f"{last} = min({first} + {size}, {part.last})")
             inner.tiles[loops[0]] = Tile(first, last, size)
         self._inside(op, loops, target, inner, isinstance(target, Array))
         self.depth = depth
+
+    def _divide(self, op: Op, loops: list[str], scope: Scope) -> None:
+        """Cut a loop of the result into a part a thread: the outermost one that the result keeps and that goes over all
+        coordinates, so that no two threads write one element and every element is summed as one thread would."""
+        kept = [index for index in loops if index in op.indices]
+        for index in [i for i in kept if i != op.indices[-1]] or kept:  # kernels make whole rows
+            if not (self.leading(op, index, scope) if index == loops[0] else self._compressed(op, index)):
+                first, last, size = self.name("from"), self.name("to"), self.size(index)
+                self.emit(f"{first} = {size} * part // parts")
+                self.emit(f"{last} = {size} * (part + 1) // parts")
+                scope.parts[index] = Tile(first, last, self.fused.sizes[index])
+                break
+        self.parallel.append(bool(scope.parts))
+
+    def _compressed(self, op: Op, index: str) -> bool:
+        """Whether a leaf that the loops of a view go along has an index compressed."""
+        for leaf in self.reached(op):
+            form = self.format(leaf)
+            if index in leaf.indices and form.levels[form.order.index(leaf.indices.index(index))] == "compressed":
+                return True
+        return False
 
     def _start(self, op: Op) -> float:
         if not op.reduced:
@@ -91,7 +125,7 @@ class Nests(Making):
                 inside = [i for i in view.indices if i != index and i not in scope.bound]
                 rows = max(rows, math.prod(self.fused.sizes[i] for i in inside)) if view is not op else rows
                 made = any(isinstance(one, Op) for one in view.operands)
-                useful |= products.is_product(self, view) and (view is not op or made)
+                useful |= products.is_product(self.dense, view) and (view is not op or made)
         if not useful or rows * ROWS > 4 * PANEL:
             return 0
         size = max(ROWS, min(TILE, PANEL // rows) // ROWS * ROWS)
@@ -128,7 +162,7 @@ class Nests(Making):
         """Put into the target what it starts with, as far as its loops are not open."""
         depth, inner, left = self.depth, scope.inner(), list(target.dims)
         size = 1
-        while left and left[-1] not in scope.bound and (left[-1] not in scope.tiles or left[-1] == target.local):
+        while left and left[-1] not in scope.bound and (not scope.range(left[-1]) or left[-1] == target.local):
             size *= self.layout.extent(target, left.pop(), scope)  # these lie together
         for index in left:
             if index not in scope.bound:
@@ -185,7 +219,7 @@ class Nests(Making):
         of a product of matrices."""
         first = min(self.rank[r] for r in op.reduced)
         found = sorted((i for i in op.indices if self.rank[i] < first), key=self.rank.__getitem__)
-        return set(found[:-1] if len(found) > 1 and products.is_product(self, op) else found)
+        return set(found[:-1] if len(found) > 1 and products.is_product(self.dense, op) else found)
 
     def _left(self, op: Op, scope: Scope) -> tuple[str, ...]:
         """Indices of a view whose loops are not open, outermost first."""
@@ -199,7 +233,7 @@ class Nests(Making):
 
     def _worth_keeping(self, op: Op, scope: Scope) -> bool:
         """Whether a row of something costly, an exponential, is read again, and can be made where only one is open."""
-        if op.statement.op not in COSTLY or self._users[op] < 2 or not products.is_dense(self, op):
+        if op.statement.op not in COSTLY or self._users[op] < 2 or not products.is_dense(self.dense, op):
             return False
         return len([i for i in op.indices if i not in scope.bound and i not in scope.tiles]) == 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tilestream.sparse.cpu.kernels import LISTED, SUMS
 from tilestream.sparse.cpu.making import Making
 from tilestream.sparse.cpu.scope import Array, Scope
@@ -11,18 +13,18 @@ NARROW = 4
 """Rows of fewer elements are left to plain loops."""
 
 
-def is_dense(nests: Making, view: View) -> bool:
+def is_dense(arrays: Collection[str], view: View) -> bool:
     """Whether a view has every element and can be had as an array: a plain one, or made of such by itself."""
     if isinstance(view, Leaf):
-        return view.tensor in nests.dense
-    return bool(view.reduced) or all(is_dense(nests, one) for one in view.operands)
+        return view.tensor in arrays
+    return bool(view.reduced) or all(is_dense(arrays, one) for one in view.operands)
 
 
-def is_product(nests: Making, op: Op) -> bool:
+def is_product(arrays: Collection[str], op: Op) -> bool:
     """Whether a view sums products of two dense views over one index that both have."""
     if not _sums_products(op) or len(op.reduced) != 1:
         return False
-    return all(op.reduced[0] in one.indices and is_dense(nests, one) for one in op.operands)
+    return all(op.reduced[0] in one.indices and is_dense(arrays, one) for one in op.operands)
 
 
 def _sums_products(op: Op) -> bool:
@@ -33,7 +35,7 @@ def _sums_products(op: Op) -> bool:
 
 def arranged(nests: Making, op: Op, loops: list[str]) -> list[str]:
     """Loops of a view; a product of dense matrices has first what both matrices have, so that each is one product."""
-    if not is_product(nests, op):
+    if not is_product(nests.dense, op):
         return loops
     both = [i for i in loops if all(i in one.indices for one in op.operands) and i not in op.reduced]
     return both + [i for i in loops if i not in both]
@@ -48,9 +50,9 @@ def multiply(nests: Making, op: Op, loops: list[str], target: Array, scope: Scop
         return False
     column = target.dims[-1]
     rows = [i for i in loops if i != column and i not in op.reduced]
-    if column not in loops or column in scope.tiles or nests.fused.sizes[column] < NARROW:
+    if column not in loops or scope.range(column) or nests.fused.sizes[column] < NARROW:
         return False
-    if len(rows) > 1 or not set(op.reduced) <= set(loops) or not is_product(nests, op):
+    if len(rows) > 1 or not set(op.reduced) <= set(loops) or not is_product(nests.dense, op):
         return False
     inner = op.reduced[0]
     left, right = op.operands if column in op.operands[1].indices else op.operands[::-1]
@@ -62,7 +64,7 @@ def multiply(nests: Making, op: Op, loops: list[str], target: Array, scope: Scop
     layout, count = nests.layout, "1"
     steps = [0, 0]
     if rows:
-        tile = scope.tiles.get(rows[0])
+        tile = scope.range(rows[0])
         count = f"{tile.last} - {tile.first}" if tile else str(nests.fused.sizes[rows[0]])
         steps = [layout.stride(one, rows[0], scope) for one in (a, target)]
     nests.emit(

@@ -44,13 +44,20 @@ class Scope:
     """Open loops: the variable of each index."""
     tiles: dict[str, Tile] = field(default_factory=dict)
     """Indices of which a tile is open; its loops may or may not be."""
+    parts: dict[str, Tile] = field(default_factory=dict)
+    """Indices of which this thread has a part of the coordinates. Unlike a tile, nothing is made for it at a time."""
     values: dict[View, str] = field(default_factory=dict)
     rows: dict[View, Array] = field(default_factory=dict)
     """Views that are in an array, as far as loops are open."""
     places: dict[Leaf, Place] = field(default_factory=dict)
 
     def inner(self) -> Scope:
-        return Scope(dict(self.bound), dict(self.tiles), dict(self.values), dict(self.rows), dict(self.places))
+        found = dict(self.bound), dict(self.tiles), dict(self.parts), dict(self.values), dict(self.rows)
+        return Scope(*found, dict(self.places))
+
+    def range(self, index: str) -> Tile | None:
+        """The coordinates of an index that its loop runs over here; None: all."""
+        return self.tiles.get(index) or self.parts.get(index)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Layout:
         """The element at the coordinates of the open loops; of what has no open loop, the first of the tile or all."""
         terms = []
         for index in array.dims:
-            tile = scope.tiles.get(index)
+            tile = scope.range(index)
             if index in scope.bound:
                 here = scope.bound[index]
                 here = f"({here} - {tile.first})" if tile and index == array.local else here
