@@ -16,6 +16,7 @@ import torch
 
 from tilestream.cuda.emit import headers
 from tilestream.cuda.host.build import Mutation
+from tilestream.cuda.segments import text
 
 KERNELS = {"tilestream_keys": "KeyParams", "tilestream_starts": "StartParams", "tilestream_sum": "SumParams"}
 
@@ -76,10 +77,10 @@ def _built(folder: Path, dtype: str, mutations: tuple[Mutation, ...]) -> ctypes.
     for m in mutations:
         texts[m.file] = m.apply(m.file, texts[m.file])
     launches = "".join(LAUNCH.format(kernel=kernel, params=params) for kernel, params in KERNELS.items())
-    texts["main.cpp"] = f'#include "ptx.cuh"\n{HEAD}#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n{launches}'
+    texts["main.cpp"] = f'#include "ptx.cuh"\n{HEAD}{text(dtype)}{launches}'
     folder.mkdir(parents=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text)
+    for name, written in texts.items():
+        (folder / name).write_text(written)
     flags = ["-std=c++20", "-O1", "-g1", "-w", "-fno-strict-aliasing", "-pthread", "-shared", "-fPIC", f"-I{folder}"]
     if os.environ.get("TILESTREAM_HOST_TSAN"):
         flags.append("-fsanitize=thread")

@@ -23,17 +23,21 @@ struct Mma<bf16, 8, AT> {
 };
 
 struct Params {
-  TensorMap input, weights[2], sums;
+  TensorMap input;
+  TensorMap weights[2];
+  TensorMap sums;
   const void* vectors[4];
   const void* rows_of[1];
   long long strides_of[1];
-  void *operand_data, *results[2];
+  void* operand_data;
+  void* results[2];
   float* partial;
   long long result_strides[2];
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows, box_rows;  // of a copy of left operands: no more than there are
+  int rows;
+  int box_rows;  // of a copy of left operands: no more than there are
 };
 
 struct Kernel {

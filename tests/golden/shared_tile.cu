@@ -23,17 +23,24 @@ struct Mma<bf16, 3, AT> {
 };
 
 struct Params {
-  TensorMap input, firsts[2], second, middle, sums;
+  TensorMap input;
+  TensorMap firsts[2];
+  TensorMap second;
+  TensorMap middle;
+  TensorMap sums;
   const void* vectors[2];
   const void* rows_of[1];
   long long strides_of[1];
-  void *middle_data, *operand_data, *result;
+  void* middle_data;
+  void* operand_data;
+  void* result;
   float* partial;
   long long result_stride;
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows, box_rows;  // of a copy of left operands: no more than there are
+  int rows;
+  int box_rows;  // of a copy of left operands: no more than there are
 };
 
 struct Kernel {

@@ -31,7 +31,12 @@ struct Mma<bf16, 32, AT> {
 
 #endif
 struct Params {
-  TensorMap input, firsts[2], hidden_in, hidden_out, seconds[1], results[1];
+  TensorMap input;
+  TensorMap firsts[2];
+  TensorMap hidden_in;
+  TensorMap hidden_out;
+  TensorMap seconds[1];
+  TensorMap results[1];
   const void* vectors[4];
   const void* rows_of[2];
   long long strides_of[2];
@@ -40,7 +45,8 @@ struct Params {
   ExchangeDump* dump;
   u64 limit_ns;
   Walk walk;
-  int rows, ctas;
+  int rows;
+  int ctas;
 };
 
 struct Kernel {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import statistics
 import time
@@ -102,9 +101,7 @@ class Runner:
         dump = flags + PHASES * self.ctas * LINE_BYTES
         packed = params(e, made, self.tiles.data_ptr(), self.out.data_ptr(), base, flags, dump, LIMIT_NS, times)
         stream = torch.cuda.current_stream().cuda_stream
-        self.function.launch(
-            (self.ctas, 1), THREADS, stream, (ctypes.c_char * len(packed)).from_buffer_copy(packed), cooperative=True
-        )
+        self.function.launch((self.ctas, 1), THREADS, stream, packed, cooperative=True)
 
     def us(self) -> float:
         """Microseconds of one exchange: the median of differences of long and short launches."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from tilestream.cuda.tensor_maps import Maps
 from tilestream.errors import DeviceError
 
 MAP_BYTES = 128
@@ -96,7 +97,7 @@ class Function:
         grid: tuple[int, int],
         threads: int,
         stream: int,
-        params: ctypes.Array,
+        params: bytes,
         cooperative: bool = False,
         dependent: bool = False,
     ) -> PreparedLaunch:
@@ -110,7 +111,7 @@ class Function:
         return kind(self, grid, threads, stream, params, cooperative)
 
     def launch(
-        self, grid: tuple[int, int], threads: int, stream: int, params: ctypes.Array, cooperative: bool = False
+        self, grid: tuple[int, int], threads: int, stream: int, params: bytes, cooperative: bool = False
     ) -> None:
         """Enqueue once; arguments as ``prepare``."""
         self.prepare(grid, threads, stream, params, cooperative)()
@@ -125,12 +126,13 @@ class PreparedLaunch:
         grid: tuple[int, int],
         threads: int,
         stream: int,
-        params: ctypes.Array,
+        params: bytes,
         cooperative: bool,
     ) -> None:
         d = _driver()
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        self._keep = (params, pointers)
+        held = ctypes.create_string_buffer(params, len(params))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
+        self._keep = (held, pointers)
         self._function, self._grid, self._threads, self._cooperative = function, grid, threads, cooperative
         self._where = ctypes.addressof(pointers)
         self._launch, self._args = self._call(stream)
@@ -365,3 +367,7 @@ def pixel_map(
         f"tensor map of pictures {sizes} {dtype}",
     )
     return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
+
+
+MAPS = Maps(tensor_map, pixel_map)
+"""What encodes tensor maps for kernels on a GPU."""

@@ -9,14 +9,16 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.resources import files
 
 import jinja2
 
+from tilestream.cuda.arguments import argument
 from tilestream.cuda.column_loop import halves_of
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
+from tilestream.cuda.params import Struct
 from tilestream.cuda.tables import ODD_ROWS, TAPPED, TAPPED_IN_BULK, StageTables, Tables, add_queues, add_stage
 from tilestream.cuda.templating import template
 from tilestream.errors import CompileError
@@ -81,6 +83,11 @@ class KernelSource:
         """Stages that wait for each other must be resident together."""
         return len(self.stages) > 1
 
+    @cached_property
+    def params(self) -> Struct:
+        """The kernel's argument."""
+        return argument(self.tables, self.stamped)
+
 
 def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> KernelSource:
     """Generate the kernel of a pipeline without DRAM queues.
@@ -135,6 +142,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
         counters=counters,
+        params=argument(tables, stamped),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]

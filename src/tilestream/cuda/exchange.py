@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
+from tilestream.cuda.params import MAP, Field, Struct, pointers
 from tilestream.errors import VerifyError
 from tilestream.schedule.layout import SHARED_LIMIT
 
@@ -151,8 +151,8 @@ class Exchange:
         kernel = f"TS_CLUSTER_KERNEL({THREADS}, {self.cluster})" if self.cluster > 1 else f"TS_KERNEL({THREADS})"
         return "\n".join(
             [
-                '#include "ptx.cuh"', '#include "math.cuh"', '#include "tile.cuh"', '#include "exchange.cuh"', "",
-                "namespace ts {", "", "using Params = ExchangeParams;", "struct E {",
+                '#include "ptx.cuh"', '#include "math.cuh"', '#include "tile.cuh"', '#include "collectives.cuh"', "",
+                "namespace ts {", PARAMS.text, "}", '#include "exchange.cuh"', "", "namespace ts {", "", "struct E {",
                 f"  static constexpr Exchange KIND = {self.kind.name};", *lines, "};", "", "}  // namespace ts", "",
                 f"{kernel} {self.name}(const TS_PARAM ts::Params p) {{", "  TS_SHARED(smem);",
                 "  ts::run_exchange<ts::E>(p, smem);", "}", "",
@@ -168,12 +168,30 @@ class Exchange:
         return ctas * self.tile_bytes * (self.peers if self.gathers else 1)
 
 
+PARAMS = Struct(
+    "Params",
+    (
+        Field(MAP, "map", note="of GATHER_L2: two times all parts, as rows of 128 bytes; of ADD_MEMORY: the sums"),
+        Field("const float*", "tiles", note="of sums [CTAs, BLOCKS, 128 threads, 4]"),
+        Field("const u32*", "parts", note="of gathers [CTAs, PART / 4]"),
+        Field("void*", "out", note="sums as the tiles lie, of a CTA's own blocks or of all; parts [CTAs, PEERS, PART]"),
+        Field("void*", "between", note="memory that is exchanged through: two times all parts, or all tiles"),
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="ExchangeDump*"),
+        Field("u64", "limit_ns"),
+        Field("int", "times"),
+    ),
+)
+
+
 def params(
     e: Exchange, tensor_map: bytes, tiles: int, out: int, between: int, flags: int, dump: int, limit_ns: int, times: int
 ) -> bytes:
-    """The bytes of ``ExchangeParams``; ``tiles`` are parts of gathers, or tiles of sums."""
-    words = (0 if e.gathers else tiles, tiles if e.gathers else 0, out, between, flags, dump, limit_ns, times)
-    return tensor_map + struct.pack(f"<{len(words)}Q", *words)
+    """The bytes of ``Params``; ``tiles`` are parts of gathers, or tiles of sums."""
+    return PARAMS.pack(
+        map=tensor_map, tiles=0 if e.gathers else tiles, parts=tiles if e.gathers else 0, out=out, between=between,
+        flags=flags, dump=dump, limit_ns=limit_ns, times=times,
+    )  # fmt: skip
 
 
 def map_sizes(e: Exchange, ctas: int) -> tuple[int, int, int, int, int]:

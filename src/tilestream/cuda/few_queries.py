@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
+from tilestream.cuda.params import Field, Struct, pointers
 from tilestream.ir.dtypes import DTYPES
 
 NAME = "tilestream_few_queries"
@@ -47,7 +47,7 @@ class Kernel:
         shape = {"DTYPE": self.dtype, "QUERIES": self.queries, "FEATURES": self.features}
         launch = {"WARPS": self.warps, "RESIDENT": self.resident, "MASKED": int(self.masked)}
         lines = [f"#define {name} {n}" for name, n in (shape | launch).items()]
-        return "\n".join([*lines, '#include "few_queries.cuh"', ""])
+        return "\n".join([*lines, PARAMS.text, '#include "few_queries.cuh"', ""])
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -66,22 +66,43 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if heads:
         operands = [_readable(t) for t in (query, key, value)]
-        packed = parameters(operands, None if mask is None else _rows(mask), out.data_ptr(), scale)
-        raw = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+        packed = parameters(operands, None if mask is None else _rows(mask), out, scale)
         stream = torch.cuda.current_stream(out.device).cuda_stream
-        _loaded(kernel, out.device.index or 0).launch((heads, 1), 32 * kernel.warps, stream, raw)
+        _loaded(kernel, out.device.index or 0).launch((heads, 1), 32 * kernel.warps, stream, packed)
     return out
 
 
-def parameters(operands: list[Tensor], mask: Tensor | None, out: int, scale: float) -> bytes:
-    """``FewQueriesParams`` of query, key and value, at their addresses."""
-    tensors = [*operands, mask]
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+READ = ("query", "key", "value", "mask")
+PARAMS = Struct(
+    "FewQueriesParams",
+    (
+        *pointers(*READ, type="const char*", notes={"mask": "added to scores, if MASKED"}),
+        Field("char*", "out", note="[heads, QUERIES, FEATURES]"),
+        *(Field("long long", f"{name}_stride", note="bytes from head to head") for name in READ),
+        *(Field("int", f"{name}_row", note="bytes from query to query, position to position") for name in READ[:3]),
+        Field("int", "positions"),
+        Field("float", "scale"),
+    ),
+)
+
+
+def parameters(
+    operands: list[Tensor],
+    mask: Tensor | None,
+    out: Tensor,
+    scale: float,
+    address: Callable[[Tensor], int] = Tensor.data_ptr,
+) -> bytes:
+    """The bytes of ``FewQueriesParams`` of query, key and value, at their addresses."""
     size = operands[0].element_size()
-    strides = [0 if t is None or t.shape[0] == 1 else t.stride(0) * size for t in tensors]
-    rows = [t.stride(2) * size for t in operands]
+    tensors = dict(zip(READ, [*operands, mask], strict=True))
+    strides = {
+        f"{name}_stride": 0 if t is None or t.shape[0] == 1 else t.stride(0) * size for name, t in tensors.items()
+    }
+    rows = {f"{name}_row": t.stride(2) * size for name, t in zip(READ, operands, strict=False)}
+    addresses = {name: 0 if t is None else address(t) for name, t in tensors.items()}
     positions = operands[1].shape[2]
-    return struct.pack("<5Q4q4if4x", *addresses, out, *strides, *rows, positions, scale)
+    return PARAMS.pack(**addresses, out=address(out), **strides, **rows, positions=positions, scale=scale)
 
 
 @cache

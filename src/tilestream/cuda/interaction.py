@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from tilestream.cuda import beside
 from tilestream.cuda.diagnose import IndexRecord
+from tilestream.cuda.params import Field, Struct, pointers
 from tilestream.ir.dtypes import DTYPES
 
 FORWARD, BACKWARD = "tilestream_interaction", "tilestream_interaction_backward"
@@ -86,7 +85,37 @@ class Kernel:
         numbers["BACKWARD"] = int(self.name == BACKWARD)
         shape = {"DTYPE": self.dtype, "WARPS": warps, "RESIDENT": self.resident(warps)}
         lines = [f"#define {name} {n}" for name, n in (*numbers.items(), *shape.items())]
-        return "\n".join([*lines, '#include "interaction.cuh"', ""])
+        return "\n".join(
+            [*lines, '#include "lanes.cuh"', argument(self.vectors).text, '#include "interaction.cuh"', ""]
+        )
+
+
+SOURCE = Struct(
+    "Source",
+    (
+        *pointers("rows", type="const char*"),
+        Field("const void*", "index", note="which row each sample has; null: its own"),
+        Field("long long", "count", note="of rows"),
+        Field("int", "stride", note="bytes from row to row"),
+        Field("int", "wide", note="whether indices have 64 bits"),
+    ),
+)
+
+
+def argument(vectors: int) -> Struct:
+    """``InteractionParams`` of a kernel of so many vectors a sample."""
+    given = "backward: gradients of the products [batch, PAIRS], `given_stride` bytes from row to row"
+    each = (
+        Field(SOURCE, "sources", vectors),
+        *pointers("first", "second", type="const void*"),
+        Field("const char*", "given", note=given),
+        Field("char*", "out", note="forward: [batch, WIDTH]; backward: [VECTORS, batch, FEATURES]"),
+        *pointers("record", type="u64*"),
+        Field("long long", "given_stride"),
+        Field("int", "batch"),
+        Field("int", "wide", note="whether pairs are of 64 bits"),
+    )
+    return Struct("InteractionParams", each)
 
 
 class LookupRecord(IndexRecord):
@@ -184,10 +213,9 @@ def _launch(
         [t.data_ptr() for t in pairs], 0 if given is None else given.data_ptr(), out.data_ptr(), loaded.record.address,
         0 if given is None else given.stride(0) * given.element_size(), batch, _wide(first),
     )  # fmt: skip
-    raw = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
     stream = torch.cuda.current_stream(out.device).cuda_stream
     ctas = min(-(-batch // loaded.warps), loaded.resident)
-    loaded.function.launch((ctas, 1), 32 * loaded.warps, stream, raw)
+    loaded.function.launch((ctas, 1), 32 * loaded.warps, stream, packed)
 
 
 def parameters(
@@ -200,10 +228,19 @@ def parameters(
     batch: int,
     wide: int,
 ) -> bytes:
-    """``InteractionParams``. Of each source: addresses of rows and index, rows, bytes from row to row, 64-bit indices.
-    Then addresses; bytes between rows of ``given``; samples; whether pairs have 64 bits."""
-    packed = b"".join(struct.pack("<QQqii", *source) for source in sources)
-    return packed + struct.pack("<QQQQQqii", *pairs, given, out, record, given_stride, batch, wide)
+    """The bytes of ``InteractionParams``.
+
+    Args:
+        sources: of each, addresses of rows and index, rows, bytes from row to row, and whether indices have 64 bits.
+        given_stride: bytes from row to row of ``given``.
+        wide: whether pairs have 64 bits.
+    """
+    names = [field.name for field in SOURCE.fields]
+    return argument(len(sources)).pack(
+        sources=[dict(zip(names, source, strict=True)) for source in sources],
+        first=pairs[0], second=pairs[1], given=given, out=out, record=record, given_stride=given_stride,
+        batch=batch, wide=wide,
+    )  # fmt: skip
 
 
 @cache  # captured graphs keep the record's address

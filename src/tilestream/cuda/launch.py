@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from tilestream.cuda import driver, pack, stamps
+from tilestream.cuda.arguments import MOST_ROWS, Addresses
+from tilestream.cuda.arguments import pack as pack_argument
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
-from tilestream.cuda.pack import Where
+from tilestream.cuda.params import Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
-from tilestream.cuda.tables import INDEX, TABLE, MapSpec
+from tilestream.cuda.tables import TABLE
 from tilestream.cuda.tiled_block.launch import TiledBlockLaunch
 from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Tensor
+from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.taps import rows_given
-from tilestream.schedule.model import ceil_to
 
-MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS  # row numbers are 32-bit, and rounded up to a step of tiles
 KEPT = 16
 """Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""
-
-TAIL = struct.Struct("<QQQQQii")
-"""What every launch has behind its tensors: addresses of flags, epoch, exits and record, the limit of a wait in ns;
-rows, and room for stamps, whose address comes behind."""
-
-TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that the queue's name is known
-
-
-@dataclass(frozen=True)
-class _Offsets:
-    """Byte offsets in the kernel's Params, as the template declares it."""
-
-    pointers: int
-    strides: int
-    tail: int
-    size: int
 
 
 class Launch:
@@ -78,10 +59,6 @@ class Launch:
             raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
         self.workspaces = Workspaces(lambda: Workspace(self.tables))
         self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
-        maps, pointers = max(len(self.tables.maps), 1), max(len(self.tables.pointers), 1)
-        at = maps * driver.MAP_BYTES
-        tail = at + 16 * pointers
-        self.offsets = _Offsets(at, at + 8 * pointers, tail, ceil_to(tail + TAIL.size + 8 * source.stamped, 64))
         leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, *_ in self.tables.pointers)
         self.dump = Dump(self.tables, [s.name for s in source.stages]) if leaves_record else None
         self._written: stamps.Buffer | None = None
@@ -121,75 +98,13 @@ class Launch:
         grid = max(stage.group, (grid + stage.group - 1) // stage.group * stage.group)
         return grid - stage.group if grid > self.sms else grid
 
-    def _params(self, where: Mapping[str, Where], space: Workspace, rows: int) -> ctypes.Array:
-        """The kernel's argument: tensor maps, then addresses, strides, and what every launch has (``_Offsets``).
-
-        Raises:
-            InputError: pictures or a table have more rows than a kernel can count.
-        """
-        o = self.offsets
-        raw = (ctypes.c_char * o.size)()
-        for k, spec in enumerate(self.tables.maps):
-            raw[k * driver.MAP_BYTES : (k + 1) * driver.MAP_BYTES] = self._map(spec, where, space, rows)
-        for w in self.tables.windows:
-            pixels = rows // (w.height * w.width) * w.in_height * w.in_width
-            if pixels > MOST_ROWS:
-                raise InputError(
-                    f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images"
-                )
-        for k, pointer in enumerate(self.tables.pointers):
-            address, stride = self._pointer(*pointer, where)
-            struct.pack_into("<Q", raw, o.pointers + 8 * k, address)
-            struct.pack_into("<q", raw, o.strides + 8 * k, stride)
+    def _params(self, where: Mapping[str, Where], space: Workspace, rows: int) -> bytes:
+        """The kernel's argument."""
         dump = self.dump.address if self.dump is not None else 0
         written = self._stamps(rows) if self.source.stamped else None
-        room = written.room if written is not None else 0
-        TAIL.pack_into(raw, o.tail, space.lines, space.epoch, space.exits, dump, TIMEOUT_NS, rows, room)
-        if written is not None:
-            struct.pack_into("<Q", raw, o.tail + TAIL.size, written.address)
-        return raw
-
-    def _map(self, spec: MapSpec, where: Mapping[str, Where], space: Workspace, rows: int) -> bytes:
-        """A tensor map: of a tensor of the call, of a queue's ring or packed weights in the workspace, of pictures."""
-        if spec.kind == "window":
-            return self._pixels(spec, where, rows)
-        if spec.kind == "ring":
-            queue = self.tables.queues[int(spec.name)]
-            address, row_bytes = space.rings[int(spec.name)], queue.features * DTYPE_BYTES[queue.dtype]
-        elif spec.kind == "packed":
-            packed = self.tables.packs[int(spec.name)]
-            address, row_bytes = space.packed[int(spec.name)], packed.columns * DTYPE_BYTES[packed.dtype]
-        else:
-            address, stride, _ = where[spec.name]
-            row_bytes = stride * self._element_bytes(spec.name)
-        return driver.tensor_map(spec.dtype, address, spec.columns, spec.rows or rows, row_bytes, spec.box_rows)
-
-    def _pointer(self, kind: str, name: str, first: int, where: Mapping[str, Where]) -> tuple[int, int]:
-        """Address and stride of a tensor that is read element by element, from its element ``first``: elements from row
-        to row; of a table bytes; of an index the rows of the table that it goes into."""
-        address, stride, _ = where[name]
-        if first:
-            address += first * self._element_bytes(name)
-        if kind == TABLE:
-            return address, stride * self._element_bytes(name)
-        if kind.startswith(INDEX):
-            table = kind.removeprefix(INDEX)
-            stride = where[table].rows
-            if stride > MOST_ROWS:
-                what = f"table {table!r} has {stride} rows, more than {MOST_ROWS}"
-                raise InputError(what, "gather its rows before the pipeline")
-        return address, stride
-
-    def _element_bytes(self, name: str) -> int:
-        """Of a tensor of the pipeline that is no index."""
-        return DTYPE_BYTES[self.source.pipeline.tensor(name).dtype]
-
-    def _pixels(self, spec: MapSpec, where: Mapping[str, Where], rows: int) -> bytes:
-        """The tensor map of pictures whose taps are copied in bulk."""
-        w = self.tables.windows[int(spec.name)]
-        sizes = (w.channels, w.in_width, w.in_height, rows // (w.height * w.width))
-        strides = (w.stride_x, w.stride_y)
-        return driver.pixel_map(w.dtype, where[w.tensor].address, sizes, *w.corners, strides, spec.box_rows)
+        stamps = (written.address, written.room) if written is not None else (0, 0)
+        at = Addresses(space.lines, space.epoch, space.exits, space.rings, space.packed, dump, *stamps)
+        return pack_argument(self.source, where, at, rows, driver.MAPS)
 
 
 def _shape(t: Tensor, rows: int) -> tuple[int, ...]:

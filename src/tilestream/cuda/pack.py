@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
 from tilestream.cuda import beside, driver
+from tilestream.cuda.params import Field, Struct, Where, pointers
 from tilestream.cuda.tables import PackSpec
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to, columns_of
 
-ENTRY_BYTES = 48
+ENTRY = Struct(
+    "PackEntry",
+    (
+        *pointers("source", type="const void*"),
+        *pointers("target"),
+        Field("int", "rows"),
+        Field("int", "columns", note="of one segment, in elements; columns beyond are zero"),
+        *(Field("int", name) for name in ("source_stride", "target_stride", "source_column", "target_column")),
+        Field("int", "padded"),
+        Field("int", "element_bytes"),
+    ),
+)
 
 
-class Where(NamedTuple):
-    """A tensor in device memory: its address, the distance of its rows in elements, and how many there are."""
-
-    address: int
-    stride: int
-    rows: int
+def argument(entries: int) -> Struct:
+    """``PackParams`` for as many pieces of weights."""
+    return Struct("PackParams", (Field(ENTRY, "entries", entries),))
 
 
 def text_of(entries: int) -> str:
     """The kernel that copies as many pieces of weights."""
-    return f'#define PACK_ENTRIES {entries}\n#include "pack.cuh"\n'
+    return f'{argument(entries).text}\n#include "pack.cuh"\n'
 
 
 class Packer:
@@ -40,12 +46,20 @@ class Packer:
 
     def prepare(self, where: Mapping[str, Where], packed: Sequence[int], stream: int) -> driver.PreparedLaunch:
         """The copy from the weights at ``where`` to the addresses ``packed``, one a spec, on a stream."""
-        raw = (ctypes.c_char * (len(self.entries) * ENTRY_BYTES + 8))()
-        for n, (k, spec, (column, columns, at)) in enumerate(self.entries):
-            address, stride, _ = where[spec.weight]
-            padded = ceil_to(columns, columns_of(spec.dtype))
-            struct.pack_into(
-                "<QQ8i", raw, n * ENTRY_BYTES, address, packed[k], spec.rows, columns,
-                stride, spec.columns, column, at, padded, DTYPE_BYTES[spec.dtype],
-            )  # fmt: skip
-        return self.function.prepare((16, len(self.entries)), 256, stream, raw)
+        entries = [
+            {
+                "source": where[spec.weight].address,
+                "target": packed[k],
+                "rows": spec.rows,
+                "columns": columns,
+                "source_stride": where[spec.weight].stride,
+                "target_stride": spec.columns,
+                "source_column": column,
+                "target_column": at,
+                "padded": ceil_to(columns, columns_of(spec.dtype)),
+                "element_bytes": DTYPE_BYTES[spec.dtype],
+            }
+            for k, spec, (column, columns, at) in self.entries
+        ]
+        params = argument(len(entries)).pack(entries=entries)
+        return self.function.prepare((16, len(entries)), 256, stream, params)

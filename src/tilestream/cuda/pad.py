@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
+from tilestream.cuda.params import Field, Struct, pointers
 
 NAME = "tilestream_pad"
 WARPS, PIECE = 8, 16
@@ -28,25 +27,43 @@ def padded(matrices: Sequence[Tensor], columns: int) -> list[Tensor]:
     rows = sum(map(len, matrices))
     if rows:
         read = [m if m.stride(1) == 1 else m.contiguous() for m in matrices]
-        packed = parameters(read, [m.data_ptr() for m in made])
-        raw = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+        packed = parameters(read, made)
         stream = torch.cuda.current_stream(made[0].device).cuda_stream
-        _loaded(len(read), made[0].device.index or 0).launch((-(-rows // WARPS), 1), 32 * WARPS, stream, raw)
+        _loaded(len(read), made[0].device.index or 0).launch((-(-rows // WARPS), 1), 32 * WARPS, stream, packed)
     return made
 
 
 def text(matrices: int) -> str:
     """The source of the kernel that copies so many."""
-    return f'#define MATRICES {matrices}\n#include "pad.cuh"\n'
+    return f'#define MATRICES {matrices}\n{argument(matrices).text}\n#include "pad.cuh"\n'
 
 
-def parameters(matrices: Sequence[Tensor], made: Sequence[int]) -> bytes:
-    """``PadParams`` of matrices whose rows' elements are neighbours, and the addresses of their copies."""
+MATRIX = Struct(
+    "PadMatrix",
+    (
+        *pointers("from", type="const char*"),
+        Field("char*", "to", note="[rows, pieces] of 16 bytes"),
+        Field("long long", "stride", note="bytes from row to row"),
+        Field("int", "rows"),
+    ),
+)
+
+
+def argument(matrices: int) -> Struct:
+    """``PadParams`` of so many matrices."""
+    return Struct("PadParams", (Field(MATRIX, "matrices", matrices), Field("int", "row_bytes"), Field("int", "pieces")))
+
+
+def parameters(
+    matrices: Sequence[Tensor], made: Sequence[Tensor], address: Callable[[Tensor], int] = Tensor.data_ptr
+) -> bytes:
+    """The bytes of ``PadParams`` of matrices whose rows' elements are neighbours, and of their copies."""
     row_bytes = 2 * matrices[0].shape[1]
-    each = (
-        struct.pack("<QQqi4x", m.data_ptr(), at, 2 * m.stride(0), len(m)) for m, at in zip(matrices, made, strict=True)
-    )
-    return b"".join(each) + struct.pack("<2i", row_bytes, -(-row_bytes // PIECE))
+    each = [
+        {"from": address(m), "to": address(at), "stride": 2 * m.stride(0), "rows": len(m)}
+        for m, at in zip(matrices, made, strict=True)
+    ]
+    return argument(len(each)).pack(matrices=each, row_bytes=row_bytes, pieces=-(-row_bytes // PIECE))
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -15,11 +13,49 @@ from torch import Tensor
 from tilestream.cuda import beside
 from tilestream.cuda.cache import compile_ahead
 from tilestream.cuda.diagnose import IndexRecord
+from tilestream.cuda.params import Field, Struct, pointers
 from tilestream.ir.dtypes import DTYPES
 
 SUM_THREADS, LANE_BYTES, LONG, MOST_EACH = 512, 16, 64, 8  # segments.cuh
 CTAS = 264
 """Two an SM, which is what is resident: as many sum nodes of more than ``LONG`` edges where there are few nodes."""
+
+KEYS = Struct(
+    "KeyParams",
+    (
+        *pointers("index", type="const void*"),
+        *pointers("keys", type="int*"),
+        Field("long long", "nodes"),
+        Field("int", "edges"),
+        Field("int", "wide", note="int64, not int32"),
+        Field("u64*", "record", note="of lanes::give_up"),
+    ),
+)
+STARTS = Struct(
+    "StartParams",
+    (
+        Field("const int*", "keys", note="ascending"),
+        Field("int*", "starts", note="of each node's edges, and the end"),
+        Field("int*", "busy", note="zero, and room for what is to be done for nodes of more than LONG edges"),
+        Field("int", "edges"),
+        Field("int", "nodes"),
+    ),
+)
+SUMS = Struct(
+    "SumParams",
+    (
+        Field("const uint4*", "base", note="added to, or null"),
+        *pointers("rows", type="const uint4*"),
+        *pointers("order", type="const long long*"),
+        *pointers("starts", "busy", type="const int*"),
+        *pointers("out", type="uint4*"),
+        Field("int", "nodes"),
+        Field("int", "lanes"),
+        Field(
+            "int", "each", note="nodes, one after another, of each `lanes` threads: MOST_EACH where most have no edge"
+        ),
+    ),
+)
 
 
 class NodeRecord(IndexRecord):
@@ -39,7 +75,7 @@ def begin(dtypes: Iterable[torch.dtype]) -> None:
     """Begin to compile what sums of rows of these dtypes will launch: three kernels that nobody waits for yet."""
     named = [("tilestream_keys", "bf16"), ("tilestream_starts", "bf16")]
     named += [("tilestream_sum", DTYPES[dtype]) for dtype in dict.fromkeys(dtypes)]
-    compile_ahead([beside.BesideSource(name, _text(dtype)) for name, dtype in named])
+    compile_ahead([beside.BesideSource(name, text(dtype)) for name, dtype in named])
 
 
 def explained(device: torch.device) -> AbstractContextManager[None]:
@@ -55,7 +91,9 @@ def keys(index: Tensor, nodes: int) -> Tensor:
     found = torch.empty(len(index), dtype=torch.int32, device=index.device)
     if len(index):
         wide, record = int(index.dtype == torch.int64), _record(index.device).address
-        packed = struct.pack("<QQqiiQ", index.data_ptr(), found.data_ptr(), nodes, len(index), wide, record)
+        packed = KEYS.pack(
+            index=index.data_ptr(), keys=found.data_ptr(), nodes=nodes, edges=len(index), wide=wide, record=record
+        )
         _launch("tilestream_keys", "bf16", -(-len(index) // 256), 256, packed, index.device)
     return found
 
@@ -67,7 +105,8 @@ def starts(keys: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """
     found = torch.empty(nodes + 1, dtype=torch.int32, device=keys.device)
     busy = torch.zeros(busy_words(len(keys)), dtype=torch.int32, device=keys.device)
-    packed = struct.pack("<QQQii", *(t.data_ptr() for t in (keys, found, busy)), len(keys), nodes)
+    at = {name: t.data_ptr() for name, t in (("keys", keys), ("starts", found), ("busy", busy))}
+    packed = STARTS.pack(**at, edges=len(keys), nodes=nodes)
     _launch("tilestream_starts", "bf16", len(keys) // 256 + 1, 256, packed, keys.device)
     return found, busy
 
@@ -91,11 +130,12 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy:
     nodes, lanes = len(starts) - 1, rows.shape[1] * rows.element_size() // LANE_BYTES
     out = torch.empty(nodes, rows.shape[1], dtype=rows.dtype, device=rows.device)
     if nodes:
-        given = (t.data_ptr() for t in (rows, order, starts, busy, out))
+        tensors = {"base": base, "rows": rows, "order": order, "starts": starts, "busy": busy, "out": out}
+        given = {name: 0 if t is None else t.data_ptr() for name, t in tensors.items()}
         at_once = SUM_THREADS // lanes
         # Where most nodes have no edge, a CTA is over before the next one's starts are here: it has many.
         each = max(1, min(MOST_EACH, nodes // (2 * CTAS * at_once))) if len(order) < nodes else 1
-        packed = struct.pack("<QQQQQQiii4x", 0 if base is None else base.data_ptr(), *given, nodes, lanes, each)
+        packed = SUMS.pack(**given, nodes=nodes, lanes=lanes, each=each)
         ctas = max(-(-nodes // (at_once * each)), min(CTAS, len(order) // LONG))
         _launch("tilestream_sum", DTYPES[rows.dtype], ctas, SUM_THREADS, packed, rows.device)
     return out
@@ -107,11 +147,12 @@ def _aligned(rows: Tensor) -> Tensor:
 
 
 def _launch(name: str, dtype: str, ctas: int, threads: int, packed: bytes, device: torch.device) -> None:
-    function = beside.function(name, _text(dtype), device.index or 0)
+    function = beside.function(name, text(dtype), device.index or 0)
     stream = torch.cuda.current_stream(device).cuda_stream
-    params = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
-    function.launch((ctas, 1), threads, stream, params)
+    function.launch((ctas, 1), threads, stream, packed)
 
 
-def _text(dtype: str) -> str:
-    return f'#define SUM_DTYPE {dtype}\n#include "segments.cuh"\n'
+def text(dtype: str) -> str:
+    """The source of all three kernels, sums of ``dtype``."""
+    structs = "\n".join(params.text for params in (KEYS, STARTS, SUMS))
+    return f'#define SUM_DTYPE {dtype}\n#include "lanes.cuh"\n{structs}\n#include "segments.cuh"\n'

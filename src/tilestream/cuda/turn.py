@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import weakref
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -11,14 +9,13 @@ from math import prod
 import torch
 
 from tilestream.cuda import beside, driver
-from tilestream.cuda.pack import Where
+from tilestream.cuda.params import Field, Struct, Where
 from tilestream.cuda.workspace import LINE_BYTES, Workspaces
 from tilestream.ir.pipeline import DTYPE_BYTES, Tensor
 from tilestream.schedule.model import ceil_to
 
 ENTRIES = 16
 """Weights that one launch turns: the entries are the kernel's argument."""
-ENTRY_BYTES = 32
 BLOCKS = 64
 """Of a weight: one a square of 32 x 32, up to 256 x 256."""
 
@@ -28,7 +25,17 @@ def lies_transposed(t: torch.Tensor) -> bool:
     return t.dim() == 2 and t.stride(0) == 1 and t.stride(1) >= max(t.shape[0], 2)
 
 
-TEXT = f'#define TURN_ENTRIES {ENTRIES}\n#include "turn.cuh"\n'
+ENTRY = Struct(
+    "TurnEntry",
+    (
+        Field("const void*", "source", note="element (r, c) of the matrix that is wanted is at c * stride + r,"),
+        Field("void*", "target", note="and goes to r * columns + c"),
+        *(Field("int", name) for name in ("rows", "columns", "stride", "element_bytes")),
+    ),
+)
+PARAMS = Struct("TurnParams", (Field(ENTRY, "entries", ENTRIES),))
+UNUSED = dict.fromkeys(("source", "target", "rows", "columns", "stride", "element_bytes"), 0)
+TEXT = f'{PARAMS.text}\n#include "turn.cuh"\n'
 
 
 class _Arena:
@@ -67,10 +74,17 @@ class Turner:
         launches = []
         for first in range(0, len(self.weights), ENTRIES):
             some = self.weights[first : first + ENTRIES]
-            raw = (ctypes.c_char * (ENTRIES * ENTRY_BYTES))()
-            for n, w in enumerate(some):
-                source, stride, _ = where[w.name]
-                size = DTYPE_BYTES[w.dtype]
-                struct.pack_into("<QQ4i", raw, n * ENTRY_BYTES, source, copies[w.name].address, *w.shape, stride, size)
-            launches.append(self.function.prepare((BLOCKS, len(some)), 256, stream, raw))
+            entries = [
+                {
+                    "source": where[w.name].address,
+                    "target": copies[w.name].address,
+                    "rows": w.shape[0],
+                    "columns": w.shape[1],
+                    "stride": where[w.name].stride,
+                    "element_bytes": DTYPE_BYTES[w.dtype],
+                }
+                for w in some
+            ]
+            params = PARAMS.pack(entries=entries + [UNUSED] * (ENTRIES - len(entries)))
+            launches.append(self.function.prepare((BLOCKS, len(some)), 256, stream, params))
         return copies, launches

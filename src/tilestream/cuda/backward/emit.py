@@ -11,6 +11,7 @@ from tilestream.cuda.backward.body import body, maps
 from tilestream.cuda.backward.sums import width, write
 from tilestream.cuda.backward.wide import emit as emit_wide
 from tilestream.cuda.mma import by_rows, of_columns
+from tilestream.cuda.stationary.argument import argument
 from tilestream.cuda.stationary.emit import THREADS, StationarySource
 from tilestream.cuda.templating import template
 from tilestream.ir.pipeline import Pipeline
@@ -35,7 +36,7 @@ def emit(pipeline: Pipeline) -> StationarySource:
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     gives, leaves = _exchange(s)
     text = _template().render(
-        name=name, pipeline=pipeline, threads=THREADS, s=s, maps=tensors, pointers=pointers, streams=streams,
+        name=name, pipeline=pipeline, threads=THREADS, s=s, params=argument(tensors, pointers), streams=streams,
         first_weight=tensors.index(s.weights[0]) if s.weights else 0, has_bias=any(h.is_bias for h in s.held),
         tiles=TILES, width=width(s.fours, s.ctas), body=body(s), gives=gives, leaves=leaves,
         writes=[write(h, s.chain.layers[h.layer], n) for n, h in enumerate(s.held)], mma=_products(s),

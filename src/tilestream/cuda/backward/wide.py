@@ -11,6 +11,7 @@ import jinja2
 from tilestream.cuda.backward.body import PAD, epilogue, make
 from tilestream.cuda.backward.sums import width, write
 from tilestream.cuda.mma import mixed, of_columns
+from tilestream.cuda.stationary.argument import argument
 from tilestream.cuda.stationary.emit import THREADS, StationarySource
 from tilestream.cuda.templating import template
 from tilestream.ir.pipeline import Pipeline
@@ -28,7 +29,7 @@ def emit(pipeline: Pipeline, s: WideChain) -> StationarySource:
     pointers = tuple(dict.fromkeys(h.tensor for h in s.held))
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     text = _template().render(
-        name=name, pipeline=pipeline, threads=THREADS, s=s, maps=maps, pointers=pointers,
+        name=name, pipeline=pipeline, threads=THREADS, s=s, params=argument(maps, pointers),
         loads=[(maps.index(tensor), column, 0) for tensor, column in s.loads],
         boxes=[(maps.index(weight), column, row) for weight, column, row in s.weight_boxes],
         has_bias=any(h.is_bias for h in s.held), width=width(s.fours, s.ctas), body=_body(s, maps), leaves=_leaves(s),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +20,14 @@ from pathlib import Path
 import torch
 
 from tilestream.cuda import stamps
+from tilestream.cuda.arguments import Addresses
+from tilestream.cuda.arguments import pack as pack_argument
 from tilestream.cuda.compile import Source
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.emit import KernelSource, emit, headers
+from tilestream.cuda.host.maps import MAPS
+from tilestream.cuda.params import Where
 from tilestream.cuda.stamps import LaunchLog
-from tilestream.cuda.tables import INDEX, TABLE, WindowSpec
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
@@ -35,8 +37,8 @@ from tilestream.ir.taps import rows_given
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 LINE = 128
-MAP_WORDS = 16  # of machine.h
-TO_TF32 = 2  # the last of them, of a map that rounds
+OF_FILE = 1 << 56
+"""In an address of a kernel's argument: it is one of the launch's file (``fill`` of run.cuh)."""
 
 
 class HostTrap(TilestreamError):
@@ -84,9 +86,9 @@ class HostRun:
 
 @dataclass
 class Arena:
-    """Bytes of one launch's file: header words, then everything that the kernel addresses."""
+    """Bytes of one launch's file: the kernel's argument, then everything that it addresses."""
 
-    size: int = 1 << 14  # behind the header
+    size: int = 1 << 14  # behind the argument
     parts: list[tuple[int, bytes]] = field(default_factory=list)
 
     def add(self, data: bytes, alignment: int = 256) -> int:
@@ -95,11 +97,15 @@ class Arena:
         self.size = at + len(data) + 64  # a gap: what is written past an end lands in nobody's data
         return at
 
-    def write(self, path: Path, words: Sequence[int]) -> None:
+    def where(self, t: torch.Tensor) -> Where:
+        """A tensor, added: as a kernel is told of it."""
+        return Where(OF_FILE + self.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0] if t.dim() else 1)
+
+    def write(self, path: Path, params: bytes) -> None:
         with path.open("wb") as f:
             f.write(b"\xff" * self.size)
             f.seek(0)
-            f.write(struct.pack(f"<{len(words)}q", *words))
+            f.write(params)
             for at, data in self.parts:
                 f.seek(at)
                 f.write(data)
@@ -150,39 +156,23 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
     program = compile_for_host(source, options)
     tables, pipeline = source.tables, source.pipeline
     arena = Arena()
-    at = {t.name: arena.add(bytes_of(tensors[t.name])) for t in pipeline.tensors}
-    rings = [arena.add(b"\xff" * (q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype])) for q in tables.queues]
-    packed = [arena.add(bytes_of(pack(spec, tensors[spec.weight]))) for spec in tables.packs]
-    flags = arena.add(b"\0" * ((2 + tables.lines) * LINE))
+    where = {t.name: arena.where(tensors[t.name]) for t in pipeline.tensors}
+    rings = [b"\xff" * (q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype]) for q in tables.queues]
+    packed = [bytes_of(pack(spec, tensors[spec.weight])) for spec in tables.packs]
+    flags = OF_FILE + arena.add(b"\0" * ((2 + tables.lines) * LINE))
     dump = Dump(tables, [s.name for s in source.stages])
     record = arena.add(b"\0" * (dump.words.numel() * 8))
-    words = [len(tables.maps)]
-    for spec in tables.maps:
-        if spec.kind == "window":
-            window = tables.windows[int(spec.name)]
-            words += _pixels(window, at[window.tensor], rows)
-            continue
-        base = (
-            {"ring": rings, "packed": packed}[spec.kind][int(spec.name)]
-            if spec.kind in ("ring", "packed")
-            else at[spec.name]
-        )
-        element = 4 if spec.dtype == "tf32" else DTYPE_BYTES[spec.dtype]
-        words += map_words(
-            base, spec.columns, spec.rows or rows, spec.columns * element, spec.box_rows, element,
-            rounded=spec.dtype == "tf32",
-        )  # fmt: skip
-    words.append(len(tables.pointers))
-    for kind, name, first in tables.pointers:
-        offset = first * tensors[name].element_size()
-        words += [at[name] + offset, _stride(kind, name, tensors)]
     ctas = _ctas(source, rows)
     room = stamps.capacity(source, rows, ctas) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(ctas, room)) if source.stamped else 0
-    words += [flags + 2 * LINE, flags, flags + LINE, record, int(options.flag_limit_s * 1e9), rows, written, room]
+    at = Addresses(
+        flags + 2 * LINE, flags, flags + LINE, [OF_FILE + arena.add(ring) for ring in rings],
+        [OF_FILE + arena.add(copy) for copy in packed], OF_FILE + record, OF_FILE + written, room,
+    )  # fmt: skip
+    params = pack_argument(source, where, at, rows, MAPS, int(options.flag_limit_s * 1e9))
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
-        arena.write(path, words)
+        arena.write(path, params)
         group = max(s.group for s in pipeline.stages)
         done = execute(program, path, source, (ctas, group), options)
         with path.open("rb") as f:
@@ -191,35 +181,13 @@ def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, opti
             dump.check()
             check_ended(source.name, done)
             for t in pipeline.by_role(Role.OUTPUT):
-                f.seek(at[t.name])
+                f.seek(where[t.name].address - OF_FILE)
                 raw = bytearray(f.read(rows * t.features * DTYPE_BYTES[t.dtype]))
                 tensors[t.name] = torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype]).reshape(rows, t.features)
             if not source.stamped:
                 return []
             f.seek(written)
             return [stamps.read(f.read(stamps.buffer_bytes(ctas, room)), source, rows, ctas, room)]
-
-
-def map_words(*told: int, rounded: bool = False) -> list[int]:
-    """The words of one tensor map: those ``told`` of ``machine.h``'s, zeros, and whether fp32 is rounded to tf32."""
-    return [*told, *[0] * (MAP_WORDS - 1 - len(told)), TO_TF32 if rounded else 0]
-
-
-def _pixels(w: WindowSpec, base: int, rows: int) -> list[int]:
-    """A tensor map of pictures in the im2col mode."""
-    element = 4 if w.dtype == "tf32" else DTYPE_BYTES[w.dtype]
-    sizes = (w.channels, w.in_width, w.in_height, TILE_ROWS, element, 1, rows // (w.height * w.width))
-    begin, end = w.corners
-    return map_words(base, *sizes, *begin, *end, w.stride_x, w.stride_y, rounded=w.dtype == "tf32")
-
-
-def _stride(kind: str, name: str, tensors: Mapping[str, torch.Tensor]) -> int:
-    """What a kernel is told with a pointer: see ``cuda.tables``."""
-    if kind.startswith(INDEX):
-        return tensors[kind.removeprefix(INDEX)].shape[0]
-    t = tensors[name]
-    stride = t.stride(0) if t.dim() else 1
-    return stride * t.element_size() if kind == TABLE else stride
 
 
 def _ctas(source: KernelSource, rows: int) -> int:
@@ -266,12 +234,12 @@ def run_program(command: list[str], name: str, options: HostRun) -> subprocess.C
 
 
 def run_file(
-    arena: Arena, words: Sequence[int], run: Callable[[Path], subprocess.CompletedProcess[str]]
+    arena: Arena, params: bytes, run: Callable[[Path], subprocess.CompletedProcess[str]]
 ) -> tuple[subprocess.CompletedProcess[str], bytearray]:
     """What ``run`` says when it is given an arena's file, and that file's bytes behind it."""
     with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
         path = Path(scratch) / "launch"
-        arena.write(path, words)
+        arena.write(path, params)
         return run(path), bytearray(path.read_bytes())
 
 
@@ -284,11 +252,6 @@ def check_ended(name: str, done: subprocess.CompletedProcess[str]) -> None:
 def left_at(raw: bytearray, at: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor of the shape and dtype of ``like`` that lies at byte ``at`` of a file."""
     return torch.frombuffer(raw, dtype=like.dtype, count=like.numel(), offset=at).reshape(like.shape).clone()
-
-
-def words_of(packed: bytes) -> tuple[int, ...]:
-    """A kernel's argument as the words that stand before an arena's bytes."""
-    return struct.unpack(f"<{len(packed) // 8}q", packed)
 
 
 @lru_cache(maxsize=1)

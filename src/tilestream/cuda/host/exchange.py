@@ -7,6 +7,7 @@ import torch
 from tilestream.cuda.exchange import Exchange, Kind, map_sizes, params
 from tilestream.cuda.host.build import (
     LINE,
+    OF_FILE,
     Arena,
     HostRun,
     bytes_of,
@@ -14,9 +15,8 @@ from tilestream.cuda.host.build import (
     compile_for_host,
     execute,
     run_file,
-    words_of,
 )
-from tilestream.cuda.host.shared_tile import OF_FILE, tensor_map
+from tilestream.cuda.host.maps import tensor_map
 from tilestream.cuda.shared_tile.params import PHASES
 
 
@@ -47,7 +47,7 @@ def exchange_on_host(
     made = tensor_map("bf16", OF_FILE + between, columns, rows, row_bytes, box_rows, box_columns)
     at = [OF_FILE + a for a in (source, out, between, flags, dump)]
     packed = params(e, made, at[0], at[1], at[2], at[3], at[4], int(options.flag_limit_s * 1e9), times)
-    done, raw = run_file(arena, words_of(packed), lambda path: execute(program, path, e, (ctas, e.cluster), options, 1))
+    done, raw = run_file(arena, packed, lambda path: execute(program, path, e, (ctas, e.cluster), options, 1))
     check_ended(e.name, done)
     if e.kind is Kind.ADD_MEMORY:
         sums = torch.frombuffer(raw, dtype=torch.bfloat16, count=rows * columns, offset=between)

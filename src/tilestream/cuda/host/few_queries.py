@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tilestream.cuda.few_queries import NAME, Kernel, parameters
 from tilestream.cuda.host.build import (
+    OF_FILE,
     Arena,
     HostRun,
     bytes_of,
@@ -17,8 +18,6 @@ from tilestream.cuda.host.build import (
 )
 from tilestream.cuda.host.lanes import compiled
 from tilestream.ir.dtypes import DTYPES
-
-ADDRESSES = 5
 
 
 def attention_on_host(
@@ -40,12 +39,10 @@ def attention_on_host(
     kernel = Kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
     program = compiled(kernel.text, NAME, "FewQueriesParams", how)
     arena = Arena()
-    held = [0 if t is None else arena.add(bytes_of(t)) for t in (query, key, value, mask)]
-    out = arena.add(bytes_of(torch.full_like(query, float("nan"))))
-    packed = bytearray(parameters([query, key, value], mask, out, scale))
-    packed[: 8 * ADDRESSES] = b"".join(at.to_bytes(8, "little") for at in (*held, out))
-    words = [arena.add(bytes(packed)), ADDRESSES, *(8 * k for k in range(ADDRESSES))]
+    empty = torch.full_like(query, float("nan"))
+    at = {id(t): arena.add(bytes_of(t)) for t in (query, key, value, mask, empty) if t is not None}
+    packed = parameters([query, key, value], mask, empty, scale, address=lambda t: OF_FILE + at[id(t)])
     numbers = map(str, (heads, 32 * kernel.warps, kernel.shared_bytes))
-    done, raw = run_file(arena, words, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
+    done, raw = run_file(arena, packed, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
     check_ended(NAME, done)
-    return left_at(raw, out, query)
+    return left_at(raw, at[id(empty)], query)

@@ -11,6 +11,7 @@ import torch
 
 from tilestream.cuda.emit import headers
 from tilestream.cuda.host.build import (
+    OF_FILE,
     Arena,
     HostRun,
     built,
@@ -83,23 +84,21 @@ def _run(
     like = sources[0]
     size = like.element_size()
     held = [
-        (arena.add(bytes_of(t)), _added(arena, i), len(t), t.shape[1] * size, int(_is_wide(i)))
+        (OF_FILE + arena.add(bytes_of(t)), _added(arena, i), len(t), t.shape[1] * size, int(_is_wide(i)))
         for t, i in zip(sources, indices, strict=True)
     ]
-    pairs = [arena.add(bytes_of(t)) for t in (first, second)]
+    pairs = [OF_FILE + arena.add(bytes_of(t)) for t in (first, second)]
     gaps = None if given is None else torch.cat([given, given.new_ones(len(given), GAP)], 1)
     empty = torch.full(shape, float("nan"), dtype=like.dtype)
     out = arena.add(bytes_of(empty))
     record = arena.add(bytes(32))
     stride = 0 if gaps is None else gaps.shape[1] * size
     batch = shape[0] if given is None else shape[1]
-    packed = parameters(held, pairs, _added(arena, gaps), out, record, stride, batch, int(_is_wide(first)))
-    addresses = [at for k in range(len(held)) for at in (32 * k, 32 * k + 8)]
-    addresses += [32 * len(held) + 8 * k for k in range(5)]
-    words = [arena.add(packed), len(addresses), *addresses]
+    places = (_added(arena, gaps), OF_FILE + out, OF_FILE + record)
+    packed = parameters(held, pairs, *places, stride, batch, int(_is_wide(first)))
     numbers = map(str, (CTAS, 32 * WARPS, kernel.shared_bytes(WARPS)))
     done, raw = run_file(
-        arena, words, lambda path: run_program([str(program), str(path), *numbers], kernel.name, options)
+        arena, packed, lambda path: run_program([str(program), str(path), *numbers], kernel.name, options)
     )
     claimed, what, rows, found = struct.unpack_from("<4q", raw, record)
     if claimed:
@@ -125,8 +124,8 @@ def compiled(text: str, name: str, params: str, options: HostRun) -> Path:
 
 
 def _added(arena: Arena, t: torch.Tensor | None) -> int:
-    """Where a tensor is in the arena; 0 for none."""
-    return 0 if t is None else arena.add(bytes_of(t))
+    """The address of a tensor, added to the arena; 0 for none."""
+    return 0 if t is None else OF_FILE + arena.add(bytes_of(t))
 
 
 def _is_wide(index: torch.Tensor | None) -> bool:

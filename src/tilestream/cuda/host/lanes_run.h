@@ -1,7 +1,7 @@
 // The host program around one kernel of lanes: lanes.py appends TS_LANES_MAIN(name, parameters) to its text.
 //
-// Its file starts with words of 64 bits: where the kernel's parameters are, how many of their words are addresses, and
-// where those are in them. Addresses are offsets into the file; zero stays null.
+// Its file starts with the kernel's argument, byte for byte as the device gets it. Addresses in it that have 1 in their top
+// byte are offsets into the file.
 #pragma once
 #include <fcntl.h>
 #include <pthread.h>
@@ -39,13 +39,10 @@ int run(char** argv, void (*kernel)(const P)) {
   struct stat info;
   fstat(file, &info);
   char* const base = (char*)mmap(nullptr, (u64)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  const u64* words = (const u64*)base;
   P params;
-  std::memcpy((void*)&params, base + words[0], sizeof(P));
-  for (u64 k = 0; k < words[1]; ++k) {
-    u64& address = *(u64*)((char*)&params + words[2 + k]);
-    if (address != 0) address += (u64)base;
-  }
+  std::memcpy((void*)&params, base, sizeof(P));
+  for (u64* word = (u64*)&params; word < (u64*)(&params + 1); ++word)
+    if (*word >> 56 == 1) *word += (u64)base - (1ull << 56);
   shared = (char*)std::aligned_alloc(1024, (shared_bytes + 1023) / 1024 * 1024);
   everybody.count = (u32)threads;
   auto* const tasks = new Task<P>[threads];

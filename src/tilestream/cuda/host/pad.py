@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda.host.build import (
+    OF_FILE,
     Arena,
     HostRun,
     bytes_of,
@@ -18,9 +19,6 @@ from tilestream.cuda.host.build import (
 )
 from tilestream.cuda.host.lanes import compiled
 from tilestream.cuda.pad import NAME, WARPS, parameters, text
-
-ENTRY_BYTES = 32
-"""Of a ``PadMatrix``, which begins with two addresses."""
 
 
 def padded_on_host(
@@ -40,13 +38,10 @@ def padded_on_host(
     held = [arena.add(bytes_of(torch.cat([m.new_full((begin,), float("nan")), m.flatten()]))) for m in matrices]
     made = [m.new_full((len(m), columns), float("nan")) for m in matrices]
     out = [arena.add(bytes_of(m)) for m in made]
-    packed = bytearray(parameters(matrices, out))
-    places = [ENTRY_BYTES * n + 8 * k for n in range(len(matrices)) for k in range(2)]
-    addresses = [at for pair in zip((at + 2 * begin for at in held), out, strict=True) for at in pair]
-    for place, at in zip(places, addresses, strict=True):
-        packed[place : place + 8] = at.to_bytes(8, "little")
-    words = [arena.add(bytes(packed)), len(places), *places]
+    at = {id(m): OF_FILE + place + 2 * begin for m, place in zip(matrices, held, strict=True)}
+    at |= {id(m): OF_FILE + place for m, place in zip(made, out, strict=True)}
+    packed = parameters(matrices, made, address=lambda t: at[id(t)])
     numbers = map(str, (-(-sum(map(len, matrices)) // WARPS), 32 * WARPS, 0))
-    done, raw = run_file(arena, words, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
+    done, raw = run_file(arena, packed, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
     check_ended(NAME, done)
     return [left_at(raw, at, m) for at, m in zip(out, made, strict=True)]

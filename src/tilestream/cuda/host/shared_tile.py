@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from tilestream.cuda.host.build import (
-    MAP_WORDS,
+    OF_FILE,
     Arena,
     HostRun,
-    bytes_of,
     check_ended,
     compile_for_host,
     execute,
     left_at,
     run_file,
-    words_of,
 )
+from tilestream.cuda.host.maps import MAPS
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.pack import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource, emit
-from tilestream.cuda.shared_tile.params import Maps, Part, Space, params
+from tilestream.cuda.shared_tile.params import Part, Space, params
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.taps import rows_given
 from tilestream.schedule.shared_tile.block import PANEL
-
-OF_FILE = 1 << 56
-"""In an address: it is one of the launch's file (``fill`` of run.cuh)."""
 
 
 def run_tile_on_host(
@@ -64,25 +58,6 @@ def run_tile_on_host(
     return _run(source, {**tensors, **empty}, rows, options)
 
 
-def tensor_map(
-    dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int, box_columns: int = 0
-) -> bytes:
-    """As ``driver.tensor_map``, for the host's copy engine (``TensorMap`` of machine.h); 16-bit elements."""
-    matrix = (address, columns, rows, row_bytes, box_rows, 2)
-    added = (2 * (box_columns or 64), int(dtype == "f16"))
-    return struct.pack(f"<{MAP_WORDS}Q", *matrix, *[0] * (MAP_WORDS - len(matrix) - len(added)), *added)
-
-
-def pixel_map(
-    dtype: str, address: int, sizes: tuple[int, int, int, int], begin: tuple[int, int], end: tuple[int, int],
-    strides: tuple[int, int], pixels: int,
-) -> bytes:  # fmt: skip
-    """As ``driver.pixel_map``, likewise."""
-    channels, width, height, images = sizes
-    signed = (address, channels, width, height, pixels, 2, 1, images, *begin, *end, *strides, 128, int(dtype == "f16"))
-    return struct.pack(f"<{MAP_WORDS}q", *signed)
-
-
 def for_host(source: SharedTileSource) -> SharedTileSource:
     """``source`` without its products for the tensor cores: the host twin of ptx.cuh has them."""
     s, text = source.schedule, source.text
@@ -97,21 +72,16 @@ def _run(
 ) -> dict[str, torch.Tensor]:
     s, space, arena = source.schedule, Space.of(source.schedule), Arena()
     program = compile_for_host(for_host(source), options)
-    where = {
-        name: Where(OF_FILE + arena.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0])
-        for name, t in tensors.items()
-    }
+    where = {name: arena.where(t) for name, t in tensors.items()}
     work = arena.add(space.at_first(s.tagged, b"\xff"))
     dump = ExchangeDump(s, source.pipeline.name)
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     packed = params(
-        source, where, OF_FILE + work, OF_FILE + record, Maps(tensor_map, pixel_map), Part(0, rows, rows),
+        source, where, OF_FILE + work, OF_FILE + record, MAPS, Part(0, rows, rows),
         int(options.flag_limit_s * 1e9),
     )  # fmt: skip
     ctas = (s.launched(rows), s.cluster)
-    done, raw = run_file(
-        arena, words_of(packed), lambda path: execute(program, path, source, ctas, options, s.warpgroups)
-    )
+    done, raw = run_file(arena, packed, lambda path: execute(program, path, source, ctas, options, s.warpgroups))
     dump.words.copy_(left_at(raw, record, dump.words))
     dump.check()
     check_ended(source.name, done)

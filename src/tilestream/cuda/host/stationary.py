@@ -9,20 +9,21 @@ import torch
 from tilestream.cuda import sources
 from tilestream.cuda.host.build import (
     LINE,
+    OF_FILE,
     Arena,
     HostRun,
-    bytes_of,
     check_ended,
     compile_for_host,
     execute,
     left_at,
-    map_words,
     run_file,
 )
+from tilestream.cuda.host.maps import tensor_map
+from tilestream.cuda.stationary.argument import Addresses, pack
 from tilestream.cuda.stationary.diagnose import SumDump
 from tilestream.cuda.stationary.emit import StationarySource
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
+from tilestream.ir.pipeline import Pipeline, Role
 
 
 def run_sums_on_host(
@@ -51,21 +52,17 @@ def _run(
     source: StationarySource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun
 ) -> dict[str, torch.Tensor]:
     program, pipeline, arena = compile_for_host(source, options), source.pipeline, Arena()
-    at = {t.name: arena.add(bytes_of(tensors[t.name])) for t in pipeline.tensors}
+    where = {t.name: arena.where(tensors[t.name]) for t in pipeline.tensors}
     partials = arena.add(b"\xff" * source.partial_bytes)
     flags = arena.add(b"\0" * (source.ctas * LINE))
     dump = SumDump(source.schedules, pipeline.name)
     record = arena.add(b"\0" * (dump.words.numel() * 8))
-    words = [len(source.maps)]
-    for name in source.maps:
-        columns, size = tensors[name].shape[1], DTYPE_BYTES[pipeline.tensor(name).dtype]
-        words += map_words(at[name], columns, tensors[name].shape[0], columns * size, TILE_ROWS, size)
-    words.append(len(source.pointers))
-    for name in source.pointers:
-        words += [at[name], tensors[name].stride(0)]
-    words += [flags, 0, 0, record, int(options.flag_limit_s * 1e9), rows, partials]
-    done, raw = run_file(arena, words, lambda path: execute(program, path, source, (source.ctas, 1), options))
+    at = Addresses(OF_FILE + flags, OF_FILE + partials, OF_FILE + record)
+    params = pack(source, where, at, rows, tensor_map, int(options.flag_limit_s * 1e9))
+    done, raw = run_file(arena, params, lambda path: execute(program, path, source, (source.ctas, 1), options))
     dump.words.copy_(left_at(raw, record, dump.words))
     dump.check()
     check_ended(source.name, done)
-    return {t.name: left_at(raw, at[t.name], tensors[t.name]) for t in pipeline.by_role(Role.OUTPUT)}
+    return {
+        t.name: left_at(raw, where[t.name].address - OF_FILE, tensors[t.name]) for t in pipeline.by_role(Role.OUTPUT)
+    }

@@ -7,18 +7,16 @@ from collections.abc import Mapping
 import torch
 
 from tilestream.cuda.host.build import (
+    OF_FILE,
     Arena,
     HostRun,
-    bytes_of,
     check_ended,
     compile_for_host,
     execute,
     left_at,
     run_file,
-    words_of,
 )
-from tilestream.cuda.host.shared_tile import OF_FILE, tensor_map
-from tilestream.cuda.pack import Where
+from tilestream.cuda.host.maps import tensor_map
 from tilestream.cuda.tiled_block.emit import TiledBlockSource, emit
 from tilestream.cuda.tiled_block.launch import TiledDump
 from tilestream.cuda.tiled_block.params import params
@@ -57,19 +55,14 @@ def _run(
 ) -> dict[str, torch.Tensor]:
     s, arena = source.schedule, Arena()
     program = compile_for_host(source, options)
-    where = {
-        name: Where(OF_FILE + arena.add(bytes_of(t)), t.stride(0) if t.dim() > 1 else 1, t.shape[0])
-        for name, t in tensors.items()
-    }
+    where = {name: arena.where(t) for name, t in tensors.items()}
     flags, *rings = space_bytes(s)
     work = arena.add(b"\0" * flags + b"\xff" * sum(rings))
     dump = TiledDump(s, source.pipeline.name)
     record = arena.add(b"\0" * (dump.words.numel() * 8))
     limit_ns = int(options.flag_limit_s * 1e9)
     packed = params(source, where, OF_FILE + work, OF_FILE + record, tensor_map, rows, limit_ns)
-    done, raw = run_file(
-        arena, words_of(packed), lambda path: execute(program, path, source, (s.ctas, CLUSTER), options)
-    )
+    done, raw = run_file(arena, packed, lambda path: execute(program, path, source, (s.ctas, CLUSTER), options))
     dump.words.copy_(left_at(raw, record, dump.words))
     dump.check()
     check_ended(source.name, done)

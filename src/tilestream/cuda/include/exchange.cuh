@@ -10,18 +10,6 @@ namespace ts {
 
 enum Exchange : int { BARRIER, GATHER_DSM, RING_DSM, GATHER_L2, SCATTER_DSM, SCATTER_L2, ALL_ADD, ALL_MUL, ADD_MEMORY };
 
-struct ExchangeParams {
-  TensorMap map;       // of GATHER_L2: two times all parts, as rows of 128 bytes; of ADD_MEMORY: the sums [64 groups, columns]
-  const float* tiles;  // of sums [CTAs, BLOCKS, 128 threads, 4]
-  const u32* parts;    // of gathers [CTAs, PART / 4]
-  void* out;           // sums as the tiles lie, of a CTA's own blocks or of all; parts [CTAs, PEERS, PART]
-  void* between;       // memory that is exchanged through: two times all parts, or all tiles
-  u64* flags;
-  ExchangeDump* dump;
-  u64 limit_ns;
-  int times, pad;
-};
-
 template <class E>
 constexpr bool IS_GATHER = E::KIND == GATHER_DSM || E::KIND == RING_DSM || E::KIND == GATHER_L2;
 template <class E>
@@ -34,7 +22,7 @@ TS_DEV u32 word_at(u32 room, u32 at) {
 }
 
 template <class E>
-TS_DEV void gather(const ExchangeParams& p, const Team& team, u32 smem, int role) {
+TS_DEV void gather(const Params& p, const Team& team, u32 smem, int role) {
   const int me = team.cta % E::PEERS, first = team.cta - me;
   const u32 room = smem + E::ROOM, bars = smem + E::BARS, done = bars + 8 * E::PEERS, loaded = done + 8;
   const u32* part = p.parts + (u64)team.cta * (E::PART / 4);
@@ -101,7 +89,7 @@ TS_DEV void gather(const ExchangeParams& p, const Team& team, u32 smem, int role
 }
 
 template <class E>
-TS_DEV void combine(const ExchangeParams& p, const Team& team, u32 smem) {
+TS_DEV void combine(const Params& p, const Team& team, u32 smem) {
   constexpr int BLOCKS = E::BLOCKS, PEERS = E::PEERS;
   const int me = team.cta % PEERS, first = team.cta - me;
   const u32 t = lane_in_group(), cleared = smem + E::BARS;
@@ -148,7 +136,7 @@ TS_DEV void combine(const ExchangeParams& p, const Team& team, u32 smem) {
 }
 
 template <class E>
-TS_DEV void run_exchange(const ExchangeParams& p, u32 smem) {
+TS_DEV void run_exchange(const Params& p, u32 smem) {
   const Team team = {p.flags, p.dump, p.limit_ns, cta_index(), cta_count()};
   const int warp = warp_index(), role = warp < 4 ? -1 : warp - 4;
   if (cta_leader()) {

@@ -5,7 +5,8 @@
 // put together at the end. All products are fp32: there are too few rows for the tensor cores, and keys and values are
 // read once in any case.
 //
-// Compiled for DTYPE, QUERIES, FEATURES (of a head: 32, 64, 128 or 256), MASKED, WARPS a CTA and RESIDENT CTAs an SM.
+// Compiled for DTYPE, QUERIES, FEATURES (of a head: 32, 64, 128 or 256), MASKED, WARPS a CTA and RESIDENT CTAs an SM,
+// behind FewQueriesParams (few_queries.py).
 #pragma once
 #include "lanes.cuh"
 
@@ -18,15 +19,6 @@ constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 constexpr u32 NOWHERE = 0xffff;                            // the mask of no position: a NaN
 constexpr float LEAST = -1.0e38f, NEVER = -3.4e38f;        // of masks: the lowest numbers count as this, and less is left out
 static_assert(GROUP >= 4 && GROUP <= LANES && (GROUP & (GROUP - 1)) == 0);
-
-struct FewQueriesParams {
-  const char *query, *key, *value, *mask;  // mask: added to scores, if MASKED
-  char* out;                               // [heads, QUERIES, FEATURES]
-  long long query_stride, key_stride, value_stride, mask_stride;  // bytes from head to head
-  int query_row, key_row, value_row;                              // bytes from query to query, position to position
-  int positions;
-  float scale;
-};
 
 using Element = ts::DTYPE;
 

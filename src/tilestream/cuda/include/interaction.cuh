@@ -5,7 +5,8 @@
 // m16n8k16, the lower triangle of blocks alone; what is wanted of them is picked by the pairs and written 16 bytes a lane.
 // Warps share nothing but the table of pairs: while one multiplies, the others' rows are on their way.
 //
-// Compiled forward or BACKWARD, for DTYPE, VECTORS, FEATURES, PAIRS, HEAD (the vector that results start with, or -1) and WARPS a CTA, of which RESIDENT fit an SM.
+// Compiled forward or BACKWARD, for DTYPE, VECTORS, FEATURES, PAIRS, HEAD (the vector that results start with, or -1) and WARPS a CTA, of which RESIDENT fit an SM,
+// behind Source and InteractionParams (interaction.py).
 #pragma once
 #include "lanes.cuh"
 
@@ -18,22 +19,6 @@ constexpr int PIECES = DEPTH / HALF, HEAD_PIECES = HEAD < 0 ? 0 : FEATURES / HAL
 constexpr int TABLE_ENTRIES = (PAIRS + HALF - 1) / HALF * HALF, NAMES = (VECTORS + LANES - 1) / LANES;
 constexpr int WIDTH = HEAD_PIECES * HALF + TABLE_ENTRIES;  // elements of a row of results: a multiple of 16 bytes
 static_assert(FEATURES % HALF == 0 && VECTORS > 1 && VECTORS <= 64 && PAIRS > 0 && PAIRS <= 4096);
-
-struct Source {
-  const char* rows;
-  const void* index;  // which row each sample has; null: its own
-  long long count;    // of rows
-  int stride, wide;   // bytes from row to row; whether indices have 64 bits
-};
-struct InteractionParams {
-  Source sources[VECTORS];
-  const void *first, *second;  // of each pair
-  const char* given;           // backward: gradients of the products [batch, PAIRS], `given_stride` bytes from row to row
-  char* out;                   // forward: [batch, WIDTH]; backward: [VECTORS, batch, FEATURES]
-  u64* record;
-  long long given_stride;
-  int batch, wide;  // whether pairs are of 64 bits
-};
 
 using Element = ts::DTYPE;
 

@@ -3,16 +3,7 @@
 // that a replayed graph sees the weights of that moment.
 #pragma once
 
-struct PackEntry {
-  const void* source;
-  void* target;
-  int rows, columns, source_stride, target_stride;  // of one segment, in elements; columns beyond are zero
-  int source_column, target_column, padded, element_bytes;
-};
-struct PackParams {
-  PackEntry entries[PACK_ENTRIES];
-  int count, pad;
-};
+// PackEntry and PackParams stand in front of this (pack.py).
 
 template <class E>
 __device__ void pack_segment(const PackEntry& e) {

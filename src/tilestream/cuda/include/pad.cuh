@@ -1,22 +1,11 @@
 // Matrices of 16-bit elements, rows of any width at any place, copied with zeros behind their columns up to whole pieces of
 // 16 bytes: what bulk copies and libraries' fast kernels want of rows. One launch for all; a warp a row, a lane a piece.
 //
-// Compiled for MATRICES.
+// Compiled for MATRICES, behind PadMatrix and PadParams (pad.py).
 #pragma once
 #include "lanes.cuh"
 
 constexpr int WARPS = 8, LANES = 32, PIECE = 16;
-
-struct PadMatrix {
-  const char* from;
-  char* to;          // [rows, pieces] of 16 bytes
-  long long stride;  // bytes from row to row
-  int rows, unused;
-};
-struct PadParams {
-  PadMatrix matrices[MATRICES];
-  int row_bytes, pieces;
-};
 
 // 16 bytes of a row, `shift` bytes behind an address that is a multiple of 16, out of the two vectors that they lie in.
 struct Piece {

@@ -4,33 +4,12 @@
 // bytes of a row a thread, fp32 sums, rounded once. A node of more than LONG edges is summed by whole CTAs, so that one
 // busy node (a pole of a globe, a row of a table of three) does not keep everybody waiting: by up to MOST_PIECES of them,
 // a piece of its columns each, which nobody has to join. These nodes are listed once, when edges are sorted.
+//
+// Compiled behind KeyParams, StartParams and SumParams (segments.py).
 #pragma once
 #include "lanes.cuh"
 
 constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, PIECE_EDGES = 1024, MOST_PIECES = 8, MOST_EACH = 8;
-
-struct KeyParams {
-  const void* index;
-  int* keys;
-  long long nodes;
-  int edges, wide;  // int64, not int32
-  u64* record;  // of lanes::give_up
-};
-struct StartParams {
-  const int* keys;  // ascending
-  int* starts;      // of each node's edges, and the end
-  int* busy;        // zero, and room for what is to be done for nodes of more than LONG edges
-  int edges, nodes;
-};
-struct SumParams {
-  const uint4* base;  // added to, or null
-  const uint4* rows;
-  const long long* order;
-  const int* starts;
-  const int* busy;
-  uint4* out;
-  int nodes, lanes, each;  // nodes, one after another, of each `lanes` threads: MOST_EACH where most have no edge
-};
 
 // Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch,
 // and is named in the record.

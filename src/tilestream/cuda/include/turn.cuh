@@ -2,14 +2,7 @@
 // stream, every call, so that a replayed graph sees the weights of that moment.
 #pragma once
 
-struct TurnEntry {
-  const void* source;  // element (r, c) of the matrix that is wanted is at c * stride + r,
-  void* target;        // and goes to r * columns + c
-  int rows, columns, stride, element_bytes;
-};
-struct TurnParams {
-  TurnEntry entries[TURN_ENTRIES];
-};
+// TurnEntry and TurnParams stand in front of this (turn.py).
 
 constexpr int EDGE = 32;  // of the square that a block turns at once
 constexpr int STEP = 8;   // rows of it that 256 threads take at once

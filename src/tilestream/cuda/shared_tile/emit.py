@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import jinja2
 
 from tilestream.cuda.element import element_function
 from tilestream.cuda.mma import specialisation
+from tilestream.cuda.params import Struct
 from tilestream.cuda.shared_tile.before import row_code, row_vectors
+from tilestream.cuda.shared_tile.params import argument
 from tilestream.cuda.templating import template
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
@@ -58,6 +60,11 @@ class SharedTileSource:
     register_splits: tuple[tuple[int, int], ...]
     stamped: bool = False
 
+    @cached_property
+    def params(self) -> Struct:
+        """The kernel's argument."""
+        return argument(self.schedule, len(self.vectors) + len(self.row_vectors))
+
 
 def emit(pipeline: Pipeline) -> SharedTileSource:
     """Generate the kernel of a pipeline whose one stage is a shared tile.
@@ -82,6 +89,7 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
         tail=TAILS[s.tail],
         vectors=vectors,
         row_vectors=row_vectors(s),
+        params=argument(s, len(vectors) + len(row_vectors(s))),
         before=row_code(s, written, len(vectors)) if s.block.before else "",
         add_width=add_width,
         weights=weights,

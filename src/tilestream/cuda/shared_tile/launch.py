@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from math import ceil
 
@@ -11,10 +10,10 @@ import torch
 from tilestream.cuda import driver
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.driver import PreparedLaunch
-from tilestream.cuda.pack import Where
+from tilestream.cuda.params import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource
-from tilestream.cuda.shared_tile.params import Maps, Part, params
+from tilestream.cuda.shared_tile.params import Part, params
 from tilestream.cuda.shared_tile.workspace import SharedWorkspace
 from tilestream.cuda.workspace import Workspaces
 from tilestream.errors import DeviceError
@@ -76,7 +75,5 @@ class SharedTileLaunch:
             for part in parts
         ]  # fmt: skip
 
-    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, part: Part) -> ctypes.Array:
-        maps = Maps(driver.tensor_map, driver.pixel_map)
-        packed = params(self.source, where, space.address, self.dump.address, maps, part)
-        return (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, part: Part) -> bytes:
+        return params(self.source, where, space.address, self.dump.address, driver.MAPS, part)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from tilestream.cuda.driver import MAP_BYTES
-from tilestream.cuda.pack import Where
-from tilestream.cuda.shared_tile.emit import SharedTileSource
+from tilestream.cuda.params import MAP, MAP_BYTES, TIMEOUT_NS, Field, Struct, Where, at_least_one, pointers
+from tilestream.cuda.tensor_maps import MakePixelMap, Maps
 from tilestream.cuda.workspace import LINE_BYTES
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.schedule.model import ceil_to
@@ -18,43 +16,12 @@ from tilestream.schedule.shared_tile.block import PANEL
 from tilestream.schedule.sharing import Middle
 from tilestream.schedule.taps import Grid
 
-TIMEOUT_NS = 1_000_000_000  # less than the barriers' own bound, so that who waited for whom is known
+if TYPE_CHECKING:
+    from tilestream.cuda.shared_tile.emit import SharedTileSource
 
 PHASES = 4
 """Flags a CTA: result cleared, middle there, partial result there, rows of the operand there (``enum Phase`` of
 collectives.cuh)."""
-
-
-class MakeMap(Protocol):
-    """``driver.tensor_map``, or what the host build reads as one."""
-
-    def __call__(
-        self, dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int, box_columns: int = 0, /
-    ) -> bytes: ...
-
-
-class MakePixelMap(Protocol):
-    """``driver.pixel_map``, or what the host build reads as one."""
-
-    def __call__(
-        self,
-        dtype: str,
-        address: int,
-        sizes: tuple[int, int, int, int],
-        begin: tuple[int, int],
-        end: tuple[int, int],
-        strides: tuple[int, int],
-        pixels: int,
-        /,
-    ) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class Maps:
-    """What encodes tensor maps: of matrices, and of pictures."""
-
-    matrix: MakeMap
-    pixels: MakePixelMap
 
 
 @dataclass(frozen=True)
@@ -144,24 +111,67 @@ def params(
     else:
         x, _, x_bytes = (operand, k, 2 * k) if b.before else from_row(b.input)
         left = tensor_map(b.dtype, x, k, rows, x_bytes, box_rows)
-    encoded = [
-        left,
-        *(weight(f.weight, k, s.middle_columns) for f in b.firsts),
-        *lasts,
-    ]
-    if not b.one_layer:
-        middle_rows = s.row_tiles * s.groups * s.tile_rows
-        encoded.append(tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows))
     views = [*(v.view for v in source.vectors), *source.row_vectors]
-    vectors = [where[v.of][0] for v in views] or [0]
-    residuals = [from_row(op.params[0]) for op in b.loads] or [(0, 0, 0)]
-    words = [*vectors, *(r[0] for r in residuals), *(r[1] for r in residuals)]
-    words += [operand] if b.one_layer else [middle, operand]
-    words += [*(r[0] for r in results), partial, *(r[1] for r in results), space, dump, timeout_ns]
-    packed = b"".join([*encoded, sums]) + struct.pack(f"<{len(words)}Qii", *words, rows, box_rows)
+    residuals = at_least_one([from_row(op.params[0]) for op in b.loads], (0, 0, 0))
+    made = {
+        "input": left,
+        "sums": sums,
+        "vectors": at_least_one([where[v.of][0] for v in views]),
+        "rows_of": [r[0] for r in residuals],
+        "strides_of": [r[1] for r in residuals],
+        "operand_data": operand,
+        "partial": partial,
+        "flags": space,
+        "dump": dump,
+        "limit_ns": timeout_ns,
+        "rows": rows,
+        "box_rows": box_rows,
+    }
+    if b.one_layer:
+        made |= {"weights": lasts, "results": [r[0] for r in results], "result_strides": [r[1] for r in results]}
+    else:
+        middle_rows = s.row_tiles * s.groups * s.tile_rows
+        made |= {
+            "firsts": [weight(f.weight, k, s.middle_columns) for f in b.firsts],
+            "second": lasts[0],
+            "middle": tensor_map(b.dtype, middle, s.group_columns, middle_rows, s.group_columns * 2, box_rows),
+            "middle_data": middle,
+            "result": results[0][0],
+            "result_stride": results[0][1],
+        }
     if b.grid is not None:
-        packed += struct.pack("<i", first)
-    return packed + bytes(-len(packed) % 64)
+        made["first_row"] = first
+    return source.params.pack(**made)
+
+
+def argument(s: SharedTile, vectors: int) -> Struct:
+    """``Params`` of a kernel that reads so many vectors."""
+    b = s.block
+    loads, lasts = max(len(b.loads), 1), len(b.lasts)
+    common = (
+        Field("const void*", "vectors", max(vectors, 1)),
+        Field("const void*", "rows_of", loads),
+        Field("long long", "strides_of", loads),
+    )
+    last = (
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="ExchangeDump*"),
+        Field("u64", "limit_ns"),
+        Field("int", "rows"),
+        Field("int", "box_rows", note="of a copy of left operands: no more than there are"),
+        *([Field("int", "first_row", note="of the launch, which has a part of all rows")] if b.grid else []),
+    )
+    if b.one_layer:
+        maps = (Field(MAP, "input"), Field(MAP, "weights", lasts), Field(MAP, "sums"))
+        results = (Field("void*", "results", lasts), *pointers("partial", type="float*"))
+        strides = Field("long long", "result_strides", lasts)
+        return Struct("Params", (*maps, *common, *pointers("operand_data"), *results, strides, *last))
+    maps = tuple(
+        Field(MAP, name, len(b.firsts) if name == "firsts" else None)
+        for name in ("input", "firsts", "second", "middle", "sums")
+    )
+    results = (*pointers("middle_data", "operand_data", "result"), *pointers("partial", type="float*"))
+    return Struct("Params", (*maps, *common, *results, Field("long long", "result_stride"), *last))
 
 
 def _pictures(b: Block, grid: Grid, address: int, rows: int, box: int, pixel_map: MakePixelMap) -> bytes:

@@ -10,6 +10,8 @@ from math import prod
 import jinja2
 
 from tilestream.cuda.mma import of_columns
+from tilestream.cuda.params import Struct
+from tilestream.cuda.stationary.argument import argument
 from tilestream.cuda.templating import template
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
@@ -84,6 +86,11 @@ class StationarySource:
     def ctas(self) -> int:
         return sum(s.ctas for s in self.schedules)
 
+    @property
+    def params(self) -> Struct:
+        """The kernel's argument."""
+        return argument(self.maps, self.pointers)
+
 
 def emit(pipeline: Pipeline) -> StationarySource:
     """Generate the kernel of a pipeline whose stages are stationary sums: all run side by side.
@@ -95,12 +102,12 @@ def emit(pipeline: Pipeline) -> StationarySource:
     maps = [n for s in schedules for n, bulk in zip((s.sums.left, s.sums.right), s.bulk, strict=True) if bulk]
     odd = [n for s in schedules for n, bulk in zip((s.sums.left, s.sums.right), s.bulk, strict=True) if not bulk]
     results = [n for s in schedules for n in (s.sums.weight, s.sums.bias) if n]
-    maps, pointers = list(dict.fromkeys(maps)), list(dict.fromkeys([*odd, *results]))
+    maps, written = list(dict.fromkeys(maps)), list(dict.fromkeys([*odd, *results]))
     kinds = list(dict.fromkeys(_kind(s) for s in schedules))
     entries: list[SumEntry] = []
     first, partials = 0, 0
     for s in schedules:
-        entries.append(_entry(s, kinds.index(_kind(s)), first, partials, maps, pointers))
+        entries.append(_entry(s, kinds.index(_kind(s)), first, partials, maps, written))
         first += s.ctas
         partials += s.workspace_bytes // 16
     if partials > MOST_PARTIALS:
@@ -109,14 +116,14 @@ def emit(pipeline: Pipeline) -> StationarySource:
     products = {(s.dtype, 8 * s.chunks, True) for s in schedules} | {(s.dtype, 1, False) for s in schedules}
     name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     text = _template().render(
-        name=name, pipeline=pipeline, threads=THREADS, kinds=kinds, sums=entries, maps=maps, pointers=pointers,
+        name=name, pipeline=pipeline, threads=THREADS, kinds=kinds, sums=entries, params=argument(maps, written),
         mma=[of_columns(*p) for p in sorted(products)],
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     registers = max(s.registers for s in schedules)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= registers) or REGISTER_SPLITS[-1:]
     return StationarySource(
-        name, text, max(s.shared_bytes for s in schedules), pipeline, schedules, tuple(maps), tuple(pointers),
+        name, text, max(s.shared_bytes for s in schedules), pipeline, schedules, tuple(maps), tuple(written),
         16 * partials, splits,
     )  # fmt: skip
 
@@ -127,14 +134,14 @@ def _kind(s: StationarySum) -> Kind:
     )  # fmt: skip
 
 
-def _entry(s: StationarySum, kind: int, first: int, partials: int, maps: list[str], pointers: list[str]) -> SumEntry:
+def _entry(s: StationarySum, kind: int, first: int, partials: int, maps: list[str], written: list[str]) -> SumEntry:
     left, right = s.sums.left, s.sums.right
     assert s.ctas == prod(s.parts) * s.splits
     return SumEntry(
         kind, first, s.ctas, *s.sums.sizes, *s.parts, s.splits,
         maps.index(left) if s.bulk[0] else -1, maps.index(right) if s.bulk[1] else -1,
-        -1 if s.bulk[0] else pointers.index(left), -1 if s.bulk[1] else pointers.index(right),
-        pointers.index(s.sums.weight), pointers.index(s.sums.bias) if s.sums.bias else -1, partials,
+        -1 if s.bulk[0] else written.index(left), -1 if s.bulk[1] else written.index(right),
+        written.index(s.sums.weight), written.index(s.sums.bias) if s.sums.bias else -1, partials,
     )  # fmt: skip
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import jinja2
 
 from tilestream.cuda.element import pair_function
 from tilestream.cuda.mma import specialisation
+from tilestream.cuda.params import Struct
 from tilestream.cuda.templating import template
 from tilestream.cuda.tiled_block.before import prefetch_code, row_code, row_vectors
+from tilestream.cuda.tiled_block.params import argument
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.ir.plain import plain
@@ -36,6 +38,11 @@ class TiledBlockSource:
     register_splits: tuple[tuple[int, int], ...]
     stamped: bool = False
     threads: int = THREADS
+
+    @cached_property
+    def params(self) -> Struct:
+        """The kernel's argument."""
+        return argument(self.schedule, len(self.vectors))
 
 
 def emit(pipeline: Pipeline) -> TiledBlockSource:
@@ -63,7 +70,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         ends=list(accumulate(s.result_blocks)),
         steps=STEPS,
         threads=THREADS,
-        vectors=vectors,
+        params=argument(s, len(vectors)),
         mma=specialisation(b.dtype, COLUMNS // 8, starts=True),
         hidden=hidden,
         result=result,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Mapping
 
@@ -12,7 +11,7 @@ from tilestream.cuda import driver
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Record
 from tilestream.cuda.driver import PreparedLaunch
-from tilestream.cuda.pack import Where
+from tilestream.cuda.params import Where
 from tilestream.cuda.tiled_block.emit import TiledBlockSource
 from tilestream.cuda.tiled_block.params import params
 from tilestream.cuda.workspace import Workspaces
@@ -81,6 +80,5 @@ class TiledBlockLaunch:
     def prepare(self, where: Mapping[str, Where], rows: int, stream: int, capture: int) -> list[PreparedLaunch]:
         """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``."""
         space = self.workspaces.take(stream, capture)
-        packed = params(self.source, where, space.address, self.dump.address, driver.tensor_map, rows)
-        argument = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+        argument = params(self.source, where, space.address, self.dump.address, driver.tensor_map, rows)
         return [self.function.prepare((self.source.schedule.ctas, 1), THREADS, stream, argument, cooperative=True)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
-from tilestream.cuda.pack import Where
-from tilestream.cuda.shared_tile.params import TIMEOUT_NS, MakeMap
-from tilestream.cuda.tiled_block.emit import TiledBlockSource
+from tilestream.cuda.params import MAP, TIMEOUT_NS, Field, Struct, Where, at_least_one, pointers
+from tilestream.cuda.tensor_maps import MakeMap
 from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.schedule.tiled_block import COLUMNS, ROWS, space_bytes
+from tilestream.schedule.tiled_block import COLUMNS, ROWS, TiledBlock, Walk, space_bytes
+
+if TYPE_CHECKING:
+    from tilestream.cuda.tiled_block.emit import TiledBlockSource
 
 GROUP_ROWS = ROWS // 2
 """Of a warpgroup, whose tiles are stored 64 columns at a time."""
+
+WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 
 
 def params(
@@ -45,24 +49,52 @@ def params(
         left = make_map(b.dtype, operand, k, ring_rows, 2 * k, ROWS)
     else:
         left = make_map(b.dtype, where[b.input].address, k, rows, row_bytes(b.input), ROWS)
-    between = [
-        *(weight(f.weight, k) for f in b.firsts),
-        make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, ROWS),
-        make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, GROUP_ROWS),
-    ]
-    maps = [
-        left,
-        *([] if b.one_layer else between),
-        *(weight(last.weight, hid) for last in b.lasts),
-        *(
+    middle = {
+        "firsts": [weight(f.weight, k) for f in b.firsts],
+        "hidden_in": make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, ROWS),
+        "hidden_out": make_map(b.dtype, hidden, hid, ring_rows, 2 * hid, GROUP_ROWS),
+    }
+    loads = at_least_one([where[op.params[0]] for op in b.loads], Where(0, 0, 0))
+    return source.params.pack(
+        input=left,
+        **({} if b.one_layer else middle),
+        seconds=[weight(last.weight, hid) for last in b.lasts],
+        results=[
             make_map(b.output_dtype, where[x.output].address, x.columns, rows, row_bytes(x.output), GROUP_ROWS)
             for x in b.lasts
-        ),
-    ]
-    vectors = [where[v.of].address for v in source.vectors] or [0]
-    loads = [where[op.params[0]] for op in b.loads]
-    words = [*vectors, *([w.address for w in loads] or [0]), *([w.stride for w in loads] or [0])]
-    words += [operand, space, dump, timeout_ns]
-    numbers = [*astuple(s.walk(rows)), rows, s.ctas]
-    packed = b"".join(maps) + struct.pack(f"<{len(words)}Q{len(numbers)}i", *words, *numbers)
-    return packed + bytes(-len(packed) % 64)
+        ],
+        vectors=at_least_one([where[v.of].address for v in source.vectors]),
+        rows_of=[w.address for w in loads],
+        strides_of=[w.stride for w in loads],
+        operand_data=operand,
+        flags=space,
+        dump=dump,
+        limit_ns=timeout_ns,
+        walk=asdict(s.walk(rows)),
+        rows=rows,
+        ctas=s.ctas,
+    )
+
+
+def argument(s: TiledBlock, vectors: int) -> Struct:
+    """``Params`` of a kernel that reads so many vectors."""
+    b = s.block
+    loads, lasts = max(len(b.loads), 1), len(b.lasts)
+    middle = (Field(MAP, "firsts", len(b.firsts)), Field(MAP, "hidden_in"), Field(MAP, "hidden_out"))
+    each = (
+        Field(MAP, "input"),
+        *(middle if b.firsts else ()),
+        Field(MAP, "seconds", lasts),
+        Field(MAP, "results", lasts),
+        Field("const void*", "vectors", max(vectors, 1)),
+        Field("const void*", "rows_of", loads),
+        Field("long long", "strides_of", loads),
+        *pointers("operand_data"),
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="ExchangeDump*"),
+        Field("u64", "limit_ns"),
+        Field(WALK, "walk"),
+        Field("int", "rows"),
+        Field("int", "ctas"),
+    )
+    return Struct("Params", each)

@@ -1,0 +1,66 @@
+"""The argument of a kernel of stationary sums, and of a backward chain's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tilestream.cuda.params import MAP, MAP_BYTES, TIMEOUT_NS, Field, Struct, Where, pointers
+from tilestream.cuda.tensor_maps import MakeMap
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Role
+
+if TYPE_CHECKING:
+    from tilestream.cuda.stationary.emit import StationarySource
+
+
+class Addresses(NamedTuple):
+    """Device memory of a launch besides its tensors."""
+
+    flags: int
+    partials: int
+    dump: int
+
+
+def argument(maps: Sequence[str], written: Sequence[str]) -> Struct:
+    """``Params`` of a kernel with tensor maps of ``maps`` and pointers to ``written``."""
+    each = (
+        Field(MAP, "maps", max(len(maps), 1)),
+        Field("void*", "pointers", len(written)),
+        Field("long long", "strides", len(written)),
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="Dump*"),
+        Field("u64", "limit_ns"),
+        *pointers("partials", type="float*"),
+        Field("int", "rows"),
+    )
+    return Struct("Params", each)
+
+
+def pack(
+    source: StationarySource,
+    where: Mapping[str, Where],
+    at: Addresses,
+    rows: int,
+    make_map: MakeMap,
+    timeout_ns: int = TIMEOUT_NS,
+) -> bytes:
+    """The bytes of ``Params`` for ``rows`` rows of the tensors at ``where``."""
+    maps = []
+    for name in source.maps:
+        (address, stride, _), tensor = where[name], source.pipeline.tensor(name)
+        size = DTYPE_BYTES[tensor.dtype]
+        height = tensor.shape[0] if tensor.role is Role.PARAMETER else rows
+        # The kernel reads nothing where there are no rows, and there is no tensor map of none.
+        encoded = make_map(tensor.dtype, address, tensor.features, height, stride * size, TILE_ROWS) if rows else None
+        maps.append(encoded or bytes(MAP_BYTES))
+    written = [where[name] for name in source.pointers]
+    return source.params.pack(
+        maps=maps or [bytes(MAP_BYTES)],
+        pointers=[w.address for w in written],
+        strides=[w.stride for w in written],
+        flags=at.flags,
+        dump=at.dump,
+        limit_ns=timeout_ns,
+        partials=at.partials,
+        rows=rows,
+    )
