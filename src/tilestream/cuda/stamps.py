@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import weakref
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -16,6 +15,7 @@ import numpy as np
 
 from tilestream.cuda import driver
 from tilestream.cuda.emit import ROLES, KernelSource
+from tilestream.cuda.workspace import Memory
 from tilestream.errors import DeviceError
 from tilestream.ir.sizes import tiles_of
 from tilestream.schedule.model import ceil_to
@@ -130,14 +130,13 @@ def buffer_bytes(ctas: int, room: int) -> int:
     return ctas * len(ROLES) * (HEADER.itemsize + room * STAMP.itemsize)
 
 
-class Buffer:
+class Buffer(Memory):
     """Device memory for the stamps of launches of ``source`` over ``rows`` rows. The last launch's are in it."""
 
     def __init__(self, source: KernelSource, rows: int, ctas: int) -> None:
         self.source, self.rows, self.ctas = source, rows, ctas
         self.room = capacity(source, rows, ctas)
-        self.address = driver.allocate_zeros(buffer_bytes(ctas, self.room))
-        weakref.finalize(self, driver.free, self.address).atexit = False
+        super().__init__(buffer_bytes(ctas, self.room))
 
     def read(self) -> LaunchLog:
         """The stamps, after the launch has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -10,7 +9,7 @@ import torch
 
 from tilestream.cuda import beside, driver
 from tilestream.cuda.params import Field, Struct, Where
-from tilestream.cuda.workspace import LINE_BYTES, Workspaces
+from tilestream.cuda.workspace import LINE_BYTES, Memory, Workspaces
 from tilestream.ir.pipeline import DTYPE_BYTES, Tensor
 from tilestream.schedule.model import ceil_to
 
@@ -38,16 +37,15 @@ UNUSED = dict.fromkeys(("source", "target", "rows", "columns", "stride", "elemen
 TEXT = f'{PARAMS.text}\n#include "turn.cuh"\n'
 
 
-class _Arena:
-    """Memory for the copies, from the driver (see ``cuda.workspace``)."""
+class _Arena(Memory):
+    """Memory for the copies."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         at = [0]
         for size in sizes:
             at.append(at[-1] + ceil_to(size, LINE_BYTES))
-        base = driver.allocate_zeros(at[-1])
-        weakref.finalize(self, driver.free, base).atexit = False  # the process's end frees it anyway
-        self.addresses = [base + offset for offset in at[:-1]]
+        super().__init__(at[-1])
+        self.addresses = [self.address + offset for offset in at[:-1]]
 
 
 class Turner:

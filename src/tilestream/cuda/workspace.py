@@ -18,11 +18,20 @@ LINE_BYTES = 128
 W = TypeVar("W")
 
 
-class Workspace:
-    """One allocation: epoch line, exit counter line, the queues' lines (all zero at first), rings, packed weights.
+class Memory:
+    """``size`` bytes at ``address``, all zero at first, given back with this object.
 
-    It comes from the driver, not from torch's allocator: a launch that is first seen inside a CUDA graph, or inside the
-    memory pool of torch's CUDA-graph trees, would else leave memory in a pool that is not its own.
+    They come from the driver, not from torch's allocator: a launch that is first seen inside a CUDA graph, or inside
+    the memory pool of torch's CUDA-graph trees, would else leave memory in a pool that is not its own.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.address = driver.allocate_zeros(size)
+        weakref.finalize(self, driver.free, self.address).atexit = False  # the process's end frees it anyway
+
+
+class Workspace(Memory):
+    """Of a row stream: epoch line, exit counter line, the queues' lines, rings, packed weights.
 
     Attributes:
         rings, packed: device addresses, one a queue and one a packed weight.
@@ -36,8 +45,8 @@ class Workspace:
         for part in parts:
             offsets.append(size)
             size += ceil_to(part, LINE_BYTES)
-        self.epoch = driver.allocate_zeros(size)
-        weakref.finalize(self, driver.free, self.epoch).atexit = False  # the process's end frees it anyway
+        super().__init__(size)
+        self.epoch = self.address
         self.exits = self.epoch + LINE_BYTES
         self.lines = self.epoch + 2 * LINE_BYTES
         addresses = [self.epoch + offset for offset in offsets]

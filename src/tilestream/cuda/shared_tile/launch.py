@@ -13,9 +13,8 @@ from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.params import Where
 from tilestream.cuda.shared_tile.diagnose import ExchangeDump
 from tilestream.cuda.shared_tile.emit import SharedTileSource
-from tilestream.cuda.shared_tile.params import Part, params
-from tilestream.cuda.shared_tile.workspace import SharedWorkspace
-from tilestream.cuda.workspace import Workspaces
+from tilestream.cuda.shared_tile.params import Part, Space, params
+from tilestream.cuda.workspace import Memory, Workspaces
 from tilestream.errors import DeviceError
 
 
@@ -51,7 +50,7 @@ class SharedTileLaunch:
                 f" once" + (f" in clusters of {s.cluster}" if s.cluster > 1 else "") + f" and this GPU holds {room}",
                 "plan for this GPU, or use fewer groups",
             )
-        self.workspaces = Workspaces(lambda: SharedWorkspace(s))
+        self.workspaces = Workspaces(lambda: Memory(Space.of(s).total))
         self.dump = ExchangeDump(s, source.pipeline.name)
 
     def check(self) -> None:
@@ -75,5 +74,5 @@ class SharedTileLaunch:
             for part in parts
         ]  # fmt: skip
 
-    def _params(self, where: Mapping[str, Where], space: SharedWorkspace, part: Part) -> bytes:
+    def _params(self, where: Mapping[str, Where], space: Memory, part: Part) -> bytes:
         return params(self.source, where, space.address, self.dump.address, driver.MAPS, part)

@@ -13,8 +13,7 @@ from tilestream.cuda.params import Where
 from tilestream.cuda.stationary.argument import Addresses, pack
 from tilestream.cuda.stationary.diagnose import SumDump
 from tilestream.cuda.stationary.emit import THREADS, StationarySource
-from tilestream.cuda.stationary.workspace import SumWorkspace
-from tilestream.cuda.workspace import Workspaces
+from tilestream.cuda.workspace import LINE_BYTES, Memory, Workspaces
 from tilestream.errors import DeviceError
 
 
@@ -40,7 +39,8 @@ class StationaryLaunch:
                 f" {source.ctas} CTAs at once and this GPU holds {room}",
                 "plan for this GPU, or use fewer splits",
             )
-        self.workspaces = Workspaces(lambda: SumWorkspace(source))
+        self.flag_bytes = source.ctas * LINE_BYTES
+        self.workspaces = Workspaces(lambda: Memory(self.flag_bytes + source.partial_bytes))
         self.dump = SumDump(source.schedules, source.pipeline.name)
 
     def check(self) -> None:
@@ -53,6 +53,6 @@ class StationaryLaunch:
     def prepare(self, where: Mapping[str, Where], rows: int, stream: int, capture: int) -> list[PreparedLaunch]:
         """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``."""
         space = self.workspaces.take(stream, capture)
-        at = Addresses(space.flags, space.partials, self.dump.address)
+        at = Addresses(space.address, space.address + self.flag_bytes, self.dump.address)
         params = pack(self.source, where, at, rows, driver.tensor_map)
         return [self.function.prepare((self.source.ctas, 1), THREADS, stream, params, cooperative=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 
 import torch
@@ -14,7 +13,7 @@ from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.params import Where
 from tilestream.cuda.tiled_block.emit import TiledBlockSource
 from tilestream.cuda.tiled_block.params import params
-from tilestream.cuda.workspace import Workspaces
+from tilestream.cuda.workspace import Memory, Workspaces
 from tilestream.errors import DeviceError
 from tilestream.schedule.tiled_block import CLUSTER, THREADS, TiledBlock, space_bytes
 
@@ -38,14 +37,6 @@ class TiledDump(Record):
         )
 
 
-class TiledWorkspace:
-    """One allocation, from the driver (see ``cuda.workspace``): flags, then both rings; all zero at first."""
-
-    def __init__(self, s: TiledBlock) -> None:
-        self.address = driver.allocate_zeros(sum(space_bytes(s)))
-        weakref.finalize(self, driver.free, self.address).atexit = False  # the process's end frees it anyway
-
-
 class TiledBlockLaunch:
     """A kernel of a tiled block, with its workspaces.
 
@@ -67,7 +58,7 @@ class TiledBlockLaunch:
                 f" holds {room}",
                 "plan for this GPU (options device=None)",
             )
-        self.workspaces = Workspaces(lambda: TiledWorkspace(s))
+        self.workspaces = Workspaces(lambda: Memory(sum(space_bytes(s))))
         self.dump = TiledDump(s, source.pipeline.name)
 
     def check(self) -> None:
