@@ -128,6 +128,8 @@ def _over(op: TileOp, known: Mapping[str, Tile]) -> TileOp:
     """A sum over rows of tiles that another stage made, under the axes that they have there."""
     assert op.out is not None
     tiles = [known[name] for name in op.ins]
+    if any(len(tile.axes) != 2 for tile in tiles):
+        raise VerifyError("a sum's operand has one column, and so no axis of columns", "leave the sums apart")
     axes = [next(a for a in tile.axes if a != ROWS) for tile in tiles]
     out = replace(op.out, axes=tuple(axes))
     views = tuple(along(t.name, (ROWS.name, a.name)) for t, a in zip(tiles, axes, strict=True))

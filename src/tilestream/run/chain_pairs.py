@@ -130,19 +130,24 @@ def arguments(pair: Pair) -> list[list[int | str]]:
 
 def specs(pair: Pair, kind: str) -> list[RegionSpec]:
     """What the operator is told of each launch."""
-    made = []
+    made: list[RegionSpec] = []
     by_name = {o.tensor: o for o in pair.operands}
+    left: dict[str, ResultSpec] = {}
     for pipeline, nodes in zip(pair.joined.pipelines, arguments(pair), strict=True):
 
-        def operand(name: str, nodes: list[int | str] = nodes, pipeline: Pipeline = pipeline) -> Operand:
+        def operand(
+            name: str, nodes: list[int | str] = nodes, pipeline: Pipeline = pipeline, left: dict[str, ResultSpec] = left
+        ) -> Operand:
             own = by_name.get(name)
-            if own is None:
-                return Operand(name, nodes.index(name), (), TORCH_DTYPES[pipeline.tensor(name).dtype])
-            return replace(own, index=nodes.index(own.index))
+            if own is not None:
+                return replace(own, index=nodes.index(own.index))
+            steps: Steps = () if _is_matrix(left[name]) else (("flatten", pipeline.tensor(name).features),)
+            return Operand(name, nodes.index(name), steps, TORCH_DTYPES[pipeline.tensor(name).dtype])
 
         outputs = pipeline.by_role(Role.OUTPUT)
         fakes = [_fake(pair, n, pipeline) for n in nodes]
         static = all(isinstance(size, int) for f in fakes for size in (*f[0], *f[1]))
+        static = static and all(_is_matrix(left[n]) for n in nodes if isinstance(n, str))
         made.append(
             RegionSpec(
                 target=kind,
@@ -155,7 +160,13 @@ def specs(pair: Pair, kind: str) -> list[RegionSpec]:
                 layouts=tuple(fakes) if static else (),
             )
         )
+        left |= {r.tensor: r for r in made[-1].results}
     return made
+
+
+def _is_matrix(result: ResultSpec) -> bool:
+    """Whether a result lies as the row-major matrix that a launch reads; others also read it under more dimensions."""
+    return len(result.shape) == 2 and result.order is None
 
 
 def _fake(pair: Pair, n: int | str, pipeline: Pipeline) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
