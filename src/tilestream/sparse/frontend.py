@@ -7,6 +7,7 @@ tensors given, or from ``formats``. What follows from constants and indices alon
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,14 @@ from tilestream.sparse.dtypes import settled, widest
 from tilestream.sparse.einsum import Declared
 from tilestream.sparse.folding import MASKING, SOFTMAX, folded, operator_name
 from tilestream.sparse.operators import ALIASES, FACTORIES, INDEXED, OPERATORS, SHAPED, TRUTHS, WRITING
-from tilestream.sparse.program import OutputView, Program, declare
+from tilestream.sparse.outputs import OutputView
+from tilestream.sparse.program import Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, default_format, from_torch, plain, prune, repack
+
+_TRACED = (1 << 60) - 1
+"""Elements of an input: bytes of a stand-in have to fit 64 bits."""
 
 
 def compile(
@@ -59,6 +64,12 @@ def compile(
         raise SparseError(
             f"a format for {unknown[0]!r}, which the module does not have", f"use {', '.join([*names, *tensors])}"
         )
+    for name, x in zip(names, inputs, strict=True):
+        if isinstance(x, torch.Tensor | SparseTensor) and math.prod(x.shape) > _TRACED:
+            raise CaptureError(
+                f"input {name!r} of shape {tuple(x.shape)} is too large for PyTorch to trace a dense one of its shape",
+                "use tilestream.sparse.compile_einsum",
+            )
     sparse = any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in inputs)
     try:
         captured, fixed = capture(module, inputs, tensors, False), False

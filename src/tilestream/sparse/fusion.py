@@ -10,9 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Access, Declared, EinsumProgram, Statement, fresh, subscript
 from tilestream.sparse.lowering.ops import fill_after
 from tilestream.sparse.orders.pog import PartialOrder
+
+MOST = 1 << 33
+"""Elements of a result that has to store all of them, at most: more would take days."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +160,13 @@ class _Fuser:
             operands = operands[::-1]
             statement = replace(statement, operands=statement.operands[::-1])
         fill, complete = fill_after(statement, [v.fill for v in operands])
+        elements = math.prod(self.program.shapes[statement.name])
+        if complete and elements > MOST:
+            raise SparseError(
+                f"{statement} ({statement.source or 'no source line'}) is not 0 where its operands are, and has "
+                f"{elements:,} elements",
+                "apply it to the stored values alone, or reduce first",
+            )
         return Op(statement, access.indices, tuple(binding[i] for i in statement.reduced), operands, fill, complete)
 
     def _reduces(self, name: str) -> bool:

@@ -19,6 +19,7 @@ from tilestream.errors import OptionError, SparseError
 from tilestream.sparse.frontend import compile
 from tilestream.sparse.memory import NO_MEMORY, SIMPLE_HBM, Memory, hbm
 from tilestream.sparse.program import Program, compile_einsum
+from tilestream.sparse.reference import einsum
 from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, SparseTensor, from_scipy, pack
 from tilestream.sparse.timing import TIMINGS, Timing
@@ -32,7 +33,7 @@ class Target:
     """A program to be: ``make`` compiles it under a schedule, ``reference`` gives what dense PyTorch does.
 
     ``reference`` returns float64 tensors, or raises ``SparseError`` where a dense tensor would be too large.
-    ``smaller`` gives an instance for which it is not, if there is one.
+    ``smaller`` gives an instance for which it is not, if there is one; ``oracle`` says what ``reference`` did.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Target:
     inputs: tuple[Any, ...]
     reference: Callable[[], tuple[torch.Tensor, ...]]
     smaller: Callable[[], Target | None] = lambda: None
+    oracle: Callable[[], str] = lambda: "dense PyTorch"
 
 
 def load(target: str, operands: Sequence[Path] = (), formats: Sequence[str] = ()) -> Target:
@@ -91,16 +93,31 @@ def _product(
         ]
         return compile_einsum(text, packed, schedule, names=names)
 
+    left, result = text.replace(" ", "").split("->")
+    sizes = dict(zip(left.replace(",", ""), [n for m in matrices for n in m.shape or ()], strict=False))
+    shape = tuple(sizes.get(i, 1) for i in result)
+    large = max(math.prod(shape), *(math.prod(m.shape or ()) for m in matrices)) > CHECKED
+
     def reference() -> tuple[torch.Tensor, ...]:
-        if max(math.prod(m.shape or ()) for m in matrices) > CHECKED:
-            raise SparseError("the operands are too large for a dense check", "use simulate")
+        if large:
+            return (einsum(text, [_entries(m) for m in matrices], shape),)
         return (torch.einsum(text, *(torch.from_numpy(_dense(m)) for m in matrices)),)
 
     def smaller() -> Target:
         kept = [_corner(m) for m in matrices]
         return _product(f"the first {CORNER:,} of every index", text, names, kept, given)
 
-    return Target(title, make, (), reference, smaller)
+    def oracle() -> str:
+        return "sums over coordinates (dense tensors are too large)" if large else "dense PyTorch"
+
+    return Target(title, make, (), reference, smaller, oracle)
+
+
+def _entries(matrix: scipy.sparse.coo_matrix | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates and values of what is not 0."""
+    if isinstance(matrix, np.ndarray):
+        return np.argwhere(matrix), matrix[matrix != 0]
+    return np.stack([matrix.row, matrix.col], axis=1).astype(np.int64), matrix.data
 
 
 def _corner(matrix: scipy.sparse.coo_matrix | np.ndarray) -> scipy.sparse.coo_matrix | np.ndarray:
@@ -180,11 +197,17 @@ def write(path: Path, result: torch.Tensor) -> None:
     Raises:
         SparseError: a result of more than two indices.
     """
-    dense = (result if result.layout == torch.strided else result.to_dense()).detach().numpy()
-    if dense.ndim > 2:
-        raise SparseError(f"a result of {dense.ndim} indices as Matrix Market", "write results of at most two")
+    if result.ndim > 2:
+        raise SparseError(f"a result of {result.ndim} indices as Matrix Market", "write results of at most two")
     path.parent.mkdir(parents=True, exist_ok=True)
-    scipy.io.mmwrite(path, scipy.sparse.coo_matrix(np.atleast_2d(dense)))
+    if result.layout == torch.strided:
+        matrix = scipy.sparse.coo_matrix(np.atleast_2d(result.detach().numpy()))
+    else:
+        stored = result.detach().to_sparse_coo().coalesce()
+        at = stored.indices().numpy() if result.ndim == 2 else np.insert(stored.indices().numpy(), 0, 0, axis=0)
+        shape = tuple(result.shape) if result.ndim == 2 else (1, *result.shape)
+        matrix = scipy.sparse.coo_matrix((stored.values().numpy(), tuple(at)), shape)
+    scipy.io.mmwrite(path, matrix)
 
 
 def parse_format(text: str) -> Format:

@@ -15,9 +15,10 @@ from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
 from tilestream.sparse.lowering.build import plan
 from tilestream.sparse.lowering.tiles import Edge, TileFormat, to_tiles
 from tilestream.sparse.moves import bare_fibers, perform
+from tilestream.sparse.outputs import OutputView, output
 from tilestream.sparse.region import Region, Source
 from tilestream.sparse.schedule import Schedule
-from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack, to_coo, to_torch
+from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack
 from tilestream.sparse.stream.result import Result
 
 Engine = Literal["fast", "spec"]
@@ -29,7 +30,8 @@ class ProgramResult:
     """What a run gave.
 
     Attributes:
-        outputs: float64 tensors, strided, in the order of the program's outputs.
+        outputs: float64 tensors in the order of the program's outputs: strided, or COO beyond ``outputs.LARGEST``
+            elements.
         tensors: every result by name, as stored.
         cycles: the sum over regions, which run one after the other.
         regions: each region's own result, by name.
@@ -52,15 +54,6 @@ class ProgramResult:
     @property
     def bytes(self) -> int:
         return sum(x.bytes for x in self.regions.values())
-
-
-@dataclass(frozen=True)
-class OutputView:
-    """An output of a module: dimension ``d`` is dimension ``dims[d]`` of ``tensor``; None: of size 1 or expanded."""
-
-    tensor: str
-    dims: tuple[int | None, ...]
-    shape: tuple[int, ...]
 
 
 class Program:
@@ -179,8 +172,14 @@ class Program:
             if isinstance(step, Move) and fills.get(step.operands[0]):
                 fills[step.name] = fills[step.operands[0]]
         made = {name: tensor for name, tensor in have.items() if name not in self.constants}
-        outputs = tuple(dense_output(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
+        outputs = tuple(output(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
         return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)
+
+    def stream(self, region: Region, have: Mapping[str, SparseTensor]) -> dict[str, SparseTensor]:
+        """The results of one region by the compiled engine."""
+        engine = importlib.import_module("tilestream.sparse.engine")
+        made = engine.run(region.graph, self._feed(region, have), shapes=region.outputs)
+        return region.results(made.outputs, self.einsums.shapes)
 
     def bind(self, *inputs: Value) -> dict[str, SparseTensor]:
         """Inputs and constants by name, as the program stores them; no inputs: those that it was compiled with."""
@@ -255,29 +254,6 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.layout != b.layout:
         return False
     return torch.equal(a, b) if a.layout == torch.strided else bool((a.to_dense() == b.to_dense()).all())
-
-
-def dense_output(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:
-    """An output as the module gives it, strided."""
-    if fill:
-        coordinates, values = to_coo(tensor)
-        dense = torch.full(tensor.shape, fill, dtype=torch.float64)
-        dense[tuple(torch.from_numpy(coordinates.T))] = torch.from_numpy(values)
-    else:
-        dense = to_torch(tensor)
-    return spread(view, dense)
-
-
-def spread(view: OutputView, dense: torch.Tensor) -> torch.Tensor:
-    """A tensor of the program, strided, as the module gives it."""
-    kept = tuple(size for size, dim in zip(view.shape, view.dims, strict=True) if dim is not None)
-    if tuple(dense.shape) != kept and all(dim is None or dim == n for n, dim in enumerate(view.dims)):
-        return dense.reshape(view.shape)
-    dense = dense.permute([dim for dim in view.dims if dim is not None])
-    for at, dim in enumerate(view.dims):
-        if dim is None:
-            dense = dense.unsqueeze(at)
-    return dense.expand(view.shape)
 
 
 def compile_einsum(

@@ -182,7 +182,7 @@ def search(
         except (SparseError, StreamDeadlock) as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
-        if expected is not None and not (found := compare(ran.outputs, expected)).ok:
+        if expected is not None and not (found := compare(ran.outputs, expected, candidate.program.bits)).ok:
             raise SparseError(
                 f"{candidate.schedule} gives other values: {found}", "report the program and the schedule"
             )

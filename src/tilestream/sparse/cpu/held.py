@@ -5,13 +5,11 @@ A pattern, where the entries are, is sorted and packed once; another call with t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from tilestream.errors import SparseError
 from tilestream.sparse.storage import Format, Level, SparseTensor, repack, to_coo
 
 
@@ -66,11 +64,11 @@ def stored(tensor: SparseTensor, dtype: torch.dtype) -> Stored:
     return Stored(pattern(tensor), torch.from_numpy(tensor.values.reshape(-1)).to(dtype))
 
 
-def flat(tensor: SparseTensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of the package as a dense one."""
+def flat(tensor: SparseTensor, dtype: torch.dtype, fill: float = 0.0) -> torch.Tensor:
+    """A tensor of the package as a dense one; ``fill`` where nothing is stored."""
     if "compressed" not in tensor.format.levels and tensor.format.order == tuple(range(len(tensor.shape))):
         return torch.from_numpy(np.ascontiguousarray(tensor.values).reshape(tensor.shape)).to(dtype)
-    made = np.zeros(tensor.shape)
+    made = np.full(tensor.shape, fill)
     coordinates, values = to_coo(tensor)
     made[tuple(coordinates.T)] = values
     return torch.from_numpy(made).to(dtype)
@@ -83,12 +81,3 @@ def as_tensor(name: str, held: Held) -> SparseTensor:
     shape = tuple(held.shape)
     levels = tuple(Level(size) for size in shape)
     return SparseTensor(name, shape, Format(("dense",) * len(shape)), levels, held.double().reshape(-1).numpy())
-
-
-def check_size(name: str, shape: tuple[int, ...], most: int) -> None:
-    """
-    Raises:
-        SparseError: a result that is too large for a dense array.
-    """
-    if math.prod(shape) > most:
-        raise SparseError(f"result {name!r} of shape {shape} as a dense array", "fuse what makes and what reads it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,15 @@ import torch
 
 from tilestream.sparse.cpu.binding import Binding
 from tilestream.sparse.cpu.compiled import compiled_region
-from tilestream.sparse.cpu.held import Held, as_tensor, check_size
+from tilestream.sparse.cpu.held import Held, as_tensor
 from tilestream.sparse.cpu.moves import Moves
+from tilestream.sparse.cpu.streamed import Streamed
 from tilestream.sparse.einsum import MASKS, Move
-from tilestream.sparse.program import OutputView, Program, Value, dense_output, spread
+from tilestream.sparse.outputs import OutputView, output, spread
+from tilestream.sparse.program import Program, Value
 
 MOST = 1 << 29
-"""Elements of a result, which is a dense array here."""
+"""Elements of a result of loops, which is a dense array."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,14 @@ class CpuProgram:
     """The regions of a program as loops. Compiled once; ``run`` may be called with other values of the same shapes.
 
     A call computes in float32 where all that it is given is of that type or narrower, else in float64. Parameters are
-    read where they are: what an optimiser changed counts in the next call. Results between regions are dense arrays; a
-    result that would have more than ``MOST`` elements is refused. Loops over the rows of a result run on PyTorch's
+    read where they are: what an optimiser changed counts in the next call. Results between regions are dense arrays. A
+    region with a result of more than ``MOST`` elements runs as streams instead, and the result stays sparse:
+    ``streamed`` has its name. Loops over the rows of a result run on PyTorch's
     threads (``torch.set_num_threads``), each row on one of them, so that results do not depend on how many there are;
     lanes of a schedule mean nothing here. ``compiled`` False leaves the loops to Python.
 
     Raises:
-        SparseError: a schedule in blocks, a result that is too large, or an order that loops cannot have.
+        SparseError: a schedule in blocks, or an order that loops cannot have.
     """
 
     def __init__(self, program: Program, compiled: bool = True) -> None:
@@ -54,13 +58,19 @@ class CpuProgram:
         made = {name for step in program.steps for name in ([step.name] if isinstance(step, Move) else step.outputs)}
         arrays = {name for name in made if not _stays_sparse(program, name)}
         arrays |= {n for n, d in program.einsums.inputs.items() if d.format is None}
-        for region in program.regions:
-            for name in region.outputs:
-                check_size(name, shapes[name], MOST)
+        large = {name for name in made if math.prod(shapes[name]) > MOST}
+        arrays -= large
+        self.streamed = tuple(r.name for r in program.regions if large & r.outputs.keys())
+        self._fills = {n: fill for r in program.regions for n, fill in r.fills.items() if n in large}
         self._moves = Moves(frozenset(arrays))
         self._binding = Binding(program, arrays)
         inputs = program.einsums.inputs
-        self.regions = {r.name: compiled_region(r, arrays, inputs, shapes, compiled) for r in program.regions}
+        self.regions = {
+            r.name: Streamed(program, r, arrays)
+            if r.name in self.streamed
+            else compiled_region(r, arrays, inputs, shapes, compiled)
+            for r in program.regions
+        }
 
     @property
     def source(self) -> str:
@@ -88,7 +98,7 @@ class CpuProgram:
         held = have[view.tensor]
         if isinstance(held, torch.Tensor):
             return spread(view, held)
-        return dense_output(view, as_tensor(view.tensor, held), 0.0)
+        return output(view, as_tensor(view.tensor, held), self._fills.get(view.tensor, 0.0))
 
 
 def _stays_sparse(program: Program, name: str) -> bool:
