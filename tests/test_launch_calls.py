@@ -39,34 +39,35 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return made
 
 
-def prepared(cooperative: bool, dependent: bool) -> tuple[driver.PreparedLaunch, int]:
+PARAMS = bytes(range(16))
+
+
+def prepared(cooperative: bool, dependent: bool) -> driver.PreparedLaunch:
     function: Any = SimpleNamespace(handle=HANDLE, shared_bytes=SHARED, name="kernel")
-    params = (ctypes.c_uint64 * 2)(3, 4)
-    make = driver.Function.prepare
-    return make(function, GRID, THREADS, STREAM, params, cooperative, dependent), ctypes.addressof(params)
+    return driver.Function.prepare(function, GRID, THREADS, STREAM, PARAMS, cooperative, dependent)
 
 
-def argument(where: int) -> int:
-    """Address of the one argument that the driver reads at ``where``."""
-    return ctypes.c_void_p.from_address(where).value or 0
+def argument(where: int) -> bytes:
+    """The one argument that the driver reads, whose address is at ``where``."""
+    return ctypes.string_at(ctypes.c_void_p.from_address(where).value or 0, len(PARAMS))
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
 def test_a_plain_launch(calls: Calls, cooperative: bool) -> None:
-    launch, address = prepared(cooperative, dependent=False)
+    launch = prepared(cooperative, dependent=False)
     launch()
     ((name, args),) = calls.made
     assert name == ("cuLaunchCooperativeKernel" if cooperative else "cuLaunchKernel")
-    assert args[:9] == (HANDLE, *GRID, 1, THREADS, 1, 1, SHARED, STREAM) and argument(args[9]) == address
+    assert args[:9] == (HANDLE, *GRID, 1, THREADS, 1, 1, SHARED, STREAM) and argument(args[9]) == PARAMS
     assert args[10:] == (() if cooperative else (0,))
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
 def test_a_launch_that_starts_early(calls: Calls, cooperative: bool) -> None:
-    launch, address = prepared(cooperative, dependent=True)
+    launch = prepared(cooperative, dependent=True)
     launch()
     ((name, (config, handle, where, extra)),) = calls.made
-    assert name == "cuLaunchKernelEx" and (handle, extra) == (HANDLE, 0) and argument(where) == address
+    assert name == "cuLaunchKernelEx" and (handle, extra) == (HANDLE, 0) and argument(where) == PARAMS
     assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (*GRID, 1)
     assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (THREADS, 1, 1)
     assert config.sharedMemBytes == SHARED and int(config.hStream) == STREAM
