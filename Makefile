@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/tilestream demo
 
 # One process a core; tests that need the GPU stay on one of them. JOBS=0: in this process. The tests come in the order
-# that tests/conftest.py gives them: those first for which a process would wait at the end.
+# that tests/collected.py gives them: those first for which a process would wait at the end, those last that are skipped.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -42,8 +42,10 @@ tables: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build dist demo-out .pytest_cache .ruff_cache src/*.egg-info
 
-# torch goes first and alone, so that which build of it (CPU or CUDA) comes is the machine's choice.
+# An old Python is refused here: pip would say so behind 3 GB. Then torch goes first and alone, so that which build of it
+# (CPU or CUDA) comes is the machine's choice.
 $(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "set-up: tilestream needs Python 3.11 or later, and $(PYTHON) is %d.%d. Name another: make setup PYTHON=python3.11" % v)'
 	@echo "set-up, 1 of 3: a virtual environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	@echo "set-up, 2 of 3: torch (0.2 GB for a CPU, about 3 GB with CUDA; minutes, once)"

@@ -4,7 +4,8 @@
     python examples/fit_picture.py --steps 50 --points 4096 --side 64
 
 The field takes sines of the position through four layers of 128, in bf16 with fp32 weights
-(autocast). On a machine without a Hopper GPU the same line runs by Inductor, and says so.
+(autocast). On a machine without a Hopper GPU the same line runs by Inductor, and says so; on a CPU it fits a small
+picture in fewer steps, which is a minute with compilation.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor, nn
+
+from tilestream.cli.progress import Progress
 
 
 class Field(nn.Module):
@@ -67,23 +69,28 @@ def fit(target: Tensor, steps: int, points: int, seed: int = 0) -> tuple[Tensor,
             return (field(at) - colours).square().mean()
 
     losses = []
-    for step in track(range(steps), "fitting", transient=True):
-        some = torch.randint(len(at), (points,), device=device)
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(at[some], colours[some])
-        loss.backward()
-        optimizer.step()
-        if step % 10 == 0:
-            losses.append(loss.item())
+    with Progress() as say:
+        say(f"compiling: the first of {steps} training steps on {device}")
+        for step in range(steps):
+            some = torch.randint(len(at), (points,), device=device)
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(at[some], colours[some])
+            loss.backward()
+            optimizer.step()
+            if step % 10 == 0:
+                losses.append(loss.item())
+            if step % max(1, steps // 10) == 0:
+                say(f"step {step + 1} of {steps}: loss {loss.item():.4f}")
     with torch.no_grad():
         return field(at).reshape(target.shape).cpu(), losses
 
 
 def main() -> None:
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    wanted.add_argument("--steps", type=int, default=2000)
-    wanted.add_argument("--points", type=int, default=65_536, help="positions a step")
-    wanted.add_argument("--side", type=int, default=512, help="pixels")
+    steps, points, side = (2000, 65_536, 512) if torch.cuda.is_available() else (200, 4096, 96)
+    wanted.add_argument("--steps", type=int, default=steps)
+    wanted.add_argument("--points", type=int, default=points, help="positions a step")
+    wanted.add_argument("--side", type=int, default=side, help="pixels")
     wanted.add_argument("--out", type=Path, default=Path("astronaut.png"))
     given = wanted.parse_args()
     target = picture(given.side)

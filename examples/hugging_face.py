@@ -10,6 +10,7 @@ Wants transformers; weights are random, nothing is downloaded. GPT-2's weights l
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import torch
@@ -21,14 +22,16 @@ OPTIONS: dict[str, Any] = {"constant_weights": True}
 
 
 def main() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
-
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     wanted.add_argument("--layers", type=int, default=12)
     wanted.add_argument("--width", type=int, default=768)
     wanted.add_argument("--hidden", type=int, default=3072)
     wanted.add_argument("--batch", type=int, default=16)
     given = wanted.parse_args()
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+    except ImportError as missing:
+        sys.exit(f"this example needs transformers ({missing}): pip install 'tilestream[models]'")
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = {"n_layer": given.layers, "n_embd": given.width, "n_inner": given.hidden, "n_head": given.width // 12}

@@ -1,6 +1,6 @@
 """Serve a recommender at several batch sizes: one compiled model, CUDA graphs, latency against eager and Inductor.
 
-    python examples/serve_dlrm.py                     batches of 256 to 32,768; wants a Hopper GPU
+    python examples/serve_dlrm.py                     batches of 256 to 32,768; wants a Hopper GPU. On a CPU 64 alone
     python examples/serve_dlrm.py --batches 16 64 --tables 1000
 
 Without a GPU all three run on the CPU, tilestream by Inductor, and the table says what was timed.
@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 
 from tilestream.apps.models import find
+from tilestream.cli.progress import Progress
 
 REPEATS = 30
 
@@ -54,24 +54,28 @@ def serve(batches: list[int], tables: int) -> dict[int, dict[str, float]]:
     gpu = torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
     found: dict[int, dict[str, float]] = {}
-    for batch in track(batches, "serving", transient=True):
-        torch.compiler.reset()
-        model, inputs = find("dlrm").make(device=device, batch=batch, max_rows=tables)
-        found[batch] = {}
-        with torch.inference_mode():
-            want = model(*inputs).float()
-            for name, arm in arms(model).items():
-                got = arm(*inputs)
-                assert isinstance(got, torch.Tensor)
-                torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)
-                found[batch][name] = latency_us(lambda arm=arm, inputs=inputs: arm(*inputs), gpu)
+    with Progress() as say:
+        for batch in batches:
+            say(f"a model with tables of up to {tables:,} rows")
+            torch.compiler.reset()
+            model, inputs = find("dlrm").make(device=device, batch=batch, max_rows=tables)
+            found[batch] = {}
+            with torch.inference_mode():
+                want = model(*inputs).float()
+                for name, arm in arms(model).items():
+                    say(f"batch {batch:,}, {name}: the first call")
+                    got = arm(*inputs)
+                    assert isinstance(got, torch.Tensor)
+                    torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)
+                    found[batch][name] = latency_us(lambda arm=arm, inputs=inputs: arm(*inputs), gpu)
     return found
 
 
 def main() -> None:
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    wanted.add_argument("--batches", type=int, nargs="+", default=[256, 2048, 8192, 32768])
-    wanted.add_argument("--tables", type=int, default=100_000, help="rows of the largest embedding table")
+    batches, tables = ([256, 2048, 8192, 32768], 100_000) if torch.cuda.is_available() else ([64], 1000)
+    wanted.add_argument("--batches", type=int, nargs="+", default=batches)
+    wanted.add_argument("--tables", type=int, default=tables, help="rows of the largest embedding table")
     given = wanted.parse_args()
     found = serve(given.batches, given.tables)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"

@@ -10,10 +10,12 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from collected import GROUP, SKIPPED, WHOLE_SUITE, first_line, ordered
 from hypothesis import settings
 from lost_context import leave_if_lost
 
@@ -39,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
         for mark, reason in lacking.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    # What many tests make in common is no less a load than one that takes long.
-    items.sort(key=lambda item: not (item.get_closest_marker("early") or item.get_closest_marker("xdist_group")))
+                item.stash[SKIPPED] = True
+    items[:] = ordered(items)
     yield
     for item in items:
         # xdist 3.8 writes the group to where pytest before 9.2 had the name that a worker reports.
@@ -48,10 +50,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
             item._id = type(item.id).parse(grouped)  # type: ignore[attr-defined]
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded by now stays: a collection of garbage need not walk through torch each time."""
     gc.collect()
     gc.freeze()
+    _say(session.config, [bool(item.get_closest_marker("gpu")) for item in session.items])
+
+
+class Workers:
+    """Of several processes, the one that shows what the others find is told what they collected by xdist."""
+
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        if node.gateway.id == "gw0":
+            _say(node.config, [name.endswith(GROUP) for name in ids])
+
+
+def _say(config: pytest.Config, on_gpu: list[bool]) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and len(on_gpu) >= WHOLE_SUITE:
+        terminal.write_line(first_line(len(on_gpu), sum(on_gpu), cuda.available()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,7 +78,7 @@ def pytest_runtest_makereport(item: pytest.Item):
     return report
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Processes that share the cores take one each, and so do the processes that they start.
 
     Inductor takes the processor's word for its vector instructions: for each empty cache, it would try them for 10 s.
@@ -70,6 +87,8 @@ def pytest_configure() -> None:
     """
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     logging.getLogger("torch.__trace").addHandler = lambda hdlr: None
+    if config.pluginmanager.has_plugin("dsession"):
+        config.pluginmanager.register(Workers())
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)

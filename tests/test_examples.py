@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,15 +62,18 @@ def test_fit_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
 @compiles
 def test_train_mesh(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     run("train_mesh.py", "--nodes 120 --message-steps 1 --steps 30", monkeypatch)
-    first, last = map(float, re.findall(r"\d+\.\d+", capsys.readouterr().out)[:2])
+    said = capsys.readouterr()
+    first, last = map(float, re.findall(r"\d+\.\d+", said.out)[:2])
     assert last < 0.5 * first
+    assert "compiling: the first of 30 training steps" in said.err and "step 28 of 30: loss" in said.err
 
 
 @compiles
 def test_serve_dlrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     run("serve_dlrm.py", "--batches 16 --tables 100", monkeypatch)
-    said = capsys.readouterr().out
-    assert "DLRM on" in said and re.search(r"16\s.*\d.*\d.*\d", said)
+    said = capsys.readouterr()
+    assert "DLRM on" in said.out and re.search(r"16\s.*\d.*\d.*\d", said.out)
+    assert "batch 16, tilestream: the first call" in said.err
 
 
 @compiles
@@ -78,6 +82,12 @@ def test_pyg_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     run("pyg_models.py", "--nodes 200 --edges 900", monkeypatch)
     said = capsys.readouterr().out
     assert len(re.findall(r"(GraphSAGE|GIN): 0\.\d\d % off eager", said)) == 2
+
+
+def test_hugging_face_without_transformers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match=r"this example needs transformers .*pip install 'tilestream\[models\]'"):
+        run("hugging_face.py", "", monkeypatch)
 
 
 @compiles
