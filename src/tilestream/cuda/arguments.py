@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tilestream.cuda.params import MAP, MAP_BYTES, TIMEOUT_NS, Field, Struct, Where, at_least_one, pointers
+from tilestream.cuda.emit import KernelSource
+from tilestream.cuda.params import MAP_BYTES, TIMEOUT_NS, Where, at_least_one
 from tilestream.cuda.tables import INDEX, TABLE, MapSpec, Tables
 from tilestream.cuda.tensor_maps import Maps
 from tilestream.errors import InputError
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
-
-if TYPE_CHECKING:
-    from tilestream.cuda.emit import KernelSource
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS
 """Row numbers are 32-bit, and rounded up to a step of tiles."""
@@ -31,24 +28,6 @@ class Addresses:
     dump: int
     stamps: int = 0
     room: int = 0
-
-
-def argument(tables: Tables, stamped: bool) -> Struct:
-    """``Params`` of a kernel with these tables."""
-    count = max(len(tables.pointers), 1)
-    stamps = (Field("int", "stamp_capacity"), *pointers("stamps", type="char*"))
-    each = (
-        Field(MAP, "maps", max(len(tables.maps), 1)),
-        Field("const void*", "pointers", count),
-        Field("long long", "strides", count),
-        *pointers("flags", "epoch", type="u64*"),
-        *pointers("exits", type="u32*"),
-        *pointers("dump", type="Dump*"),
-        Field("u64", "limit_ns"),
-        Field("int", "rows"),
-        *(stamps if stamped else ()),
-    )
-    return Struct("Params", each)
 
 
 def pack(

@@ -14,11 +14,10 @@ from importlib.resources import files
 
 import jinja2
 
-from tilestream.cuda.arguments import argument
 from tilestream.cuda.column_loop import halves_of
 from tilestream.cuda.consumer import ConsumerEmitter
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.params import Struct
+from tilestream.cuda.params import MAP, Field, Struct, pointers
 from tilestream.cuda.tables import ODD_ROWS, TAPPED, TAPPED_IN_BULK, StageTables, Tables, add_queues, add_stage
 from tilestream.cuda.templating import template
 from tilestream.errors import CompileError
@@ -87,6 +86,24 @@ class KernelSource:
     def params(self) -> Struct:
         """The kernel's argument."""
         return argument(self.tables, self.stamped)
+
+
+def argument(tables: Tables, stamped: bool) -> Struct:
+    """``Params`` of a kernel with these tables."""
+    count = max(len(tables.pointers), 1)
+    stamps = (Field("int", "stamp_capacity"), *pointers("stamps", type="char*"))
+    each = (
+        Field(MAP, "maps", max(len(tables.maps), 1)),
+        Field("const void*", "pointers", count),
+        Field("long long", "strides", count),
+        *pointers("flags", "epoch", type="u64*"),
+        *pointers("exits", type="u32*"),
+        *pointers("dump", type="Dump*"),
+        Field("u64", "limit_ns"),
+        Field("int", "rows"),
+        *(stamps if stamped else ()),
+    )
+    return Struct("Params", each)
 
 
 def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> KernelSource:

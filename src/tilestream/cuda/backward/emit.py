@@ -11,8 +11,7 @@ from tilestream.cuda.backward.body import body, maps
 from tilestream.cuda.backward.sums import width, write
 from tilestream.cuda.backward.wide import emit as emit_wide
 from tilestream.cuda.mma import by_rows, of_columns
-from tilestream.cuda.stationary.argument import argument
-from tilestream.cuda.stationary.emit import THREADS, StationarySource
+from tilestream.cuda.stationary.emit import THREADS, StationarySource, argument
 from tilestream.cuda.templating import template
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.backward import BackwardChain, WideChain, build

@@ -11,8 +11,7 @@ import jinja2
 from tilestream.cuda.backward.body import PAD, epilogue, make
 from tilestream.cuda.backward.sums import width, write
 from tilestream.cuda.mma import mixed, of_columns
-from tilestream.cuda.stationary.argument import argument
-from tilestream.cuda.stationary.emit import THREADS, StationarySource
+from tilestream.cuda.stationary.emit import THREADS, StationarySource, argument
 from tilestream.cuda.templating import template
 from tilestream.ir.pipeline import Pipeline
 from tilestream.schedule.backward import Layer, WideChain

@@ -11,9 +11,8 @@ import jinja2
 
 from tilestream.cuda.element import element_function
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.params import Struct
+from tilestream.cuda.params import MAP, Field, Struct, pointers
 from tilestream.cuda.shared_tile.before import row_code, row_vectors
-from tilestream.cuda.shared_tile.params import argument
 from tilestream.cuda.templating import template
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
@@ -64,6 +63,36 @@ class SharedTileSource:
     def params(self) -> Struct:
         """The kernel's argument."""
         return argument(self.schedule, len(self.vectors) + len(self.row_vectors))
+
+
+def argument(s: SharedTile, vectors: int) -> Struct:
+    """``Params`` of a kernel that reads so many vectors."""
+    b = s.block
+    loads, lasts = max(len(b.loads), 1), len(b.lasts)
+    common = (
+        Field("const void*", "vectors", max(vectors, 1)),
+        Field("const void*", "rows_of", loads),
+        Field("long long", "strides_of", loads),
+    )
+    last = (
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="ExchangeDump*"),
+        Field("u64", "limit_ns"),
+        Field("int", "rows"),
+        Field("int", "box_rows", note="of a copy of left operands: no more than there are"),
+        *([Field("int", "first_row", note="of the launch, which has a part of all rows")] if b.grid else []),
+    )
+    if b.one_layer:
+        maps = (Field(MAP, "input"), Field(MAP, "weights", lasts), Field(MAP, "sums"))
+        results = (Field("void*", "results", lasts), *pointers("partial", type="float*"))
+        strides = Field("long long", "result_strides", lasts)
+        return Struct("Params", (*maps, *common, *pointers("operand_data"), *results, strides, *last))
+    maps = tuple(
+        Field(MAP, name, len(b.firsts) if name == "firsts" else None)
+        for name in ("input", "firsts", "second", "middle", "sums")
+    )
+    results = (*pointers("middle_data", "operand_data", "result"), *pointers("partial", type="float*"))
+    return Struct("Params", (*maps, *common, *results, Field("long long", "result_stride"), *last))
 
 
 def emit(pipeline: Pipeline) -> SharedTileSource:

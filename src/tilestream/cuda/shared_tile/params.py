@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tilestream.cuda.params import MAP, MAP_BYTES, TIMEOUT_NS, Field, Struct, Where, at_least_one, pointers
+from tilestream.cuda.params import MAP_BYTES, TIMEOUT_NS, Where, at_least_one
+from tilestream.cuda.shared_tile.emit import SharedTileSource
 from tilestream.cuda.tensor_maps import MakePixelMap, Maps
 from tilestream.cuda.workspace import LINE_BYTES
 from tilestream.ir.pipeline import DTYPE_BYTES
@@ -15,9 +15,6 @@ from tilestream.schedule.shared_tile import Block, SharedTile, Tail
 from tilestream.schedule.shared_tile.block import PANEL
 from tilestream.schedule.sharing import Middle
 from tilestream.schedule.taps import Grid
-
-if TYPE_CHECKING:
-    from tilestream.cuda.shared_tile.emit import SharedTileSource
 
 PHASES = 4
 """Flags a CTA: result cleared, middle there, partial result there, rows of the operand there (``enum Phase`` of
@@ -142,36 +139,6 @@ def params(
     if b.grid is not None:
         made["first_row"] = first
     return source.params.pack(**made)
-
-
-def argument(s: SharedTile, vectors: int) -> Struct:
-    """``Params`` of a kernel that reads so many vectors."""
-    b = s.block
-    loads, lasts = max(len(b.loads), 1), len(b.lasts)
-    common = (
-        Field("const void*", "vectors", max(vectors, 1)),
-        Field("const void*", "rows_of", loads),
-        Field("long long", "strides_of", loads),
-    )
-    last = (
-        *pointers("flags", type="u64*"),
-        *pointers("dump", type="ExchangeDump*"),
-        Field("u64", "limit_ns"),
-        Field("int", "rows"),
-        Field("int", "box_rows", note="of a copy of left operands: no more than there are"),
-        *([Field("int", "first_row", note="of the launch, which has a part of all rows")] if b.grid else []),
-    )
-    if b.one_layer:
-        maps = (Field(MAP, "input"), Field(MAP, "weights", lasts), Field(MAP, "sums"))
-        results = (Field("void*", "results", lasts), *pointers("partial", type="float*"))
-        strides = Field("long long", "result_strides", lasts)
-        return Struct("Params", (*maps, *common, *pointers("operand_data"), *results, strides, *last))
-    maps = tuple(
-        Field(MAP, name, len(b.firsts) if name == "firsts" else None)
-        for name in ("input", "firsts", "second", "middle", "sums")
-    )
-    results = (*pointers("middle_data", "operand_data", "result"), *pointers("partial", type="float*"))
-    return Struct("Params", (*maps, *common, *results, Field("long long", "result_stride"), *last))
 
 
 def _pictures(b: Block, grid: Grid, address: int, rows: int, box: int, pixel_map: MakePixelMap) -> bytes:

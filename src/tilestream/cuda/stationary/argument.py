@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from tilestream.cuda.params import MAP, MAP_BYTES, TIMEOUT_NS, Field, Struct, Where, pointers
+from tilestream.cuda.params import MAP_BYTES, TIMEOUT_NS, Where
+from tilestream.cuda.stationary.emit import StationarySource
 from tilestream.cuda.tensor_maps import MakeMap
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Role
-
-if TYPE_CHECKING:
-    from tilestream.cuda.stationary.emit import StationarySource
 
 
 class Addresses(NamedTuple):
@@ -19,21 +17,6 @@ class Addresses(NamedTuple):
     flags: int
     partials: int
     dump: int
-
-
-def argument(maps: Sequence[str], written: Sequence[str]) -> Struct:
-    """``Params`` of a kernel with tensor maps of ``maps`` and pointers to ``written``."""
-    each = (
-        Field(MAP, "maps", max(len(maps), 1)),
-        Field("void*", "pointers", len(written)),
-        Field("long long", "strides", len(written)),
-        *pointers("flags", type="u64*"),
-        *pointers("dump", type="Dump*"),
-        Field("u64", "limit_ns"),
-        *pointers("partials", type="float*"),
-        Field("int", "rows"),
-    )
-    return Struct("Params", each)
 
 
 def pack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -10,8 +11,7 @@ from math import prod
 import jinja2
 
 from tilestream.cuda.mma import of_columns
-from tilestream.cuda.params import Struct
-from tilestream.cuda.stationary.argument import argument
+from tilestream.cuda.params import MAP, Field, Struct, pointers
 from tilestream.cuda.templating import template
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
@@ -90,6 +90,21 @@ class StationarySource:
     def params(self) -> Struct:
         """The kernel's argument."""
         return argument(self.maps, self.pointers)
+
+
+def argument(maps: Sequence[str], written: Sequence[str]) -> Struct:
+    """``Params`` of a kernel with tensor maps of ``maps`` and pointers to ``written``."""
+    each = (
+        Field(MAP, "maps", max(len(maps), 1)),
+        Field("void*", "pointers", len(written)),
+        Field("long long", "strides", len(written)),
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="Dump*"),
+        Field("u64", "limit_ns"),
+        *pointers("partials", type="float*"),
+        Field("int", "rows"),
+    )
+    return Struct("Params", each)
 
 
 def emit(pipeline: Pipeline) -> StationarySource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -12,17 +12,19 @@ import jinja2
 
 from tilestream.cuda.element import pair_function
 from tilestream.cuda.mma import specialisation
-from tilestream.cuda.params import Struct
+from tilestream.cuda.params import MAP, Field, Struct, pointers
 from tilestream.cuda.templating import template
 from tilestream.cuda.tiled_block.before import prefetch_code, row_code, row_vectors
-from tilestream.cuda.tiled_block.params import argument
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.ir.plain import plain
-from tilestream.schedule.tiled_block import COLUMNS, STEPS, THREADS, TiledBlock, build
+from tilestream.schedule.tiled_block import COLUMNS, STEPS, THREADS, TiledBlock, Walk, build
 
 REGISTER_SPLITS = ((208, 88), (200, 104))
 """Of a consumer and of a loader thread: sums take half of the former, rows of a norm want the latter."""
+
+
+WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,30 @@ class TiledBlockSource:
     def params(self) -> Struct:
         """The kernel's argument."""
         return argument(self.schedule, len(self.vectors))
+
+
+def argument(s: TiledBlock, vectors: int) -> Struct:
+    """``Params`` of a kernel that reads so many vectors."""
+    b = s.block
+    loads, lasts = max(len(b.loads), 1), len(b.lasts)
+    middle = (Field(MAP, "firsts", len(b.firsts)), Field(MAP, "hidden_in"), Field(MAP, "hidden_out"))
+    each = (
+        Field(MAP, "input"),
+        *(middle if b.firsts else ()),
+        Field(MAP, "seconds", lasts),
+        Field(MAP, "results", lasts),
+        Field("const void*", "vectors", max(vectors, 1)),
+        Field("const void*", "rows_of", loads),
+        Field("long long", "strides_of", loads),
+        *pointers("operand_data"),
+        *pointers("flags", type="u64*"),
+        *pointers("dump", type="ExchangeDump*"),
+        Field("u64", "limit_ns"),
+        Field(WALK, "walk"),
+        Field("int", "rows"),
+        Field("int", "ctas"),
+    )
+    return Struct("Params", each)
 
 
 def emit(pipeline: Pipeline) -> TiledBlockSource:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
-from tilestream.cuda.params import MAP, TIMEOUT_NS, Field, Struct, Where, at_least_one, pointers
+from tilestream.cuda.params import TIMEOUT_NS, Where, at_least_one
 from tilestream.cuda.tensor_maps import MakeMap
+from tilestream.cuda.tiled_block.emit import TiledBlockSource
 from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.schedule.tiled_block import COLUMNS, ROWS, TiledBlock, Walk, space_bytes
-
-if TYPE_CHECKING:
-    from tilestream.cuda.tiled_block.emit import TiledBlockSource
+from tilestream.schedule.tiled_block import COLUMNS, ROWS, space_bytes
 
 GROUP_ROWS = ROWS // 2
 """Of a warpgroup, whose tiles are stored 64 columns at a time."""
-
-WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 
 
 def params(
@@ -74,27 +69,3 @@ def params(
         rows=rows,
         ctas=s.ctas,
     )
-
-
-def argument(s: TiledBlock, vectors: int) -> Struct:
-    """``Params`` of a kernel that reads so many vectors."""
-    b = s.block
-    loads, lasts = max(len(b.loads), 1), len(b.lasts)
-    middle = (Field(MAP, "firsts", len(b.firsts)), Field(MAP, "hidden_in"), Field(MAP, "hidden_out"))
-    each = (
-        Field(MAP, "input"),
-        *(middle if b.firsts else ()),
-        Field(MAP, "seconds", lasts),
-        Field(MAP, "results", lasts),
-        Field("const void*", "vectors", max(vectors, 1)),
-        Field("const void*", "rows_of", loads),
-        Field("long long", "strides_of", loads),
-        *pointers("operand_data"),
-        *pointers("flags", type="u64*"),
-        *pointers("dump", type="ExchangeDump*"),
-        Field("u64", "limit_ns"),
-        Field(WALK, "walk"),
-        Field("int", "rows"),
-        Field("int", "ctas"),
-    )
-    return Struct("Params", each)
