@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from tilestream.errors import CaptureError, TilestreamError
+from tilestream.errors import CaptureError, SparseError, TilestreamError
 from tilestream.sparse.storage import SparseTensor
 
 _LIBRARY = ("/torch/", "/torch_geometric/", "/tilestream/sparse/", "<eval_with_key>")
@@ -244,19 +244,35 @@ def _given(inputs: Sequence[Any], mode: FakeTensorMode, concrete: bool) -> tuple
 
 @contextmanager
 def _for_tracing(module: nn.Module) -> Iterator[None]:
-    """In evaluation, without a warning of what fails, and without the one operator that hides attention."""
+    """Without a warning of what fails, and without the one operator that hides attention.
+
+    Raises:
+        SparseError: a part in train mode that draws random numbers, or counts how often it is called.
+    """
+    _check_mode(module)
     noisy = logging.getLogger("torch._subclasses.fake_tensor")
     level = noisy.level
-    training, fastpath = module.training, torch.backends.mha.get_fastpath_enabled()
-    module.eval()
+    fastpath = torch.backends.mha.get_fastpath_enabled()
     noisy.setLevel(logging.CRITICAL)  # a module that fails is reported by the error of ``capture``
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         noisy.setLevel(level)
-        module.train(training)
         torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def _check_mode(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if not part.training:
+            continue
+        words = f"{name or 'the module'} ({type(part).__name__}) is in train mode"
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise SparseError(f"{words}, and drops at random", "call .eval() on the module first")
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            raise SparseError(
+                f"{words}, where each call changes its running statistics", "call .eval() on the module first"
+            )
 
 
 def _short(error: Exception) -> str:

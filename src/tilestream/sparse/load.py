@@ -25,6 +25,7 @@ from tilestream.sparse.storage import Format, SparseTensor, from_scipy, pack
 from tilestream.sparse.timing import TIMINGS, Timing
 
 CHECKED = 50_000_000  # elements up to which results are held against dense PyTorch
+_COUNTED, _VECTOR = (1 << 63) - 1, 1 << 28  # elements of a matrix, and of a vector, which is dense
 CORNER = 1_000  # rows and columns of the instance that is held against it otherwise
 
 
@@ -125,7 +126,9 @@ def _corner(matrix: scipy.sparse.coo_matrix | np.ndarray) -> scipy.sparse.coo_ma
     if isinstance(matrix, np.ndarray):
         return matrix[tuple(slice(CORNER) for _ in matrix.shape)]
     rows, columns = matrix.shape or (0, 0)
-    return scipy.sparse.coo_matrix(matrix.tocsr()[: min(rows, CORNER), : min(columns, CORNER)])
+    kept = (matrix.row < CORNER) & (matrix.col < CORNER)
+    entries = matrix.data[kept], (matrix.row[kept], matrix.col[kept])
+    return scipy.sparse.coo_matrix(entries, (min(rows, CORNER), min(columns, CORNER)))
 
 
 def _module(target: str, formats: Sequence[str]) -> Target:
@@ -138,22 +141,35 @@ def _module(target: str, formats: Sequence[str]) -> Target:
             raise OptionError(f"--format {text!r} names no tensor", "write NAME=compressed,compressed")
         named[name] = parse_format(form)
     app = load_app(target)
-    module, inputs = app.module.eval().double(), tuple(x.double() if x.is_floating_point() else x for x in app.inputs)
+    module, inputs = _doubled(app.module), tuple(x.double() if x.is_floating_point() else x for x in app.inputs)
 
     def make(schedule: Schedule) -> Program:
         return compile(module, *inputs, formats=named or None, schedule=schedule)
 
     def reference() -> tuple[torch.Tensor, ...]:
-        training = module.training
-        module.eval()
-        try:
-            with torch.no_grad():
-                made = _evaluated(module, inputs)
-        finally:
-            module.train(training)
+        with torch.no_grad():
+            made = _evaluated(module, inputs)
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
     return Target(app.name, make, inputs, reference)
+
+
+def _doubled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module in float64; PyTorch's own ``double`` does not take sparse parameters."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for part in module.modules():
+        for name, one in part._parameters.items():
+            if one is not None and one.is_floating_point() and one.layout != torch.strided:
+                made.setdefault(id(one), torch.nn.Parameter(one.detach().double(), False))
+                part._parameters[name] = made[id(one)]
+    for part in module.modules():
+        for one in part._parameters.values():
+            if one is not None and one.is_floating_point() and one.layout == torch.strided:
+                one.data = one.data.double()
+        for name, one in part._buffers.items():
+            if one is not None and one.is_floating_point():
+                part._buffers[name] = one.double()
+    return module
 
 
 def _evaluated(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
@@ -176,9 +192,12 @@ def read(path: Path) -> scipy.sparse.coo_matrix | np.ndarray:
     if not path.is_file():
         raise SparseError(f"there is no file {str(path)!r}", "check the path")
     try:
+        rows, columns, entries, form, kind, _ = scipy.io.mminfo(path)
+        _check_size(path, int(rows), int(columns), int(entries), form, kind)
         found = scipy.io.mmread(path)
-    except (ValueError, OSError) as error:
-        raise SparseError(f"{path.name} is no Matrix Market file: {error}", "write it with scipy.io.mmwrite") from None
+    except (ValueError, OSError, OverflowError, MemoryError, TypeError) as error:
+        why = str(error) or type(error).__name__
+        raise SparseError(f"{path.name} is no Matrix Market file: {why}", "write it with scipy.io.mmwrite") from None
     if isinstance(found, np.ndarray):
         return found.astype(np.float64)
     coo = scipy.sparse.coo_matrix(found, dtype=np.float64)
@@ -186,9 +205,32 @@ def read(path: Path) -> scipy.sparse.coo_matrix | np.ndarray:
     return coo
 
 
+def _check_size(path: Path, rows: int, columns: int, entries: int, form: str, kind: str) -> None:
+    """What the file says of itself, before it is believed.
+
+    Raises:
+        SparseError: complex numbers, more entries than the file can hold, or more elements than 63 bits count.
+    """
+    if kind == "complex":
+        raise SparseError(f"{path.name} holds complex numbers", "write real and imaginary parts to files of their own")
+    if min(rows, columns, entries) < 0 or rows * columns > _COUNTED:
+        raise SparseError(
+            f"{path.name} says that it is {rows:,} x {columns:,}", "give sizes whose product fits 63 bits"
+        )
+    if path.suffix not in (".gz", ".bz2") and 2 * entries > path.stat().st_size:
+        raise SparseError(
+            f"{path.name} says that it has {entries:,} entries, and has {path.stat().st_size:,} bytes",
+            "write it again with scipy.io.mmwrite",
+        )
+
+
 def _vector(matrix: scipy.sparse.coo_matrix | np.ndarray) -> scipy.sparse.coo_matrix | np.ndarray:
     """A matrix of one row or column as a vector: Matrix Market has no other."""
-    return _dense(matrix).reshape(-1) if 1 in (matrix.shape or ()) else matrix
+    if 1 not in (matrix.shape or ()):
+        return matrix
+    if math.prod(matrix.shape or ()) > _VECTOR:
+        raise SparseError(f"a vector of {math.prod(matrix.shape or ()):,} elements", f"use at most {_VECTOR:,}")
+    return _dense(matrix).reshape(-1)
 
 
 def write(path: Path, result: torch.Tensor) -> None:

@@ -276,9 +276,12 @@ def compile_einsum(
         SparseError: text, operands or schedule that do not fit together.
     """
     names = tuple(names) or tuple("BCDEFGHIJKLMNOPQRSUVWXYZ"[: len(operands)])
+    if len(names) != len(operands):
+        raise SparseError(f"{len(names)} names of {len(operands)} operands", "name each operand once")
     tensors = []
     for n, (name, value) in enumerate(zip(names, operands, strict=True)):
         format = formats[n] if n < len(formats) else None
+        value = plain(value)
         if isinstance(value, SparseTensor):
             tensors.append(repack(value, format or value.format, name))
         else:

@@ -277,8 +277,12 @@ def from_torch(name: str, tensor: torch.Tensor, format: Format | None = None) ->
     Raises:
         SparseError: complex numbers, or row pointers that go down; otherwise as ``default_format`` and ``from_coo``.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise SparseError(f"{name!r} is a {type(tensor).__name__}", "give a tensor, a NumPy array or a scipy matrix")
     if tensor.is_complex():
         raise SparseError(f"tensor {name!r} of complex numbers", "use its real and imaginary parts")
+    if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        raise SparseError(f"tensor {name!r} is a stand-in, quantised or nested", "give one that holds numbers")
     wanted = format or default_format(tensor)
     tensor = tensor.detach().cpu()
     if tensor.layout == torch.strided:
@@ -311,10 +315,28 @@ def _check_pointers(name: str, tensor: torch.Tensor) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A ``SparseTensor`` of torch_sparse as PyTorch's CSR, which PyTorch Geometric takes as well; anything else as it
-    is."""
+    """What users have instead of torch tensors as such: NumPy arrays, scipy's sparse matrices (COO), and
+    ``SparseTensor`` of torch_sparse (CSR, which PyTorch Geometric takes as well); anything else as it is.
+
+    Raises:
+        SparseError: an array or a matrix of something else than numbers.
+    """
+    if isinstance(value, torch.Tensor | SparseTensor):
+        return value
     convert = getattr(value, "to_torch_sparse_csr_tensor", None)
-    return value if convert is None or isinstance(value, torch.Tensor) else convert()
+    if convert is not None:
+        return convert()
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            return torch.from_numpy(np.array(value, order="C"))  # one of its own: torch has no negative strides
+        if callable(getattr(value, "tocoo", None)):
+            entries = value.tocoo()
+            numbers = torch.from_numpy(np.array(entries.data))
+            where = torch.from_numpy(np.stack(entries.coords).astype(np.int64))
+            return torch.sparse_coo_tensor(where, numbers, entries.shape, check_invariants=True).coalesce()
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise SparseError(f"a {type(value).__name__} that is no tensor: {error}", "give arrays of numbers") from None
+    return value
 
 
 def from_scipy(name: str, matrix: Any, format: Format | None = None) -> SparseTensor:

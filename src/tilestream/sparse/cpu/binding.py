@@ -68,6 +68,8 @@ class Binding:
         have = {name: self._constant(name, dtype) for name in program.constants}
         for name, value in zip(program.names, given, strict=True):
             declared = program.einsums.inputs[name]
+            if not isinstance(value, torch.Tensor | SparseTensor):
+                raise SparseError(f"input {name!r} is a {type(value).__name__}", "give a tensor")
             if tuple(value.shape) != declared.shape:
                 raise SparseError(
                     f"input {name!r} has shape {tuple(value.shape)}, not {declared.shape}", "compile it anew"
@@ -105,9 +107,14 @@ class Binding:
         value = value.cpu()
         if value.layout == torch.sparse_coo:
             value = value.coalesce()
-        if value.layout == torch.strided or name in self.program.pruned or value.layout not in _ENTRIES:
+        elif value.layout != torch.strided and value.layout not in _ENTRIES:
+            value = value.to_sparse_coo().coalesce()  # blocks
+        if value.layout == torch.strided or name in self.program.pruned:
             return self._packed(name, value, declared.format, dtype)
-        return Stored(self._pattern(name, value, declared.format), _entries(value).to(dtype))
+        found, entries = self._pattern(name, value, declared.format), _entries(value)
+        if found.tensor.nnz != entries.numel():  # rows that name a column twice
+            return self._packed(f"{name} (summed)", value, declared.format, dtype)
+        return Stored(found, entries.to(dtype))
 
     def _pattern(self, name: str, value: torch.Tensor, form: Format | None) -> Pattern:
         """The pattern of a sparse tensor whose values are all kept."""

@@ -95,6 +95,13 @@ def from_dot(text: str, name: str = "sam") -> DotGraph:
     Raises:
         SparseError: text that is no DOT, or a node that has no counterpart here; names it.
     """
+    try:
+        return _read(text, name)
+    except (ValueError, KeyError, IndexError) as error:
+        raise SparseError(f"the graph has an attribute that is not read: {error}", "write it as to_dot does") from error
+
+
+def _read(text: str, name: str) -> DotGraph:
     dot = parse(text)
     if dot.attrs.get("generator") != "tilestream":
         return DotGraph(*graph_of(dot, name))

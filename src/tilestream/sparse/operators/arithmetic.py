@@ -22,7 +22,7 @@ for _name in "clone contiguous detach alias lift_fresh_copy type_as lift_fresh t
 @operator("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def _dropout(rec: Recorder, x: Any, rate: float, train: bool, *_: Any) -> Any:
     if train and rate > 0:
-        raise SparseError(f"dropout of {rate:g} in train mode, which draws random numbers", "call .eval() first")
+        raise SparseError(f"dropout of {rate:g} in train mode draws random numbers", "call .eval() on the module first")
     return x
 
 

@@ -79,6 +79,8 @@ def _attention(
 ) -> View:
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         raise SparseError("attention with enable_gqa", "repeat the keys and values with repeat_interleave")
+    if dropout > 0:
+        raise SparseError(f"attention with a dropout of {dropout:g}", "call .eval() on the module first")
     if causal:
         kept = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.float64).tril()
         name = rec.fresh(f"{rec.at}_causal")

@@ -99,6 +99,16 @@ def _amin(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> Vie
     return rec.unary("neg", largest)
 
 
+def _statistics(rec: Recorder, x: View) -> tuple[View, View]:
+    """Mean and variance of each channel over a batch, [channels]."""
+    dims = [d for d in range(len(x.shape)) if d != 1]
+    count = float(math.prod(x.shape[d] for d in dims))
+    mean = rec.unary("div", rec.reduce(x, dims, True, "add", "_total"), "_mean", count)
+    squares = rec.unary("square", rec.binary("sub", x, mean, "_apart"), "_square")
+    variance = rec.unary("div", rec.reduce(squares, dims, False, "add", "_squares"), "_variance", count)
+    return rec.reshape(mean, (x.shape[1],)), variance
+
+
 @operator("batch_norm")
 def _batch_norm(
     rec: Recorder,
@@ -112,8 +122,10 @@ def _batch_norm(
     eps: float,
     *_: Any,
 ) -> View:
-    if training or mean is None or variance is None:
-        raise SparseError("batch_norm over the batch's own statistics", "keep running statistics, and use eval mode")
+    if training and mean is not None:
+        raise SparseError("batch_norm in train mode, which changes its statistics", "call .eval() on the module first")
+    if mean is None or variance is None:
+        mean, variance = _statistics(rec, x)
     after = len(x.shape) - 2
 
     def spread(one: View) -> View:
