@@ -32,14 +32,12 @@ from truth import table
 from tilestream import cuda
 from tilestream.errors import TilestreamError
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan import gradients
 from tilestream.plan.cost import predict
+from tilestream.plan.shown import pipeline_us
 from tilestream.plan.turned import copies_s
-from tilestream.plan.whole import pipeline_us
 from tilestream.run.call import RegionCall
 from tilestream.run.spec import TENSOR, RegionSpec, decode
 from tilestream.run.timing import Captured, capture, interleaved
-from tilestream.schedule.stationary import is_stationary
 
 DOC = Path(__file__).parent.parent / "docs" / "training-results.md"
 BEGIN, END = "<!-- launches: made by benchmarks/launch_truth.py -->", "<!-- launches: end -->"
@@ -89,8 +87,6 @@ def _beside(row: Row, predicted_us: float) -> truth.Point:
 
 def ranked_us(pipeline: Pipeline, rows: int) -> float:
     """What the planner compares."""
-    if is_stationary(pipeline):
-        return gradients.cost(pipeline, rows, H200).total_s * 1e6
     return predict(pipeline, rows, H200).us
 
 

@@ -17,9 +17,9 @@ from tilestream.cuda.host.build import HostRace, HostTrap, Mutation
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan.backward_cost import cost
 from tilestream.reference.whole import run_whole
 from tilestream.schedule.backward import build, is_backward
+from tilestream.schedule.backward.cost import cost
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import why_no_kernel
 from tilestream.schedule.stationary import is_stationary

@@ -21,12 +21,12 @@ from tilestream.plan import chain_choice
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.backward_chains import STRATEGY, Joined
-from tilestream.plan.backward_cost import cost
 from tilestream.plan.cache import PlanCache
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.report import html, kernels, parts
 from tilestream.report.explain import Report
 from tilestream.report.simulation import Simulation
+from tilestream.schedule.backward.cost import cost
 
 __all__ = ["joined"]  # a fixture
 H200 = get("h200")

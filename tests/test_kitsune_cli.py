@@ -49,18 +49,35 @@ def test_the_same_run_twice_is_the_same_json(tmp_path) -> None:
 
 def test_sweep_over_devices_and_sizes_on_two_workers(tmp_path) -> None:
     where = ("--jobs", "2", "--json", str(tmp_path / "s.json"))
-    given = ("--devices", "a100,a100+kitsune", "--size", "rows=4096,65536", "--strategies", "bulk,kitsune")
+    given = ("--devices", "a100,a100+kitsune", "--size", "rows=4096,65536", "--strategies", "paper:bulk,paper:kitsune")
     done = run("sweep", "nerf", *given, *where)
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert len(rows) == 8
     assert [r["sizes"]["rows"] for r in rows] == [4096] * 4 + [65536] * 4
     small, large = (
-        next(r for r in rows if r["sizes"]["rows"] == n and r["execution"] == "bulk") for n in (4096, 65536)
+        next(r for r in rows if r["sizes"]["rows"] == n and r["strategy"] == "paper:bulk") for n in (4096, 65536)
     )
     assert large["time_us"] > 4 * small["time_us"]
-    assert all(r["speedup"] == 1 for r in rows if r["execution"] == "bulk")
+    assert all(r["speedup"] == 1 for r in rows if r["strategy"] == "paper:bulk")
     assert "2 of 2" in done.output
+
+
+def test_the_compilers_plans_in_a_sweep_are_those_of_simulate(tmp_path) -> None:
+    """ "vertical" was 487 us in a sweep, which was a paper's design of that name, where ``simulate`` said 124."""
+    size, names = ("--size", "rows=4096"), "auto,vertical,spatial,shared,bulk,inductor,paper:vertical"
+    for words in (
+        ("sweep", "nerf", *size, "--devices", "h200", "--strategies", names, "--jobs", "1"),
+        ("simulate", "nerf", *size, "--device", "h200"),
+    ):
+        done = run(*words, "--json", str(tmp_path / words[0]))
+        assert done.exit_code == 0, done.output
+    rows = {r["strategy"]: r for r in json.loads((tmp_path / "sweep").read_text())["rows"]}
+    shown = json.loads((tmp_path / "simulate").read_text())["predictions"]
+    assert {name: r["time_us"] for name, r in rows.items() if name in shown} == shown
+    assert rows["shared"]["time_us"] is None and "shared" not in shown
+    assert rows["inductor"]["speedup"] == 1 and rows["paper:vertical"]["speedup"] is None
+    assert rows["paper:vertical"]["time_us"] != rows["vertical"]["time_us"]
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ def test_a_full_queue_holds_its_producer_back():
 
 
 def test_a_queue_that_holds_less_than_a_step_is_a_deadlock_and_says_where():
-    spatial = planned(chain(2), 4096, "spatial")
+    spatial = planned(chain(2), 65_536, "spatial")
     shallow = spatial.with_stages(spatial.stages, tuple(replace(q, depth=1) for q in spatial.queues))
     with pytest.raises(PipelineDeadlock, match=f"room for tile . in the queue of '{spatial.queues[0].tile}'"):
-        simulate(shallow, 4096, H200)
+        simulate(shallow, 65_536, H200)
 
 
 def test_an_empty_queue_holds_its_consumer_back():

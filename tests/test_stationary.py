@@ -23,10 +23,11 @@ from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
-from tilestream.plan.gradients import Gradient, cost, weight_gradients
+from tilestream.plan.gradients import Gradient, weight_gradients
 from tilestream.schedule.fits import verify_on
 from tilestream.schedule.shape import KernelShape, kernel_shape, why_no_kernel
 from tilestream.schedule.stationary import builds, is_stationary
+from tilestream.schedule.stationary.cost import cost
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 needs_disassembler = pytest.mark.skipif(

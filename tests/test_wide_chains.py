@@ -18,8 +18,8 @@ from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import along
 from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp
-from tilestream.plan.backward_cost import cost
 from tilestream.schedule.backward import WideChain, build, find_chain
+from tilestream.schedule.backward.cost import cost
 from tilestream.schedule.fits import verify_on
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

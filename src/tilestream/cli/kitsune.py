@@ -1,4 +1,4 @@
-"""``tilestream reproduce kitsune`` and ``tilestream sweep``: a paper's designs, which the compiler does not run."""
+"""``tilestream reproduce kitsune``, a paper's designs, and ``tilestream sweep``: those beside the compiler's plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rich.table import Table
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.progress import Progress
 from tilestream.errors import OptionError
-from tilestream.studies.kitsune.sweep import EXECUTIONS, Swept, points, sweep
+from tilestream.studies.kitsune.outcome import Outcome
+from tilestream.studies.kitsune.sweep import ALL_STRATEGIES, USUAL, Swept, points, sweep
 
 MOST = 2**40
 """Of a size: beyond, bytes of a tensor are no 64-bit number."""
@@ -65,21 +66,22 @@ def kitsune(
 def sweep_command(
     models: Annotated[list[str], typer.Argument(help="Whole models: names, or FILE.py:FUNCTION.")],
     devices: Annotated[str, typer.Option(help="As a100,h200+kitsune,a100+sms*2, or device files.")] = "a100",
-    strategies: Annotated[str, typer.Option(help="Some of bulk, vertical, kitsune, deep, whole, mixed.")] = ",".join(
-        EXECUTIONS
-    ),
+    strategies: Annotated[
+        str,
+        typer.Option(help=f"Some of {', '.join(ALL_STRATEGIES)}; paper: is for Kitsune's designs."),
+    ] = ",".join(USUAL),
     modes: Annotated[str, typer.Option(help="Some of inference, training.")] = "inference",
     size: Annotated[list[str] | None, typer.Option(help="NAME=V1,V2: a size of the models; repeatable.")] = None,
     jobs: Jobs = -1,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Simulate whole models over devices, sizes and strategies, on all cores."""
+    """Simulate whole models over devices, sizes and strategies: the compiler's plans, and a paper's designs."""
     wanted = points(models, listed(devices), listed(strategies), listed(modes), sizes(size or ()))
     with Progress() as progress:
         made = sweep(wanted, jobs, progress)
     out.print(table(made))
-    write_json(json_, {"rows": [swept_json(s) for s in made]})
+    write_json(json_, {"rows": [s.json() for s in made]})
 
 
 def table(made: Sequence[Swept]) -> Table:
@@ -89,7 +91,7 @@ def table(made: Sequence[Swept]) -> Table:
         "mode": [s.point.mode for s in made],
         "sizes": [" ".join(f"{n}={v}" for n, v in s.point.sizes) for s in made],
         "device": [s.point.device for s in made],
-        "strategy": [s.point.execution for s in made],
+        "strategy": [s.point.strategy for s in made],
     }
     same = [values[0] for values in about.values() if len(set(values)) == 1 and values[0]]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=", ".join(same) or None, title_justify="left")
@@ -99,21 +101,16 @@ def table(made: Sequence[Swept]) -> Table:
     for heading in ("us", "speedup", "launches", "tensor", "SIMT", "L2", "DRAM", "DRAM MB"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for index, s in enumerate(made):
-        busy = s.outcome.busy()
+        busy = s.outcome.busy() if isinstance(s.outcome, Outcome) else {}
         shown.add_row(
             *(values[index] for values in told.values()),
-            f"{s.outcome.time_s * 1e6:,.1f}",
+            "no pipeline" if s.outcome.time_s is None else f"{s.outcome.time_s * 1e6:,.1f}",
             "" if s.speedup is None else f"{s.speedup:.2f}",
-            str(len(s.outcome.launches)),
-            *(f"{busy[what]:.0%}" for what in ("tensor", "simt", "l2", "dram")),
+            str(s.launches),
+            *(f"{busy[what]:.0%}" if busy else "" for what in ("tensor", "simt", "l2", "dram")),
             f"{s.outcome.dram_bytes / 1e6:,.1f}",
         )
     return shown
-
-
-def swept_json(s: Swept) -> dict[str, object]:
-    """A point and its outcome as plain data."""
-    return {**s.outcome.json(), "device": s.point.device, "sizes": dict(s.point.sizes), "speedup": s.speedup}
 
 
 def listed(text: str) -> list[str]:

@@ -3,19 +3,23 @@
 `H200_SHARED_TILE` is from `benchmarks/results/ffn_variants.json`: a hand-written FFN of 128 rows on one H200 in 42
 variants of five shapes (no cluster, clusters of 2 to 16, the middle through DSM or the L2, four tails, rings of several
 depths). `benchmarks/fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
-([docs/flashfuser.md](../../../docs/flashfuser.md)). The memory's rates are the device's own.
+([docs/flashfuser.md](../../../docs/flashfuser.md)). The memory's rates are the device's own; on other devices each
+constant moves with the number that it hangs on (``on``), since nothing but an H200 was measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from tilestream.devices import fitted
 from tilestream.devices.device import Device
 
 
 @dataclass(frozen=True)
 class SharedTileRates:
-    """Seconds and bytes/s. Taken as they are on every device: nothing but an H200 was measured."""
+    """Seconds, bytes/s and shares, of an H200."""
 
     gap_s: float = 1.2e-6
     """From the end of a launch to the first instruction of the next in a CUDA graph: clocks of G4."""
@@ -65,6 +69,42 @@ class SharedTileRates:
     """fp32 partial sums written to the L2 and read back, all CTAs. Fitted."""
     atomics_bytes_per_s: float = 2.741e12
     """Vector atomics of fp32 into the L2, all CTAs. Fitted."""
+
+    def on(self, device: Device) -> SharedTileRates:
+        """The same on ``device``; exactly the same on an H200. Shares (``lock_step``, ``skew``) are of any device."""
+        return _on(self, device)
+
+
+HANGS_ON: Mapping[str, Callable[[Device], float]] = {
+    "gap_s": fitted.launch,
+    "first_s": fitted.launch,
+    "first_dram_s": fitted.launch,
+    "cluster_s": fitted.launch,
+    "flags_s": fitted.hand_over,
+    "tail_partials_s": fitted.hand_over,
+    "before_s": fitted.hand_over,
+    "port_bytes_per_s": fitted.port,
+    "latency_s": fitted.load,
+    "beside_s": fitted.load,
+    "step_s": fitted.cycles,
+    "tail_s": fitted.cycles,
+    "own_s": fitted.cycles,
+    "column_s": fitted.issue,
+    "element_s": fitted.issue,
+    "own_column_s": fitted.issue,
+    "dsm_step_s": fitted.dsm,
+    "tail_dsm_s": fitted.dsm,
+    "dsm_port_bytes_per_s": fitted.dsm_port,
+    "add_bytes_per_s": fitted.l2,
+    "partials_bytes_per_s": fitted.l2,
+    "atomics_bytes_per_s": fitted.l2,
+}
+"""What of a device each constant of ``SharedTileRates`` moves with."""
+
+
+@lru_cache(maxsize=256)
+def _on(rates: SharedTileRates, device: Device) -> SharedTileRates:
+    return replace(rates, **{name: getattr(rates, name) * factor(device) for name, factor in HANGS_ON.items()})
 
 
 H200_SHARED_TILE = SharedTileRates()
@@ -144,4 +184,4 @@ def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHA
     Raises:
         DeviceError: the device has no clusters of this size.
     """
-    return rates.dsm_port_bytes_per_s * size * device.resident_clusters(size)
+    return rates.on(device).dsm_port_bytes_per_s * size * device.resident_clusters(size)

@@ -9,9 +9,10 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.eager import EagerOp
 from tilestream.options import Options
-from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share, total_us
+from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.planner import FALLBACK, Candidate
-from tilestream.plan.whole import WholePlan, pipelines_us, region_kernels, whole
+from tilestream.plan.shown import pipelines_us, total_us
+from tilestream.plan.whole import WholePlan, region_kernels, whole
 
 
 @dataclass(frozen=True)

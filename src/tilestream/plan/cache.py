@@ -218,6 +218,7 @@ def plan_to_json(made: Plan) -> dict[str, Any]:
                 "predicted_us": c.predicted_us,
                 "measured_us": c.measured_us,
                 "rejected": c.rejected,
+                "simulated_us": c.simulated_us,
             }
             for c in made.candidates
         ],
@@ -240,6 +241,7 @@ def plan_from_json(data: Any) -> Plan:
                 c["measured_us"],
                 c["rejected"],
                 c["detail"],
+                simulated_us=c["simulated_us"],
             )
             for c in data["candidates"]
         )

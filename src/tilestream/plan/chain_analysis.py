@@ -18,10 +18,10 @@ from tilestream.graph.origins import bare, is_made_of, origin_of, same_as, unpad
 from tilestream.graph.selection import Cut
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined, join
+from tilestream.plan.candidates import Candidate, expected_of
 from tilestream.plan.chain_choice import expected
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _chain(
     joined = _joined(pair, apart, together, device)
     if joined is None:
         return None
-    apart_us = sum((c.predicted_us or 0.0) if c is not None else 0.0 for c in apart) + region.turned_us
+    apart_us = sum(expected_of(c) for c in apart if c is not None and c.predicted_us is not None)
     plan = expected(joined, sums.rows, device, options, apart_us)
     if plan.chosen.strategy != STRATEGY:
         return None

@@ -10,10 +10,10 @@ from tilestream.devices import Device
 from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined
-from tilestream.plan.backward_cost import cost
 from tilestream.plan.cache import PlanCache, versions
-from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, Plan
+from tilestream.plan.planner import FALLBACK, Candidate, Plan, is_faster
 from tilestream.schedule.backward import BackwardChain, build
+from tilestream.schedule.backward.cost import cost
 
 
 def proposal(joined: Joined, rows: int, device: Device) -> tuple[Candidate, Candidate]:
@@ -31,10 +31,8 @@ def key(joined: Joined, rows: int, device: Device, kind: str, measured: bool) ->
 
 def decided(rows: int, device: Device, ours: Candidate, apart: Candidate, forced: bool = False) -> Plan:
     """The plan: by what was measured, else predicted; ``forced``: the chain, whatever it takes."""
-    mine_us, other_us = ours.measured_us, apart.measured_us
-    if mine_us is None or other_us is None:
-        mine_us, other_us = ours.predicted_us or 0.0, apart.predicted_us or 0.0
-    return Plan("chain", rows, device.name, (ours, apart), ours if forced or mine_us <= MARGIN * other_us else apart)
+    chosen = ours if forced or is_faster(ours, apart) else apart
+    return Plan("chain", rows, device.name, (ours, apart), chosen)
 
 
 def expected(joined: Joined, rows: int, device: Device, options: Options, apart_us: float) -> Plan:

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from tilestream.devices import Device
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, TileOp
-from tilestream.ir.plain import plain
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.ir.taps import Tap
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
-from tilestream.schedule.shape import is_shared_tile, is_tiled_block
-from tilestream.schedule.shared_tile import build as shared_tile
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
+from tilestream.schedule.backward.cost import cost as backward_cost
+from tilestream.schedule.closed_forms import closed_form, shared_tile_of, tiled_block_of
 from tilestream.schedule.stage_cost import StageCost, overlapped, stage_cost
-from tilestream.schedule.tiled_block import build as tiled_block
-from tilestream.schedule.tiled_block_cost import tiled_block_cost
+from tilestream.schedule.stationary.cost import cost as stationary_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
@@ -79,9 +76,12 @@ def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
 
 
 def _of_shape(launch: Pipeline) -> Callable[[Pipeline, int, Device], LaunchCost]:
-    if is_tiled_block(launch):
-        return _tiled_block
-    return _shared_tile if is_shared_tile(launch) else _launch
+    form = closed_form(launch)
+    if form is None:
+        return _launch
+    return {"shared tiles": _shared_tile, "tiled blocks": _tiled_block, "stationary sums": _stationary}.get(
+        form.name, _backward_chain
+    )
 
 
 def product_bound_us(program: Pipeline, rows: int, device: Device) -> float:
@@ -149,16 +149,28 @@ def _bulk(pipeline: Pipeline, rows: int, device: Device) -> tuple[LaunchCost, ..
 
 
 def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    written = plain(launch)
-    cost = shared_tile_cost(shared_tile(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
+    cost = shared_tile_of(launch, rows, device)
     loads, exchange = cost.loads_s, cost.phases.exchange
     return LaunchCost(launch.name, (), loads, cost.dram_s, loads, exchange, cost.total_s, cost.limit)
 
 
 def _tiled_block(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    written = plain(launch)
-    cost = tiled_block_cost(tiled_block(written.stages[0], written, device.shared_bytes_per_cta), rows, device)
+    cost = tiled_block_of(launch, rows, device)
     return LaunchCost(launch.name, (), cost.products_s, cost.dram_s, 0.0, cost.epilogues_s, cost.total_s, cost.limit)
+
+
+def _stationary(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
+    cost = stationary_cost(launch, rows, device)
+    parts = {"tensor": max(cost.flops_s, cost.longest_s), "dram": cost.dram_s, "l2": cost.l2_s}
+    limit = max(parts, key=lambda k: parts[k])
+    return LaunchCost(launch.name, (), parts["tensor"], cost.dram_s, cost.l2_s, cost.exchange_s, cost.total_s, limit)
+
+
+def _backward_chain(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
+    cost = backward_cost(launch, rows, device)
+    work = max(cost.flops_s, cost.shared_s + cost.lanes_s)
+    limit = "dram" if cost.dram_s > work else "work of the SMs"
+    return LaunchCost(launch.name, (), work, cost.dram_s, 0.0, cost.exchange_s, cost.total_s, limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device, scattered: float = 0.0) -> tuple[float, float]:

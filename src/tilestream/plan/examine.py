@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.regions import LONE, find_regions, is_lone
 from tilestream.plan.tails import start_later
 from tilestream.plan.turned import turned
+from tilestream.plan.whole import inductor_kernels
 
 
 def of_graphs(
@@ -78,7 +80,7 @@ def of_graphs(
         mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
         training=training,
         hints=_hints(model, found, training),
-        tf32=torch.get_float32_matmul_precision() != "highest",
+        tf32=_tf32(),
         hardware=device,
     )
 
@@ -110,7 +112,8 @@ def _region(
         elif options.target != "reference" and is_lone(region, options):
             problem = LONE
         else:
-            plan = planner.plan(region.program, region.rows, device, options, turned=copied)
+            shown = partial(_inductor_us, members, device)
+            plan = planner.plan(region.program, region.rows, device, options, turned=copied, fallback_us=shown)
     except TilestreamError as failure:
         problem = str(failure)
     return RegionAnalysis(
@@ -127,6 +130,15 @@ def _region(
         modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
         turned_us=copied.us,
     )
+
+
+def _inductor_us(nodes: Sequence[fx.Node], device: Device) -> float:
+    """What is shown of Inductor's kernels of operators, as torch is set."""
+    return inductor_kernels(nodes, device, _tf32()).predicted_us
+
+
+def _tf32() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def _hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[str, ...]:

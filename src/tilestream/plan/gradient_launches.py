@@ -15,9 +15,10 @@ from tilestream.graph.nodes import name
 from tilestream.graph.provenance import module_path
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.options import Options
-from tilestream.plan.gradients import STRATEGY, Gradient, cost, library_s, weight_gradients
+from tilestream.plan.gradients import STRATEGY, Gradient, library_s, weight_gradients
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import FALLBACK, MARGIN, Candidate, Plan
+from tilestream.plan.planner import FALLBACK, Candidate, Plan, is_faster
+from tilestream.schedule.stationary.cost import cost
 
 LEAST_ROWS = 4096
 """Rows from which on gradients may be streamed: fewer are a handful of microseconds for anybody."""
@@ -38,6 +39,11 @@ class GradientLaunch:
     @property
     def rows(self) -> int:
         return self.sites[0].rows
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """Operators of all sites."""
+        return tuple(node for site in self.sites for node in site.nodes)
 
     @property
     def operands(self) -> dict[str, fx.Node]:
@@ -98,24 +104,25 @@ def proposal(launch: GradientLaunch, hardware: Device) -> tuple[Candidate, Candi
 
 
 def decided(launch: GradientLaunch, hardware: Device, ours: Candidate, other: Candidate, forced: bool) -> Plan:
-    """The plan of a launch: by what was measured, else predicted; ``forced``: the library is no alternative."""
-    mine_us, other_us = ours.measured_us, other.measured_us
-    if mine_us is None or other_us is None:
-        mine_us, other_us = ours.predicted_us or 0.0, other.predicted_us or 0.0
-    chosen = ours if forced or mine_us <= MARGIN * other_us else other
+    """The plan of a launch: by what was measured, else predicted; ``forced``: the library is no alternative.
+
+    By ``library_s``, not by the event loop: the latter's kernels of such sums are too fast (three layers 64 wide take
+    Inductor 109 us at 262,144 rows, measured), and a GPU, where both are timed, would choose otherwise.
+    """
+    chosen = ours if forced or is_faster(ours, other) else other
     return Plan("gradients", launch.rows, hardware.name, (ours, other), chosen)
 
 
 def analysis(launch: GradientLaunch, plan: Plan, graph: int = 0, prefix: str = "") -> RegionAnalysis:
     """A launch as one of a model's regions."""
-    nodes = [node for site in launch.sites for node in site.nodes]
+    nodes = launch.nodes
     pipeline = plan.candidates[0].pipeline
     assert pipeline is not None
     sources = tuple(dict.fromkeys(site.source for site in launch.sites if site.source))
     flops = sum(2 * site.rows * site.out * site.k for site in launch.sites)
     return RegionAnalysis(
         prefix + launch.name, graph, launch.rows, tuple(map(name, nodes)), sources, pipeline, plan,
-        flops=flops, nodes=tuple(nodes), kind="weight gradients",
+        flops=flops, nodes=nodes, kind="weight gradients",
         modules=tuple(dict.fromkeys(path for node in nodes if (path := module_path(node)))),
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,12 +11,6 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.selection import Exclusion
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.planner import Candidate, Plan
-
-
-def total_us(each: Iterable[float | None]) -> float | None:
-    """Microseconds one after another; None where one of them is not known."""
-    known = list(each)
-    return None if None in known else sum(us for us in known if us is not None)
 
 
 @dataclass(frozen=True)

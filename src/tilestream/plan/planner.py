@@ -13,11 +13,14 @@ from tilestream.errors import IRError, PlanError, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import few_rows, many_rows
+from tilestream.plan.candidates import FALLBACK, Candidate, expected_of, fallback_of, prediction_of, time_of
 from tilestream.plan.cost import predict, product_bound_us
+from tilestream.plan.finalists import Shown, simulated
 from tilestream.plan.made import made_of, once
 from tilestream.plan.passes import merge_common_ops, relu_in_product, remove_dead_ops, split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
+from tilestream.plan.shown import pipeline_us
 from tilestream.plan.turned import NONE, Turned
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ HOPELESS = 1.25  # candidates predicted this many times slower than the best are
 # cost 2 % of time in five, and a limit of 1.5 in four
 HOPELESS_SHARED = 1.5  # the same for shared tiles, whose predictions err more
 MARGIN = 0.99  # a pipeline must take at most this share of the fallback's time
+MARGIN_SHOWN = 0.999  # the same where nothing is timed: two sums of the same kernels differ by rounding
 BEYOND = 0.95  # a pipeline that takes at most this share of what the fallback cannot beat needs no comparison
 LOST = 2.0  # nothing is timed where the best pipeline is predicted to take this many times what the fallback takes
 LONG_US, LOST_LONG = 200.0, 1.05
@@ -47,47 +51,6 @@ a pipeline takes 1.14); of seven small ones, none less than 0.63."""
 LIKELY = 0.75
 """The fallback will be timed where no pipeline is predicted to take less than this share of its prediction: of eleven
 plans above it whose fallback was timed one took less than ``SURE``; of four between the two, two did."""
-FALLBACK = "fallback"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run a region. ``pipeline`` None is the fallback, Inductor.
-
-    ``rejected`` says why it cannot be chosen; ``detail`` tells candidates of one strategy apart. One that is ``late``
-    was rejected only because its kernel was still being built when all others were timed.
-    """
-
-    strategy: str
-    pipeline: Pipeline | None
-    predicted_us: float | None
-    measured_us: float | None = None
-    rejected: str = ""
-    detail: str = ""
-    late: bool = False
-
-    def __post_init__(self) -> None:
-        if self.pipeline is None and self.strategy != FALLBACK and not self.rejected:
-            raise ValueError(f"a refused candidate, {self.name}, has no reason")
-
-    @property
-    def name(self) -> str:
-        return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
-
-
-def prediction_of(c: Candidate) -> float:
-    """To compare by: infinite where there is no prediction."""
-    return math.inf if c.predicted_us is None else c.predicted_us
-
-
-def time_of(c: Candidate) -> float:
-    """To compare by: infinite where it was not timed."""
-    return math.inf if c.measured_us is None else c.measured_us
-
-
-def fallback_of(candidates: Sequence[Candidate]) -> Candidate:
-    """The one that every region has: Inductor."""
-    return next(c for c in candidates if c.strategy == FALLBACK)
 
 
 class NotBuiltYet(PlanError):
@@ -109,9 +72,9 @@ class Plan:
     chosen: Candidate
 
     def best_pipeline(self) -> Candidate | None:
-        """The legal pipeline that is predicted fastest, for who never gives way to the fallback; None without one."""
+        """The legal pipeline that is expected to be fastest, for who never gives way to the fallback; None without."""
         legal = [c for c in self.candidates if c.pipeline is not None and not c.rejected]
-        return min(legal, key=prediction_of, default=None)
+        return min(_known(legal), key=expected_of, default=None)
 
 
 def plan(
@@ -121,14 +84,17 @@ def plan(
     options: Options,
     measure: Measure | None = None,
     turned: Turned = NONE,
+    fallback_us: Shown | None = None,
 ) -> Plan:
     """Plan a region: every pass by name, in order, for every candidate.
 
     Args:
         program: a one-stage pipeline that holds all ops of the region in topological order.
         rows: rows the plan is made for. Any number runs; 0 or less means not known.
-        measure: times the best few by prediction, best first, and the fallback. Without it the predictions decide.
+        measure: times the best few by prediction, best first, and the fallback. Without it the simulator's times of
+            the best few decide, which are what is shown (``plan.finalists``).
         turned: weights that are copied before each call, which a prediction for few rows counts.
+        fallback_us: what is shown of the fallback; the event loop's time of a library's kernels if not given.
 
     Raises:
         PlanError: a strategy is forced and no pipeline of it is legal; with every reason.
@@ -141,6 +107,10 @@ def plan(
         bound_us = 0.0 if options.strategy != "auto" else product_bound_us(program, planned, device)
         most = few_rows.most_timed(options)
         candidates = _measured(candidates, measure, options.strategy != "auto", bound_us, most)
+    else:
+        candidates = simulated(
+            candidates, planned, device, fallback_us or partial(_inductor_us, program, planned, device), turned.us
+        )
     chosen = _choose(candidates, program, options, measured=measure is not None)
     made = Plan(program.name, rows, device.name, tuple(candidates), chosen)
     log.info("%s: %s", program.name, summary(made))
@@ -264,14 +234,24 @@ def on_inductor(program: Pipeline, rows: int, device: Device, epilogues: bool = 
         epilogues: whether products have their ReLU as in our graphs (``relu_in_product``); by itself Inductor leaves it
             to the kernel behind.
     """
+    pipeline = _library_kernels(program, device, epilogues)
+    return Candidate(FALLBACK, None, None if pipeline is None else predict(pipeline, rows, device).us)
+
+
+def _inductor_us(program: Pipeline, rows: int, device: Device) -> float | None:
+    """The same by the event loop."""
+    pipeline = _library_kernels(program, device, True)
+    return None if pipeline is None else pipeline_us(pipeline, rows, device)
+
+
+def _library_kernels(program: Pipeline, device: Device, epilogues: bool) -> Pipeline | None:
     split = partial(split_bulk, device=device, epilogues=False)
     taken = (relu_in_product,) if epilogues else ()
     try:
-        pipeline = apply((remove_dead_ops, merge_common_ops, *taken, split), program)
+        return apply((remove_dead_ops, merge_common_ops, *taken, split), program)
     except (VerifyError, IRError) as error:
         log.debug("%s: the fallback has no prediction: %s", program.name, error)
-        return Candidate(FALLBACK, None, None)
-    return Candidate(FALLBACK, None, predict(pipeline, rows, device).us)
+        return None
 
 
 def _measured(
@@ -316,11 +296,11 @@ def without(made: Plan, reason: str) -> Plan | None:
     fallback = fallback_of(candidates)
     usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
     timed = [c for c in usable if c.measured_us is not None]
-    vertical = [c for c in usable if c.strategy == "vertical"]
-    key = time_of if timed else prediction_of
-    limit = fallback.predicted_us if not timed or fallback.measured_us is None else fallback.measured_us
+    vertical = _known([c for c in usable if c.strategy == "vertical"])
+    key = time_of if timed else expected_of
+    limit = expected_of(fallback) if not timed or fallback.measured_us is None else fallback.measured_us
     best = min(timed or vertical or _stages_over_sms(candidates), key=key, default=None)
-    if best is None or (limit is not None and key(best) > MARGIN * limit):
+    if best is None or key(best) > MARGIN * limit:
         return None
     return replace(made, candidates=candidates, chosen=best)
 
@@ -341,7 +321,8 @@ def _with(candidate: Candidate, found: float | Exception) -> Candidate:
 def _choose(candidates: Sequence[Candidate], program: Pipeline, options: Options, measured: bool) -> Candidate:
     """The best of the usable candidates; under ``auto``, the fallback unless one is clearly faster.
 
-    Once timing was tried, only a time counts: a pipeline that could not be timed never beats the fallback.
+    Once timing was tried, only a time counts: a pipeline that could not be timed never beats the fallback. Where none
+    was, only what is shown counts, of those of which it is known.
     """
     usable = [c for c in candidates if c.pipeline is not None and not c.rejected]
     fallback = fallback_of(candidates)
@@ -355,12 +336,28 @@ def _choose(candidates: Sequence[Candidate], program: Pipeline, options: Options
         return fallback
     timed = [c for c in usable if c.measured_us is not None]
     if options.strategy != "auto":
-        return min(timed, key=time_of) if timed else min(usable, key=prediction_of)
+        return min(timed, key=time_of) if timed else min(_known(usable), key=expected_of)
     if measured and not timed:
         return fallback
-    key, limit = (time_of, fallback.measured_us) if measured else (prediction_of, fallback.predicted_us)
-    best = min(timed or usable, key=key)
-    return best if limit is None or key(best) <= MARGIN * limit else fallback
+    if not measured:
+        best = min(_known(usable), key=expected_of)
+        return best if expected_of(best) <= MARGIN_SHOWN * expected_of(fallback) else fallback
+    best, limit = min(timed, key=time_of), fallback.measured_us
+    return best if limit is None or time_of(best) <= MARGIN * limit else fallback
+
+
+def is_faster(ours: Candidate, other: Candidate) -> bool:
+    """Whether one of two candidates is clearly the faster: by what was measured of both, else by what is expected. Not
+    where nothing is known of the other."""
+    if ours.measured_us is not None and other.measured_us is not None:
+        return ours.measured_us <= MARGIN * other.measured_us
+    other_us = expected_of(other)
+    return math.isfinite(other_us) and expected_of(ours) <= MARGIN * other_us
+
+
+def _known(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those of which it is known what is shown of them, where it is of any: a prediction is not compared with that."""
+    return [c for c in candidates if c.simulated_us is not None] or candidates
 
 
 def rejections(candidates: Sequence[Candidate]) -> list[str]:
@@ -379,6 +376,7 @@ def summary(made: Plan) -> str:
     def time(c: Candidate) -> str:
         if c.measured_us is not None:
             return f"{c.measured_us:.1f} us measured"
-        return "no prediction" if c.predicted_us is None else f"{c.predicted_us:.1f} us predicted"
+        us = expected_of(c)
+        return f"{us:.1f} us predicted" if math.isfinite(us) else "no prediction"
 
     return f"{made.chosen.name}, {time(made.chosen)}; fallback {time(other)}; {made.rows} rows on {made.device}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from tilestream.devices import Device
 from tilestream.errors import TilestreamError
@@ -10,6 +11,7 @@ from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.gradients import STRATEGY as STATIONARY
 from tilestream.plan.parts import RegionAnalysis
+from tilestream.plan.whole import region_kernels
 
 STRATEGIES = ("vertical", "spatial", "shared", "bulk")
 
@@ -31,7 +33,8 @@ def replan(analysis: Analysis, device: Device | None = None, strategy: str | Non
             problem = problem if plan else f"sums of gradients are of {analysis.device}: analyse for {hardware.name}"
         elif region.rows:
             try:
-                plan, problem = planner.plan(region.program, region.rows, hardware, options), ""
+                shown = partial(_inductor_us, region, hardware, analysis.tf32) if region.nodes else None
+                plan, problem = planner.plan(region.program, region.rows, hardware, options, fallback_us=shown), ""
             except TilestreamError as failure:
                 problem = str(failure)
         regions.append(replace(region, plan=plan, problem=problem))
@@ -44,6 +47,11 @@ def replan(analysis: Analysis, device: Device | None = None, strategy: str | Non
         measured_us=None,
         inductor_measured_us=None,
     )
+
+
+def _inductor_us(region: RegionAnalysis, hardware: Device, tf32: bool) -> float:
+    """What is shown of Inductor's kernels of a region."""
+    return region_kernels(region, hardware, tf32).predicted_us
 
 
 def by_strategy(analysis: Analysis) -> dict[str, Analysis]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 from torch import fx
 
 from tilestream.devices import Device
-from tilestream.errors import PipelineDeadlock, WorkloadError
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.epilogues import with_relu
 from tilestream.ir.launches import cut_at_dram
@@ -23,19 +21,14 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.taps import sizes_at
 from tilestream.ir.traffic import traffic
-from tilestream.plan import backward_cost
-from tilestream.plan.cost import predict
 from tilestream.plan.fusion import units
-from tilestream.plan.gradients import cost
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.messages import sum_kernels
-from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind, total_us
+from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
 from tilestream.plan.planner import Candidate
+from tilestream.plan.shown import pipelines_us
 from tilestream.plan.values import Readers, moved
-from tilestream.schedule.backward import is_backward
-from tilestream.schedule.shape import is_shared_tile, is_tiled_block
-from tilestream.schedule.stationary import is_stationary
-from tilestream.simulator import run, simulate
+from tilestream.simulator import run
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
 from tilestream.simulator.workload import SimLaunch, Workload
 
@@ -126,38 +119,18 @@ def whole(
 
 def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
     """A region's operators by themselves as Inductor runs them, ReLUs as epilogues of products (``run.epilogues``)."""
-    graph = region.nodes[0].graph
-    cache, readers = Cache(device), Readers(list(graph.nodes))
+    return inductor_kernels(region.nodes, device, tf32, region.graph)
+
+
+def inductor_kernels(nodes: Sequence[fx.Node], device: Device, tf32: bool, number: int = 0) -> WholePlan:
+    """The same of any operators of graph ``number``; in the order of their graph."""
+    cache, readers = Cache(device), Readers(list(nodes[0].graph.nodes))
     steps = [
         step
-        for unit in units(region.nodes, with_relu(region.nodes))
-        for step in _library(region.graph, kernels(unit.nodes, readers, tf32), device, cache)
+        for unit in units(nodes, with_relu(nodes))
+        for step in _library(number, kernels(unit.nodes, readers, tf32), device, cache)
     ]
     return _timed(steps, device)
-
-
-@lru_cache(maxsize=256)
-def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
-    """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device.
-
-    Of a shared tile the simulator knows nothing that was fitted: its time is the cost model's, which was. So are those
-    of a tiled block and of a stationary sum.
-    """
-    if is_shared_tile(pipeline) or is_tiled_block(pipeline):
-        return predict(pipeline, rows, device).us
-    if is_stationary(pipeline):
-        return cost(pipeline, rows, device).total_s * 1e6
-    if is_backward(pipeline):
-        return backward_cost.cost(pipeline, rows, device).total_s * 1e6
-    try:
-        return simulate(pipeline, rows, device, spans=False).time_us
-    except (PipelineDeadlock, WorkloadError):
-        return None
-
-
-def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device) -> float | None:
-    """The same of several, one after another."""
-    return total_us(pipeline_us(pipeline, rows, device) for pipeline in pipelines)
 
 
 def _graph_steps(

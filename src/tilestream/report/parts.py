@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.parts import total_us
+from tilestream.plan.shown import total_us
 from tilestream.plan.whole import Launch
 from tilestream.report.words import microseconds, percent, size
 

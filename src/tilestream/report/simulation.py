@@ -12,13 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream import devices
-from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.planner import rejections
 from tilestream.plan.replan import by_strategy
-from tilestream.plan.whole import bytes_of_axes, pipeline_us
 from tilestream.report import launches, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size
@@ -163,13 +161,6 @@ def _runs(planned: Analysis, own: bool, known: set[tuple[str, str]]) -> list[Run
         candidate = region.plan.chosen if region.plan is not None else None
         if candidate is None or candidate.pipeline is None or (region.name, candidate.strategy) in known:
             continue
-        of = simulate if by_rows(candidate.pipeline) else _in_all
-        outcome = of(candidate.pipeline, region.rows, device)
+        outcome = simulate(candidate.pipeline, region.rows, device)
         made.append(Run(region.name, candidate.strategy, own, candidate.pipeline, outcome))
     return made
-
-
-def _in_all(pipeline: Pipeline, rows: int, device: Device) -> Outcome:
-    """What is no stream of rows has no steps to draw: the time that is predicted of it everywhere, and its bytes."""
-    us, levels = pipeline_us(pipeline, rows, device) or 0.0, bytes_of_axes(pipeline, rows)
-    return Outcome(pipeline.name, device.name, rows, us, (us,), (), levels, {}, note="by the cost model, as a whole")

@@ -19,8 +19,8 @@ from tilestream.graph.real import real
 from tilestream.graph.sizes import hint
 from tilestream.options import Options
 from tilestream.plan.gradients import STRATEGY
-from tilestream.plan.parts import total_us
 from tilestream.plan.planner import Plan, fallback_of
+from tilestream.plan.shown import total_us
 from tilestream.run.measure import random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target

@@ -120,7 +120,9 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
 
     Args:
         cold: weights come from DRAM; they do in any case where they are larger than the L2.
+        rates: of an H200; they are taken to ``device``.
     """
+    rates = rates.on(device)
     dram = cold or w.first_chip_bytes + w.second_chip_bytes > device.l2_bytes
     launch = rates.gap_s + rates.first_s + rates.first_dram_s * dram + rates.cluster_s * (w.cluster > 1)
     before = rates.own_s + rates.own_column_s * w.own_columns if w.own_columns else rates.before_s * w.before

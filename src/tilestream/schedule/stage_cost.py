@@ -30,7 +30,7 @@ from tilestream.schedule.shared_tile import build as shared_tile
 from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.schedule.tiled_block import CLUSTER, ROWS
 from tilestream.schedule.tiled_block import build as tiled_block
-from tilestream.schedule.tiled_block_cost import START_S, tiled_block_cost
+from tilestream.schedule.tiled_block_cost import start_s, tiled_block_cost
 
 INSTRUCTION_BYTES = 16
 SHARING = 4.0
@@ -157,7 +157,7 @@ def _tiled_block(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         inputs_s=0.0,
         weights_s=0.0,
         queue_s=0.0,
-        step_s=share * (cost.total_s - START_S),
+        step_s=share * (cost.total_s - start_s(device)),
     )
 
 

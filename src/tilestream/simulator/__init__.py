@@ -2,7 +2,8 @@
 
 ``run`` simulates any workload; ``simulate`` a pipeline of the IR, which becomes one. The cost model gives the length
 of a step; the simulation adds what a formula cannot: filling and draining, waiting for tiles and for room, shared
-bandwidth, CTAs that share an SM. Deterministic.
+bandwidth, CTAs that share an SM. Kernels whose CTAs wait for each other in other ways have a formula
+(``schedule.closed_forms``), and ``simulate`` gives its time. Deterministic.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.traffic import traffic
+from tilestream.schedule.closed_forms import ClosedForm, closed_form
+from tilestream.schedule.shape import why_no_kernel
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
+from tilestream.simulator.tables import moved
+from tilestream.simulator.workload import Workload
 
 __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
@@ -43,7 +48,8 @@ def simulate(
 ) -> Simulation:
     """Run ``pipeline`` over ``rows`` rows on ``device``, event by event.
 
-    Launches of strategy ``bulk`` are the kernels of libraries that they stand for.
+    Launches of strategy ``bulk`` are the kernels of libraries that they stand for. The time of a pipeline that has a
+    closed form is that form's, with no steps, and the note says so.
     More than ``most_steps`` steps are not simulated one by one: the rest follows from the rate of the second half.
     Without ``spans``, which take longer than the events themselves, all else is the same.
 
@@ -71,8 +77,12 @@ def simulate(
 
 
 def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Simulation:
-    """A pipeline that is not written in ops of rows: its stages' tiles are shares of their work, with no numbers."""
+    """A pipeline that is not written in ops of rows: its kernel's closed form; while there is no kernel of it, its
+    stages' tiles are shares of their work, with no numbers."""
     counted = mesh_workload(pipeline, size, device)
+    form = closed_form(pipeline)
+    if form is not None and not why_no_kernel(pipeline):
+        return _by_form(form, counted, pipeline, size, device)
     try:
         found = run(counted, device)
     except WorkloadError as failure:
@@ -95,6 +105,34 @@ def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Si
         exact=found.exact,
         simulated_rows=size.get(ROWS.name, 0),
         waits_us=waits,
+    )
+
+
+def _by_form(
+    form: ClosedForm, counted: Workload, pipeline: Pipeline, size: Mapping[str, int], device: Device
+) -> Simulation:
+    """The time of a closed form, and what ``counted`` moves and multiplies in it; nothing is known of single steps."""
+    rows = size[ROWS.name]
+    seconds = form.seconds(pipeline, rows, device) if rows > 0 else 0.0
+    amounts = [moved(launch, device) for launch in counted.launches]
+    dtype = next((s.work.dtype for s in counted.stages() if s.work.tensor_flops), "bf16")
+    busy_s = {
+        "tensor": sum(a.flops for a in amounts) / device.tensor_flops[dtype],
+        "dram": sum(a.dram for a in amounts) / device.dram_bytes_per_s,
+        "l2": sum(a.l2 for a in amounts) / device.l2_shared_bytes_per_s,
+    }
+    written = plain(pipeline)
+    return Simulation(
+        pipeline.name,
+        device.name,
+        rows,
+        seconds * 1e6,
+        (seconds * 1e6,),
+        (),
+        mesh_traffic(written, {**written.sizes(), **size}),
+        {name: min(1.0, busy / seconds) for name, busy in busy_s.items()} if seconds else {},
+        simulated_rows=rows,
+        note=f"by the closed form of {form.name}, as a whole",
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tilestream.apps.load import load
+from tilestream.apps.load import Workload, load
 from tilestream.apps.models import Model, find
 from tilestream.errors import OptionError
 from tilestream.plan.spatial.operators import Mode, OperatorGraph
@@ -40,6 +40,28 @@ def graph_of(model: str, mode: str, sizes: Mapping[str, int] | None = None) -> O
     workload = load(model, given.get("rows"))
     module = workload.module.train(mode == "training").requires_grad_(mode == "training")
     return dataclasses.replace(capture(module, workload.inputs, _mode(mode)), name=model)
+
+
+def workload_of(model: str, mode: str, sizes: Mapping[str, int] | None = None, fake: bool = True) -> Workload:
+    """The same model as ``graph_of`` takes, as ``simulate --size NAME=VALUE`` plans it.
+
+    Args:
+        fake: of tensors that have shapes and no memory.
+
+    Raises:
+        OptionError, CaptureError: as ``graph_of``.
+    """
+    given = dict(sizes or {})
+    training = _mode(mode) == "training"
+    if is_file(model):
+        if set(given) - {"rows"}:
+            raise OptionError(f"{model} has no size called {min(set(given) - {'rows'})!r}", "a file takes rows only")
+        return load(model, given.get("rows"), fake=fake, training=training)
+    known = find(model)
+    resolved = known.resolved(**_typed(known, given))
+    # A size that is named, so that a name of two models is the whole one, as here.
+    named = given or {f.name: getattr(resolved, f.name) for f in dataclasses.fields(resolved)[:1]}
+    return load(model, fake=fake, sizes=named, training=training)
 
 
 def _typed(model: Model, given: Mapping[str, int]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
 from tilestream.ir.tileops import OPS
-from tilestream.schedule.backward import WideChain, build
+from tilestream.schedule.backward.build import build
 from tilestream.schedule.backward.model import GROUPS
+from tilestream.schedule.backward.wide import WideChain
 
-SHARED_BYTES_PER_CLOCK, LANES = 128, 128
 BESIDE = 0.55
 """Of what a CTA's work or its copies take, whichever is less, that hides behind the other where the ring holds the rows
 of one step (wide chains; H200, 262,144 rows: five kernels within 12 %). Deeper rings hide all of it."""
@@ -64,8 +64,8 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
     return ChainCost(
         flops / device.tensor_flops[s.dtype],
         dram / device.dram_bytes_per_s,
-        steps * s.step_bytes / SHARED_BYTES_PER_CLOCK / device.clock_hz,
-        issued / (device.sms * LANES * device.clock_hz),
+        steps * s.step_bytes / device.shared_bytes_per_clock / device.clock_hz,
+        issued / device.simt_flops,
         2 * s.workspace_bytes / device.l2_bytes_per_s + device.queue_s(2048),
         device.launch_s + device.ramp_s,
         BESIDE if isinstance(s, WideChain) else 1.0,
