@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilestream.simulator.library import products
-from tilestream.studies.kitsune import low, paper, reasons, report, summary
+from tilestream.studies.kitsune import low, paper, pictures, reasons, report, summary
 from tilestream.studies.kitsune.outcome import LaunchTime, Outcome, StageTime, geomean, regions
 from tilestream.studies.kitsune.reproduce import Reproduction, chosen
 from tilestream.studies.kitsune.summary import (
@@ -211,6 +211,30 @@ def test_the_report_shows_pictures_and_refers_to_nothing_outside(tmp_path) -> No
     assert "http" not in text and 'src="/' not in text
     assert "98.58" in text and "bars only" in text
     assert {p.name for p in tmp_path.glob("*.png")} >= {"traffic.png", "speedup.png", "sensitivity.png"}
+
+
+def test_a_figure_near_the_papers_is_not_marked_as_different() -> None:
+    percent, factor = (paper.Figure("k", "w", v, v, unit, "6") for v, unit in ((81.0, "%"), (2.0, "x")))
+    assert percent.nears(84, 84) and not percent.holds(84, 84) and not percent.nears(86.1, 86.1)
+    assert factor.nears(2.2, 2.2) and not factor.nears(2.21, 2.21) and not factor.nears(1.79, 2.0)
+    bound = paper.Figure("k", "w", -math.inf, 2.8, "x", "6")
+    assert bound.nears(1.0, 3.0) and not bound.nears(1.0, 3.2)
+    marks = {"agrees": False, "near": True}, {"agrees": False, "near": False}, {"agrees": True, "near": True}
+    assert [report._mark(m) for m in marks] == ["near", "differs", ""]
+    assert "5 points of a percentage, or by 10% of a speedup" in report.MARKS
+    text = report.page(reproduction(row(), row("dlrm", "training")), {}).sections
+    assert any(report.MARKS in section.text for section in text)
+
+
+@pytest.mark.parametrize("draw", ["_speedup", "_traffic"])
+def test_legends_lie_on_no_bar(draw: str) -> None:
+    """NeRF's bars are the tallest, and stand where a legend inside of the axes would be put."""
+    figure = getattr(pictures, draw)(reproduction(row("nerf", faster=9.0), row("dlrm", "training")))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    (axes,) = figure.axes
+    assert axes.get_legend() is None
+    assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
 
 
 @pytest.mark.parametrize(("apps", "modes"), [(["resnet"], []), ([], ["both"]), (["llama_decode"], ["training"])])

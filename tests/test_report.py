@@ -171,7 +171,11 @@ def test_page_is_self_contained_and_shows_the_plan(analysis: Analysis, tmp_path)
         assert f">{candidate.strategy}</label>" in text
     assert "measured µs" not in text, "no column without a figure"
     assert "Launches in order" in text and ">sort</td>" in text
-    for wanted in ("dataflow: 9 of 10 operators (90%)", "predicted for the whole model", "blocks.1.order"):
+    for wanted in (
+        "90%</b><span>of the 10 operators run in pipelines",
+        "as fast as Inductor, predicted",
+        "blocks.1.order",
+    ):
         assert wanted in text
 
 

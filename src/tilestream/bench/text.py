@@ -6,11 +6,10 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tilestream.report.whole import SIMULATOR
+from tilestream.report.whole import error
 from tilestream.report.words import microseconds
 
 
@@ -75,7 +74,7 @@ def _arms(result: dict[str, Any]) -> Table:
     table.add_column("", overflow="fold")
     for name, arm in result["arms"].items():
         if "failed" in arm:
-            table.add_row(name, "", "", "", "", escape(arm["failed"].splitlines()[0]), style="red")
+            table.add_row(name, "", "", "", "", Text(arm["failed"].splitlines()[0]), style="red")
             continue
         verdict = "within tolerance" if arm["ok"] else "OUTSIDE TOLERANCE"
         table.add_row(
@@ -94,7 +93,7 @@ def _predictions(result: dict[str, Any]) -> Table:
     found: dict[str, dict[str, float]] = result["predictions"]
     strategies = list(dict.fromkeys(s for by in found.values() for s in by))
     table = Table(
-        title=f"whole model, predicted us ({SIMULATOR})",
+        title="whole model, predicted us by the simulator",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -102,6 +101,7 @@ def _predictions(result: dict[str, Any]) -> Table:
     table.add_column("device")
     for strategy in strategies:
         table.add_column(strategy, justify="right")
+    table.add_column("")
     for device, by in found.items():
-        table.add_row(device, *(microseconds(by.get(s)) for s in strategies))
+        table.add_row(device, *(microseconds(by.get(s)) for s in strategies), error(device))
     return table

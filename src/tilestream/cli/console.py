@@ -15,12 +15,13 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from tilestream import interrupts
+from tilestream import files, interrupts
 from tilestream.errors import OptionError, TilestreamError
 from tilestream.interrupts import EXIT_CODE
 from tilestream.report.words import WIDTH
 
-out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+"""What commands print on. It takes text as it is: a user's name may have ``[red]`` or ``:ok:`` in it."""
 FILES, FOLDER = ("json_", "html", "kernel_file", "plot", "timeline", "output"), "folder"
 """Parameters of commands that are written to: files, and a folder."""
 NO_MEMORY = ("can't allocate memory", "CUDA out of memory")
@@ -104,8 +105,7 @@ def write_json(path: Path | None, result: object) -> None:
     """Write ``result`` as JSON and say so; nothing where ``path`` is None."""
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plain(result), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    files.write(path, json.dumps(plain(result), indent=2, allow_nan=False) + "\n")
     out.print(f"written: {path}")
 
 

@@ -24,7 +24,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
-from tilestream.report import facts, html, timeline, whole
+from tilestream.report import facts, headline, html, timeline, whole
 from tilestream.report.explain import REGISTERS, Report, candidates
 from tilestream.report.simulation import Simulation
 from tilestream.report.words import microseconds, size
@@ -67,7 +67,7 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
     out.print(Rule("5. Predictions, microseconds", align="left"))
     progress("predicting times for an H200 and an A100")
     times = {n: bench.predictions(_planned_for(n), ("h200", "a100")) for n in (rows, SMALL_ROWS)}
-    out.print(f"{whole.SIMULATOR}:", _table(_prediction_rows(times)))
+    out.print("The simulator's, for the whole model:", _table(_prediction_rows(times)))
     simulation = Simulation.of(analysis, progress)
     out.print(simulation)
 
@@ -180,7 +180,12 @@ def _check_row(check: Mapping[str, Any]) -> dict[str, str]:
 
 def _prediction_rows(times: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[dict[str, str]]:
     return [
-        {"device": device, "rows": f"{rows:,}", **{s: microseconds(by.get(s)) for s in STRATEGIES}}
+        {
+            "device": device,
+            "rows": f"{rows:,}",
+            **{s: microseconds(by.get(s)) for s in (*STRATEGIES, "inductor")},
+            "": whole.error(device),
+        }
         for rows, devices_ in times.items()
         for device, by in devices_.items()
     ]
@@ -189,11 +194,17 @@ def _prediction_rows(times: Mapping[int, Mapping[str, Mapping[str, float]]]) -> 
 def _bars(
     predicted: Mapping[str, Mapping[str, float]], measured: Mapping[str, Any] | None
 ) -> dict[str, list[tuple[str, float, str]]]:
-    bars = {d: [(s, by[s], "predicted") for s in STRATEGIES if s in by] for d, by in predicted.items()}
+    bars = {device: _device_bars(by) for device, by in predicted.items()}
     if measured is not None:
         arms_ = measured["arms"].items()
         bars["this GPU, measured"] = [(name, arm["us"], "measured") for name, arm in arms_ if arm["us"]]
     return bars
+
+
+def _device_bars(by: Mapping[str, float]) -> list[tuple[str, float, str]]:
+    named = {"inductor": "Inductor", "auto": "tilestream"}
+    first = [(label, by[s], "predicted") for s, label in named.items() if s in by]
+    return [*first, *headline.forced(by, by.get("auto"))]
 
 
 def _measure(rows: int, out: Console, progress: Progress) -> dict[str, Any]:

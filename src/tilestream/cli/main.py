@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilestream import files
 from tilestream.cli import flashfuser, kitsune
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.grouped import grouped
@@ -127,14 +128,14 @@ def explain(
             from tilestream.report import html as page
             from tilestream.report.simulation import Simulation
 
-            simulated = Simulation.of(analysis, progress).by_region()
-            page.write(html, report, page.Content(simulations=simulated))
+            simulated = Simulation.of(analysis, progress)
+            page.write(html, report, page.content(simulated))
         source = kernels.text(analysis) if kernel or kernel_file is not None else ""
     out.print(report)
     if kernel:
         typer.echo(source)
     if kernel_file is not None:
-        kernel_file.write_text(source, encoding="utf-8")
+        files.write(kernel_file, source)
         out.print(f"written: {kernel_file}")
     write_json(json_, report.json())
 
@@ -155,7 +156,7 @@ def simulate(
         from tilestream.report import html as page
         from tilestream.report.explain import Report
 
-        page.write(html, Report(made.analysis), page.Content(simulations=made.by_region()))
+        page.write(html, Report(made.analysis), page.content(made))
     out.print(made)
     if html is not None:
         out.print(f"report: {html}")

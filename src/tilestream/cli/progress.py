@@ -8,13 +8,14 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 
 class Progress:
     """Call it with a line whenever the work moves on; use it as a context manager."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self.start = time.perf_counter()
         self.status: Status | None = None
 
@@ -32,6 +33,6 @@ class Progress:
 
     def __call__(self, line: str) -> None:
         if self.status is not None:
-            self.status.update(line)
+            self.status.update(Text(line))
         else:
             self.console.print(f"{time.perf_counter() - self.start:6.1f} s  {line}", soft_wrap=True, markup=False)

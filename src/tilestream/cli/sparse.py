@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tilestream import files
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.grouped import grouped
 from tilestream.cli.progress import Progress
@@ -127,18 +128,17 @@ def simulate(
         loaded, program, made = _execute(what, how, engine, progress, **settings)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
-    out.print(f"schedule: {program.schedule}", soft_wrap=True, markup=False)
+    out.print(f"schedule: {program.schedule}", soft_wrap=True)
     for region in program.regions:
         result = made.regions[region.name]
-        out.print(f"\nregion {region.name}: {result.cycles:,} cycles", markup=False)
+        out.print(f"\nregion {region.name}: {result.cycles:,} cycles")
         if table:
-            out.print(str(region.table), markup=False, soft_wrap=True)
+            out.print(str(region.table), soft_wrap=True)
         out.print(report.node_table(result))
     _save(output, made)
     if html is not None:
         shown = [(r.name, r.graph, made.regions[r.name], str(r.table)) for r in program.regions]
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(report.page(loaded.name, shown, str(program.schedule)), encoding="utf-8")
+        files.write(html, report.page(loaded.name, shown, str(program.schedule)))
         out.print(f"page: {html}")
     if timeline is not None:
         report.write_timeline(timeline, made.regions)
@@ -192,11 +192,10 @@ def search(
     )
     out.print(f"{counts}, {sum(found.refused.values())} refused; {found.seconds:.1f} s")
     for why, count in sorted(found.refused.items(), key=lambda x: -x[1])[:3]:
-        out.print(f"  {count} times: {why}", markup=False, soft_wrap=True)
-    out.print(f"best schedule:\n{found.best.schedule}", markup=False, soft_wrap=True)
+        out.print(f"  {count} times: {why}", soft_wrap=True)
+    out.print(f"best schedule:\n{found.best.schedule}", soft_wrap=True)
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        plot.write_text(found.plot(), encoding="utf-8")
+        files.write(plot, found.plot())
         out.print(f"plot: {plot}")
     write_json(json_, {"target": loaded.name, **found.json()})
 
@@ -218,7 +217,7 @@ def reproduce(
 
     if list_:
         for name, (words, _) in studies.STUDIES.items():
-            out.print(f"{name:12} {words}", markup=False)
+            out.print(f"{name:12} {words}")
         return
     unknown = [n for n in names or [] if n not in studies.STUDIES]
     if unknown:
@@ -231,7 +230,7 @@ def reproduce(
             made.append(study.json())
             out.print(study.table())
             for note in study.notes:
-                out.print(f"- {note}", markup=False, soft_wrap=True)
+                out.print(f"- {note}", soft_wrap=True)
             if folder is not None:
                 write_json(folder / f"{name}.json", study.json())
     write_json(json_, {"studies": made})
@@ -280,7 +279,7 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
     out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms")
     for name, seconds in made.regions.items():
         how_ = " as streams: its result is too large for an array" if name in loops.streamed else ""
-        out.print(f"  {name}: {1000 * seconds:.3f} ms{how_}", markup=False)
+        out.print(f"  {name}: {1000 * seconds:.3f} ms{how_}")
     _save(output, made)
     figures = {"target": loaded.name, "schedule": str(schedule), "seconds": made.seconds, "regions": made.regions}
     _conclude(found, json_, figures)
@@ -295,7 +294,7 @@ def _checked(wanted: bool, loaded: Any, made: Any, program: Any, progress: Progr
     progress(f"running {loaded.oracle()}")
     found = checks.check(loaded, made, program)
     if found is None:
-        out.print("values: not compared, a dense run would be too large", markup=False)
+        out.print("values: not compared, a dense run would be too large")
     return found
 
 
@@ -306,7 +305,7 @@ def _expected(loaded: Any, progress: Progress) -> Any:
     try:
         return loaded.reference()
     except SparseError:
-        out.print("values: not compared, a dense run would be too large; run compares a smaller one", markup=False)
+        out.print("values: not compared, a dense run would be too large; run compares a smaller one")
         return None
 
 
@@ -314,7 +313,7 @@ def _conclude(found: Any, json_: Path | None, figures: dict[str, Any]) -> None:
     """Say what the values are like, write the JSON, and leave with exit code 1 where they differ."""
     said = {} if found is None else {"error": found.error, "ok": found.ok, "compared with": found.on}
     if found is not None:
-        out.print(str(found), markup=False, soft_wrap=True)
+        out.print(str(found), soft_wrap=True)
     write_json(json_, figures | said)
     if found is not None and not found.ok:
         raise typer.Exit(1)

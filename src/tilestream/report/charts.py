@@ -122,10 +122,10 @@ class Bar:
     series: int = 0
 
 
-def bars(items: Sequence[Bar], width: int = 520, left: int = 120) -> str:
-    """Horizontal bars from zero on one linear scale."""
+def bars(items: Sequence[Bar], width: int = 520, left: int = 120, right: int = 96) -> str:
+    """Horizontal bars from zero on one linear scale, with ``left`` and ``right`` for labels and texts."""
     most = max((b.value for b in items), default=0.0) or 1.0
-    room = width - left - 96
+    room = width - left - right
     height = 24 * len(items) + 4
     parts = [f'<svg class="bars" viewBox="0 0 {width} {height}" width="{width}" role="img">']
     for index, bar in enumerate(items):

@@ -19,6 +19,23 @@ LINE = 15
 HEAD = 46
 PAD = 14
 COLOURS = 8
+NAME, OP = 19, 20
+"""Characters of a name and of an op that fit into a box."""
+
+
+def caption(pipeline: Pipeline) -> str:
+    """How to read the drawing of a pipeline."""
+    if not by_rows(pipeline):
+        return "A box is a stage: the loops of its kernel from outside to inside, and what each step does."
+    if len(pipeline.stages) == 1:
+        return (
+            "One stage, which runs these layers one after another. A block is a layer (columns in→columns out) or a "
+            "load or store; it is as tall as its result has columns. Below it: what follows the product."
+        )
+    return (
+        "A box is a stage; a line is what one hands to the next. Solid: a queue in the L2 cache, so many tiles × bytes "
+        "of a tile. Dashed: a whole tensor in DRAM, which the next kernel reads when all of it is there."
+    )
 
 
 @dataclass
@@ -67,7 +84,7 @@ def _single(pipeline: Pipeline, stage: dict[str, Any]) -> str:
         f'aria-label="pipeline {escape(pipeline.name)}">',
         f'<g class="stage" transform="translate({PAD},{PAD})">',
         f'<rect class="box" width="{width - 2 * PAD}" height="{height - 2 * PAD}" rx="7"/>',
-        f'<text class="name" x="11" y="22">{escape(stage["name"])}</text>',
+        f'<text class="name" x="11" y="22">{escape(shorter(stage["name"], 44))}</text>',
         f'<text class="detail" x="11" y="37">{escape(_where(stage))}, weights {stage["residency"]}</text>',
     ]
     for index, block in enumerate(blocks):
@@ -137,8 +154,12 @@ def _lines(summary: str) -> list[tuple[str, str]]:
             else "plain"
         )
         text = word.replace(">", "→").replace("linear ", "").replace("(x", "(×") if kind == "linear" else word
-        made.append((kind, text if len(text) <= 22 else text[:21] + "…"))
+        made.append((kind, shorter(text, OP)))
     return made
+
+
+def shorter(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _place(boxes: dict[str, _Box], top: float) -> tuple[float, float]:
@@ -161,8 +182,8 @@ def _draw(box: _Box, index: int) -> str:
         f"<title>{escape(stage['source'])}</title>" if stage["source"] else "",
         f'<rect class="box" width="{BOX}" height="{box.height}" rx="7"/>',
         f'<rect class="bar s{index % COLOURS}" width="{BOX}" height="4" rx="2"/>',
-        f'<text class="name" x="11" y="22">{escape(stage["name"][:22])}</text>',
-        f'<text class="detail" x="11" y="37">{escape(_where(stage))}</text>',
+        f'<text class="name" x="11" y="22">{escape(shorter(stage["name"], NAME))}</text>',
+        f'<text class="detail" x="11" y="37">{escape(shorter(_where(stage), 27))}</text>',
     ]
     for n, (kind, text) in enumerate(box.lines):
         body.append(f'<text class="op {kind}" x="11" y="{HEAD + 11 + n * LINE}">{escape(text)}</text>')

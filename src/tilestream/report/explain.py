@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -32,7 +31,7 @@ REGISTERS = (
 def as_text(shown: RenderableType) -> str:
     """What rich would show on a terminal of ``WIDTH`` columns, without colour."""
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, highlight=False).print(shown)
+    Console(file=file, width=WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
@@ -151,7 +150,7 @@ def candidates(a: Analysis, region: RegionAnalysis, runs: Candidate | None = Non
     """A region's candidates, the one that ``runs`` (by default the chosen one) marked."""
     plan = region.plan
     assert plan is not None
-    table = _table(f"candidates (predicted by the {whole.SIMULATOR})")
+    table = _table(f"candidates (predicted by the {whole.simulator(a.device)})")
     table.add_column("")
     table.add_column("strategy", min_width=24)
     for heading in ("predicted us", "measured us", "launches", "stages"):
@@ -222,7 +221,7 @@ def _queues(described: dict[str, Any]) -> Table:
     for q in everything:
         dram = q["transport"] == "dram"
         table.add_row(
-            f"{q['tile']} [dim]{q['features']} {q['dtype']}[/dim]",
+            Text.assemble(f"{q['tile']} ", (f"{q['features']} {q['dtype']}", "dim")),
             q["producer"],
             ", ".join(q["consumers"]),
             q["transport"].upper(),
@@ -242,7 +241,7 @@ def _exclusions(a: Analysis) -> list[RenderableType]:
         table.add_column(heading, overflow="fold", justify="right" if heading == headings[1] else "left")
     for g in excluded.groups(a.exclusions):
         cells = (g.title, excluded.share(g, a), shortened(g.modules), g.reason, g.advice, shortened(g.sources, 1))
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(Text, cells))
     return [Rule(style="cyan"), table]
 
 
@@ -256,7 +255,7 @@ def _eager(a: Analysis) -> list[RenderableType]:
     for e in a.eager:
         lines.setdefault(e.source, []).append(e.op)
     for source, names in lines.items():
-        table.add_row(escape(_counted(tuple(names))), escape(source))
+        table.add_row(Text(_counted(tuple(names))), Text(source))
     return [Rule(style="cyan"), table]
 
 

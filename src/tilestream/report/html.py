@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from tilestream import files
+from tilestream.graph.epilogues import with_relu
 from tilestream.ir import traffic
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
@@ -18,8 +20,15 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.report import charts, drawing, excluded, facts, launches, parts, whole
 from tilestream.report.explain import REGISTERS, Report, sms, strategy, weights
-from tilestream.report.words import count, microseconds, shortened, size
+from tilestream.report.glossary import WORDS
+from tilestream.report.groups import Group, groups
+from tilestream.report.headline import Times, cards, headline, note, times
+from tilestream.report.simulation import Simulation as Simulated
+from tilestream.report.words import microseconds, percent, shortened, size
 from tilestream.simulator import Simulation
+
+DIVIDED = {"Shard(0)": "rows", "Shard(1)": "columns"}
+"""What the warpgroups of an SM share out among them of a tile."""
 
 
 @dataclass
@@ -27,24 +36,29 @@ class Content:
     """What a page shows besides the plan.
 
     Args:
-        times: device name to rows of (label, microseconds, "predicted" or "measured").
+        times: device name to rows of (label, microseconds, "predicted" or "measured"); else of the analysis.
+        by_strategy: predicted microseconds of the whole model by one strategy alone.
         simulations: region name to strategy to simulated run.
         kernels: one mapping of column heading to cell a kernel.
         accuracy: mappings with ``what``, ``rows``, ``error``, ``eager_error`` and ``ok``.
     """
 
-    times: Mapping[str, Sequence[tuple[str, float, str]]] = field(default_factory=dict)
+    times: Mapping[str, Times] = field(default_factory=dict)
+    by_strategy: Mapping[str, float] = field(default_factory=dict)
     simulations: Mapping[str, Mapping[str, Simulation]] = field(default_factory=dict)
     kernels: Sequence[Mapping[str, str]] = ()
     accuracy: Sequence[Mapping[str, Any]] = ()
     environment: Mapping[str, object] = field(default_factory=dict)
 
 
+def content(simulated: Simulated) -> Content:
+    """What a simulated model's page shows."""
+    return Content(by_strategy=simulated.whole_us, simulations=simulated.by_region())
+
+
 def write(path: Path, report: Report, content: Content) -> Path:
     """Write the page to ``path`` and return it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(report, content), encoding="utf-8")
-    return path
+    return files.write(path, render(report, content))
 
 
 def render(report: Report, content: Content) -> str:
@@ -56,18 +70,25 @@ def render(report: Report, content: Content) -> str:
 
 def _page(report: Report, content: Content) -> dict[str, Any]:
     a = report.analysis
-    rows = max((r.rows for r in a.regions), default=0)
+    found = groups(a)
+    running, left = [g for g in found if g.runs], [g for g in found if not g.runs]
+    out = excluded.groups(a.exclusions)
+    shown = content.times or {a.device: times(a, content.by_strategy)}
     return {
         "title": f"{a.model} on {a.device}",
-        "subtitle": f"{whole.coverage(a.coverage)}. {whole.times(a)}. "
-        f"{count(len(a.graphs), 'graph')}, planned for {rows:,} rows",
-        "notes": [*a.hints, *(f"graph break: {reason}" for reason in a.breaks), *whole.float32(a).splitlines()],
-        "cards": _cards(report, content),
-        "rows": f"{rows:,}",
-        "times": [{"title": device, "svg": _times(entries)} for device, entries in content.times.items()],
+        "headline": headline(a),
+        "notes": [
+            *([said[0].upper() + said[1:] + "."] if (said := whole.left_to_inductor(a)) else []),
+            *a.hints,
+            *(f"graph break: {reason}" for reason in a.breaks),
+            *whole.float32(a).splitlines(),
+        ],
+        "cards": cards(a, found, content.accuracy),
+        "times": [_times(device, rows) for device, rows in shown.items() if rows],
         "parts": [dict(zip(_PART, parts.cells(p, a), strict=True)) for p in parts.parts(a)],
         "launches": [] if a.empty else [dict(zip(_LAUNCH, launches.cells(x), strict=True)) for x in a.whole.launches],
-        "regions": [_region(a, r, i, content.simulations.get(r.name, {})) for i, r in enumerate(a.regions)],
+        "groups": [_group(a, g, i, content) for i, g in enumerate(running)],
+        "left": [_left(g) for g in left],
         "kernels": content.kernels,
         "accuracy": [{**c, "rows": f"{c['rows']:,}"} for c in content.accuracy],
         "exclusions": [
@@ -79,9 +100,11 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
                 "advice": g.advice,
                 "source": shortened(g.sources, 1),
             }
-            for g in excluded.groups(a.exclusions)
+            for g in out
         ],
+        "excluded": sum(g.number for g in out),
         "registers": REGISTERS,
+        "words": WORDS,
         "environment": content.environment,
     }
 
@@ -90,42 +113,53 @@ _PART = ("graph", "name", "launches", "flops", "predicted", "measured", "dram")
 _LAUNCH = ("who", "name", "operators", "modules", "predicted", "measured", "dram")
 
 
-def _cards(report: Report, content: Content) -> list[dict[str, str]]:
-    a = report.analysis
-    part, everything = a.coverage.dataflow, a.coverage.whole
-    shares = (
-        (part.operators, everything.operators, "of the operators run as dataflow"),
-        (part.flops, everything.flops, "of the FLOPs run as dataflow"),
-    )
-    cards = [{"value": f"{n / of:.0%}", "label": label} for n, of, label in shares if of]
-    if not a.empty:
-        cards.append({"value": f"{microseconds(a.predicted_us)} µs", "label": "predicted for the whole model"})
-        cards.append({"value": f"{microseconds(a.inductor_predicted_us)} µs", "label": "predicted, all on Inductor"})
-    for region in a.regions:
-        if region.plan is not None:
-            chosen = region.plan.chosen
-            us = chosen.measured_us or a.candidate_us(region, chosen)
-            how = "measured" if chosen.measured_us else "predicted"
-            cards.append({"value": chosen.strategy, "label": f"strategy chosen for {region.name}"})
-            if us:
-                cards.append({"value": f"{microseconds(us)} µs", "label": f"{how} on {a.device}"})
-    for check in content.accuracy[:1]:
-        cards.append({"value": f"{check['error']:.1e}", "label": f"error, eager's is {check['eager_error']:.1e}"})
-    return cards
+def _times(device: str, entries: Times) -> dict[str, Any]:
+    items = [
+        charts.Bar(
+            label, us, f"{charts.time_text(us)}{', measured' * (how == 'measured')}", 7 if label == "Inductor" else 0
+        )
+        for label, us, how in entries
+    ]
+    return {
+        "title": device,
+        "svg": Markup(charts.bars(items, left=112, right=150)),
+        "note": note(device, entries),
+    }
 
 
-def _times(entries: Sequence[tuple[str, float, str]]) -> Markup:
-    items = [charts.Bar(label, us, charts.time_text(us), 0 if how == "predicted" else 1) for label, us, how in entries]
-    return Markup(charts.bars(items, left=170))
+def _group(a: Analysis, group: Group, index: int, content: Content) -> dict[str, Any]:
+    """Equal regions: what the folded line says, and the first of them as ``_region`` shows it."""
+    whole_us = a.predicted_us
+    share = percent(group.us, whole_us) if group.us is not None and whole_us else ""
+    chosen = group.first.runs(a.options.target)
+    alone = "" if group.inductor_us is None else f" (Inductor {microseconds(group.inductor_us)})"
+    return {
+        "title": group.title if len(a.regions) > 1 else a.model,
+        "what": group.what,
+        "strategy": group.strategy if chosen is None else chosen.name,
+        "time": "" if group.us is None else f"{microseconds(group.us)} µs{alone}",
+        "share": share,
+        "others": ", ".join(r.name for r in group.regions[1:]),
+        **_region(a, group.first, index, content.simulations.get(group.first.name, {})),
+    }
+
+
+def _left(group: Group) -> dict[str, str]:
+    problem = group.first.problem
+    return {
+        "title": group.title,
+        "what": group.what,
+        "us": microseconds(group.us if group.us is not None else group.inductor_us),
+        "why": problem or "no pipeline is faster",
+    }
 
 
 def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, Simulation]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": f"region{index}",
         "name": region.name,
-        "kind": region.kind.capitalize(),
-        "operators": f"{len(region.operators)} operators: {', '.join(dict.fromkeys(region.operators))}",
-        "problem": region.problem,
+        "operators": ", ".join(launches.counted(region.operators)),
+        "relus": not region.parts and bool(with_relu(region.nodes)),
     }
     plan = region.plan
     if plan is None:
@@ -147,14 +181,15 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
         return shown
     first = plan.chosen if plan.chosen.pipeline is not None else drawn[0][0]
     shown["drawings"] = [
-        {"title": c.strategy, "chosen": c == first, "svg": Markup(drawing.svg(p)), "note": ""} for c, p in drawn
+        {"title": c.strategy, "chosen": c == first, "svg": Markup(drawing.svg(p)), "note": drawing.caption(p)}
+        for c, p in drawn
     ]
     shown["timelines"] = [
         {
             "title": strategy,
             "chosen": strategy == (first.strategy if first.strategy in runs else next(iter(runs))),
             "svg": Markup(charts.gantt(run)),
-            "note": f"{microseconds(run.time_us)} µs in all by the {whole.SIMULATOR}. {run.note}".strip(),
+            "note": run.note,
         }
         for strategy, run in runs.items()
     ]
@@ -178,13 +213,13 @@ def _traffic(drawn: Sequence[tuple[Candidate, Pipeline]], rows: int) -> list[dic
     ]
 
 
-def _stages(described: Mapping[str, Any]) -> list[dict[str, str]]:
+def _stages(described: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": s["name"],
             "sms": sms(s),
             "summary": s["summary"],
-            "placement": s["placement"],
+            "divided": DIVIDED.get(s["placement"], s["placement"]),
             "weights": weights(s),
             "shared": size(s["shared_bytes"]),
             "registers": "" if s["registers"] is None else str(s["registers"]),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +31,7 @@ def render(a: Analysis) -> list[RenderableType]:
     for heading in ("predicted us", "measured us", "DRAM"):
         table.add_column(heading, justify="right", no_wrap=True)
     for launch in found[:MOST]:
-        table.add_row(*map(escape, cells(launch)), style="bold green" if launch.ours else "")
+        table.add_row(*map(Text, cells(launch)), style="bold green" if launch.ours else "")
     left = found[MOST:]
     if not left:
         return [table]
@@ -55,6 +55,11 @@ def cells(launch: Launch) -> tuple[str, ...]:
 
 def operators(launch: Launch, most: int = 4) -> str:
     """``addmm, relu x2``: what a reader knows the operators as."""
-    counts = Counter(name.removeprefix("aten.").removeprefix("tilestream.").split(".")[0] for name in launch.operators)
-    words = [name if n == 1 else f"{name} x{n}" for name, n in counts.items()]
+    words = counted(launch.operators)
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def counted(names: Sequence[str]) -> list[str]:
+    """Operators by their short names, equal ones counted."""
+    counts = Counter(name.removeprefix("aten.").removeprefix("tilestream.").split(".")[0] for name in names)
+    return [name if n == 1 else f"{name} x{n}" for name, n in counts.items()]

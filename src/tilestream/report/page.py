@@ -10,6 +10,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from tilestream import files
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -61,6 +63,4 @@ def render(page: Page) -> str:
 
 def write(path: Path, page: Page) -> Path:
     """Write the page to ``path`` and return it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(page), encoding="utf-8")
-    return path
+    return files.write(path, render(page))

@@ -24,8 +24,8 @@ from tilestream.simulator import Simulation as Outcome
 from tilestream.simulator import simulate
 
 NOTE = (
-    f"{whole.SIMULATOR}. bulk stands for kernels of libraries. In a whole model's time by one strategy, regions that "
-    "have no pipeline of it are Inductor's."
+    "bulk stands for kernels of libraries, a kernel for each layer. In a whole model's time by one strategy, regions "
+    "that have no pipeline of it are Inductor's."
 )
 
 
@@ -116,7 +116,7 @@ class Simulation:
                 style="bold green" if run.chosen else "",
             )
         times = "; ".join(f"{name} {microseconds(us)} us" for name, us in self.whole_us.items())
-        notes = [NOTE, whole.float32(self.analysis)]
+        notes = [f"{whole.simulator(self.analysis.device)}. {NOTE}", whole.float32(self.analysis)]
         return Group(
             title,
             *launches.render(self.analysis),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilestream import files
 from tilestream.cuda.emit import ROLES
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
 from tilestream.plan.whole import WholePlan
@@ -57,9 +58,7 @@ def write(
     plan: WholePlan | None = None,
 ) -> Path:
     """Write ``trace(runs, recordings, plan)`` to ``path`` and return it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(trace(runs, recordings, plan), separators=(",", ":")))
-    return path
+    return files.write(path, json.dumps(trace(runs, recordings, plan), separators=(",", ":")))
 
 
 def _launches(plan: WholePlan) -> list[dict[str, Any]]:

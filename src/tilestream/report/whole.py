@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
 
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.left_out import of_plan
 from tilestream.plan.parts import Coverage, Share
 from tilestream.report.words import count, microseconds, percent
 
 SIMULATOR_ERROR = 0.11
 """Mean absolute error of the simulator on kernels that nothing was fitted on (docs/truth.md)."""
-SIMULATOR = f"simulator, {SIMULATOR_ERROR:.0%} mean error on an H200, over kernels of all kinds"
+MEASURED_ON = {"h200": "an H200"}
+"""The devices that predictions were held against, by their names; a device that is scaled has another name."""
+
+
+def error(device: str) -> str:
+    """How far off predictions for a device were measured to be: of this device alone."""
+    named = MEASURED_ON.get(device)
+    return f"{SIMULATOR_ERROR:.0%} mean error on {named}" if named else "not measured on this device"
+
+
+def simulator(device: str) -> str:
+    """What a prediction for a device comes from, and its error."""
+    return f"simulator, {error(device)}" + ", over kernels of all kinds" * (device in MEASURED_ON)
 
 
 def facts(a: Analysis) -> dict[str, Any]:
     """Coverage, and microseconds of the whole model; None where a time is not known."""
+    out = None if a.empty else of_plan(a.whole)
     return {
         "coverage": a.coverage.json(),
         "predicted_us": a.predicted_us,
         "inductor_predicted_us": a.inductor_predicted_us,
         "measured_us": a.measured_us,
         "inductor_measured_us": a.inductor_measured_us,
+        "left_out": None if out is None else asdict(out),
         "mode": a.mode,
         "float32": [
             {
@@ -46,12 +62,26 @@ def render(a: Analysis) -> Text:
     text.append(f" on {a.device}, {_captured(a)}\n")
     text.append(coverage(a.coverage, _regions(a)) + "\n", style="bold")
     text.append(times(a) + "\n")
+    if said := left_to_inductor(a):
+        text.append(said + "\n")
     for hint in a.hints:
         text.append(f"note: {hint}\n", style="yellow")
     for reason in a.breaks:
         text.append(f"graph break: {reason}\n", style="yellow")
     text.append(float32(a), style="yellow")
     return text
+
+
+def left_to_inductor(a: Analysis) -> str:
+    """The share of the predicted time that is no pipeline's, and the operators with most of it; empty where none is."""
+    out = None if a.empty else of_plan(a.whole)
+    if out is None:
+        return ""
+    where = f", first at {out.source}" if out.source else ""
+    return (
+        f"outside of pipelines: {percent(out.share, 1)} of the predicted time, most of it in {out.largest} "
+        f"({percent(out.largest_share, 1)}{where})"
+    )
 
 
 def _regions(a: Analysis) -> str:
@@ -96,7 +126,7 @@ def times(a: Analysis) -> str:
         return "no rows: nothing is launched, and nothing predicted"
     mine, other = a.predicted_us, a.inductor_predicted_us
     said = f"predicted: {microseconds(mine)} us; all on Inductor: {microseconds(other)} us"
-    said += f" ({SIMULATOR})"
+    said += f" ({simulator(a.device)})"
     if a.measured_us is not None:
         said += f"\nmeasured: {microseconds(a.measured_us)} us"
         if a.inductor_measured_us is not None:

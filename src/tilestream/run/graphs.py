@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from tilestream.announce import announce, announce_failure
@@ -26,6 +27,7 @@ from tilestream.graph.selection import Partition
 from tilestream.options import Options
 from tilestream.plan.cache import versions
 from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.left_out import LeftOut, of_partition
 from tilestream.plan.planner import Plan
 from tilestream.plan.regions import find_regions
 from tilestream.run import ahead, gradients, prepare, tails
@@ -96,7 +98,7 @@ class Compilation:
             if not training:
                 self.interactions = stream_interactions(graph, False, self.options, self.target)
             found, summed = self._found(graph, backward, training)
-            self._announce(found, backward)
+            self._announce(graph, found, backward)
             with timed("planning"):
                 self._prepare(found, summed)
                 later = {} if training else tails.all_promising(found, self._planned, self.target)
@@ -218,14 +220,23 @@ class Compilation:
             announce_failure(f"{region.name} goes to Inductor", failure)
             return None
 
-    def _announce(self, found: Partition, backward: bool) -> None:
+    def _announce(self, graph: fx.GraphModule, found: Partition, backward: bool) -> None:
         log.info("%d of %d operators in %d regions", covered(found), found.operators, len(found.regions))
         if found.exclusions and not self.options.fallback:
             first = found.exclusions[0]
             raise PlanError(f"{first.op} at {first.source or '?'}: {first.reason}", "allow fallback=True")
         if found.exclusions and not backward:  # backward graphs repeat the lines of their forward ones
-            announce(summary(found))
+            announce(summary(found, self._left_out(graph, found)))
         _trace(found)
+
+    def _left_out(self, graph: fx.GraphModule, found: Partition) -> LeftOut | None:
+        """What stays out, by its time; None where that is not known: the line then names the first operator."""
+        try:
+            tf32 = torch.get_float32_matmul_precision() != "highest"
+            return of_partition(graph.graph, found, self.target.hardware, tf32)
+        except Exception as failure:
+            announce_failure("the time of what goes to Inductor is not known", failure)
+            return None
 
 
 def covered(found: Partition) -> int:
@@ -233,16 +244,20 @@ def covered(found: Partition) -> int:
     return sum(len(r.operators) for r in found.regions)
 
 
-def summary(found: Partition) -> str:
-    """One line on what goes to Inductor, and why."""
-    first = found.exclusions[0]
-    reason = f"{first.op} ({first.source or 'no source line'}): {first.reason}"
-    others = len(found.exclusions) - 1
-    return (
-        f"{len(found.exclusions)} of {found.operators} operators go to Inductor: {reason}"
-        + (f"; and {others} more" if others else "")
-        + ". tilestream.explain(model, *inputs) tells all"
+def summary(found: Partition, out: LeftOut | None) -> str:
+    """One line on what goes to Inductor: how much, the operators that take most of it, and why they do."""
+    of = [e for e in found.exclusions if out is not None and e.op == out.operator]
+    first = next((e for e in of if out is not None and e.source == out.source), (of or found.exclusions)[0])
+    number, why = (
+        f"{len(found.exclusions)} of {found.operators}",
+        f"({first.source or 'no source line'}): {first.reason}",
     )
+    if out is None:
+        said = f"{number} operators go to Inductor: {first.op} {why}"
+    else:
+        said = f"{number} operators go to Inductor, with {out.share:.0%} of the predicted time. "
+        said += f"Most of it, {out.largest_share:.0%}: {out.largest} {why}"
+    return f"{said}. tilestream.explain(model, *inputs) tells all"
 
 
 def _trace(found: Partition) -> None:

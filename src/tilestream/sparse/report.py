@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from tilestream import files
 from tilestream.sparse import drawing
 from tilestream.sparse.stream.graph import Graph
 from tilestream.sparse.stream.result import NodeStats, Result
@@ -72,9 +73,7 @@ def trace(runs: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def write_timeline(path: Path, runs: Mapping[str, Result]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(trace(runs), separators=(",", ":")), encoding="utf-8")
-    return path
+    return files.write(path, json.dumps(trace(runs), separators=(",", ":")))
 
 
 def _slice(node: NodeStats, pid: int, tid: int, start: int) -> dict[str, Any]:

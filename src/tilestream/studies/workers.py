@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
 import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, parent_process
@@ -19,6 +21,8 @@ from tilestream.errors import WorkerError
 from tilestream.interrupts import held_back
 
 T = TypeVar("T")
+PATIENCE_S = 5.0
+"""For processes to end by themselves, before they are killed."""
 
 
 def spread(
@@ -26,8 +30,9 @@ def spread(
 ) -> Iterator[T]:
     """Results of ``task(*a)`` for each of ``arguments``, as they come, from ``count`` new processes.
 
-    The processes leave SIGINT to this one. They are killed when the iterator is closed or an exception passes through
-    it, and end by themselves if this process is killed. ``task``, arguments and results are pickled.
+    The processes leave SIGINT to this one. They end by themselves when all is done, or if this process is killed; they
+    are killed when the iterator is closed or an exception passes through it. ``task``, arguments and results are
+    pickled.
 
     Args:
         started: called with the index of the arguments that a process begins with.
@@ -56,6 +61,7 @@ def spread(
             result = _received(connection, workers[connection])
             give(connection)
             yield result
+        _part(workers)
     finally:
         with held_back():
             for process in workers.values():
@@ -63,6 +69,15 @@ def spread(
             for connection, process in workers.items():
                 process.join()
                 connection.close()
+
+
+def _part(workers: Mapping[Connection, BaseProcess]) -> None:
+    """Let processes that have no more to do end by themselves: they then give back what they hold of the system."""
+    for connection in workers:
+        connection.close()
+    until = time.monotonic() + PATIENCE_S
+    for process in workers.values():
+        process.join(max(0.0, until - time.monotonic()))
 
 
 def _start(task: Callable[..., Any]) -> tuple[Connection, BaseProcess]:
@@ -93,6 +108,7 @@ def _received(connection: Connection, process: BaseProcess) -> Any:
 def _work(connection: Connection, task: Callable[..., Any]) -> None:
     """What a process does: a task after the other until nobody is left to ask for one."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    _without_semaphores()
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # processes share the cores already
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -105,6 +121,14 @@ def _work(connection: Connection, task: Callable[..., Any]) -> None:
                 error.add_note("in a process of its own:\n" + "".join(traceback.format_exception(error)))
                 answer = error, None
             connection.send(answer)
+
+
+def _without_semaphores() -> None:
+    """tqdm, which torch asks for a progress bar, takes a semaphore to share the terminal with processes of its own; one
+    that is killed would leave it behind. These have none, and share nothing."""
+    with contextlib.suppress(ImportError):
+        tqdm: Any = importlib.import_module("tqdm.std")
+        tqdm.TqdmDefaultWriteLock.mp_lock = None
 
 
 def _end_with_parent() -> None:

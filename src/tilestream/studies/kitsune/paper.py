@@ -50,6 +50,10 @@ TABLE2: tuple[Table2Row, ...] = (
 """In the order of the paper. ``app`` and ``mode`` are ours."""
 
 
+NEAR_POINTS, NEAR_SHARE = 5.0, 0.1
+"""How far from what is stated a figure is still called near: in points of a percentage, and as a share of a speedup."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure of the text: a value (``low == high``), a range, or a bound on one side.
@@ -80,6 +84,11 @@ class Figure:
         """Whether a value or range lies within what is stated; a stated value holds within its own rounding."""
         slack = (0.05 if self.unit == "x" else 0.5) if self.low == self.high else 0.0
         return low >= self.low - slack and high <= self.high + slack
+
+    def nears(self, low: float, high: float) -> bool:
+        """Whether it does, or is off by no more than ``NEAR_POINTS``, of a speedup by the share ``NEAR_SHARE``."""
+        below, above = (NEAR_SHARE * abs(v) if self.unit == "x" else NEAR_POINTS for v in (self.low, self.high))
+        return self.holds(low, high) or (low >= self.low - below and high <= self.high + above)
 
 
 def span_text(low: float, high: float, unit: str) -> str:

@@ -61,6 +61,12 @@ def _ticks(axis: Axes, labels: Sequence[str]) -> None:
     axis.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
 
 
+def _legend(figure: Figure, axis: Axes) -> None:
+    """Above the axes, where no bar is."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=len(labels), loc="outside upper center")
+
+
 def _traffic(made: Reproduction) -> Figure:
     figure, (axis,) = _axes()
     stated = {r.key: r for r in paper.TABLE2}
@@ -71,7 +77,7 @@ def _traffic(made: Reproduction) -> Figure:
         axis.bar(at, theirs, 0.38, label="paper" if execution == KITSUNE else None, **PAPER)
     _ticks(axis, _labels(made))
     axis.set_ylabel("off-chip traffic saved, %")
-    axis.legend(frameon=False, ncols=3)
+    _legend(figure, axis)
     return figure
 
 
@@ -83,7 +89,7 @@ def _speedup(made: Reproduction) -> Figure:
     axis.axhline(1, color="#7d8793", linewidth=0.8)
     _ticks(axis, _labels(made))
     axis.set_ylabel("times as fast as bulk")
-    axis.legend(frameon=False, ncols=5)
+    _legend(figure, axis)
     return figure
 
 
@@ -151,7 +157,7 @@ def timeline(runs: Mapping[str, Outcome], title: str = "") -> Figure:
         axis.set_ylim(0, 105)
         axis.set_ylabel(f"{name}\nbusy, %")
     axes[0].set_title(title, fontsize=10, loc="left")
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper center")
+    _legend(figure, axes[0])
     axes[-1].set_xlabel("microseconds")
     return figure
 
@@ -172,7 +178,7 @@ def _sensitivity(made: Reproduction) -> Figure:
         _ticks(axis, _labels(made))
         axis.set_title(variant, fontsize=11, loc="left")
         axis.set_ylabel("gain, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper center")
+    _legend(figure, axes[0])
     return figure
 
 

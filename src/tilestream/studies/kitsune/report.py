@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tilestream import files
 from tilestream.report.page import Page, Picture, Section, write
 from tilestream.report.page import Table as PageTable
 from tilestream.studies.kitsune import paper, pictures
@@ -42,7 +43,7 @@ def text(made: Reproduction) -> RenderableType:
     for heading in ("figure", "paper", "ours", ""):
         figures.add_column(heading)
     for f in data["figures"]:
-        figures.add_row(f["what"], f["paper"], _ours(f), "differs" if f["agrees"] is False else "")
+        figures.add_row(f["what"], f["paper"], _ours(f), _mark(f))
     whys = _whys(data)
     return Group(
         Text(f"Kitsune on {made.device}: Table 2. Ours, and in brackets the paper's.", style="bold"),
@@ -50,6 +51,7 @@ def text(made: Reproduction) -> RenderableType:
         *([Text(OTHERS, style="bold"), _shown(OTHER_HEADINGS, cells)] if (cells := other_rows(data)) else []),
         Text("Figures of the text", style="bold"),
         figures,
+        Text(MARKS, style="dim"),
         *([Text(LOW, style="bold"), _shown(LOW_HEADINGS, cells)] if (cells := low_rows(data)) else []),
         *([Text("Why they differ", style="bold")] if whys else []),
         *(Text(f"{what}: {why}") for what, why in whys),
@@ -67,6 +69,17 @@ def _shown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
+MARKS = (
+    f"near: outside of what the paper states by at most {paper.NEAR_POINTS:.0f} points of a percentage, or by "
+    f"{paper.NEAR_SHARE:.0%} of a speedup. differs: further. No mark: within it, or none is stated."
+)
+
+
+def _mark(figure: Mapping[str, Any]) -> str:
+    """How far ours is from the paper's, in a word; empty where it is within, or the paper states no number."""
+    return "differs" if figure["near"] is False else "near" if figure["agrees"] is False else ""
+
+
 def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
     """The HTML report; ``drawn`` are the pictures by name."""
     data = made.json()
@@ -77,7 +90,7 @@ def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
     def shown(*names: str) -> list[Picture]:
         return [Picture(drawn[n], pictures.ALT[n]) for n in names if n in drawn]
 
-    figures = [[f["what"], f["source"], f["paper"], _ours(f), f["why"]] for f in data["figures"]]
+    figures = [[f["what"], f["source"], f["paper"], _ours(f), _mark(f), f["why"]] for f in data["figures"]]
     sections = [
         Section("Speed", ("Simulated time over that of one kernel an operator.",), shown("speedup", "regions")),
         Section(
@@ -112,9 +125,9 @@ def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
         Section("Regions", (), (), (_region_table(data),)),
         Section(
             "Every figure of the text",
+            (MARKS,),
             (),
-            (),
-            (PageTable(("figure", "section", "paper", "ours", "why they differ"), figures, ("paper", "ours")),),
+            (PageTable(("figure", "section", "paper", "ours", "", "why"), figures, ("paper", "ours")),),
         ),
         Section("Why rows differ", (), (), (PageTable(("row", "why it differs"), _row_whys(data)),)),
     ]
@@ -125,9 +138,8 @@ def page(made: Reproduction, drawn: dict[str, bytes]) -> Page:
 def save(folder: Path, made: Reproduction) -> Path:
     """Write the report, and each picture beside it; returns the report's path."""
     drawn = pictures.pictures(made)
-    folder.mkdir(parents=True, exist_ok=True)
     for name, png in drawn.items():
-        (folder / f"{name}.png").write_bytes(png)
+        files.write(folder / f"{name}.png", png)
     return write(folder / "kitsune.html", page(made, drawn))
 
 

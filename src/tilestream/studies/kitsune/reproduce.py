@@ -61,6 +61,7 @@ class Reproduction:
                     "ours": list(self.figures[f.key]),
                     "unit": f.unit,
                     "agrees": f.holds(*self.figures[f.key]) if f.stated else None,
+                    "near": f.nears(*self.figures[f.key]) if f.stated else None,
                     # the texts are about the paper's device; its counts and traffic hold on every other
                     "why": reasons.figure(f, self.figures[f.key]) if self.device == PAPERS_DEVICE else "",
                 }
