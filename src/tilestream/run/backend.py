@@ -12,10 +12,12 @@ from torch import fx
 from tilestream.announce import announce
 from tilestream.errors import DeviceError, OptionError
 from tilestream.options import Options, split
-from tilestream.run import fallback
+from tilestream.run import fallback, registry
 from tilestream.run.graphs import Compilation
 from tilestream.run.inductor import compile_graph
 from tilestream.run.target import Target, resolve
+
+registry.share()
 
 
 def tilestream(graph: fx.GraphModule, inputs: list[Any], **given: Any) -> Callable[..., Any]:
