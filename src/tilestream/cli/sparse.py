@@ -57,7 +57,7 @@ class What:
 class How:
     """Its schedule."""
 
-    fuse: Annotated[str, typer.Option(help="none, all, or regions of statements: T0,T1/T2.")] = "all"
+    fuse: Annotated[str, typer.Option(help="auto (by estimates), none, all, or regions: T0,T1/T2.")] = "auto"
     order: Annotated[str, typer.Option(help="Indices from the outside, as i,k,j, or the number of an order.")] = ""
     parallel: Annotated[list[str] | None, typer.Option(help="INDEX=FACTOR; may be given for several indices.")] = None
     block: Annotated[int, typer.Option(help="Edge of the square blocks that are the values; 1: scalars.")] = 1
@@ -94,6 +94,7 @@ def run(
         loaded, program, made = _execute(what, how, engine, progress, depth=depth)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {made.cycles:,} cycles")
+    _say_choice(program)
     _save(output, made)
     _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
 
@@ -128,6 +129,7 @@ def simulate(
         loaded, program, made = _execute(what, how, engine, progress, **settings)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
+    _say_choice(program)
     out.print(f"schedule: {program.schedule}", soft_wrap=True)
     for region in program.regions:
         result = made.regions[region.name]
@@ -277,12 +279,24 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
         made = min((loops.run(*loaded.inputs) for _ in range(3)), key=lambda one: one.seconds)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms")
+    _say_choice(loops.program)
     for name, seconds in made.regions.items():
         how_ = " as streams: its result is too large for an array" if name in loops.streamed else ""
         out.print(f"  {name}: {1000 * seconds:.3f} ms{how_}")
     _save(output, made)
-    figures = {"target": loaded.name, "schedule": str(schedule), "seconds": made.seconds, "regions": made.regions}
+    figures = {
+        "target": loaded.name,
+        "schedule": str(loops.program.schedule),
+        "seconds": made.seconds,
+        "regions": made.regions,
+    }
     _conclude(found, json_, figures)
+
+
+def _say_choice(program: Any) -> None:
+    """What ``--fuse auto`` chose, beside the alternatives."""
+    if program.choice is not None:
+        out.print(str(program.choice), soft_wrap=True)
 
 
 def _checked(wanted: bool, loaded: Any, made: Any, program: Any, progress: Progress) -> Any:

@@ -57,8 +57,8 @@ def estimate_program(program: Program, inputs: Sequence[Any] = (), timing: Timin
             expected[step.name] = Profile(step.shape, (None,) * levels), Format(("dense",) * levels)
             continue
         found = estimate(step.graph, _feed(program, step, have, expected), timing)
-        for name, profile in found.outputs.items():
-            expected[name] = profile, step.outputs[name][1]
+        for name, (shape, format) in step.outputs.items():  # a number has no level that says anything of it
+            expected[name] = found.outputs.get(name) or Profile(shape, (None,) * len(shape)), format
         total += found
     return total
 

@@ -47,7 +47,7 @@ def compile(
             with an adjacency) has that input's values compiled in as well.
         formats: by name of an input (of ``forward``), parameter or buffer (``"layer.weight"``); otherwise the layout
             says: CSR, COO, CSC, BSR, or strided (dense).
-        schedule: default ``Schedule()``: nothing fused.
+        schedule: default ``Schedule()``: fused where that is expected to take fewer cycles.
 
     Returns:
         The program; ``run(*inputs)`` takes tensors of the same shapes.

@@ -18,6 +18,17 @@ from tilestream.sparse.orders.pog import PartialOrder
 MOST = 1 << 33
 """Elements of a result that has to store all of them, at most: more would take days."""
 
+MOST_VIEWS = 500
+"""Views of a region: one that would have more computes nearly everything many times, and is cut in two."""
+
+
+class NotFusible(Exception):
+    """A view cannot be streamed into its consumer in this order: its result has to go through memory."""
+
+    def __init__(self, statement: str, why: str) -> None:
+        self.statement, self.why = statement, why
+        super().__init__(f"{statement}: {why}")
+
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
@@ -129,6 +140,9 @@ class _Fuser:
     def view(self, access: Access, scope: _Scope) -> View:
         key = (access.tensor, access.indices)
         if key not in self.made:
+            if len(self.made) >= MOST_VIEWS and len(self.producers) > 1:
+                middle = list(self.producers)[(len(self.producers) - 1) // 2]
+                raise NotFusible(middle, f"together they would compute {MOST_VIEWS:,} views, most of them again")
             producer = self.producers.get(access.tensor)
             made = self._leaf(access) if producer is None else self._inline(producer, access, scope)
             self.made[key] = made
@@ -295,6 +309,7 @@ def fuse(
         known: what the region reads from memory.
 
     Raises:
+        NotFusible: statements that would compute too much again.
         SparseError: an operator that has no meaning for what its operand does not store.
     """
     alone: set[str] = set()

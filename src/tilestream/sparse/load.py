@@ -265,13 +265,13 @@ def parse_format(text: str) -> Format:
 def parse_schedule(fuse: str, order: str, parallel: Sequence[str], block: int) -> Schedule:
     """The schedule that the command line's options say.
 
-    ``fuse``: ``none``, ``all``, or regions of statements (``T0,T1/T2``). ``order``: indices (``i,k,j``) or the number
-    of an enumerated order. ``parallel``: ``INDEX=FACTOR``.
+    ``fuse``: ``auto``, ``none``, ``all``, or regions of statements (``T0,T1/T2``). ``order``: indices (``i,k,j``) or
+    the number of an enumerated order. ``parallel``: ``INDEX=FACTOR``.
 
     Raises:
         OptionError: an option that is not written so.
     """
-    regions = fuse if fuse in ("none", "all") else tuple(tuple(r.split(",")) for r in fuse.split("/"))
+    regions = fuse if fuse in ("auto", "none", "all") else tuple(tuple(r.split(",")) for r in fuse.split("/"))
     factors: dict[str, int] = {}
     for text in parallel:
         index, sign, factor = text.partition("=")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from tilestream.errors import SparseError
+from tilestream.sparse.choice import Choice, Fusion, choose
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
 from tilestream.sparse.lowering.build import plan
 from tilestream.sparse.lowering.tiles import Edge, TileFormat, to_tiles
@@ -80,7 +82,7 @@ class Program:
         unbroken: Collection[tuple[str, int]] = (),
         owned: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.einsums, self.schedule = einsums, schedule
+        self.einsums, self.asked = einsums, schedule
         self.names = tuple(name for name in names if name in einsums.inputs)
         self.constants = dict(constants or {})
         self.inputs = tuple(inputs)
@@ -93,8 +95,50 @@ class Program:
         self.outputs = tuple(outputs) or tuple(
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs
         )
-        self.steps = plan(einsums, schedule)
+        self.choice: Choice | None = None
+        """What ``fuse="auto"`` chose, once something asked for the regions."""
+        self._planned = None if schedule.fuse == "auto" else (schedule, plan(einsums, schedule))
+        self._plans: dict[Fusion, list[Region | Move]] = {}
         self._views: dict[tuple[str, str, Format], SparseTensor] = {}
+        if self._planned is None and not schedule.order and not schedule.parallel:
+            self._plan("none")  # what cannot be compiled says so now
+        else:
+            self._chosen()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule, with what was chosen for ``fuse="auto"``."""
+        return self._chosen()[0]
+
+    @property
+    def steps(self) -> list[Region | Move]:
+        """Regions and moves in an order in which they can run."""
+        return self._chosen()[1]
+
+    def _chosen(self) -> tuple[Schedule, list[Region | Move]]:
+        if self._planned is None:
+            known = len(self.inputs) == len(self.names) and len(self.einsums.statements) > 1
+            choice = choose(self.einsums, self._expected) if known else None
+            self._planned = self._plan(choice.fuse if choice else "none")
+            self.choice = choice
+        return self._planned
+
+    def _plan(self, fuse: Fusion) -> tuple[Schedule, list[Region | Move]]:
+        schedule = replace(self.asked, fuse=fuse)
+        if fuse not in self._plans:
+            self._plans[fuse] = plan(self.einsums, schedule)
+        return schedule, self._plans[fuse]
+
+    def _expected(self, fuse: Fusion) -> float:
+        """Cycles that are expected with a fusion."""
+        expected = importlib.import_module("tilestream.sparse.expected")
+        return expected.estimate_program(self.planned(self.einsums, *self._plan(fuse))).cycles
+
+    def planned(self, einsums: EinsumProgram, schedule: Schedule, steps: list[Region | Move]) -> Program:
+        """The program as another one of the same inputs and outputs, cut into other regions."""
+        made = copy.copy(self)
+        made.einsums, made._planned, made._views = einsums, (schedule, steps), {}
+        return made
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -111,7 +155,8 @@ class Program:
         return "\n\n".join(f"{region.name}\n{region.table}" for region in self.regions)
 
     def __str__(self) -> str:
-        return "\n".join([repr(self.schedule), *(str(step) for step in self.steps)])
+        chosen = [repr(self.schedule), *([str(self.choice)] if self.choice else [])]
+        return "\n".join([*chosen, *(str(step) for step in self.steps)])
 
     def feeds(self, *inputs: Value) -> Iterator[tuple[Region, dict[str, SparseTensor]]]:
         """Regions that read only inputs and constants, with the tensors that their graphs need."""
@@ -269,7 +314,7 @@ def compile_einsum(
     Args:
         operands: one a term; torch tensors are stored as ``formats`` say, else as their layout does (a strided one is
             dense).
-        schedule: default ``Schedule()``: each contraction a region.
+        schedule: default ``Schedule()``: fused where that is expected to take fewer cycles.
         names: of the operands; default B, C, D, ...
 
     Raises:

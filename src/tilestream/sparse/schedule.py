@@ -17,7 +17,8 @@ class Schedule:
     """What the compiler is free to choose. ``repr`` is code that makes the same schedule.
 
     Attributes:
-        fuse: ``"none"``: one region an operator (a softmax is one). ``"all"``: as much as fits together.
+        fuse: ``"auto"``: the one of the others that is expected to take the fewest cycles (``sparse.choice``).
+            ``"none"``: one region an operator (a softmax is one). ``"all"``: as much as fits together.
             Otherwise regions by the names of operators or statements; what is not named stands alone.
         order: the dataflow order: by region name, or one for all; a tuple of indices, outermost first, or a number in
             the list of topological orders (``Program.orders``). Unset: the cheapest by the compiler's estimate.
@@ -30,7 +31,7 @@ class Schedule:
         SparseError: a value outside its range.
     """
 
-    fuse: Literal["none", "all"] | tuple[tuple[str, ...], ...] = "none"
+    fuse: Literal["auto", "none", "all"] | tuple[tuple[str, ...], ...] = "auto"
     order: Order | Mapping[str, Order] | None = None
     parallel: Mapping[str, int] = field(default_factory=dict)
     block: int = 1
@@ -38,8 +39,10 @@ class Schedule:
     max_orders: int = MAX_ORDERS
 
     def __post_init__(self) -> None:
-        if isinstance(self.fuse, str) and self.fuse not in ("none", "all"):
-            raise SparseError(f"fuse={self.fuse!r}", 'use "none", "all", or a tuple of tuples of statement names')
+        if isinstance(self.fuse, str) and self.fuse not in ("auto", "none", "all"):
+            raise SparseError(
+                f"fuse={self.fuse!r}", 'use "auto", "none", "all", or a tuple of tuples of statement names'
+            )
         if isinstance(self.order, list):
             object.__setattr__(self, "order", tuple(self.order))
         if self.block < 1:
@@ -65,7 +68,7 @@ class Schedule:
         return here
 
     def __repr__(self) -> str:
-        default = {"fuse": "none", "order": None, "parallel": {}, "block": 1, "locate": True, "max_orders": MAX_ORDERS}
+        default = {"fuse": "auto", "order": None, "parallel": {}, "block": 1, "locate": True, "max_orders": MAX_ORDERS}
         given = {name: getattr(self, name) for name in default}
         given |= {"parallel": dict(self.parallel)}
         given |= {"order": dict(self.order)} if isinstance(self.order, Mapping) else {}

@@ -24,9 +24,13 @@ class _Kept:
     made: Any
 
     def fits(self, parts: tuple[torch.Tensor, ...], versions: tuple[int, ...]) -> bool:
-        return self.versions == versions and all(
-            a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
-            for a, b in zip(self.parts, parts, strict=True)
+        return (
+            len(self.parts) == len(parts)
+            and self.versions == versions
+            and all(
+                a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+                for a, b in zip(self.parts, parts, strict=True)
+            )
         )
 
 
@@ -42,6 +46,7 @@ class Binding:
     def __init__(self, program: Program, arrays: Collection[str]) -> None:
         self.program, self.arrays = program, arrays
         self._kept: dict[str, _Kept] = {}
+        self._made: dict[str, _Kept] = {}
         self._checked: list[Pattern] = []
         self._constants: dict[tuple[str, torch.dtype], Held] = {}
 
@@ -111,19 +116,21 @@ class Binding:
             value = value.to_sparse_coo().coalesce()  # blocks
         if value.layout == torch.strided or name in self.program.pruned:
             return self._packed(name, value, declared.format, dtype)
-        found, entries = self._pattern(name, value, declared.format), _entries(value)
-        if found.tensor.nnz != entries.numel():  # rows that name a column twice
-            return self._packed(f"{name} (summed)", value, declared.format, dtype)
-        return Stored(found, entries.to(dtype))
+        found = self._pattern(name, value, declared.format)
+        if found is None:
+            return self._packed(name, value, declared.format, dtype)
+        return Stored(found, _entries(value).to(dtype))
 
-    def _pattern(self, name: str, value: torch.Tensor, form: Format | None) -> Pattern:
-        """The pattern of a sparse tensor whose values are all kept."""
+    def _pattern(self, name: str, value: torch.Tensor, form: Format | None) -> Pattern | None:
+        """The pattern of a sparse tensor whose values are all kept; None where two of them share a coordinate."""
         parts = _ENTRIES[value.layout](value)
         versions = _versions(parts)
         kept = self._kept.get(name)
         if kept is None or not versions or not kept.fits(parts, versions):
             numbers = torch.arange(1.0, _entries(value).numel() + 1, dtype=torch.float64)
-            kept = _Kept(parts, versions, Pattern(from_torch(name, _with_values(value, numbers), form)))
+            made = from_torch(name, _with_values(value, numbers), form)
+            alone = int((made.values != 0).sum()) == len(numbers)
+            kept = _Kept(parts, versions, Pattern(made) if alone else None)
             self._kept[name] = kept
         return kept.made
 
@@ -131,12 +138,12 @@ class Binding:
         """A tensor whose entries depend on its values."""
         parts = (value,) if value.layout == torch.strided else (*_ENTRIES[value.layout](value), _entries(value))
         versions = _versions(parts)
-        kept = self._kept.get(name)
+        kept = self._made.get(name)
         if kept is None or not versions or not kept.fits(parts, versions):
             made = from_torch(name, value, form)
             made = prune(made) if name in self.program.pruned else made
             kept = _Kept(parts, versions, (pattern(made), torch.from_numpy(made.values.reshape(-1))))
-            self._kept[name] = kept
+            self._made[name] = kept
         found, values = kept.made
         return Stored(found, values.to(dtype))
 

@@ -11,6 +11,7 @@ import torch
 
 from tilestream.sparse.cpu.binding import Binding
 from tilestream.sparse.cpu.compiled import compiled_region
+from tilestream.sparse.cpu.fusing import fused
 from tilestream.sparse.cpu.held import Held, as_tensor
 from tilestream.sparse.cpu.moves import Moves
 from tilestream.sparse.cpu.streamed import Streamed
@@ -41,18 +42,21 @@ class CpuResult:
 class CpuProgram:
     """The regions of a program as loops. Compiled once; ``run`` may be called with other values of the same shapes.
 
-    A call computes in float32 where all that it is given is of that type or narrower, else in float64. Parameters are
-    read where they are: what an optimiser changed counts in the next call. Results between regions are dense arrays. A
-    region with a result of more than ``MOST`` elements runs as streams instead, and the result stays sparse:
-    ``streamed`` has its name. Loops over the rows of a result run on PyTorch's
-    threads (``torch.set_num_threads``), each row on one of them, so that results do not depend on how many there are;
-    lanes of a schedule mean nothing here. ``compiled`` False leaves the loops to Python.
+    ``fuse="auto"`` means another fusion here than for streams (``cpu.fusing``). A call computes in float32 where all
+    that it is given is of that type or narrower, else in float64. Parameters are read where they are: what an optimiser
+    changed counts in the next call. Results between regions are dense arrays. A region with a result of more than
+    ``MOST`` elements runs as streams instead, and the result stays sparse: ``streamed`` has its name. Loops over the
+    rows of a result run on PyTorch's threads (``torch.set_num_threads``), each row on one of them, so that results do
+    not depend on how many there are; lanes of a schedule mean nothing here. ``compiled`` False leaves the loops to
+    Python.
 
     Raises:
         SparseError: a schedule in blocks, or an order that loops cannot have.
     """
 
     def __init__(self, program: Program, compiled: bool = True) -> None:
+        if program.asked.fuse == "auto":
+            program = fused(program)
         self.program = program
         shapes = program.einsums.shapes
         made = {name for step in program.steps for name in ([step.name] if isinstance(step, Move) else step.outputs)}

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import MASKS, Declared, EinsumProgram, Move, fresh_name
-from tilestream.sparse.fusion import Fused, Leaf, Op, fuse
+from tilestream.sparse.fusion import Fused, Leaf, NotFusible, Op, fuse
 from tilestream.sparse.lowering.blocks import Blocks
 from tilestream.sparse.lowering.joins import range_name
 from tilestream.sparse.lowering.lower import lower
 from tilestream.sparse.lowering.parallel import expand_lanes
 from tilestream.sparse.lowering.partition import Group, ancestors, check_names, groups, outputs_of, sequence
-from tilestream.sparse.lowering.states import NotFusible, StreamState
+from tilestream.sparse.lowering.states import StreamState
 from tilestream.sparse.lowering.tiles import Edge, edge_name
 from tilestream.sparse.orders.work import extents, ranked
 from tilestream.sparse.region import Region, Source

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tilestream.errors import SparseError
-from tilestream.sparse.fusion import Fused, Leaf, Op
-from tilestream.sparse.lowering.states import LeafState, Level, Loops, NotFusible, OpState, State, StreamState
+from tilestream.sparse.fusion import Fused, Leaf, NotFusible, Op
+from tilestream.sparse.lowering.states import LeafState, Level, Loops, OpState, State, StreamState
 from tilestream.sparse.storage import Format
 from tilestream.sparse.stream.builder import Builder
 from tilestream.sparse.stream.graph import Port

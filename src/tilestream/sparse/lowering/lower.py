@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilestream.sparse.fusion import Fused, Leaf, Op, View
+from tilestream.sparse.fusion import Fused, Leaf, NotFusible, Op, View
 from tilestream.sparse.lowering.blocks import Blocks
 from tilestream.sparse.lowering.joins import Joins
 from tilestream.sparse.lowering.states import (
@@ -17,7 +17,6 @@ from tilestream.sparse.lowering.states import (
     Level,
     Loop,
     Loops,
-    NotFusible,
     OpState,
     State,
     StreamLevel,

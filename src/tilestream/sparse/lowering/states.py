@@ -8,14 +8,6 @@ from tilestream.sparse.fusion import Leaf, Op
 from tilestream.sparse.stream.graph import Port
 
 
-class NotFusible(Exception):
-    """A view cannot be streamed into its consumer in this order: its result has to go through memory."""
-
-    def __init__(self, statement: str, why: str) -> None:
-        self.statement, self.why = statement, why
-        super().__init__(f"{statement}: {why}")
-
-
 @dataclass(frozen=True)
 class Loop:
     """One loop around what is being lowered. ``signal`` is what repeats follow: ``crd``, or its forked copy."""

@@ -18,6 +18,10 @@ _CLEARLY = 0.95
 _BUDGET = 400
 """Orders that ``improve`` looks at."""
 
+_LARGE = 64
+"""Views of a region from which on fewer orders are looked at, as the square of the views: an order's cost takes time in
+their number, and there are as many moves as pairs of indices."""
+
 _REST = 0.05
 """Weight of the statements beside the slowest: nodes work side by side, so that the slowest one decides."""
 
@@ -105,10 +109,16 @@ def _is_dense(leaf: Leaf, index: str) -> bool:
 
 def ranked(fused: Fused, orders: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Orders, best first. The first one given is the natural one: it stays first unless another is clearly better."""
+    orders = orders[: _fewer(len(orders), fused)]
     costs = {order: cost(fused, order) for order in dict.fromkeys((*orders, rows_first(fused)))}
     best = sorted(costs, key=lambda order: costs[order])
     start = best[0] if costs[best[0]] < costs[orders[0]] * _CLEARLY else orders[0]
     return list(dict.fromkeys((improve(fused, start), start, *best)))
+
+
+def _fewer(orders: int, fused: Fused) -> int:
+    """How many of so many orders are looked at."""
+    return max(2, round(orders * min(1.0, (_LARGE / max(1, len(fused.views))) ** 2)))
 
 
 def rows_first(fused: Fused) -> tuple[str, ...]:
@@ -129,10 +139,11 @@ def rows_first(fused: Fused) -> tuple[str, ...]:
 def improve(fused: Fused, order: tuple[str, ...]) -> tuple[str, ...]:
     """Move one index at a time to another place for as long as that clearly lowers the cost."""
     best, low, tried = order, cost(fused, order), {order}
+    budget = _fewer(_BUDGET, fused)
     while True:
         moves = [_moved(best, a, b) for a in range(len(best)) for b in range(len(best)) if a != b]
         fresh = [o for o in dict.fromkeys(moves) if o not in tried and fused.order.admits(o)]
-        fresh = fresh[: _BUDGET - len(tried)]
+        fresh = fresh[: max(0, budget - len(tried))]
         tried.update(fresh)
         found = min(((cost(fused, o), o) for o in fresh), default=(low, best))
         if found[0] >= low * _CLEARLY:
