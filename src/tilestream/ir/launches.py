@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilestream.errors import IRError
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp, Transport
 
 
@@ -15,6 +16,11 @@ def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
     Raises:
         IRError: if the DRAM queues order the groups in a cycle.
     """
+    return _cut(p) if any(q.transport is Transport.DRAM for q in p.queues) else (p,)
+
+
+@once
+def _cut(p: Pipeline) -> tuple[Pipeline, ...]:
     return tuple(launches_at_dram(p))
 
 

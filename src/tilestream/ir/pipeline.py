@@ -18,6 +18,7 @@ from typing import Any
 
 from tilestream.errors import IRError
 from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, View, sizes
+from tilestream.ir.once import hashed_once
 from tilestream.ir.tileops import OPS, OpSpec
 
 TILE_ROWS = 64
@@ -129,6 +130,7 @@ class Tile:
         return self.features * DTYPE_BYTES[self.dtype]
 
 
+@hashed_once
 @dataclass(frozen=True)
 class TileOp:
     """One operation on tiles; ``kind`` is a key of ``tileops.OPS``, which gives the signature.
@@ -199,6 +201,7 @@ class TileOp:
         return replace(self, tiles=tuple(map(renamed, self.tiles)))
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Stage:
     """A persistent worker: take tiles, apply ``ops`` in order, hand tiles on.
@@ -319,6 +322,7 @@ class Queue:
     source: str = field(default="", compare=False)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Pipeline:
     """Stages and queues that are resident together; what a region becomes.

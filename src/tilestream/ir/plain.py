@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from tilestream.ir.axes import ROWS, At, Axis, Spread, View, along
 from tilestream.ir.columns import column_axis, first_column, looped_layers
 from tilestream.ir.macros import expand
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Stage, Tensor, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
@@ -25,6 +26,7 @@ def is_plain(op: TileOp) -> bool:
     return all(v.at is not None for v in op.views)
 
 
+@once
 def by_rows(p: Pipeline) -> bool:
     """Whether ``p`` is written in ops of rows, streamed by every stage, which kernels can be made of."""
     rows = all(s.loops and s.loops[0].axis == ROWS.name and _of_columns(s) for s in p.stages)
@@ -36,6 +38,7 @@ def _of_columns(stage: Stage) -> bool:
     return {loop.axis for loop in stage.loops[1:]} <= {column_axis(name) for name in stage.defined()}
 
 
+@once
 def plain(p: Pipeline) -> Pipeline:
     """The same pipeline with ops of rows written out. Ops that have coordinates already stay as they are."""
     writer = _Writer({t.name: t for t in p.tensors})

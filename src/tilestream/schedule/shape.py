@@ -8,6 +8,7 @@ from enum import StrEnum
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, Level
 from tilestream.ir.derive import exchanges, result_axes, sums
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.schedule import backward, stationary, tiled_block
@@ -38,6 +39,7 @@ class KernelShape(StrEnum):
     TILED_BLOCK = "tiled block"
 
 
+@once
 def kernel_shape(stage: Stage) -> KernelShape:
     """The shape of a stage whose ops are in plain form (``ir.plain``)."""
     looped = [loop.axis for loop in stage.loops]

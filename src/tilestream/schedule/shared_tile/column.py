@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from tilestream.ir.axes import At, Axis, View
 from tilestream.ir.derive import WRITES
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, TileOp
 
 COLUMN = ".column"
 
 
+@once
 def with_column(written: Pipeline) -> Pipeline:
     """``written``, one stage in plain form; if its last product makes ``[rows]`` of a weight ``[1, depth]``, that and
     what is made of it are ``[rows, 1]``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilestream.errors import IRError, VerifyError
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.schedule.shared_tile.block import Block
 from tilestream.schedule.shared_tile.finder import Finder
@@ -18,7 +19,13 @@ def find_block(stage: Stage, pipeline: Pipeline) -> Block:
     Raises:
         VerifyError: they are something else; names the op that does not fit.
     """
-    return Finder(stage, pipeline).block()
+    return _only_block(pipeline) if pipeline.stages == (stage,) else Finder(stage, pipeline).block()
+
+
+@once
+def _only_block(pipeline: Pipeline) -> Block:
+    """The block that a pipeline's only stage is."""
+    return Finder(pipeline.stages[0], pipeline).block()
 
 
 def is_block(program: Pipeline) -> bool:
@@ -32,6 +39,7 @@ def is_projection(program: Pipeline) -> bool:
     return found is not None and found.one_layer
 
 
+@once
 def _found(program: Pipeline) -> Block | None:
     if len(program.stages) != 1 or all(op.kind != "linear" for op in program.stages[0].ops):
         return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from tilestream.ir.aliases import one_name_an_axis
 from tilestream.ir.axes import View
 from tilestream.ir.derive import sums
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
@@ -15,7 +15,7 @@ from tilestream.ir.tileops import OPS
 AGAIN = ".again"
 
 
-@lru_cache(maxsize=64)
+@once
 def written_out(program: Pipeline) -> Pipeline:
     """``program`` in plain form, each of its axes under one name and for one use; every split of it asks for this."""
     return own_sum(one_name_an_axis(plain(own_residual(program))))

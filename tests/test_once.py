@@ -1,0 +1,74 @@
+"""What planning asks for again and again of one program is computed once, and hashes do not leave the process."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tilestream import cuda, devices
+from tilestream.graph.capture import capture
+from tilestream.graph.selection import partition
+from tilestream.ir import plain as plain_form
+from tilestream.ir.once import once
+from tilestream.ir.pipeline import Pipeline
+from tilestream.options import Options
+from tilestream.plan.planner import proposals
+from tilestream.schedule.shared_tile.finder import Finder
+
+
+@pytest.fixture(scope="module")
+def program() -> Pipeline:
+    """A feed-forward block on one row."""
+    block = nn.Sequential(nn.Linear(96, 1536), nn.GELU(), nn.Linear(1536, 96)).bfloat16()
+    (graph,) = capture(block, [torch.randn(1, 96).bfloat16()]).graphs
+    (region,) = partition(graph).regions
+    return region.program
+
+
+def test_a_block_is_found_once_in_a_program(program: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    """The program, and each candidate that is made of it."""
+    read: list[Pipeline] = []
+    block = Finder.block
+    monkeypatch.setattr(Finder, "block", lambda self: read.append(self.pipeline) or block(self))
+    found = proposals(replace(program, name="again"), 1, devices.get("h200"), Options())
+    for candidate in found:
+        if candidate.pipeline is not None and candidate.strategy == "shared":
+            cuda.sources(candidate.pipeline)
+    assert len(read) == len({id(each) for each in read}) < 2 * len(found)
+
+
+def test_of_equal_objects_each_has_its_own(program: Pipeline):
+    asked: list[str] = []
+
+    @once
+    def lines(p: Pipeline) -> str:
+        asked.append(p.stages[0].source)
+        return asked[-1]
+
+    ops = tuple(replace(op, source="mine.py:3") for op in program.stages[0].ops)
+    same = program.with_stages((replace(program.stages[0], ops=ops),))
+    assert same == program and hash(same) == hash(program)
+    assert (lines(same), lines(same), lines(program)) == ("mine.py:3", "mine.py:3", program.stages[0].source)
+    assert len(asked) == 2
+
+
+def test_an_exception_is_raised_anew():
+    @once
+    def refuses(p: Pipeline) -> str:
+        raise ValueError(p.name)
+
+    empty = Pipeline("empty", (), ())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="empty"):
+            refuses(empty)
+
+
+def test_a_pickled_pipeline_has_no_hash_of_another_process(program: Pipeline):
+    hash(program)
+    plain_form.plain(program)
+    back = pickle.loads(pickle.dumps(program))
+    assert not any("hash" in name for name in back.__dict__) and back == program and hash(back) == hash(program)
