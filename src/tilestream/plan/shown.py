@@ -7,7 +7,9 @@ from functools import lru_cache
 
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, PipelineDeadlock, VerifyError, WorkloadError
+from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.schedule.closed_forms import ClosedForm, closed_form
 from tilestream.simulator import simulate
 
 
@@ -23,6 +25,18 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
 def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device) -> float | None:
     """The same of several, one after another."""
     return total_us(pipeline_us(pipeline, rows, device) for pipeline in pipelines)
+
+
+def closed_forms(pipelines: Iterable[Pipeline]) -> tuple[ClosedForm, ...]:
+    """The formulas that tell the time of some of ``pipelines``, each once; the event loop tells that of the others."""
+    found = (closed_form(launch) for pipeline in pipelines for launch in cut_at_dram(pipeline))
+    return tuple({form.name: form for form in found if form is not None}.values())
+
+
+def predicted_by(pipelines: Sequence[Pipeline]) -> str:
+    """``simulator``, or ``closed form of shared tiles``: what tells the time of ``pipelines``."""
+    names = [form.name for form in closed_forms(pipelines)]
+    return f"closed form of {' and '.join(names)}" if names else "simulator"
 
 
 def total_us(each: Iterable[float | None]) -> float | None:

@@ -26,7 +26,7 @@ from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.messages import sum_kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
 from tilestream.plan.planner import Candidate
-from tilestream.plan.shown import pipelines_us
+from tilestream.plan.shown import pipelines_us, predicted_by
 from tilestream.plan.values import Readers, moved
 from tilestream.simulator import run
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
@@ -43,6 +43,7 @@ class Launch:
         kernels: how many run for it: a pipeline that is cut in DRAM has several.
         predicted_us: microseconds by the simulator; ``measured_us`` on a GPU, where the launch was timed.
         flops: of products; ``bytes`` between DRAM and the chip, nothing cached from before.
+        predicted_by: ``simulator``, or ``closed form of ...`` (``schedule.closed_forms``).
         what: of a pipeline, what it is; ``modules``: the paths of the modules that it belongs to.
     """
 
@@ -60,6 +61,7 @@ class Launch:
     bytes: float = 0.0
     what: RegionKind | Literal[""] = ""
     modules: tuple[str, ...] = ()
+    predicted_by: str = "simulator"
 
     @property
     def ours(self) -> bool:
@@ -184,6 +186,7 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         float(sum(_dram_bytes(p, region.rows) for p in pipelines)),
         region.kind,
         region.modules,
+        predicted_by(pipelines),
     )
 
 

@@ -11,7 +11,9 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.sizes import weight_bytes
 from tilestream.ir.taps import Tap
-from tilestream.plan.planner import Candidate, Plan, prediction_of
+from tilestream.plan.candidates import Candidate, expected_of
+from tilestream.plan.planner import Plan
+from tilestream.plan.shown import predicted_by
 
 if TYPE_CHECKING:
     from tilestream.options import Options
@@ -124,7 +126,7 @@ def distinct(plan: Plan) -> list[tuple[Candidate, Pipeline]]:
         held = best.get(candidate.strategy)
         if candidate.pipeline is None or held == plan.chosen:
             continue
-        if held is None or candidate == plan.chosen or prediction_of(candidate) < prediction_of(held):
+        if held is None or candidate == plan.chosen or expected_of(candidate) < expected_of(held):
             best[candidate.strategy] = candidate
     return [(c, c.pipeline) for c in best.values() if c.pipeline is not None]
 
@@ -135,6 +137,7 @@ def candidate_facts(candidate: Candidate, predicted_us: float | None) -> dict[st
         "name": candidate.name,
         "strategy": candidate.strategy,
         "predicted_us": predicted_us,
+        "predicted_by": "simulator" if candidate.pipeline is None else predicted_by((candidate.pipeline,)),
         "measured_us": candidate.measured_us,
         "rejected": candidate.rejected,
     }

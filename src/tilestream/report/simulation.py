@@ -116,7 +116,9 @@ class Simulation:
                 style="bold green" if run.chosen else "",
             )
         times = "; ".join(f"{name} {microseconds(us)} us" for name, us in self.whole_us.items())
-        notes = [f"{whole.simulator(self.analysis.device)}. {NOTE}", whole.float32(self.analysis)]
+        device = self.analysis.device
+        formulas = whole.formulas((run.pipeline for run in self.runs), device)
+        notes = [f"{whole.simulator(device)}. {NOTE}", *formulas, whole.float32(self.analysis)]
         return Group(
             title,
             *launches.render(self.analysis),
