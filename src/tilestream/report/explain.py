@@ -17,6 +17,7 @@ from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import FALLBACK, rejections
 from tilestream.report import excluded, facts, launches, parts, whole
+from tilestream.report.glossary import DIVIDED
 from tilestream.report.words import WIDTH, count, microseconds, shortened, size
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _stages(described: dict[str, Any]) -> Table:
     several = len(described["launches"]) > 1
     if several:
         table.add_column("launch", justify="right")
-    for heading in ("stage", "SMs", "tile ops", "placement", "weights"):
+    for heading in ("stage", "SMs", "tile ops", "tile by", "weights"):
         table.add_column(heading, overflow="fold")
     for heading in ("shared", "registers"):
         table.add_column(heading, justify="right")
@@ -191,7 +192,7 @@ def _stages(described: dict[str, Any]) -> Table:
                 stage["name"],
                 sms(stage),
                 stage["summary"],
-                stage["placement"],
+                DIVIDED.get(stage["placement"], stage["placement"]),
                 weights(stage),
                 size(stage["shared_bytes"]),
                 "" if stage["registers"] is None else str(stage["registers"]),

@@ -1,5 +1,7 @@
 """What the words of a report mean, for a reader who has not read the documentation."""
 
+DIVIDED = {"Shard(0)": "rows", "Shard(1)": "columns"}
+"""What the two warpgroups of an SM divide among them: a tile of rows for each, or one tile by its columns."""
 WORDS = (
     ("region", "Operators that can run together as one pipeline. Equal regions are shown once."),
     ("pipeline", "What runs a region: one kernel, or a few, of stages that hand tiles of rows to each other."),

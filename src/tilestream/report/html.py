@@ -20,15 +20,12 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate
 from tilestream.report import charts, drawing, excluded, facts, launches, parts, whole
 from tilestream.report.explain import REGISTERS, Report, sms, strategy, weights
-from tilestream.report.glossary import WORDS
+from tilestream.report.glossary import DIVIDED, WORDS
 from tilestream.report.groups import Group, groups
 from tilestream.report.headline import Times, cards, headline, note, times
 from tilestream.report.simulation import Simulation as Simulated
 from tilestream.report.words import microseconds, percent, shortened, size
 from tilestream.simulator import Simulation
-
-DIVIDED = {"Shard(0)": "rows", "Shard(1)": "columns"}
-"""What the warpgroups of an SM share out among them of a tile."""
 
 
 @dataclass
