@@ -161,6 +161,7 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
     plan = region.plan
     if plan is None:
         return shown
+    shown["formulas"] = whole.formulas([p for c in plan.candidates for p in region.pipelines(c)], a.device)
     shown["candidates"] = [
         {
             "strategy": strategy(region, c),
