@@ -1,5 +1,6 @@
-"""Write the tables of docs/flashfuser.md from ``benchmarks/results/flashfuser_study.json``, and those of
-docs/few-rows.md and docs/few-rows-results.md from what their benchmarks measured.
+"""Write the tables of docs/flashfuser.md and docs/flashfuser-missing.md from
+``benchmarks/results/flashfuser_study.json``, and those of docs/few-rows.md and docs/few-rows-results.md from what their
+benchmarks measured.
 
 tilestream reproduce flashfuser --json benchmarks/results/flashfuser_study.json
 python benchmarks/flashfuser_tables.py
@@ -21,6 +22,9 @@ from tilestream.studies.flashfuser.tables import tables
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "flashfuser_study.json"
 PAGE = ROOT / "docs" / "flashfuser.md"
+MISSING = ROOT / "docs" / "flashfuser-missing.md"
+APART = ("missing", "inconsistent")
+"""Marked parts of ``MISSING``; all others are ``PAGE``'s."""
 FEW_ROWS = {
     ROOT / "docs" / "few-rows.md": ("collectives",),
     ROOT / "docs" / "few-rows-results.md": (
@@ -42,8 +46,8 @@ FEW_ROWS = {
 SCRIPT = Path(__file__).name
 
 
-def filled(text: str) -> str:
-    """``text`` with every marked part rewritten.
+def filled(text: str, page: Path = PAGE) -> str:
+    """``text`` of ``PAGE`` or ``MISSING`` with every marked part rewritten.
 
     Raises:
         ValueError: a marker is missing.
@@ -59,7 +63,8 @@ def filled(text: str) -> str:
     made["timed ablation"] = few_rows_tables.ablation()
     made["timed arms"] = few_rows_tables.ablation_means()
     made["fused by others"] = few_rows_tables.fused_by_others()
-    return with_parts(text, made, SCRIPT, PAGE.name)
+    parts = {name: part for name, part in made.items() if (name in APART) == (page == MISSING)}
+    return with_parts(text, parts, SCRIPT, page.name)
 
 
 def few_rows() -> dict[str, str]:
@@ -78,6 +83,7 @@ def filled_few_rows(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in (PAGE, MISSING):
+        page.write_text(filled(page.read_text(encoding="utf-8"), page), encoding="utf-8")
     for page in FEW_ROWS:
         page.write_text(filled_few_rows(page), encoding="utf-8")

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 from typer.testing import CliRunner
@@ -125,6 +126,8 @@ def test_the_model_finds_the_best_generated_kernels() -> None:
 def test_the_page_shows_what_the_study_gives(page_tables) -> None:
     text = page_tables.PAGE.read_text(encoding="utf-8")
     assert page_tables.filled(text) == text, "run benchmarks/flashfuser_tables.py"
+    missing = page_tables.MISSING.read_text(encoding="utf-8")
+    assert page_tables.filled(missing, page_tables.MISSING) == missing, "run benchmarks/flashfuser_tables.py"
     with pytest.raises(ValueError, match="0 parts marked 'space'"):
         page_tables.filled(text.replace("<!-- space:", "<!-- spice:"))
     published = json.loads(page_tables.RESULTS.read_text(encoding="utf-8"))
@@ -157,6 +160,28 @@ def test_an_ablation_has_every_arm_and_the_whole_is_never_worse() -> None:
     assert found is not None and set(found.middles) == set(Middle)
     assert found.all <= found.papers <= found.random
     assert found.all == min(found.tails.values()) and found.shallow > found.all
+
+
+def test_what_has_no_kernel_is_not_chosen() -> None:
+    """Split-N with atomics is the best prediction of C1: it stands beside the choice, which has a kernel."""
+    c1 = reproduce.reproduce(workloads=["C1"]).json()["workloads"][0]
+    assert "atomics" not in c1["ours"]["kernel"] and "atomics" in c1["unbuilt"]["kernel"]
+    assert c1["unbuilt"]["predicted_us"] < c1["ours"]["predicted_us"]
+    published = json.loads((measured.RESULTS / "flashfuser_study.json").read_text())
+    assert not [w["key"] for w in published["workloads"] if "atomics" in w["ours"]["kernel"]]
+    assert {w["key"] for w in published["workloads"] if "unbuilt" in w} == {"C1", "C2"}
+
+
+def test_claims_are_held_against_measurements() -> None:
+    """Geometric means of the timed rows by family, with the model's beside them; what is missing has its reason."""
+    published = json.loads((measured.RESULTS / "flashfuser_study.json").read_text())
+    claims = {c["what"].split(":")[0]: c for c in published["claims"]}
+    for family, key in (("GEMM chain", "G"), ("gated FFN", "S"), ("convolutions", "C")):
+        timed = [w["timed"] for w in published["workloads"] if w["key"][0] == key]
+        wanted = geometric_mean([t["best_other_us"] / t["ours_us"] for t in timed])
+        assert claims[family]["measured"] == pytest.approx(wanted) != pytest.approx(claims[family]["model"], rel=0.1)
+    assert claims["gated FFN"]["paper"] is None
+    assert all(m["what"] and m["paper"] and m["why"] for m in published["missing"])
 
 
 def _timed_rows(folder) -> None:

@@ -125,6 +125,46 @@ def test_cora_is_read_as_an_undirected_graph(tmp_path: Path, monkeypatch: pytest
         graphs.cora(tmp_path)
 
 
+@pytest.mark.parametrize("prefix", ["adj_", "adj_matrix."])
+def test_cora_ml_is_read_as_it_was_published(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CSR matrix of citations, each once; links are made undirected, own citations go, labels stay shut."""
+    nodes = graphs.COUNTS["cora_ml"].nodes
+    indptr = np.minimum(np.arange(nodes + 1), 2) * 2  # two papers that cite two others each
+    arrays = {
+        f"{prefix}data": np.array([1.0, 1.0, 1.0, 0.0], dtype=np.float32),
+        f"{prefix}indices": np.array([0, 1, 0, 5], dtype=np.int32),
+        f"{prefix}indptr": indptr.astype(np.int32),
+        f"{prefix}shape": np.array([nodes, nodes]),
+        "labels": np.array([{"an": "object"}], dtype=object),
+    }
+    file = tmp_path / "cora_ml.npz"
+    np.savez(file, **arrays)
+    graph = graphs.npz("cora_ml", tmp_path)
+    assert (graph.nodes, graph.edges, graph.features, graph.real) == (2995, 2, 2879, True)
+    assert graph.adjacency[0, 1] == graph.adjacency[1, 0] == 1
+    monkeypatch.setenv(graphs.FILES["cora_ml"], str(file))
+    assert graphs.load("cora_ml").edges == 2 and not graphs.load("collab").real
+    with pytest.raises(SparseError, match="dblp has 17716 nodes"):
+        graphs.npz("dblp", file)
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(graphs.FILES["dblp"], raising=False)
+    with pytest.raises(SparseError, match="TILESTREAM_DBLP"):
+        graphs.npz("dblp")
+    (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    np.savez(tmp_path / "objects.npz", adj_indptr=np.array([{}], dtype=object))
+    for name in ("gone.npz", "text.npz", "other.npz", "objects.npz"):
+        with pytest.raises(SparseError, match="does not hold the links of dblp"):
+            graphs.npz("dblp", tmp_path / name)
+
+
+def test_a_random_graph_can_be_told_its_walks() -> None:
+    few, many = (graphs.like("dblp", scale=0.1, two_paths=n).two_paths for n in (1_800_000, 3_000_000))
+    assert few < 0.8 * many
+
+
 def test_graphs_of_other_libraries() -> None:
     edges = np.array([[0, 1, 2], [1, 2, 0]])
     data = SimpleNamespace(edge_index=torch.from_numpy(edges), x=torch.zeros(4, 6), num_nodes=4, y=torch.tensor([0, 2]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tilestream.errors import SparseError
 from tilestream.sparse import graphs
 from tilestream.sparse.reproduce import (
     STUDIES,
@@ -24,6 +26,10 @@ from tilestream.sparse.reproduce import (
 from tilestream.sparse.reproduce.study import markdown, off, text
 
 ROOT = Path(__file__).parent.parent
+
+
+def stored(name: str) -> Study:
+    return Study.read(ROOT / "benchmarks" / "results" / "sparse" / f"{name}.json")
 
 
 def test_every_reference_count_is_met() -> None:
@@ -108,12 +114,77 @@ def test_channels_deadlock_stall_and_then_lose_nothing() -> None:
 
 
 def test_rows_that_were_read_off_the_paper_say_so() -> None:
-    assert fusion.fits("GCN", "cora_ml") == {"full": "walks of two edges"} == fusion.fits("GraphSAGE", "dblp")
-    assert fusion.fits("GCN", "cora") == {"unfused": "order"} and fusion.fits("GCN", "collab") == {}
+    options = Options(quick=True)
+    small = {name: fusion.graph_of(name, options) for name in ("cora_ml", "dblp", "collab")}
+    assert [fusion.fits(name, graph) for name, graph in small.items()] == [{}, {"full": fusion.WALKS}, {}]
+    assert fusion.fits("cora", graphs.karate()) == {"unfused": "order"}
+    assert fusion.fits("dblp", replace(small["dblp"], real=True)) == {}
+    assert fusion.untold("cora_ml", small["cora_ml"], options) is None
+    other = fusion.untold("dblp", small["dblp"], options)
+    assert other is not None and other.edges == small["dblp"].edges
+    assert other.two_paths < 0.95 * small["dblp"].two_paths
     for name in ("gcn", "graphsage"):
-        study = Study.read(ROOT / "benchmarks" / "results" / "sparse" / f"{name}.json")
-        fitted = {(row["data"], row["fusion"]) for row in study.rows if row["fitted"]}
-        assert len(fitted) == 3 and {f for _, f in fitted} == {"unfused", "full"}
+        study = stored(name)
+        fitted = {(row["data"].split(" on ")[1], row["fusion"]) for row in study.rows if row["fitted"]}
+        assert fitted == {("cora", "unfused"), ("dblp-like", "full")}
+        assert [row["fusion"] for row in study.rows if fusion.UNTOLD in row["data"]] == ["full"]
+
+
+def test_no_walks_of_a_published_figure_stand_in_the_counts() -> None:
+    assert graphs.COUNTS["dblp"].two_paths == 0 and graphs.COUNTS["cora_ml"].two_paths == 292_482
+    assert paper.walks("GCN", "cora_ml", 2879) == 292_494
+
+
+def test_the_released_image_of_the_autoencoder_is_a_fit() -> None:
+    rows = stored("sae").rows
+    assert [r["fitted"] for r in rows if r["published"]] == [fusion.ONE_IMAGE] * 2
+    assert list(rows) == [fusion._beside(dict(row)) for row in rows]
+    told = {r["fusion"]: r["published speedup"] for r in rows if "weights 50%" in str(r["data"])}
+    assert told == {"unfused": None, "partial": 1.01, "full": 1.94}
+
+
+def test_lanes_stand_beside_the_cycles_of_their_own_level() -> None:
+    rows = {str(row["lanes"]): row for row in stored("parallel").rows}
+    assert list(rows.values()) == [attention.beside(dict(row)) for row in rows.values()]
+    assert (rows["heads x2"]["published"], rows["rows x2"]["published"]) == (403_087_023, 403_054_894)
+    assert rows["rows x16"]["published"] is None and rows["both x4"]["published"] == 50_390_209
+
+
+def test_errors_of_fits_and_of_others_are_told_apart() -> None:
+    rows = (
+        {"off": "+10.00 %", "words off": "-50.00 %", "fitted": None, "speedup": 1.0, "published speedup": 1.0},
+        {"off": "-30.00 %", "words off": None, "fitted": None, "speedup": 3.0, "published speedup": 2.0},
+        {"off": "+1.00 %", "words off": None, "fitted": "order", "speedup": 2.0, "published speedup": 2.0},
+        {"off": None, "words off": None, "fitted": None, "speedup": 2.0, "published speedup": None},
+    )
+    study = Study("x", "Title", "a source", rows)
+    found = {(e.what, e.fits): (e.count, round(e.mean, 4), round(e.worst, 4)) for e in study.errors()}
+    assert found == {
+        ("off", False): (2, 0.2, 0.3),
+        ("off", True): (1, 0.01, 0.01),
+        ("words off", False): (1, 0.5, 0.5),
+        ("speedup", False): (1, 0.5, 0.5),
+        ("speedup", True): (1, 0.0, 0.0),
+    }
+    assert "- off, 2 rows not fitted: 20.0% in the mean, 30.0% at most." in study.markdown()
+    assert study.json()["errors"][1]["fits"]
+
+
+def test_one_layer_is_fused_alone() -> None:
+    """Figure 14's rows L1 only and L2 only: regions of that layer, and every other operator for itself."""
+    case = models.gcn(graphs.karate())
+    rows = fusion.rows_of(case, None, Options(), fusions=("unfused", "layer 1", "layer 2", "partial"))
+    regions = [len(case.compile(row["fusion"]).regions) for row in rows]
+    assert regions == [8, 5, 5, 2] and all(row["error"] < 1e-12 for row in rows)
+    operations = [row["operations"] for row in rows]
+    assert operations[1] + operations[2] == operations[0] + operations[3]
+
+
+def test_studies_run_without_coras_links(monkeypatch) -> None:
+    monkeypatch.delenv(graphs.CORA, raising=False)
+    assert fusion.graph_of("cora", Options(quick=True)).name == "cora-like"
+    with pytest.raises(SparseError, match="no file"):
+        fusion.graph_of("cora", Options(cora=Path("nowhere")))
 
 
 def test_operations_and_words_stand_beside_figure_14() -> None:
@@ -121,6 +192,7 @@ def test_operations_and_words_stand_beside_figure_14() -> None:
         {"data": "x", "fusion": f, "how": "simulated", "operations": 2 * o, "bytes": 4 * w}
         for f, (o, w) in paper.FIGURE14["dblp"].items()
     ]
+    assert list(paper.FIGURE14["dblp"]) == ["unfused", "layer 1", "layer 2", "partial", "full"]
     study = traffic.beside(dict.fromkeys(paper.FIGURE14, rows))
     (full,) = [r for r in study.rows if r["published words"] == 13_815_099_378]
     assert (full["off"], full["words off"]) == ("+100.00 %", "+0.00 %")
@@ -148,6 +220,18 @@ def test_decoders_add_up() -> None:
         assert expected[name].cycles == pytest.approx(ran.cycles, rel=0.1)
         assert expected[name].flops == pytest.approx(ran.flops, rel=0.02)
         assert expected[name].bytes == pytest.approx(ran.bytes, rel=0.05)
+
+
+@pytest.mark.skipif(graphs.FILES["cora_ml"] not in os.environ, reason="no file of Cora_ML is known")
+def test_the_public_cora_ml_gives_the_published_full_fusion() -> None:
+    """Nothing is fitted: the walks of two edges are those of its links."""
+    made = graphs.npz("cora_ml")
+    counts = graphs.COUNTS["cora_ml"]
+    assert (made.edges, made.two_paths, made.real) == (counts.edges, counts.two_paths, True)
+    for make, model in ((models.gcn, "GCN"), (models.graphsage, "GraphSAGE")):
+        case = make(made)
+        expected = models.measure(case, case.compile("full"), 0)
+        assert abs(expected.cycles / paper.FIGURE12[model]["cora_ml"][2] - 1) < 0.01
 
 
 @pytest.mark.skipif(graphs.CORA not in os.environ, reason=f"{graphs.CORA} does not say where Cora's links are")

@@ -231,7 +231,7 @@ def reproduce(
             study = studies.run(name, options)
             made.append(study.json())
             out.print(study.table())
-            for note in study.notes:
+            for note in (*study.errors(), *study.notes):
                 out.print(f"- {note}", soft_wrap=True)
             if folder is not None:
                 write_json(folder / f"{name}.json", study.json())

@@ -1,13 +1,14 @@
 """Graphs for the sparse applications: real ones, the karate club, and random ones with the counts of a real one.
 
-A graph here is its adjacency matrix. Cora's links are not part of this package: give their file by an argument or by
-the environment variable ``TILESTREAM_CORA``.
+A graph here is its adjacency matrix. The links of Cora, Cora_ML and DBLP are not part of this package: give their
+files by an argument or by the environment variables ``TILESTREAM_CORA``, ``TILESTREAM_CORA_ML``, ``TILESTREAM_DBLP``.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 from tilestream.errors import SparseError
 
 CORA = "TILESTREAM_CORA"
+FILES = {"cora": CORA, "cora_ml": "TILESTREAM_CORA_ML", "dblp": "TILESTREAM_DBLP"}
+"""The environment variable that says where the links of a set are."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,8 @@ class GraphSet:
 
 @dataclass(frozen=True)
 class Counts:
-    """What Table 2 and the data sets' own pages say of a graph. ``two_paths``: sum over its nodes of degree squared.
-
-    ``two_paths`` of the sets that are not here follow from the released full-fusion cycles (papers' Figure 12):
-    cycles / (features + 1), since full fusion streams a row of features a walk of two edges.
-    """
+    """What Table 2 and the data sets' own pages say of a graph. ``two_paths``: sum over its nodes of degree squared,
+    counted on the public set; 0 where nobody has."""
 
     nodes: int
     edges: int
@@ -84,8 +84,8 @@ class Counts:
 
 COUNTS = {
     "cora": Counts(2708, 10556, 1433, 7),
-    "cora_ml": Counts(2995, 16316, 2879, 7, 292_494),
-    "dblp": Counts(17716, 105734, 1639, 4, 2_188_625),
+    "cora_ml": Counts(2995, 16316, 2879, 7, 292_482),
+    "dblp": Counts(17716, 105734, 1639, 4),
     "collab": Counts(235868, 2358104, 128, 2),
     "mag": Counts(1939743, 10832542, 128, 349),
     "karate": Counts(34, 156, 34, 2),
@@ -120,6 +120,38 @@ def cora(path: str | Path | None = None) -> GraphSet:
     return GraphSet("cora", made, COUNTS["cora"].features, COUNTS["cora"].classes, real=True)
 
 
+def npz(name: str, path: str | Path | None = None) -> GraphSet:
+    """Cora_ML or DBLP as Bojchevski and Guennemann published them (2018, "Deep Gaussian Embedding of Graphs"):
+    undirected, without self citations.
+
+    ``path``: the ``.npz`` file, or its folder; by default what ``FILES[name]`` says. Of the file only the adjacency
+    matrix is read: ``adj_data``, ``adj_indices``, ``adj_indptr`` and ``adj_shape`` of a CSR matrix, or the same behind
+    ``adj_matrix.``.
+
+    Raises:
+        SparseError: no path, no file, no such arrays, or a matrix with another number of nodes than the set.
+    """
+    given = path or os.environ.get(FILES[name])
+    remedy = f"give the path of {name}.npz, or set {FILES[name]}"
+    if not given:
+        raise SparseError(f"the links of {name} are not part of this package", remedy)
+    file = Path(given)
+    file = file / f"{name}.npz" if file.is_dir() else file
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            prefix = "adj_" if "adj_indptr" in arrays else "adj_matrix."
+            parts = [arrays[prefix + part] for part in ("data", "indices", "indptr")]
+            links = scipy.sparse.csr_matrix(tuple(parts), shape=tuple(arrays[f"{prefix}shape"])).tocoo()
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise SparseError(f"{str(file)!r} does not hold the links of {name}: {error}", remedy) from None
+    counts = COUNTS[name]
+    if links.shape != (counts.nodes, counts.nodes):
+        raise SparseError(f"{file.name} has a matrix of {links.shape}, {name} has {counts.nodes} nodes", remedy)
+    kept = links.data != 0
+    made = _undirected(np.stack([links.row[kept], links.col[kept]], axis=1).astype(np.int64), counts.nodes)
+    return GraphSet(name, made, counts.features, counts.classes, real=True)
+
+
 def karate() -> GraphSet:
     """Zachary's karate club: 34 members, 78 friendships (156 directed edges), one-hot features."""
     import networkx
@@ -130,11 +162,12 @@ def karate() -> GraphSet:
     return GraphSet("karate", made, counts.features, counts.classes, real=True)
 
 
-def like(name: str, seed: int = 0, scale: float = 1.0) -> GraphSet:
+def like(name: str, seed: int = 0, scale: float = 1.0, two_paths: float = 0.0) -> GraphSet:
     """A random graph with the nodes, edges, features and classes of the set ``name``.
 
     Degrees follow a power law whose exponent makes the walks of two edges as many as the set's, where that is known:
-    they decide what full fusion costs. ``scale`` < 1 keeps that share of the nodes and the mean degree.
+    they decide what full fusion costs. ``scale`` < 1 keeps that share of the nodes and the mean degree. ``two_paths``:
+    the walks that it shall have, where the set's are not known.
 
     Raises:
         SparseError: no such set, or a scale outside (0, 1].
@@ -145,7 +178,7 @@ def like(name: str, seed: int = 0, scale: float = 1.0) -> GraphSet:
         raise SparseError(f"scale {scale}", "use a share in (0, 1]")
     counts = COUNTS[name]
     nodes, links = max(2, round(counts.nodes * scale)), max(1, round(counts.edges * scale / 2))
-    per_node = counts.two_paths / counts.nodes if counts.two_paths else 0.0
+    per_node = (two_paths or counts.two_paths) / counts.nodes
     made = power_law(nodes, links, per_node, seed)
     note = f"random, with {name}'s counts" + (f" at scale {scale:g}" if scale != 1 else "")
     return GraphSet(f"{name}-like", made, counts.features, counts.classes, real=False, note=note)
@@ -235,11 +268,11 @@ def from_ogb(graph: dict, name: str = "ogb", classes: int = 0) -> GraphSet:
 
 
 def load(name: str, path: str | None = None, seed: int = 0) -> GraphSet:
-    """The graph called ``name``: cora (its links where a path is known), karate, or one with the counts of a set."""
+    """The graph called ``name``: karate, a set whose file is known (``FILES``), or one with the counts of a set."""
     if name == "karate":
         return karate()
-    if name == "cora" and (path or os.environ.get(CORA)):
-        return cora(path)
+    if name in FILES and (path or os.environ.get(FILES[name])):
+        return cora(path) if name == "cora" else npz(name, path)
     return like(name, seed)
 
 

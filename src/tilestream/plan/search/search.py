@@ -86,7 +86,8 @@ def search(
     middles: Sequence[Middle] = tuple(Middle),
     budget_s: float = BUDGET_S,
 ) -> Search:
-    """The kernel for ``chain`` on ``device``. A gate runs as two branches in each CTA.
+    """The kernel for ``chain`` on ``device``, of those that exist (``SharedTile.built``). A gate runs as two branches
+    in each CTA.
 
     Args:
         measure: times candidates; asked for a few at a time, so that the budget can be kept.
@@ -105,7 +106,7 @@ def search(
     if path is not None and (found := _load(path, chain, device)) is not None:
         return found
     progress(f"{chain.name}: candidates of {chain.m} rows")
-    ranked = rank(chain, device, deterministic, middles)
+    ranked = [c for c in rank(chain, device, deterministic, middles) if c.variant.built]
     if not ranked:
         raise PlanError(
             f"chain {chain.name!r} (m {chain.m}, n {chain.n}, k {chain.k}, l {chain.l}) has no kernel of CTAs that"
@@ -125,7 +126,8 @@ def search(
 def rank(
     chain: Chain, device: Device, deterministic: bool = False, middles: Sequence[Middle] = tuple(Middle)
 ) -> list[Candidate]:
-    """All candidates, best predicted first; of those that differ in how rings share the memory alone, the best."""
+    """All candidates, with a kernel or without, best predicted first; of those that differ in how rings share the
+    memory alone, the best."""
     best: dict[SharedTile, Candidate] = {}
     for v in variants(chain, device):
         if v.middle in middles and (v.deterministic or not deterministic):

@@ -53,6 +53,11 @@ class SharedTile:
     def deterministic(self) -> bool:
         return self.tail not in (Tail.ADD, Tail.ATOMICS)
 
+    @property
+    def built(self) -> bool:
+        """Whether there is a kernel; else it can only be predicted, as an arm of the paper's ablation."""
+        return self.tail is not Tail.ATOMICS
+
     def padded(self, chain: Chain) -> Chain:
         """``chain`` with as many rows and middle columns as its CTAs take."""
         tiles = -(-chain.m // self.rows)

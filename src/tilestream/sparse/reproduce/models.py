@@ -37,7 +37,11 @@ class Case:
     orders: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def compile(self, fusion: str, **choices: Any) -> Program:
-        """``unfused``: a region an operator; ``partial``: one a layer; ``full``: one for all."""
+        """``unfused``: a region an operator; ``partial``: one a layer; ``full``: one for all. ``layer 1`` (or 2, ...)
+        fuses that layer alone."""
+        if fusion.startswith("layer "):
+            groups = self.alone(int(fusion.split()[1]))
+            return self._compile(groups, order=self._orders(groups), **choices)
         choices = {"order": dict(self.orders.get(fusion, {})) or None, **choices}
         if fusion == "partial":
             return self._compile(self.partial(), **choices)
@@ -48,6 +52,19 @@ class Case:
         regions = list(dict.fromkeys(s.group for r in self._compile("none").regions for s in r.einsums))
         edges = (0, *self.layers(len(regions)), len(regions))
         return tuple(tuple(regions[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+
+    def alone(self, layer: int) -> tuple[tuple[str, ...], ...]:
+        """The operators of one layer, from 1, and every other operator for itself."""
+        regions: list[tuple[str, ...]] = []
+        for index, group in enumerate(self.partial(), start=1):
+            regions += [group] if index == layer else [(name,) for name in group]
+        return tuple(regions)
+
+    def _orders(self, groups: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]] | None:
+        """The orders of the released kernels, of operators and of layers, that regions of these operators have."""
+        known = {**self.orders.get("unfused", {}), **self.orders.get("partial", {})}
+        names = (group[0] if len(group) == 1 else f"{group[0]}..{group[-1]}" for group in groups)
+        return {name: known[name] for name in names if name in known} or None
 
     def _compile(self, fuse: Any, **choices: Any) -> Program:
         schedule = Schedule(fuse=fuse, **choices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.table import Table
@@ -31,6 +31,39 @@ class Options:
     progress: Callable[[str], None] = _silent
 
 
+SPEEDUPS = "speedup"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of a column, how far ``count`` rows are off the published figures: mean and worst, as shares without sign.
+
+    ``fits``: of rows that were told something of what they should give, or of the others.
+    """
+
+    what: str
+    fits: bool
+    count: int
+    mean: float
+    worst: float
+
+    def __str__(self) -> str:
+        which = "fitted" if self.fits else "not fitted"
+        rows = f"{self.count} {'row' if self.count == 1 else 'rows'} {which}"
+        return f"{self.what.removeprefix('off ')}, {rows}: {self.mean:.1%} in the mean, {self.worst:.1%} at most."
+
+
+def _share(row: Mapping[str, Cell], what: str) -> float | None:
+    """How far a row is off in a column, without sign; None where nothing is published, or a speedup is over itself."""
+    if what == SPEEDUPS:
+        ours, published = row.get("speedup"), row.get("published speedup")
+        if not isinstance(ours, int | float) or not isinstance(published, int | float) or published == 1 == ours:
+            return None
+        return abs(ours / published - 1)
+    cell = row.get(what)
+    return abs(float(str(cell).split()[0])) / 100 if cell else None
+
+
 @dataclass(frozen=True)
 class Study:
     """Rows of one table. Every row has the same keys; ``None`` is a cell that the source does not give.
@@ -45,6 +78,22 @@ class Study:
     notes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
+    def errors(self) -> tuple[Errors, ...]:
+        """How far the figures are off the published ones, rows that are fits apart: by each column of differences, and
+        of speedups."""
+        found: list[Errors] = []
+        for what in (
+            *(c for c in self.columns() if c == "off" or c.endswith(" off") or c.startswith("off ")),
+            SPEEDUPS,
+        ):
+            for fits in (False, True):
+                shares = [
+                    s for row in self.rows if bool(row.get("fitted")) is fits and (s := _share(row, what)) is not None
+                ]
+                if shares:
+                    found.append(Errors(what, fits, len(shares), sum(shares) / len(shares), max(shares)))
+        return tuple(found)
+
     def json(self) -> dict[str, object]:
         return {
             "name": self.name,
@@ -52,6 +101,7 @@ class Study:
             "source": self.source,
             "rows": [dict(row) for row in self.rows],
             "notes": list(self.notes),
+            "errors": [asdict(errors) for errors in self.errors()],
             "seconds": round(self.seconds, 2),
         }
 
@@ -83,8 +133,9 @@ class Study:
         right = {c for c in columns if any(isinstance(r.get(c), (int, float)) for r in self.rows)}
         lines.append("|" + "|".join("--:" if c in right else "---" for c in columns) + "|")
         lines += ["| " + " | ".join(text(row.get(c)) for c in columns) + " |" for row in self.rows]
-        if self.notes:
-            lines += ["", *(f"- {note}" for note in self.notes)]
+        told = [*map(str, self.errors()), *self.notes]
+        if told:
+            lines += ["", *(f"- {note}" for note in told)]
         return "\n".join([*lines, ""])
 
 

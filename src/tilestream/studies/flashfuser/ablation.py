@@ -30,8 +30,10 @@ class Ablation:
     """Predicted microseconds of one chain.
 
     ``unfused``: two kernels. ``middles``: the best kernel by where C is exchanged. ``random``: the median of kernels
-    drawn at random among those with a middle in DSM or none, which are the paper's. ``tails``: the best by tail, C
-    through the L2. ``shallow``: the best kernel's grid with the least rings.
+    drawn at random among those with a middle in DSM or none, which are the paper's. ``all``: the best for which there
+    is a kernel; ``unbuilt``: the best of all, where there is none for it. ``tails``: the best by tail, C
+    through the L2. ``shallow``: the best kernel's grid with the least rings. Arms without an exchange may be split-N
+    with atomics, which has no kernel here.
     """
 
     chain: Chain
@@ -40,10 +42,8 @@ class Ablation:
     random: float
     tails: dict[Tail, float]
     shallow: float
-
-    @property
-    def all(self) -> float:
-        return min(self.middles.values())
+    all: float
+    unbuilt: Candidate | None = None
 
     @property
     def papers(self) -> float:
@@ -54,12 +54,12 @@ class Ablation:
 def ablation(chain: Chain, device: Device) -> Ablation | None:
     """All arms of one chain; None if it has no kernel of the family."""
     ranked = rank(chain, device)
-    if not ranked:
+    if not any(c.variant.built for c in ranked):
         return None
     papers = [v for v in variants(chain, device) if v.middle is not Middle.L2]
     drawn = random.Random(0).choices(papers, k=SAMPLES)
-    best = ranked[0].variant
-    least = replace(best, stages=2, weight_stages=2)
+    best = next(c for c in ranked if c.variant.built)
+    least = replace(best.variant, stages=2, weight_stages=2)
     return Ablation(
         chain,
         unfused_us(chain, device),
@@ -67,6 +67,8 @@ def ablation(chain: Chain, device: Device) -> Ablation | None:
         median(cost(chain, v, device).us for v in drawn),
         _best((c for c in ranked if c.variant.middle is Middle.L2), lambda c: c.variant.tail),
         cost(chain, least, device).us,
+        best.predicted_us,
+        None if ranked[0].variant.built else ranked[0],
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 from tilestream import devices
@@ -36,7 +36,8 @@ class Reproduction:
     seconds: float
 
     def json(self) -> dict[str, Any]:
-        """``rules``, ``readings``, ``workloads``, ``ablation``, ``claims``, ``model`` and ``inconsistent``."""
+        """``rules``, ``readings``, ``workloads``, ``ablation``, ``claims``, ``model``, ``missing`` and
+        ``inconsistent``."""
         return {
             "device": self.device,
             "seconds": self.seconds,
@@ -56,6 +57,7 @@ class Reproduction:
                 {**s.__dict__, "middle": str(s.middle), "measured_middle": str(s.measured_middle)} for s in self.scores
             ],
             "phases": phases(),
+            "missing": [{"what": what, "paper": stated, "why": why} for what, stated, why in paper.MISSING],
             "inconsistent": list(paper.INCONSISTENT),
         }
 
@@ -69,22 +71,23 @@ class Reproduction:
         return [{"over": name, **summary(arms), "paper": paper.ABLATION} for name, arms in groups.items() if arms]
 
     def claims(self) -> list[dict[str, Any]]:
-        """Averages that the paper states, beside what bytes allow and what the model and measurements say."""
+        """Averages that the paper states, beside what was measured, and what the model and bytes say."""
         found = []
         for family, stated in paper.SPEEDUPS.items():
-            rows = [r for r in self.rows if r.workload.family == family and r.ablation is not None]
+            rows = [r for r in self.rows if r.workload.family == family]
             if rows:
-                ours = summary([r.ablation for r in rows if r.ablation is not None])["with L2"]
-                found.append(_claim(f"{family}: speedup over PyTorch", stated, ours, "x", SPEEDUP_WHY))
+                found.append(_speedup(f"{family}: speedup over PyTorch", stated, rows))
         if self.rows:
+            found.append(_speedup("all workloads: speedup over libraries", paper.LIBRARIES, self.rows))
             saved = mean(r.saved for r in self.rows)
-            found.append(_claim("DRAM bytes saved", 1 - 1 / paper.TRAFFIC, saved, "share", TRAFFIC_WHY))
+            found.append(_claim("DRAM bytes saved", 1 - 1 / paper.TRAFFIC, None, saved, "share", TRAFFIC_WHY))
         return found
 
 
 SPEEDUP_WHY = (
-    "Ours is the model's, over two kernels without a gap but that of a CUDA graph. The paper does not say that its"
-    " baselines ran in graphs; PyTorch without them spends 5 us and more a kernel on the host."
+    "Measured: over the best of eager, cuBLAS, Inductor and max-autotune, all in CUDA graphs, weights in the L2 where"
+    " they fit. By the model: over two kernels in a CUDA graph, without convolutions as row streams. The paper does not"
+    " say that its baselines ran in graphs; PyTorch without them spends 5 us and more a kernel on the host."
 )
 TRAFFIC_WHY = (
     "Mean over the workloads of what no kernel can beat: C written and read once, in DRAM. In truth C of all but the"
@@ -188,5 +191,15 @@ def timed(key: str, results: Path | None = None) -> dict[str, Any] | None:
     }
 
 
-def _claim(what: str, stated: float, ours: float, unit: str, why: str) -> dict[str, Any]:
-    return {"what": what, "paper": stated, "ours": ours, "unit": unit, "why": why}
+def _speedup(what: str, stated: float | None, rows: Sequence[Row]) -> dict[str, Any]:
+    """A speedup that the paper states of these rows: geometric means of what was measured, and by the model."""
+    timed = [r.timed["best_other_us"] / r.timed["ours_us"] for r in rows if r.timed is not None]
+    arms = [r.ablation for r in rows if r.ablation is not None]
+    by_model = summary(arms)["with L2"] if arms else None
+    return _claim(what, stated, geometric_mean(timed) if timed else None, by_model, "x", SPEEDUP_WHY)
+
+
+def _claim(
+    what: str, stated: float | None, measured_: float | None, model: float | None, unit: str, why: str
+) -> dict[str, Any]:
+    return {"what": what, "paper": stated, "measured": measured_, "model": model, "unit": unit, "why": why}

@@ -87,6 +87,8 @@ def workload_json(r: Row, device: Device) -> dict[str, Any]:
             "random_us": a.random,
             "shallow_us": a.shallow,
         }
+        if a.unbuilt is not None:
+            made["unbuilt"] = {"kernel": str(a.unbuilt.variant), "predicted_us": a.unbuilt.predicted_us}
     return made
 
 
