@@ -149,14 +149,14 @@ def graphsage(options: Options) -> Study:
         "The published full fusion of GraphSAGE has GCN's cycles within 0.001 %. That is no copy: in both, the slowest "
         "node streams features over walks of two edges (Cora, Cora_ML, DBLP), or A's rows meet each other, nodes x "
         "(nodes + 1) steps (Collab); it is so here too.",
-        "Partial fusion gains more here: X Ws and A X Wn run side by side. The published cycles of Cora exceed GCN's "
-        "by 7.8e6, those of Cora_ML by 38e6 and those of Collab by 96e6. That is not explained. All three are 5.25 x "
-        "nodes x features + 1.15 x edges x features within 0.5 %, which is no stage of ours. None of the index orders "
-        "of the fused layer that were estimated on Cora, with and without locating, comes to its cycles: the nearest is "
-        "3.8 % under, without locating, whose further nodes x (nodes + 1) steps are a quarter of what Cora_ML lacks. Nor "
-        "do other weights fit: X Ws alone would need them 55 %, 66 % and 98 % full, and the unfused run of Cora, which "
-        "adds two such products up, has them 43 % full. Nor that a row waits for the row before: 6.5 % over GCN's on "
-        "Cora, where 26 % are published.",
+        "Partial fusion gains more here: X Ws and A X Wn run side by side. The published cycles of Cora exceed "
+        "GCN's by 7.8e6, those of Cora_ML by 38e6 and those of Collab by 96e6. That is not explained. All three are "
+        "5.25 x nodes x features + 1.15 x edges x features within 0.5 %, which is no stage of ours. None of the "
+        "index orders of the fused layer that were estimated on Cora, with and without locating, comes to its "
+        "cycles: the nearest is 3.8 % under, without locating, whose further nodes x (nodes + 1) steps are a "
+        "quarter of what Cora_ML lacks. Nor do other weights fit: X Ws alone would need them 55 %, 66 % and 98 % "
+        "full, and the unfused run of Cora, which adds two such products up, has them 43 % full. Nor that a row "
+        "waits for the row before: 6.5 % over GCN's on Cora, where 26 % are published.",
     )
     return Study("graphsage", "GraphSAGE", paper.ARTIFACT, tuple(_sets("GraphSAGE", models.graphsage, options)), notes)
 
