@@ -25,7 +25,7 @@ from tilestream.ir.sizes import tiles_of
 from tilestream.ir.traffic import traffic
 from tilestream.schedule.closed_forms import ClosedForm, closed_form
 from tilestream.schedule.shape import why_no_kernel
-from tilestream.simulator.from_axes import mesh_workload
+from tilestream.simulator.from_axes import implied, mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
@@ -79,6 +79,7 @@ def simulate(
 def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Simulation:
     """A pipeline that is not written in ops of rows: its kernel's closed form; while there is no kernel of it, its
     stages' tiles are shares of their work, with no numbers."""
+    size = {**implied(plain(pipeline), size), **size}
     counted = mesh_workload(pipeline, size, device)
     form = closed_form(pipeline)
     if form is not None and not why_no_kernel(pipeline):
