@@ -15,7 +15,7 @@ from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.emit import THREADS, KernelSource
-from tilestream.cuda.params import Where
+from tilestream.cuda.params import TIMEOUT_NS, Where
 from tilestream.cuda.shared_tile.launch import SharedTileLaunch
 from tilestream.cuda.stationary.launch import StationaryLaunch
 from tilestream.cuda.tables import TABLE
@@ -104,7 +104,7 @@ class Launch:
         written = self._stamps(rows) if self.source.stamped else None
         stamps = (written.address, written.room) if written is not None else (0, 0)
         at = Addresses(space.lines, space.epoch, space.exits, space.rings, space.packed, dump, *stamps)
-        return pack_argument(self.source, where, at, rows, driver.MAPS)
+        return pack_argument(self.source, where, at, rows, driver.MAPS, TIMEOUT_NS)
 
 
 def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
