@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -85,7 +86,8 @@ def test_a_lone_product_is_told_as_it_runs() -> None:
 
 
 def test_a_relu_inside_of_inductors_products_is_told() -> None:
-    """The candidate `inductor` is faster than Inductor alone, and the text says why."""
+    """Beside what streams the candidate `inductor` is faster than Inductor alone, and the text says why. Where nothing
+    else streams, it is what all on Inductor is."""
     x = torch.empty(ROWS, 64, dtype=torch.bfloat16, device="meta")
     for act, told in ((nn.ReLU, True), (nn.GELU, False)):
         model = nn.Sequential(nn.Linear(64, 256), act(), nn.Linear(256, 256), act(), nn.Linear(256, 8))
@@ -93,10 +95,14 @@ def test_a_relu_inside_of_inductors_products_is_told() -> None:
             a = analyse(model.bfloat16().to("meta"), (x,), Options(), get("h200"))
         (region,) = a.regions
         assert region.plan is not None
-        (own,) = (a.candidate_us(region, c) for c in region.plan.candidates if c.strategy == "fallback")
+        (fallback,) = (c for c in region.plan.candidates if c.strategy == "fallback")
+        assert region.alone and a.candidate_us(region, fallback) == pytest.approx(a.inductor_predicted_us)
+        assert "inside of products" not in str(Report(a))
+        beside = replace(region, alone=False)
+        own = a.candidate_us(beside, fallback)
         assert own is not None and a.inductor_predicted_us is not None
         assert (own < 0.95 * a.inductor_predicted_us) is told
-        assert ("inductor: with 2 ReLUs inside of products" in str(Report(a))) is told
+        assert ("inductor: with 2 ReLUs inside of products" in str(Report(replace(a, regions=(beside,))))) is told
 
 
 def test_a_strategy_that_no_region_has_is_not_among_the_predictions() -> None:

@@ -59,9 +59,9 @@ def of_graphs(
         whole = Share(len(compute), sum(map(flops.of_node, compute)))
         graphs.append(GraphAnalysis(kind, whole, graph.graph))
         prefix = f"graph{index}." if len(found.graphs) > 1 else ""
-        own = [_region(cut.region, cut.nodes, index, prefix, device, options) for cut in part.cuts]
         launches = _launches(summed, part, device)
         sums = _gradients(launches, index, prefix, device, options)
+        own = _regions(part.cuts, sums, index, prefix, device, options)
         made += with_chains(own, part.cuts, sums, launches, device, options)
         streamed = {node for site in summed for node in site.nodes}
         for node, e in zip(outside, part.exclusions, strict=True):
@@ -85,6 +85,24 @@ def of_graphs(
     )
 
 
+def _regions(
+    cuts: Sequence[selection.Cut],
+    sums: Sequence[RegionAnalysis],
+    index: int,
+    prefix: str,
+    device: Device,
+    options: Options,
+) -> list[RegionAnalysis]:
+    """The regions of a graph, each chosen against what Inductor makes of it where others stream; if none of them does,
+    against what Inductor makes of the graph as it is."""
+    made: list[RegionAnalysis] = []
+    for alone in (False, True) if len(cuts) + len(sums) > 1 else (True,):
+        made = [_region(cut.region, cut.nodes, index, prefix, device, options, alone) for cut in cuts]
+        if any(r.plan is not None and r.plan.chosen.pipeline is not None for r in (*made, *sums)):
+            break
+    return made
+
+
 def _launches(sites: Sequence[GradientSite], part: selection.Partition, device: Device) -> list[GradientLaunch]:
     """The launches of weight gradients of a backward graph, beside the regions that make their operands."""
     regions = {node: number for number, cut in enumerate(part.cuts) for node in cut.nodes}
@@ -102,7 +120,13 @@ def _gradients(
 
 
 def _region(
-    region: Region, members: Sequence[fx.Node], index: int, prefix: str, device: Device, options: Options
+    region: Region,
+    members: Sequence[fx.Node],
+    index: int,
+    prefix: str,
+    device: Device,
+    options: Options,
+    alone: bool,
 ) -> RegionAnalysis:
 
     plan, problem, copied = None, "", turned(region, options)
@@ -112,7 +136,7 @@ def _region(
         elif options.target != "reference" and is_lone(region, options):
             problem = LONE
         else:
-            shown = partial(_inductor_us, members, device)
+            shown = partial(_inductor_us, members, device, not alone)
             plan = planner.plan(region.program, region.rows, device, options, turned=copied, fallback_us=shown)
     except TilestreamError as failure:
         problem = str(failure)
@@ -129,12 +153,13 @@ def _region(
         nodes=tuple(members),
         modules=tuple(dict.fromkeys(path for n in members if (path := module_path(n)))),
         turned_us=copied.us,
+        alone=alone,
     )
 
 
-def _inductor_us(nodes: Sequence[fx.Node], device: Device) -> float:
+def _inductor_us(nodes: Sequence[fx.Node], device: Device, epilogues: bool) -> float:
     """What is shown of Inductor's kernels of operators, as torch is set."""
-    return inductor_kernels(nodes, device, _tf32()).predicted_us
+    return inductor_kernels(nodes, device, _tf32(), epilogues=epilogues).predicted_us
 
 
 def _tf32() -> bool:

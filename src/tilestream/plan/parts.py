@@ -58,7 +58,8 @@ class RegionAnalysis:
     the region was compiled and not analysed), ``modules`` the paths of the modules that made them. ``turned_us``: of
     copies of its weights before each call, where they lie as no kernel reads them; in no prediction of a candidate.
     ``launches``: of a backward chain, the pipelines that run one after another; its candidate has the first.
-    ``parts``: the region and the sums that it is of, which its fallback runs apart.
+    ``parts``: the region and the sums that it is of, which its fallback runs apart. ``alone``: nothing else of its
+    graph streams, so without its pipeline the graph is Inductor's as it is, ReLUs apart from products.
     """
 
     name: str
@@ -76,6 +77,7 @@ class RegionAnalysis:
     turned_us: float = 0.0
     launches: tuple[Pipeline, ...] = ()
     parts: tuple[RegionAnalysis, ...] = ()
+    alone: bool = False
 
     def pipelines(self, candidate: Candidate | None) -> tuple[Pipeline, ...]:
         """What a candidate runs, in order; nothing where it is the fallback."""

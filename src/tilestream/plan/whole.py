@@ -120,16 +120,19 @@ def whole(
 
 
 def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
-    """A region's operators by themselves as Inductor runs them, ReLUs as epilogues of products (``run.epilogues``)."""
-    return inductor_kernels(region.nodes, device, tf32, region.graph)
+    """A region's operators as Inductor runs them without a pipeline: ReLUs as epilogues of products (``run.epilogues``)
+    where something else of the graph streams, else the graph is Inductor's as it is."""
+    return inductor_kernels(region.nodes, device, tf32, region.graph, not region.alone)
 
 
-def inductor_kernels(nodes: Sequence[fx.Node], device: Device, tf32: bool, number: int = 0) -> WholePlan:
+def inductor_kernels(
+    nodes: Sequence[fx.Node], device: Device, tf32: bool, number: int = 0, epilogues: bool = True
+) -> WholePlan:
     """The same of any operators of graph ``number``; in the order of their graph."""
     cache, readers = Cache(device), Readers(list(nodes[0].graph.nodes))
     steps = [
         step
-        for unit in units(nodes, with_relu(nodes))
+        for unit in units(nodes, with_relu(nodes) if epilogues else {})
         for step in _library(number, kernels(unit.nodes, readers, tf32), device, cache)
     ]
     return _timed(steps, device)

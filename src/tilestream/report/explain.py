@@ -126,7 +126,7 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     shown += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
     tried = [p for c in region.plan.candidates for p in region.pipelines(c)]
     shown += [Text(line, style="dim") for line in whole.formulas(tried, a.device)]
-    if not region.parts and (relus := with_relu(region.nodes)):
+    if not region.parts and not region.alone and (relus := with_relu(region.nodes)):
         told = f"inductor: with {count(len(relus), 'ReLU')} inside of products, as the region runs without a pipeline; "
         shown.append(Text(f"{told}all on Inductor, each ReLU is a kernel's work of its own", style="dim"))
     if region.turned_us and region.plan.chosen.pipeline is not None:

@@ -118,9 +118,12 @@ class Arrivals:
         self._seen: set[tuple[str, int]] = set()
         self._asked = False
         rings = 2 if schedule.stage.placement.dim == 0 else 1
-        # Both loaders at their SM's share, where every SM loads; beside other stages the launch counts the memory.
+        # Both loaders at their CTA's share, where all CTAs load; beside other stages the launch counts the memory. A
+        # stage of one replica has not been dealt to the SMs yet.
         every = len(pipeline.stages) == 1
-        self._share_s = rings * CHUNK * device.sms / device.dram_bytes_per_s if every else 0.0
+        replicas = schedule.stage.replicas
+        loading = replicas if replicas > 1 else device.sms
+        self._share_s = rings * CHUNK * loading / device.dram_bytes_per_s if every else 0.0
 
     def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:
         """(loader, latency) of each chunk: a stream and its first column."""
