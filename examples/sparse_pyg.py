@@ -39,6 +39,17 @@ def main() -> None:
         assert torch.allclose(again.output, result.output)
         regions = len(program.regions)
         print(f"fuse={fuse}: {regions} regions, {result.cycles:,} cycles; as loops {1e6 * again.seconds:.0f} us")
+    # training: gradients through the loops, whose fusion is chosen for a processor
+    loops, target = CpuProgram(compile(module, x, edge_index)), torch.arange(34) % 2
+    optimiser = torch.optim.Adam(module.parameters(), 0.01)
+    losses = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss = torch.nn.functional.nll_loss(loops(x, edge_index), target)
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    print(f"loss {losses[0]:.3f}, after 20 steps {losses[-1]:.3f}")
     print("adjacency:", *[name for name in program.constants if "adjacency" in name])
 
 

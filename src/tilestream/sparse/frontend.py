@@ -99,7 +99,7 @@ def compile(
         rec.unbroken,
         {n: t for n, t in tensors.items() if n in constants and n not in rec.pruned and _can_change(t)},
     )
-    made.bits = rec.narrowest
+    made.bits, made.module = rec.narrowest, module
     return made
 
 

@@ -91,6 +91,8 @@ class Program:
         self.bits = 53
         """Significant bits of the narrowest floats that results are rounded to."""
         self.owned = dict(owned or {})
+        self.module: torch.nn.Module | None = None
+        """What it was compiled from, if it was."""
         self.given = tuple(name for name in given if name in self.names or name in self.fixed)
         self.outputs = tuple(outputs) or tuple(
             OutputView(name, tuple(range(len(einsums.shapes[name]))), einsums.shapes[name]) for name in einsums.outputs

@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from tilestream.sparse.cpu.binding import Binding
 from tilestream.sparse.cpu.compiled import compiled_region
 from tilestream.sparse.cpu.fusing import fused
+from tilestream.sparse.cpu.gradients import Gradients
 from tilestream.sparse.cpu.held import Held, as_tensor
 from tilestream.sparse.cpu.moves import Moves
 from tilestream.sparse.cpu.streamed import Streamed
@@ -66,6 +68,7 @@ class CpuProgram:
         arrays -= large
         self.streamed = tuple(r.name for r in program.regions if large & r.outputs.keys())
         self._fills = {n: fill for r in program.regions for n, fill in r.fills.items() if n in large}
+        self._compiled, self._back = compiled, dict[tuple[str, ...], Gradients]()
         self._moves = Moves(frozenset(arrays))
         self._binding = Binding(program, arrays)
         inputs = program.einsums.inputs
@@ -82,12 +85,53 @@ class CpuProgram:
         return "\n\n\n".join(f"# {name}\n{one.source}" for name, one in self.regions.items())
 
     def run(self, *inputs: Value) -> CpuResult:
-        """Run every region, one after the other; inputs as ``Program.run`` takes them."""
+        """Run every region, one after the other; inputs as ``Program.run`` takes them. No gradients."""
+        return self.execute(inputs)[0]
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The output, or all of several, as the module gives them, through which gradients reach the inputs and the
+        module's parameters. The backward pass is loops where it is made of sums of products and the usual operators
+        on elements (``gradient_by`` says so); otherwise the module runs again with PyTorch's operators, which is logged
+        as a warning. It has no backward pass of its own.
+
+        Raises:
+            SparseError: inputs that are not those of the program.
+        """
+        program = self.program
+        given = dict(zip(program.names, program.free(inputs), strict=False)) | program.owned
+        wanted = {
+            name: x
+            for name, x in given.items()
+            if isinstance(x, torch.Tensor) and x.requires_grad and name in program.einsums.inputs
+        }
+        if wanted and torch.is_grad_enabled():
+            made = self._gradients(tuple(wanted)).call(inputs, wanted)
+        else:
+            made = self.run(*inputs).outputs
+        return made[0] if len(made) == 1 else made
+
+    def gradient_by(self, *names: str) -> str:
+        """What computes the gradients of inputs and parameters of these names: ``loops``, or why PyTorch does."""
+        return self._gradients(names).how
+
+    def _gradients(self, wanted: tuple[str, ...]) -> Gradients:
+        if wanted not in self._back:
+            self._back[wanted] = Gradients(self, lambda program: CpuProgram(program, self._compiled), wanted)
+        return self._back[wanted]
+
+    def execute(self, inputs: tuple[Value, ...]) -> tuple[CpuResult, dict[str, Held]]:
+        """A run, and every tensor that the regions made."""
         began = time.perf_counter()
         dtype = self._binding.dtype(inputs)
-        have = self._binding.bind(inputs, dtype)
-        bound = time.perf_counter() - began
-        seconds: dict[str, float] = {}
+        bound = self._binding.bind(inputs, dtype)
+        bind = time.perf_counter() - began
+        have, seconds = self.steps(bound, dtype)
+        outputs = tuple(self._output(view, have) for view in self.program.outputs)
+        return CpuResult(outputs, time.perf_counter() - began, bind, seconds), have
+
+    def steps(self, bound: Mapping[str, Held], dtype: torch.dtype) -> tuple[dict[str, Held], dict[str, float]]:
+        """Regions and moves on inputs that are bound: every tensor, and the seconds of each step."""
+        have, seconds = dict(bound), dict[str, float]()
         for step in self.program.steps:
             last = time.perf_counter()
             if isinstance(step, Move):
@@ -95,8 +139,7 @@ class CpuProgram:
             else:
                 have |= self.regions[step.name].run(have, dtype)
             seconds[step.name] = time.perf_counter() - last
-        outputs = tuple(self._output(view, have) for view in self.program.outputs)
-        return CpuResult(outputs, time.perf_counter() - began, bound, seconds)
+        return have, seconds
 
     def _output(self, view: OutputView, have: Mapping[str, Held]) -> torch.Tensor:
         held = have[view.tensor]
