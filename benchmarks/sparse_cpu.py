@@ -147,8 +147,8 @@ NOTES = (
     "Milliseconds of whole calls, float32, medians; every round calls every way once. The loops' call has packing and "
     "everything else in it, and runs with `fuse=auto`.",
     "What a call costs at least: GCN on 100,000 nodes reads 51 MB of features and makes a product of 0.4 GFLOP, about "
-    "6 ms on two cores. torch.sparse multiplies with the adjacency first and fetches 512 MB of neighbours' features; the "
-    "loops multiply with the weights first where that takes fewer operations.",
+    "6 ms on two cores. torch.sparse multiplies with the adjacency first and fetches 512 MB of neighbours' features; "
+    "the loops multiply with the weights first where that takes fewer operations.",
 )
 
 
