@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -18,10 +18,21 @@ from tilestream.sparse.outputs import OutputView, spread
 from tilestream.sparse.program import Program
 from tilestream.sparse.schedule import Schedule
 
-if TYPE_CHECKING:
-    from tilestream.sparse.cpu.program import CpuProgram
-
 log = logging.getLogger(__name__)
+
+
+class Loops(Protocol):
+    """What runs a program: a ``CpuProgram``."""
+
+    program: Program
+
+    def execute(self, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, Held]]:
+        """A run, which has ``outputs``, and every tensor that it made."""
+        ...
+
+    def steps(self, bound: Mapping[str, Held], dtype: torch.dtype) -> tuple[dict[str, Held], dict[str, float]]:
+        """Every tensor, from inputs that are bound, and the seconds of each step."""
+        ...
 
 
 class Gradients:
@@ -33,9 +44,10 @@ class Gradients:
         SparseError: no loops for the backward pass, and no module to run again.
     """
 
-    def __init__(self, loops: CpuProgram, make: Callable[[Program], CpuProgram], wanted: tuple[str, ...]) -> None:
+    def __init__(self, loops: Loops, make: Callable[[Program], Loops], wanted: tuple[str, ...]) -> None:
         program = self.program = loops.program
-        self.first, self.back, self.wanted, self.how = loops, None, wanted, "loops"
+        self.first, self.wanted, self.how = loops, wanted, "loops"
+        self.back: Loops | None = None
         try:
             if any(program.einsums.inputs[name].format is not None for name in wanted):
                 raise SparseError("the gradient of a sparse tensor", "it runs in PyTorch")
@@ -66,9 +78,7 @@ class Gradients:
 
         return _Call.apply(forward, backward, *wanted.values())  # pyright: ignore[reportReturnType]
 
-    def _by_loops(
-        self, back: CpuProgram, have: dict[str, Held], grads: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
+    def _by_loops(self, back: Loops, have: dict[str, Held], grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         reached: dict[str, Held] = {}
         dtype = torch.float32
         for view, grad in zip(self.program.outputs, grads, strict=True):
