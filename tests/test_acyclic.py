@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,29 @@ def test_one_row_of_one_column():
     got = torch.autograd.grad(compiled(net)(x).sum(), wanted)
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.05)
+
+
+class Beside(nn.Module):
+    """An input beside other columns: its gradient is a slice of theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 16).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.cat([x, x.detach().repeat(1, 4)], -1))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_gradient_that_is_a_slice_has_its_strides():
+    """As eager, AOTAutograd and Inductor give it: [37, 4] by (20, 1)."""
+    module = Beside()
+
+    def strides(function: Any) -> tuple[int, ...]:
+        x = torch.ones(37, 4).bfloat16().requires_grad_()
+        return torch.autograd.grad(function(x).float().square().sum(), x)[0].stride()
+
+    assert strides(compiled(module)) == strides(torch.compile(module, backend="aot_eager")) == strides(module)
 
 
 def test_a_circle_is_named():

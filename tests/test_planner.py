@@ -443,6 +443,22 @@ def test_no_way_to_share_a_tile_has_its_reason(layers: tuple[nn.Module, ...], sh
         plan(region.program, region.rows, devices.get("h200"), Options(strategy="shared"))
 
 
+@pytest.mark.parametrize(("ins", "outs", "shared"), [(1000, 1021, True), (1021, 1000, False), (1021, 1021, False)])
+def test_a_layer_whose_sum_is_no_multiple_of_8_long(ins: int, outs: int, shared: bool):
+    """Rows that begin on no 16 bytes cannot be copied in bulk, which the plan says; results have any width."""
+    layer = nn.Sequential(nn.Linear(ins, outs), nn.ReLU()).bfloat16()
+    (graph,) = capture(layer, [torch.randn(4, ins).bfloat16()]).graphs
+    (region,) = partition(graph, projections=True).regions
+    made = [c for c in plan(region.program, 4, devices.get("h200"), Options()).candidates if c.strategy == "shared"]
+    assert all((c.pipeline is not None) is shared for c in made) and made
+    if not shared:
+        (refused,) = made
+        assert (
+            "1021 x 2 = 2042 bytes along 'load0.c' are no multiple of 16, on which bulk copies start"
+            in refused.rejected
+        )
+
+
 def test_no_refusal_is_without_a_reason():
     with pytest.raises(ValueError, match=r"a refused candidate, vertical \(tiles by columns\), has no reason"):
         Candidate("vertical", None, None, detail="tiles by columns")

@@ -147,7 +147,9 @@ def _proposals(
         if isinstance(recipe, Recipe):
             make = partial(_by_parts, recipe, program, device, options.queue_depth)
         candidates.append(_candidate(recipe, make, rows, device, before))
-    if not candidates:  # every other strategy has recipes for every program
+    # Every other strategy has recipes for every program. A block on few rows is expected to be shared.
+    expected = options.strategy == few_rows.STRATEGY or (options.strategy == "auto" and few_rows.bin_of(program, rows))
+    if expected and not shared:
         reason = few_rows.why_none(program, rows, device)
         candidates.append(Candidate(few_rows.STRATEGY, None, None, rejected=reason))
     return (*candidates, on_inductor(program, rows, device))
