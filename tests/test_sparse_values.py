@@ -158,8 +158,6 @@ def test_rounding_is_that_of_pytorch():
 
 
 REFUSED = {
-    "bits": (lambda x, a: (a.sum(1) & 1) * x[:, 0], "whole numbers"),
-    "cut": (lambda x, a: x.long() + a, "int64"),
     "overflow": (lambda x, a: (a.to(torch.int8) + a.to(torch.int8)) * x, "overflow"),
     "dropout": (lambda x, a: F.dropout(x, 0.5, True) * a, "eval"),
     "masked twice": (lambda x, a: (x.masked_fill(~a, -torch.inf) * 2).masked_fill(~a, -torch.inf).softmax(-1), "&"),

@@ -96,7 +96,7 @@ def run(
     out.print(f"{loaded.name}: {made.cycles:,} cycles")
     _say_choice(program)
     _save(output, made)
-    _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
+    _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(program, made)})
 
 
 @app.command()
@@ -145,7 +145,7 @@ def simulate(
     if timeline is not None:
         report.write_timeline(timeline, made.regions)
         out.print(f"timeline: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
-    _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(made)})
+    _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(program, made)})
 
 
 @app.command()
@@ -261,6 +261,9 @@ def _made(loaded: Any, schedule: Any) -> Any:
     program = loaded.make(schedule)
     if not program.outputs:
         raise SparseError(f"{loaded.name} returns no tensor", "return what operators on tensors make")
+    if program.eager:
+        steps = ", ".join(str(step) for step in program.eager)
+        out.print(f"run by PyTorch between regions, dense and not timed: {steps}", markup=False, soft_wrap=True)
     return program
 
 
@@ -333,14 +336,15 @@ def _conclude(found: Any, json_: Path | None, figures: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _figures(made: Any) -> dict[str, Any]:
-    """``cycles``, ``flops``, ``bytes`` and ``nodes`` of the whole, and of each region."""
+def _figures(program: Any, made: Any) -> dict[str, Any]:
+    """``cycles``, ``flops``, ``bytes`` and ``nodes`` of the whole, and of each region; ``eager``: what PyTorch ran."""
     from tilestream.sparse import report
 
     regions = {name: report.result_json(r) for name, r in made.regions.items()}
     nodes = [{"region": name, **node} for name, r in regions.items() for node in r["nodes"]]
     cycles = {name: r["cycles"] for name, r in regions.items()}
-    return {"cycles": made.cycles, "flops": made.flops, "bytes": made.bytes, "regions": cycles, "nodes": nodes}
+    whole = {"cycles": made.cycles, "flops": made.flops, "bytes": made.bytes}
+    return whole | {"regions": cycles, "nodes": nodes, "eager": [str(step) for step in program.eager]}
 
 
 def _save(path: Path | None, made: Any) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -171,13 +177,21 @@ def is_index(value: object) -> bool:
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def capture(module: nn.Module, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor], concrete: bool) -> Captured:
+def capture(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    tensors: Mapping[str, torch.Tensor],
+    concrete: bool = False,
+    functional: bool = False,
+) -> Captured:
     """The operators that a module runs, with composite ones (``linear``, ``softmax``) whole.
 
     Args:
         inputs: the module's; the graph's placeholders are those that are tensors of numbers, in order.
         tensors: what the module owns, by name.
         concrete: sparse inputs are taken with their values as well, for modules that look into their structure.
+        functional: below what ``torch.func`` transforms, without operators that write in place; composite ones are then
+            taken apart.
 
     Raises:
         CaptureError: the module fails, or what it does depends on values.
@@ -200,13 +214,17 @@ def capture(module: nn.Module, inputs: Sequence[Any], tensors: Mapping[str, torc
     try:
         with _for_tracing(module), _without_data(module, tensors, mode, named), torch.no_grad():
             trace = make_fx(
-                call,
+                torch.func.functionalize(call, remove="mutations") if functional else call,
                 _allow_non_fake_inputs=True,
-                pre_dispatch=True,
+                pre_dispatch=not functional,
                 _error_on_data_dependent_ops=False,
                 record_stack_traces=True,
             )
             made = trace(*examples)
+            if not functional and any(_transformed(node) for node in made.graph.nodes):
+                raise CaptureError(
+                    f"{type(module).__name__} uses torch.vmap or torch.func", "write out what it maps over"
+                )
             known: dict[int, Any] = {id(tensor): name for name, tensor in tensors.items()} | named
             known |= {id(standin): tensor for standin, tensor in names.standins.values()}
             attributes = {
@@ -217,10 +235,13 @@ def capture(module: nn.Module, inputs: Sequence[Any], tensors: Mapping[str, torc
     except TilestreamError:
         raise
     except Exception as error:  # a module may raise anything
-        raise CaptureError(
-            f"{type(module).__name__} cannot be captured: {_short(error)}",
-            "make it run on dense inputs without looking at their values",
-        ) from error
+        line = _user_line(error) or "no source line"
+        what, remedy = _short(error), "make it run on dense inputs without looking at their values"
+        if isinstance(error, DynamicOutputShapeException):
+            what, remedy = f"how much {what} gives depends on values", "keep all of it, and multiply by a mask"
+        elif isinstance(error, DataDependentOutputException):
+            what, remedy = f"it looks at a value that is not known before it runs, by {what}", "choose with torch.where"
+        raise CaptureError(f"{type(module).__name__} cannot be captured: {what} ({line})", remedy) from error
     return Captured(made.graph, attributes)
 
 
@@ -308,6 +329,25 @@ def _without_data(
     finally:
         for holder, last, tensor in replaced:
             holder[last] = tensor
+
+
+def _transformed(node: torch.fx.Node) -> bool:
+    """Whether a transform of ``torch.func`` was at work: its tensors mean nothing outside of it."""
+    values = tree_leaves(node.meta.get("val"))
+    wrapped = any(isinstance(x, torch.Tensor) and is_functorch_wrapped_tensor(x) for x in values)
+    dual = "_make_dual" in str(node.target)
+    return wrapped or dual or "functorch" in getattr(node.target, "__module__", "")
+
+
+def _user_line(error: BaseException) -> str:
+    """``file:line`` of the innermost frame that is the user's, of an error's."""
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        path = frame.tb_frame.f_code.co_filename
+        if not any(part in path for part in _LIBRARY):
+            found = f"{path.rsplit('/', 1)[-1]}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return found
 
 
 def source_line(node: torch.fx.Node) -> str:

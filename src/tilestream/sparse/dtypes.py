@@ -36,7 +36,7 @@ def settled(rec: Recorder, made: Any, name: str, given: Any, result: Any, widest
         widest: of the floats that the module is given and owns.
 
     Raises:
-        SparseError: whole numbers that could overflow, or that numbers would be cut to.
+        SparseError: whole numbers that could overflow.
     """
     if isinstance(made, list) or not isinstance(result, torch.Tensor) or not isinstance(made, View | Condition):
         return made
@@ -45,11 +45,12 @@ def settled(rec: Recorder, made: Any, name: str, given: Any, result: Any, widest
         return made if isinstance(made, Condition) else Condition(made, True)
     made = rec.truth(made) if isinstance(made, Condition) else made
     if not dtype.is_floating_point:
-        if name in ("to", "_to_copy", "type_as", "sum") and before.is_floating_point:
-            raise SparseError(f"numbers made {dtype}", "keep them real; round or compare where that is meant")
+        if name == "sum" and before.is_floating_point:
+            raise SparseError(f"numbers made {dtype} before they are summed", "make them whole first, and then sum")
         if dtype in _SMALL and not (shaped or name in _MOVED or before == torch.bool):
             raise SparseError(f"{dtype} may overflow, and is float64 here", "use int64, or floats")
-        return made
+        cut = name in ("to", "_to_copy", "type_as") and before.is_floating_point
+        return rec.unary("trunc", made, "_whole") if cut else made
     if name in ("to", "_to_copy", "type_as"):
         narrower = BITS.get(dtype, 53) < (BITS.get(before, 53) if before.is_floating_point else 64)
         narrower &= before != torch.bool

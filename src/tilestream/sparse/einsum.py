@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilestream.errors import SparseError
+from tilestream.sparse.eager import Eager
 from tilestream.sparse.storage import Format
 from tilestream.sparse.stream.graph import ALU_BINARY, ALU_UNARY
 
@@ -97,7 +98,8 @@ class Declared:
 class Move:
     """Data movement between regions that no stream does: reshape, slice, concatenation, a constant.
 
-    ``kind``: ``reshape`` | ``slice`` | ``cat`` | ``permute`` | ``index_select``. ``args`` are plain numbers by kind.
+    ``kind`` and ``args``, plain numbers by kind: ``sparse.moves.perform``. ``eager``: what PyTorch runs, of kind
+    ``"eager"``.
     """
 
     name: str
@@ -106,9 +108,12 @@ class Move:
     shape: tuple[int, ...]
     args: tuple[int, ...] = ()
     source: str = ""
+    eager: Eager | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.kind}({', '.join(self.operands)}) {list(self.shape)}"
+        what = self.eager.operator if self.eager else self.kind
+        said = ", by PyTorch, dense and not timed" if self.eager else ""
+        return f"{self.name} = {what}({', '.join(self.operands)}) {list(self.shape)}{said}"
 
 
 MASKS = ("topk", "whole", "bare", "both")

@@ -21,7 +21,11 @@ _ENDS = frozenset(("exp", "sigmoid"))
 
 def operator_name(node: torch.fx.Node) -> str:
     """``add`` of ``aten.add.Tensor``."""
-    target: Any = node.target
+    return named(node.target)
+
+
+def named(target: Any) -> str:
+    """The same of an overload."""
     name = str(target).rsplit(".", 1)[0] if isinstance(target, torch._ops.OpOverload) else str(target)
     return name.removeprefix("aten.").removeprefix("tilestream_sparse.")
 

@@ -6,6 +6,7 @@ tensors given, or from ``formats``. What follows from constants and indices alon
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -13,15 +14,27 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from tilestream.errors import CaptureError, SparseError
 from tilestream.sparse.capture import Captured, capture, is_index, owned, source_line
+from tilestream.sparse.decompose import decomposed
 from tilestream.sparse.dtypes import settled, widest
 from tilestream.sparse.einsum import Declared
 from tilestream.sparse.folding import MASKING, SOFTMAX, folded, operator_name
-from tilestream.sparse.operators import ALIASES, FACTORIES, INDEXED, OPERATORS, SHAPED, TRUTHS, WRITING
-from tilestream.sparse.outputs import OutputView
+from tilestream.sparse.operators import (
+    ALIASES,
+    FACTORIES,
+    INDEXED,
+    OPERATORS,
+    SHAPED,
+    TRUTHS,
+    TYPED,
+    WRITING,
+    NoLowering,
+)
+from tilestream.sparse.outputs import LARGEST, OutputView
 from tilestream.sparse.program import Program, declare
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.schedule import Schedule
@@ -71,14 +84,7 @@ def compile(
                 "use tilestream.sparse.compile_einsum",
             )
     sparse = any(isinstance(x, torch.Tensor) and x.layout != torch.strided for x in inputs)
-    try:
-        captured, fixed = capture(module, inputs, tensors, False), False
-    except CaptureError:
-        if not sparse:
-            raise
-        captured, fixed = capture(module, inputs, tensors, True), True
-    reader = _Reader(captured, names, inputs, tensors, formats or {}, fixed)
-    views = reader.read()
+    reader, views = _read(module, inputs, tensors, names, formats or {}, sparse)
     rec = reader.rec
     program = rec.program([v.tensor for v in views])
     constants = {name: tensor for name, tensor in rec.constants.items() if name in program.inputs}
@@ -106,6 +112,32 @@ def compile(
 def _can_change(tensor: torch.Tensor) -> bool:
     """Whether a tensor that a module owns is one of numbers, in memory of its own."""
     return tensor.layout == torch.strided and tensor.is_floating_point() and not tensor.is_meta
+
+
+def _read(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    tensors: Mapping[str, torch.Tensor],
+    names: tuple[str, ...],
+    formats: Mapping[str, Format],
+    sparse: bool,
+) -> tuple[_Reader, list[View]]:
+    """A module, recorded: with its operators whole if that can be; else with sparse inputs known; else in functional
+    form, which takes apart ``torch.vmap`` and ``torch.func`` and writes into parts of a tensor."""
+    failed: list[CaptureError | _Shared] = []
+    for concrete, functional in ((False, False), *([(True, False)] if sparse else []), (False, True)):
+        try:
+            captured = capture(module, inputs, tensors, concrete, functional)
+            reader = _Reader(captured, names, inputs, tensors, formats, concrete)
+            return reader, reader.read()
+        except (CaptureError, _Shared) as error:
+            failed.append(error)
+    about_values = isinstance(failed[0].__cause__, DataDependentOutputException | DynamicOutputShapeException)
+    raise failed[0 if about_values else -2]  # the last attempt's is not about the module as it is written
+
+
+class _Shared(SparseError):
+    """A tensor is written into that is read by another name as well."""
 
 
 def _stored(names: tuple[str, ...], inputs: tuple[Any, ...], declared: Mapping[str, Declared]) -> list[SparseTensor]:
@@ -148,6 +180,7 @@ class _Reader:
         ]
         self.rec = Recorder()
         self.widest = widest([x.dtype for x in tensors.values()] + [_dtype(x) for x in inputs])
+        self.graph = captured.graph
         self.values: dict[str, Any] = {}
         self.made: dict[int, tuple[str, torch.Tensor]] = {}
         self.family: dict[str, str] = {}
@@ -188,6 +221,11 @@ class _Reader:
 
     def _attribute(self, node: torch.fx.Node) -> Any:
         found = self.captured.attributes[str(node.target)]
+        if isinstance(found, FakeTensor):
+            raise SparseError(
+                f"the module holds a tensor whose values are not known ({self.rec.source or 'no source line'})",
+                "make it before, or of the inputs alone",
+            )
         if not isinstance(found, str):
             return found.detach() if found.layout == torch.strided else self._sparse(found)
         value = self.tensors[found]
@@ -218,42 +256,56 @@ class _Reader:
         return self.rec.truth(value) if isinstance(value, Condition) else value
 
     def _call(self, node: torch.fx.Node) -> Any:
-        """Record one operator of the graph, or run it if everything that it reads is known."""
+        """Record one operator of the graph, or run it if everything that it reads is known. What one writes in place is
+        from then on read by the name that it is written by."""
+        name = operator_name(node)
+        writes = name.endswith("_") and not name.endswith("__")
+        made = self._made(node, name, writes)
+        if writes and _unknown(made):
+            self.values[node.all_input_nodes[0].name] = made
+        return made
+
+    def _made(self, node: torch.fx.Node, name: str, writes: bool) -> Any:
         bound: Any = torch.fx.map_arg((node.args, node.kwargs), lambda n: self.values[n.name])
         args, kwargs = bound
         if getattr(node.target, "__name__", "") == "getitem":
-            self._share(node)
+            if node.all_input_nodes[0].name in self.family:  # a part of what is split, not one of several results
+                self._share(node)
             return args[0][args[1]]
         target: Any = node.target
-        name = operator_name(node)
-        if not any(isinstance(x, View | Condition) for x in _flat((args, list(kwargs.values())))):
-            self._share(node) if name in ALIASES else None
-            return target(*args, **kwargs)
-        if name.endswith("_") and not name.endswith("__"):
-            self._check_alone(node, name)
-        if name in ALIASES:
+        if target is torch._C._set_grad_enabled:  # with torch.no_grad(): nothing here has a gradient
+            return None
+        if name in ALIASES or _aliases(target):
             self._share(node)
-        if name in FACTORIES:
-            made = FACTORIES[name](_shape(node), args, kwargs)
-            dtype = node.meta["val"].dtype
-            return made if dtype.is_floating_point else made.to(dtype)
-        self.rec.into_softmax = bool(node.users) and all(operator_name(user) in SOFTMAX for user in node.users)
+        if not any(isinstance(x, View | Condition) for x in _flat((args, list(kwargs.values())))):
+            return self._run(node, args, kwargs)
         if name in ("item", "_local_scalar_dense", "is_nonzero"):
             raise SparseError(
                 f"the module looks at a value that is not known before it runs ({self.rec.source or 'no source line'})",
                 "choose with torch.where instead",
             )
-        lowering = OPERATORS.get(name) or OPERATORS.get(name.removesuffix("_"))
-        if lowering is None:
+        if "val" not in node.meta:
             raise SparseError(
-                f"operator {node.target} ({self.rec.source or 'no source line'}) has no sparse lowering",
-                "rewrite it, or add it to tilestream.sparse.operators",
+                f"{target} ({self.rec.source or 'no source line'}) gives what is not known while the module is traced",
+                "write it with operators on tensors",
             )
-        plain = name if name.endswith("__") else name.removesuffix("_")
+        if writes:
+            self._check_alone(node, name)
+        if name in FACTORIES:
+            made = FACTORIES[name](_shape(node), args, kwargs)
+            dtype = node.meta["val"].dtype
+            return made if dtype.is_floating_point else made.to(dtype)
+        self.rec.into_softmax = bool(node.users) and all(operator_name(user) in SOFTMAX for user in node.users)
+        plain = name.removesuffix("_") if writes else name
+        lowering = OPERATORS.get(name) or OPERATORS.get(plain)
+        if lowering is None:
+            return self._otherwise(node)
         if plain in SHAPED:
             kwargs = {**kwargs, "shape": _shape(node)}
             if isinstance(args[0], torch.Tensor):  # an index, spread as a tensor of numbers is
                 return args[0].expand(_shape(node)) if "expand" in plain else args[0].reshape(_shape(node))
+        if plain in TYPED:
+            kwargs = {**kwargs, "given": _read_dtype(node)}
         try:
             args = [*args[:1], *self._known(plain, args[1:])] if plain in WRITING else self._known(plain, args)
             kwargs = {k: self._known(plain, [v])[0] for k, v in kwargs.items() if v is not None}
@@ -262,16 +314,101 @@ class _Reader:
             made = lowering(self.rec, *args, **kwargs)
             first, result = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
             return settled(self.rec, made, plain, first, result, self.widest, plain in SHAPED | ALIASES)
+        except NoLowering:
+            return self._otherwise(node)
         except SparseError as error:
             if self.rec.source in error.cause or not self.rec.source:
                 raise
             raise SparseError(f"{node.target} ({self.rec.source}): {error.cause}", error.remedy) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError):  # options that a lowering does not know
+            return self._otherwise(node)
+
+    def _run(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        """What an operator makes of what is known."""
+        target: Any = node.target
+        self._check_repeatable(node)
+        try:
+            return target(*args, **kwargs)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
             raise SparseError(
-                f"operator {node.target} ({self.rec.source or 'no source line'}) is used in a way that has no sparse "
-                f"lowering: {error}",
-                "write it with fewer options",
+                f"{target} ({self.rec.source or 'no source line'}) of values that are known: {error}", "give other ones"
             ) from error
+
+    def _otherwise(self, node: torch.fx.Node) -> Any:
+        """An operator without a lowering: what PyTorch takes it apart into, or a step that PyTorch runs."""
+        known = {n.name: v for n in node.all_input_nodes if not _unknown(v := self.values[n.name])}
+        found = decomposed(node, known)
+        if found is None:
+            return self._eager(node)
+        made, given = found
+        outer = self.graph, self.values, self.family, self.rec.at
+        parts: dict[str, Any] = {}
+        holders = [n for n in made.graph.nodes if n.op == "placeholder"]
+        parts |= {one.name: self.values[n.name] for one, n in zip(holders, given, strict=True)}
+        self.graph, self.values, self.family = made.graph, parts, {}
+        try:
+            for one in made.graph.nodes:
+                self.rec.at = f"{outer[3]}_{one.name}"
+                if one.op == "get_attr":
+                    parts[one.name] = getattr(made, str(one.target))
+                elif one.op == "call_function":
+                    parts[one.name] = self._call(one)
+                elif one.op == "output":
+                    return torch.fx.map_arg(one.args[0], lambda n: parts[n.name])
+        finally:
+            self.graph, self.values, self.family, self.rec.at = outer
+        return None
+
+    def _eager(self, node: torch.fx.Node) -> Any:
+        """A step that PyTorch runs densely between regions; of several results, one a result."""
+        self._check_possible(node)
+        target: Any = node.target
+        place = {n: at for at, n in enumerate(n for n in node.all_input_nodes if _unknown(self.values[n.name]))}
+        operands = [(self._number(self.values[n.name], n.name), n.meta["val"].dtype) for n in place]
+        known = {n: _doubled(v) for n in node.all_input_nodes if not _unknown(v := self.values[n.name])}
+        changes = bool(target._schema.is_mutable)
+
+        def run(at: int | None, *tensors: torch.Tensor) -> torch.Tensor:
+            given = [x.clone() for x in tensors] if changes else tensors
+            bound: Any = torch.fx.map_arg(
+                (node.args, node.kwargs), lambda n: given[place[n]] if n in place else known[n]
+            )
+            made = target(*bound[0], **bound[1])
+            return made if at is None else made[at]
+
+        def one(value: Any, at: int | None) -> Any:
+            if value is None:
+                return None
+            shape = tuple(int(size) for size in value.shape)
+            made = self.rec.eager(str(target), operands, shape, functools.partial(run, at))
+            first = node.all_input_nodes[0].meta.get("val")
+            return settled(self.rec, made, "", first, value, self.widest, not value.dtype.is_floating_point)
+
+        value = node.meta["val"]
+        return [one(x, at) for at, x in enumerate(value)] if isinstance(value, list | tuple) else one(value, None)
+
+    def _check_repeatable(self, node: torch.fx.Node) -> str:
+        """Its name and line, unless it draws random numbers, or makes a dense tensor beyond ``LARGEST``."""
+        where = f"{node.target} ({self.rec.source or 'no source line'})"
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise SparseError(f"{where} draws random numbers", "draw them outside, and pass them to the module")
+        values = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
+        if large := [x for x in values if x.numel() > LARGEST and x.layout == torch.strided]:
+            raise SparseError(f"{where} makes a dense tensor of shape {tuple(large[0].shape)}", "apply it to a part")
+        return where
+
+    def _check_possible(self, node: torch.fx.Node) -> None:
+        """
+        Raises:
+            SparseError: an operator that neither a region nor PyTorch between regions can run.
+        """
+        where = self._check_repeatable(node)
+        values = [x for x in tree_leaves(node.meta.get("val")) if x is not None]
+        if not isinstance(node.target, torch._ops.OpOverload) or not all(isinstance(x, torch.Tensor) for x in values):
+            raise SparseError(f"{where} has no sparse lowering", "rewrite it with operators that give tensors")
+        read = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        if any(x.is_complex() for x in (*values, *read)):
+            raise SparseError(f"{where} is about complex numbers", "use real and imaginary parts")
 
     def _known(self, name: str, args: Any) -> list[Any]:
         """Arguments with known tensors made tensors of the program, but for indices; truth values as numbers where
@@ -300,11 +437,11 @@ class _Reader:
         self.family[node.name] = root
         relatives = {n for n, r in self.family.items() if r == root} | {root}
         reached = False
-        for later in self.captured.graph.nodes:
+        for later in self.graph.nodes:
             if reached and later.name not in relatives | {first}:
                 used = {x.name for x in later.all_input_nodes}
-                if used & (relatives - {node.name}):
-                    raise SparseError(
+                if used & (relatives - {node.name, first}):
+                    raise _Shared(
                         f"{name} ({self.rec.source or 'no source line'}) writes into a tensor that "
                         f"{later.name} ({source_line(later) or 'no source line'}) reads by another name",
                         "make a new tensor: the operator without _ at its end, torch.cat, or torch.where",
@@ -326,6 +463,25 @@ def _scalar(format: Format) -> Format:
 
 def _flat(args: Any) -> list[Any]:
     return [x for a in args for x in (_flat(a) if isinstance(a, list | tuple) else [a])]
+
+
+def _unknown(value: Any) -> bool:
+    return isinstance(value, View | Condition) or (isinstance(value, list | tuple) and any(map(_unknown, value)))
+
+
+def _doubled(value: Any) -> Any:
+    """A known tensor of real numbers as float64, which is what PyTorch computes with here."""
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _read_dtype(node: torch.fx.Node) -> torch.dtype:
+    return next(n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)).meta["val"].dtype
+
+
+def _aliases(target: Any) -> bool:
+    """Whether a result may share its memory with an argument that is only read."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns)
 
 
 def _shape(node: torch.fx.Node) -> Any:

@@ -13,21 +13,25 @@ from tilestream.sparse.einsum import Move
 from tilestream.sparse.storage import Format, SparseTensor, from_coo, from_torch, to_coo
 
 
-def perform(move: Move, operands: list[SparseTensor]) -> SparseTensor:
-    """The result of a move.
+def perform(move: Move, operands: list[SparseTensor], fills: Sequence[float] = ()) -> SparseTensor:
+    """The result of a move. ``fills``: what operands do not store stands for, for one that PyTorch runs.
 
     ``reshape``: to ``move.shape``. ``slice``: args (dimension, start, step). ``cat``: args (dimension,). ``permute``:
     args the dimensions. ``index_select``: args (dimension, *rows). ``adjacency``: of two incidence matrices
     [edges, nodes] and what the edges carry, the matrix [targets, sources, ...] of that, edges of one pair summed; args
     the edges' dimension of the third. ``topk``: ones at the largest (or smallest) of each row; args (dimension,
-    how many, whether largest). ``topk_values``: these values, largest first. ``bare``: ones all along the fibers of a
-    mask that store nothing; args (dimension of the fibers,). ``whole``: ones where a mask stores something, and zeros
-    all along those fibers. ``both``: ones where two masks of one shape store something.
+    how many, whether largest). ``topk_values``: these values, largest first; ``topk_places``: their indices.
+    ``bare``: ones all along the fibers of a mask that store nothing; args (dimension of the fibers,). ``whole``: ones
+    where a mask stores something, and zeros all along those fibers. ``both``: ones where two masks store something.
+    ``tril``, ``triu``: args (diagonal,), of the last two dimensions. ``diagonal``: args (offset,), of the last two
+    dimensions; ``diag_embed`` its inverse. ``pad``: args (dimension, zeros before). ``eager``: what PyTorch runs.
 
     Raises:
         SparseError: a kind that is not one of these.
     """
-    if move.kind in ("topk", "topk_values"):
+    if move.eager is not None:
+        return move.eager.run(move.name, move.shape, operands, fills)
+    if move.kind in ("topk", "topk_values", "topk_places"):
         return _topk(move, operands[0])
     if move.kind in ("bare", "whole", "both"):
         return _mask(move, operands)
@@ -68,11 +72,32 @@ def perform(move: Move, operands: list[SparseTensor]) -> SparseTensor:
         numbers = np.concatenate([np.full(len(at), n) for at, n in pieces]) if pieces else kept
         coordinates, values = coordinates[kept].copy(), values[kept]
         coordinates[:, dim] = numbers
+    elif move.kind in ("tril", "triu", "diagonal", "diag_embed", "pad"):
+        coordinates, values = _along_diagonal(move, coordinates, values)
     else:
         raise SparseError(f"no data movement of kind {move.kind!r}", "use one that perform() lists")
-    full = all(x.nnz == math.prod(x.shape) for x in operands)
+    full = all(x.nnz == math.prod(x.shape) for x in operands) and len(values) == math.prod(move.shape)
     kind = "dense" if full else "compressed"
     return from_coo(move.name, coordinates, values, move.shape, Format((kind,) * len(move.shape)))
+
+
+def _along_diagonal(move: Move, coordinates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Entries that a triangle or a diagonal keeps, or that come to stand on a diagonal or behind a border of zeros."""
+    if move.kind == "pad":
+        dim, before = move.args
+        shift = np.zeros(len(move.shape), dtype=np.int64)
+        shift[dim] = before
+        return coordinates + shift, values
+    offset = move.args[0]
+    if move.kind == "diag_embed":
+        ends = coordinates[:, -1:] + np.array([[max(-offset, 0), max(offset, 0)]])
+        return np.concatenate([coordinates[:, :-1], ends], axis=1), values
+    above = coordinates[:, -1] - coordinates[:, -2] - offset
+    kept = above <= 0 if move.kind == "tril" else above >= 0 if move.kind == "triu" else above == 0
+    coordinates, values = coordinates[kept], values[kept]
+    if move.kind == "diagonal":
+        coordinates = np.concatenate([coordinates[:, :-2], coordinates[:, -2:].min(axis=1, keepdims=True)], axis=1)
+    return coordinates, values
 
 
 def _adjacency(move: Move, targets: SparseTensor, sources: SparseTensor, carried: SparseTensor) -> SparseTensor:
@@ -118,7 +143,7 @@ def _mask(move: Move, masks: Sequence[SparseTensor]) -> SparseTensor:
 def _topk(move: Move, operand: SparseTensor) -> SparseTensor:
     dim, count, largest = move.args
     found = torch.from_numpy(operand.to_dense()).topk(count, dim, bool(largest))
-    if move.kind == "topk_values":
-        return from_torch(move.name, found.values)
+    if move.kind != "topk":
+        return from_torch(move.name, found.values if move.kind == "topk_values" else found.indices.to(torch.float64))
     marked = torch.zeros(operand.shape, dtype=torch.float64).scatter_(dim, found.indices, 1.0)
     return from_torch(move.name, marked, Format(("compressed",) * len(operand.shape)))

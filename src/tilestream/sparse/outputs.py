@@ -32,13 +32,17 @@ def output(view: OutputView, tensor: SparseTensor, fill: float) -> torch.Tensor:
     """
     if math.prod(view.shape) > LARGEST and "compressed" in tensor.format.levels:
         return _sparse(view, tensor, fill)
-    if fill:
-        coordinates, values = to_coo(tensor)
-        dense = torch.full(tensor.shape, fill, dtype=torch.float64)
-        dense[tuple(torch.from_numpy(coordinates.T))] = torch.from_numpy(values)
-    else:
-        dense = to_torch(tensor)
-    return spread(view, dense)
+    return spread(view, filled(tensor, fill))
+
+
+def filled(tensor: SparseTensor, fill: float) -> torch.Tensor:
+    """A stored tensor, float64 and strided. ``fill``: what is not stored stands for."""
+    if not fill:
+        return to_torch(tensor)
+    coordinates, values = to_coo(tensor)
+    dense = torch.full(tensor.shape, fill, dtype=torch.float64)
+    dense[tuple(torch.from_numpy(coordinates.T))] = torch.from_numpy(values)
+    return dense
 
 
 def spread(view: OutputView, dense: torch.Tensor) -> torch.Tensor:

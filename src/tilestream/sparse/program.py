@@ -13,6 +13,7 @@ import torch
 
 from tilestream.errors import SparseError
 from tilestream.sparse.choice import Choice, Fusion, choose
+from tilestream.sparse.eager import Eager
 from tilestream.sparse.einsum import Declared, EinsumProgram, Move, parse
 from tilestream.sparse.lowering.build import plan
 from tilestream.sparse.lowering.tiles import Edge, TileFormat, to_tiles
@@ -146,6 +147,11 @@ class Program:
     def regions(self) -> tuple[Region, ...]:
         return tuple(step for step in self.steps if isinstance(step, Region))
 
+    @property
+    def eager(self) -> tuple[Eager, ...]:
+        """Operators that PyTorch runs between regions, dense; no cycles are counted for them."""
+        return tuple(dict.fromkeys(step.eager for step in self.steps if isinstance(step, Move) and step.eager))
+
     def region(self, name: str) -> Region:
         for one in self.regions:
             if one.name == name:
@@ -205,19 +211,20 @@ class Program:
         options |= {"memory": memory} if memory is not None and engine == "fast" else {}
         have = self.bind(*inputs)
         results: dict[str, Result] = {}
+        fills = {name: fill for region in self.regions for name, fill in region.fills.items()}
         for step in self.steps:
             if isinstance(step, Move):
-                have[step.name] = perform(step, [have[x] for x in step.operands])
+                have[step.name] = perform(
+                    step, [have[x] for x in step.operands], [fills.get(x, 0.0) for x in step.operands]
+                )
+                if step.eager is None and fills.get(step.operands[0]):
+                    fills[step.name] = fills[step.operands[0]]
                 continue
             result = module.run(step.graph, self._feed(step, have), shapes=step.outputs, **options)
             results[step.name] = result
             have |= step.results(result.outputs, self.einsums.shapes)
             if observe is not None:
                 observe(step, result)
-        fills = {name: fill for region in self.regions for name, fill in region.fills.items()}
-        for step in self.steps:
-            if isinstance(step, Move) and fills.get(step.operands[0]):
-                fills[step.name] = fills[step.operands[0]]
         made = {name: tensor for name, tensor in have.items() if name not in self.constants}
         outputs = tuple(output(view, have[view.tensor], fills.get(view.tensor, 0.0)) for view in self.outputs)
         return ProgramResult(outputs, made, sum(x.cycles for x in results.values()), results)

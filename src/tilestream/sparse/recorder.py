@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from tilestream.errors import SparseError
+from tilestream.sparse.eager import Eager
 from tilestream.sparse.einsum import MASKS, Access, Declared, EinsumProgram, Move, Statement, fresh_name, letters
+from tilestream.sparse.outputs import LARGEST, OutputView
 from tilestream.sparse.program import declare
 from tilestream.sparse.signs import ABOVE, Signs
 from tilestream.sparse.storage import Format, SparseTensor, from_torch
@@ -120,7 +123,9 @@ class Recorder:
         if name in self.inputs:
             return True
         step = next(s for s in self.steps if s.name == name)
-        return isinstance(step, Move) and (step.kind in MASKS or all(self.is_outside(x) for x in step.operands))
+        if not isinstance(step, Move) or step.kind in ("eager", "topk_values", "topk_places"):
+            return False
+        return step.kind in MASKS or all(self.is_outside(x) for x in step.operands)
 
     def compress(self, name: str) -> None:
         """A mask is true where it stores a value: what comes from outside then stores what is not zero."""
@@ -161,6 +166,28 @@ class Recorder:
             self.shapes[made] = shape
             self._made[key] = made
         return self._made[key]
+
+    def eager(
+        self, operator: str, operands: Sequence[tuple[View, torch.dtype]], shape: tuple[int, ...], function: Any
+    ) -> View:
+        """A tensor of ``shape`` that PyTorch makes of ``operands``, dense, between regions.
+
+        Raises:
+            SparseError: one of them has more than ``LARGEST`` elements.
+        """
+        if large := [s for s in (shape, *(view.shape for view, _ in operands)) if math.prod(s) > LARGEST]:
+            where = f"{operator} ({self.source or 'no source line'})"
+            raise SparseError(
+                f"{where} needs its tensors dense, and one has the shape {large[0]}", "apply it to a part"
+            )
+        made = fresh_name(self.at, self.taken)
+        kept = tuple(size for size in shape if size != 1)
+        sees = tuple((OutputView(x.tensor, tuple(x.dims), tuple(x.shape)), dtype) for x, dtype in operands)
+        step = Eager(operator, sees, function, self.source)
+        tensors = tuple(view.tensor for view, _ in operands)
+        self.steps.append(Move(made, "eager", tensors, kept, (), self.source, step))
+        self.shapes[made] = kept
+        return self.spread(made, shape)
 
     def statement(
         self,

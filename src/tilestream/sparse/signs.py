@@ -12,7 +12,7 @@ from tilestream.sparse.storage import SparseTensor
 ANY, NOT_BELOW, ABOVE = 0, 1, 2
 """Any value; 0 or more; more than 0, and so stored everywhere. What is not a number counts as any of them."""
 
-_NOT_BELOW = frozenset("exp sigmoid relu abs square sqrt rsqrt gt ge lt le eq ne".split())
+_NOT_BELOW = frozenset("exp sigmoid relu abs square sqrt rsqrt acos gt ge lt le eq ne".split())
 _KEPT = frozenset("copy identity sqrt cast zeroed".split())
 
 
@@ -41,6 +41,8 @@ class Signs:
     def _after(self, step: Statement | Move, constants: Mapping[str, SparseTensor]) -> int:
         if isinstance(step, Move):
             signs = [self._sign(x, constants) for x in step.operands]
+            if step.eager is not None:
+                return ANY
             moved = step.kind in ("reshape", "permute", "slice", "cat")
             return min(signs, default=ANY) if moved else min(NOT_BELOW, *signs)
         signs = [self._sign(a.tensor, constants) for a in step.operands]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from tilestream.errors import SparseError
 
@@ -319,8 +320,13 @@ def plain(value: Any) -> Any:
     ``SparseTensor`` of torch_sparse (CSR, which PyTorch Geometric takes as well); anything else as it is.
 
     Raises:
-        SparseError: an array or a matrix of something else than numbers.
+        SparseError: an array or a matrix of something else than numbers, or what ``torch.func`` transforms.
     """
+    if isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value):
+        raise SparseError(
+            "a tensor that torch.vmap or a transform of torch.func maps over a program",
+            "run the program on whole tensors, and use torch.vmap or torch.func inside the module",
+        )
     if isinstance(value, torch.Tensor | SparseTensor):
         return value
     convert = getattr(value, "to_torch_sparse_csr_tensor", None)

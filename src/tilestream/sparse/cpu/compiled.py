@@ -13,7 +13,7 @@ import torch
 from numba import njit
 
 from tilestream.errors import SparseError
-from tilestream.sparse.cpu.functions import exp, exp32
+from tilestream.sparse.cpu.functions import exp, exp32, power
 from tilestream.sparse.cpu.held import Held, Stored
 from tilestream.sparse.cpu.interpreted import INTERPRETED, divided, quietly
 from tilestream.sparse.cpu.kernels import product, sum_rows
@@ -123,7 +123,7 @@ class Loops:
     def _functions(self, dtype: torch.dtype, text: str) -> list[Callable[..., None]]:
         real = np.float32 if dtype == torch.float32 else np.float64
         space: dict[str, Any] = {"np": np, "math": math, "find": find, "product": product, "sum_rows": sum_rows}
-        space |= {"real": real, "exp": exp32 if real is np.float32 else exp, "rounded": rounded}
+        space |= {"real": real, "exp": exp32 if real is np.float32 else exp, "power": power, "rounded": rounded}
         space |= {} if self.compiled else INTERPRETED
         exec(compile(text if self.compiled else divided(text), f"<{self.name}>", "exec"), space)
         made = [space[f"nest_{n}"] for n in range(len(self.results))]

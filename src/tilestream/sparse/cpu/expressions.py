@@ -20,6 +20,9 @@ _BINARY = {
     "keep": "({a} if {b} != 0.0 else 0.0)",
     "shift": "({a} if {a} == -math.inf else {a} - {b})",
     "share": "({a} / {b} if {a} != 0.0 or {b} != 0.0 else 0.0)",
+    "pow": "power({a}, {b})",
+    "mod": "np.mod({a}, {b})",
+    "atan2": "math.atan2({a}, {b})",
 }
 _UNARY = {
     "relu": "({a} if {a} > 0.0 or {a} != {a} else 0.0)",
@@ -38,13 +41,22 @@ _UNARY = {
     "cos": "math.cos({a})",
     "square": "({a} * {a})",
     "reciprocal": "(1.0 / {a})",
+    "floor": "np.floor({a})",
+    "ceil": "np.ceil({a})",
+    "trunc": "np.trunc({a})",
+    "round": "np.rint({a})",
+    "erf": "math.erf({a})",
+    "tan": "np.tan({a})",
+    "asin": "np.arcsin({a})",
+    "acos": "np.arccos({a})",
+    "atan": "math.atan({a})",
     "identity": "{a}",
     "zeroed": "(0.0 if {a} == -math.inf else {a})",
     "copy": "{a}",
     "transpose": "{a}",
 }
 _SCALAR = {
-    **{name: text for name, text in _BINARY.items() if name != "keep"},
+    **{name: text for name, text in _BINARY.items() if name not in ("keep", "pow", "mod", "atan2")},
     "rsub": "({b} - {a})",
     "rdiv": "({b} / {a})",
     "lt": "(1.0 if {a} < {b} else 0.0)",
@@ -52,7 +64,7 @@ _SCALAR = {
     "pick": "({b} if {a} != 0.0 else 0.0)",
     "cast": "rounded({a}, {b})",
 }
-COSTLY = ("exp", "log", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "sin", "cos")
+COSTLY = tuple("exp log sigmoid tanh gelu gelu_tanh silu sin cos pow atan2 erf tan asin acos atan".split())
 """Operations that are better done once and kept."""
 
 

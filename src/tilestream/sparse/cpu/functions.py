@@ -49,6 +49,12 @@ def exp32(x: Any) -> Any:
 
 
 @njit(error_model="numpy")
+def power(x: float, y: float) -> float:
+    """``x ** y``, of floats; not a number where that would be complex."""
+    return x**y
+
+
+@njit(error_model="numpy")
 def exp(x: float) -> float:
     """The exponential within 1 unit in the last place: 2 to a whole power times a series for what is left."""
     x = _HIGH if x > _HIGH else x

@@ -17,6 +17,7 @@ class _Math:
 
     inf, nan = math.inf, math.nan
     sqrt, log, sin, cos, tanh = np.sqrt, np.log, np.sin, np.cos, np.tanh
+    atan, atan2 = np.arctan, np.arctan2
     erf = _erf
 
 

@@ -151,7 +151,7 @@ class CpuProgram:
 def _stays_sparse(program: Program, name: str) -> bool:
     """Whether a result is data movement of something sparse: an adjacency, a mask."""
     step = next((s for s in program.einsums.steps if s.name == name), None)
-    if not isinstance(step, Move):
+    if not isinstance(step, Move) or step.eager is not None:
         return False
     if step.kind in (*MASKS, "adjacency"):
         return True

@@ -64,23 +64,31 @@ def _check_used(schedule: Schedule, regions: Sequence[Region]) -> None:
         )
 
 
+_MAKES_ZEROS = ("tril", "triu", "diag_embed", "pad")
+"""Moves that leave places without an entry."""
+_NEEDS_ZEROS = (*MASKS, "topk_values", "topk_places", "adjacency", *_MAKES_ZEROS)
+"""Moves for which what is not stored has to be 0."""
+
+
 def _moved(move: Move, operands: Sequence[Declared]) -> Declared:
     """How a moved tensor is stored: dense if all that it comes from is, else compressed.
 
     Raises:
         SparseError: tensors whose absent values stand for different things, or for minus infinity where that is lost.
     """
+    if move.eager is not None:
+        return Declared(move.shape)
     fills = {x.fill for x in operands}
-    if len(fills) > 1 or (fills != {0.0} and move.kind in (*MASKS, "topk_values", "adjacency")):
+    if len(fills) > 1 or (fills != {0.0} and move.kind in _NEEDS_ZEROS):
         raise SparseError(
             f"{move} ({move.source}): a tensor that a mask filled with minus infinity is in it",
             "apply softmax or exp to what is masked first, or mask afterwards",
         )
     if move.kind in (*MASKS, "adjacency"):
         return Declared(move.shape, Format(("compressed",) * len(move.shape)))
-    if move.kind == "topk_values":
+    if move.kind in ("topk_values", "topk_places"):
         return Declared(move.shape)
-    if all(x.format is None or "compressed" not in x.format.levels for x in operands):
+    if move.kind not in _MAKES_ZEROS and all(x.format is None or "compressed" not in x.format.levels for x in operands):
         return Declared(move.shape)
     rank = len(move.shape)
     return Declared(move.shape, Format(("compressed",) * rank), fill=operands[0].fill if operands else 0.0)

@@ -24,6 +24,15 @@ _UNARY = {
     "cos": lambda x: math.cos(x) if math.isfinite(x) else math.nan,
     "square": lambda x: x * x,
     "reciprocal": lambda x: math.inf if x == 0 else 1 / x,
+    "floor": lambda x: x,
+    "ceil": lambda x: x,
+    "trunc": lambda x: x,
+    "round": lambda x: x,
+    "erf": lambda x: math.erf(x),
+    "tan": lambda x: math.tan(x) if math.isfinite(x) else math.nan,
+    "asin": lambda x: 0.0 if x == 0 else math.nan,
+    "acos": lambda x: math.acos(x) if x == 0 else math.nan,
+    "atan": math.atan,
     "identity": lambda x: x,
     "zeroed": lambda x: 0.0 if x == -math.inf else x,
     "copy": lambda x: x,
@@ -47,7 +56,7 @@ _WITH_SCALAR = {
     "pick": lambda x, s: s if x else 0.0,
     "cast": lambda x, _: x,
 }
-_NOT_OF_ZEROS = ("ge", "eq", "div")
+_NOT_OF_ZEROS = ("ge", "eq", "div", "pow", "mod")
 """Operators that do not make 0 of what neither operand stores (0 over 0 is not a number): results store everything."""
 
 _LESS, _OVER = ("sub", "shift"), ("div", "share")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tilestream.errors import SparseError
 from tilestream.sparse.operators.gathers import carried, scaled
 from tilestream.sparse.operators.registry import OPERATORS, Lowering, operator
@@ -30,7 +32,10 @@ def _unary(name: str) -> Lowering:
     return lambda rec, x, *_: rec.unary(name, x)
 
 
-for _name in "relu exp log rsqrt sqrt neg abs sigmoid tanh silu sin cos square reciprocal".split():
+for _name in (
+    "relu exp log rsqrt sqrt neg abs sigmoid tanh silu sin cos square reciprocal "
+    "floor ceil trunc erf tan asin acos atan"
+).split():
     OPERATORS[_name] = _unary(_name)
 
 
@@ -56,7 +61,8 @@ def _pow(rec: Recorder, x: View, exponent: Any) -> View:
             for _ in range(abs(int(exponent)) - 1):
                 made = rec.binary("mul", made, x, "_times")
             return made if exponent > 0 else rec.unary("reciprocal", made)
-    raise SparseError(f"pow with exponent {exponent}", f"use a whole number up to 16, or {', '.join(map(str, names))}")
+    x, exponent = (one if isinstance(one, View) else number(rec, one) for one in (x, exponent))
+    return rec.binary("pow", x, exponent)
 
 
 @operator("clamp", "clamp_min", "hardtanh", "clip")
@@ -74,10 +80,39 @@ def _clamp_max(rec: Recorder, x: View, high: Any) -> View:
     return clamp(rec, x, None, high)
 
 
+def number(rec: Recorder, value: float) -> View:
+    """A number as a tensor without dimensions."""
+    return rec.known(torch.tensor(float(value), dtype=torch.float64), "_number")
+
+
+@operator("remainder")
+def remainder(rec: Recorder, x: Any, y: Any, suffix: str = "") -> View:
+    """What a quotient that is rounded down leaves, of the divisor's sign."""
+    x, y = (one if isinstance(one, View) else number(rec, one) for one in (x, y))
+    return rec.binary("mod", x, y, suffix)
+
+
+@operator("fmod")
+def fmod(rec: Recorder, x: Any, y: Any, suffix: str = "") -> View:
+    """What a quotient that is rounded towards 0 leaves, of the dividend's sign."""
+    x, y = (one if isinstance(one, View) else number(rec, one) for one in (x, y))
+    size = rec.binary("mod", rec.unary("abs", x, "_size"), rec.unary("abs", y, "_by"), "_left")
+    below = rec.unary("lt", x, "_below", 0.0)
+    sign = rec.unary("rsub", rec.unary("mul", below, "_twice", 2.0), "_sign", 1.0)
+    return rec.binary("mul", size, sign, suffix)
+
+
+def _rounded(rec: Recorder, x: Any, y: Any, mode: str) -> View:
+    """A quotient without what it leaves: the division of the rest is whole up to rounding, which then is harmless."""
+    x, y = (one if isinstance(one, View) else number(rec, one) for one in (x, y))
+    left = (remainder if mode == "floor" else fmod)(rec, x, y, "_rest")
+    return rec.unary("round", rec.binary("div", rec.binary("sub", x, left, "_whole"), y, "_quotient"))
+
+
 def _arithmetic(op: str, reversed_op: str) -> Lowering:
     def lower(rec: Recorder, x: Any, y: Any, alpha: float = 1, rounding_mode: str | None = None) -> View:
         if rounding_mode is not None:
-            raise SparseError(f"a quotient that is rounded ({rounding_mode})", "divide without rounding")
+            return _rounded(rec, x, y, rounding_mode)
         if alpha != 1:
             y = rec.unary("mul", y, "_alpha", float(alpha)) if isinstance(y, View) else y * alpha
         if isinstance(x, View) and isinstance(y, View):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from tilestream.errors import SparseError
 from tilestream.sparse.operators.masks import masked
 from tilestream.sparse.operators.normal import softmax
-from tilestream.sparse.operators.registry import operator
+from tilestream.sparse.operators.registry import NoLowering, operator
 from tilestream.sparse.operators.shapes import swap
 from tilestream.sparse.recorder import Condition, Recorder, View
 from tilestream.sparse.storage import compressed, from_torch
@@ -44,10 +45,20 @@ def _grouped(rec: Recorder, suffix: str, make: Callable[[], View]) -> View:
 
 @operator("addmm", "baddbmm", "addmv")
 def _addmm(rec: Recorder, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> View:
-    made = _matmul(rec, x, y)
+    return _weighted(rec, bias, _matmul(rec, x, y), beta, alpha)
+
+
+def _weighted(rec: Recorder, bias: View, made: View, beta: float, alpha: float) -> View:
+    """``alpha made + beta bias``."""
     made = rec.unary("mul", made, "_alpha", float(alpha)) if alpha != 1 else made
     bias = rec.unary("mul", bias, "_beta", float(beta)) if beta != 1 else bias
     return _grouped(rec, "_bias", lambda: rec.binary("add", made, bias))
+
+
+@operator("addbmm")
+def _addbmm(rec: Recorder, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> View:
+    made = rec.contract([["b", "i", "k"], ["b", "k", "j"]], [x, y], ["i", "j"])
+    return _weighted(rec, bias, made, beta, alpha)
 
 
 @operator("einsum")
@@ -56,13 +67,40 @@ def _einsum(rec: Recorder, equation: str, operands: Sequence[View], **_: Any) ->
     left, arrow, result = text.partition("->")
     terms = left.split(",")
     if "." in text:
-        raise SparseError(f"einsum {equation!r} with an ellipsis", "write all indices")
+        text, operands = _spelled_out(rec, terms, arrow, result, operands)
+        return _einsum(rec, text, operands)
     if any(len(set(t)) != len(t) for t in terms):
-        raise SparseError(f"einsum {equation!r} takes a diagonal", "take it before")
+        raise NoLowering(f"einsum {equation!r} takes a diagonal", "take it before")
     if not arrow:
         joined = "".join(terms)
         result = "".join(sorted(c for c in set(joined) if joined.count(c) == 1))
     return rec.contract([list(t) for t in terms], operands, list(result))
+
+
+def _spelled_out(
+    rec: Recorder, terms: Sequence[str], arrow: str, result: str, operands: Sequence[View]
+) -> tuple[str, list[View]]:
+    """An einsum whose ellipsis has letters instead; dimensions of size 1 in it are broadcast."""
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if not any(c in t for t in (*terms, result))]
+    ranks = [len(x.shape) - len(t) + 3 if "." in t else 0 for t, x in zip(terms, operands, strict=True)]
+    names = "".join(free[: max(ranks)])
+    left = [t.replace("...", names[len(names) - n :]) for t, n in zip(terms, ranks, strict=True)]
+    if not arrow:
+        joined = "".join(t.replace("...", "") for t in terms)
+        result = "..." + "".join(sorted(c for c in set(joined) if joined.count(c) == 1))
+    return f"{','.join(left)}->{result.replace('...', names)}", list(operands)
+
+
+def _in_groups(rec: Recorder, mask: View | Condition | None, groups: int, size: int) -> View | Condition | None:
+    """A mask [..., heads or 1, queries, keys] with its heads in groups."""
+    if isinstance(mask, Condition):
+        made = _in_groups(rec, mask.view, groups, size)
+        assert isinstance(made, View)
+        return replace(mask, view=made)
+    if mask is None or len(mask.shape) < 3:
+        return mask
+    heads = (1, 1) if mask.shape[-3] == 1 else (groups, size)
+    return rec.reshape(mask, (*mask.shape[:-3], *heads, *mask.shape[-2:]))
 
 
 @operator("scaled_dot_product_attention")
@@ -78,7 +116,11 @@ def _attention(
     enable_gqa: bool = False,
 ) -> View:
     if enable_gqa and q.shape[-3] != k.shape[-3]:
-        raise SparseError("attention with enable_gqa", "repeat the keys and values with repeat_interleave")
+        groups, size = k.shape[-3], q.shape[-3] // k.shape[-3]
+        q = rec.reshape(q, (*q.shape[:-3], groups, size, *q.shape[-2:]))
+        k, v = (rec.reshape(one, (*one.shape[:-2], 1, *one.shape[-2:])) for one in (k, v))
+        made = _attention(rec, q, k, v, _in_groups(rec, mask, groups, size), dropout, causal, scale)
+        return rec.reshape(made, (*made.shape[:-4], groups * size, *made.shape[-2:]))
     if dropout > 0:
         raise SparseError(f"attention with a dropout of {dropout:g}", "call .eval() on the module first")
     if causal:

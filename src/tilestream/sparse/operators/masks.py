@@ -7,13 +7,13 @@ ones and zeros like any other tensor, and chooses values.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tilestream.errors import SparseError
 from tilestream.sparse.operators.emptied import dropped, is_low
-from tilestream.sparse.operators.registry import FACTORIES, OPERATORS, Lowering, operator
+from tilestream.sparse.operators.registry import FACTORIES, OPERATORS, Lowering, NoLowering, operator
 from tilestream.sparse.recorder import Condition, Recorder, View
 
 _MINUS_INFINITY = -1e9
@@ -90,7 +90,7 @@ def _bitwise(name: str, lowering: Lowering) -> Lowering:
 
     def lower(rec: Recorder, *args: Any) -> Condition:
         if not all(isinstance(x, Condition | bool) for x in args):
-            raise SparseError(f"{name} of whole numbers", "compare them first: it is taken of truth values")
+            raise NoLowering(f"{name} of whole numbers", "compare them first: it is taken of truth values")
         return lowering(rec, *args)
 
     return lower
@@ -159,7 +159,7 @@ def _masked_fill(rec: Recorder, x: View, condition: View | Condition, fill: Any)
 @operator("where")
 def _where(rec: Recorder, condition: View | Condition, x: Any = None, y: Any = None) -> View:
     if x is None:
-        raise SparseError("where without values, whose size depends on data", "keep the mask, and multiply by it")
+        raise NoLowering("where without values, whose size depends on data", "keep the mask, and multiply by it")
     condition = condition if isinstance(condition, Condition) else Condition(condition, True)
     x, y = _number(rec, x), _number(rec, y)
     if isinstance(x, View) and not isinstance(y, View):
@@ -185,24 +185,37 @@ def _topk(rec: Recorder, x: View, k: int, dim: int = -1, largest: bool = True, s
     dim %= len(x.shape)
     tensor = rec.plain(x)
     if 1 in (*x.shape, k) or not x.shape:
-        raise SparseError(f"topk of {k} in a tensor of shape {x.shape}", "use amax, or drop dimensions of size 1")
+        raise NoLowering(f"topk of {k} in a tensor of shape {x.shape}", "use amax, or drop dimensions of size 1")
     shape = tuple(k if d == dim else size for d, size in enumerate(x.shape))
     args = (dim, k, int(largest))
     marked = rec.spread(rec.move("topk", [tensor], x.shape, args, f"{rec.at}_marked"), x.shape)
     values = rec.spread(rec.move("topk_values", [tensor], shape, args, f"{rec.at}_values"), shape)
-    return [values, Places(marked.tensor, marked.dims, marked.shape)]
+    places = rec.spread(rec.move("topk_places", [tensor], shape, args, f"{rec.at}_places"), shape)
+    return [values, Places(places.tensor, places.dims, places.shape, marked, dim)]
 
 
+@dataclass(frozen=True)
 class Places(View):
-    """Places of the ``k`` largest, as ones where they are."""
+    """Places of the ``k`` largest along ``dim``; ``marked``: as ones where they are."""
+
+    marked: View
+    dim: int
 
 
 def scattered_places(rec: Recorder, base: float | View, places: Places, value: Any) -> View:
-    """``value``, a number, at the places, ``base`` elsewhere."""
-    if isinstance(value, View):
-        raise SparseError("a scatter of values to the places of topk", "scatter a number, and multiply by the mask")
-    mask = Condition(View(places.tensor, places.dims, places.shape), True)
-    return _where(rec, mask, value, base)
+    """``value`` at the places, ``base`` elsewhere; of values one a place, those whose place is the coordinate."""
+    marked = Condition(places.marked, True)
+    if not isinstance(value, View):
+        return _where(rec, marked, value, base)
+    if value.shape != places.shape:
+        raise NoLowering("a scatter of more values than places", "cut them")
+    dim = places.dim
+    size, after = places.marked.shape[dim], len(places.shape) - dim - 1
+    numbers = rec.known(torch.arange(size, dtype=torch.float64).reshape(size, *[1] * after), "_numbers")
+    shape = (*places.shape[: dim + 1], 1, *places.shape[dim + 1 :])
+    here = rec.binary("eq", rec.reshape(places, shape), numbers, "_here")
+    made = rec.reduce(rec.binary("keep", rec.reshape(value, shape), here, "_values"), [dim], False, suffix="_placed")
+    return made if base == 0.0 else _where(rec, marked, made, base)
 
 
 # -- known tensors ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Move
 from tilestream.sparse.moves import perform
 from tilestream.sparse.operators.masks import Places, scattered_places
-from tilestream.sparse.operators.registry import operator
+from tilestream.sparse.operators.registry import NoLowering, operator
 from tilestream.sparse.operators.shapes import swap
 from tilestream.sparse.recorder import Gathered, Recorder, View
 from tilestream.sparse.storage import SparseTensor, compressed, from_coo, to_coo
@@ -28,9 +28,7 @@ from tilestream.sparse.storage import SparseTensor, compressed, from_coo, to_coo
 def _rows(index: Any, size: int, wrap: bool = False) -> np.ndarray:
     """Indices as int64 [n], checked."""
     if not isinstance(index, torch.Tensor):
-        raise SparseError(
-            "an index that is computed from numbers", "give it to the module as a tensor of whole numbers"
-        )
+        raise NoLowering("an index that is computed from numbers", "give it to the module as a tensor of whole numbers")
     found = index.detach().cpu().reshape(-1).numpy().astype(np.int64)
     found = np.where(found < 0, found + size, found) if wrap else found
     if len(found) and (found.min() < 0 or found.max() >= size):
@@ -53,7 +51,7 @@ def _incidence(rec: Recorder, rows: np.ndarray, size: int) -> View:
     return rec.incidences[key][1]
 
 
-def _letters(rank: int, **named: int) -> list[str]:
+def letters_of(rank: int, **named: int) -> list[str]:
     """A letter a dimension, those that are named put in."""
     found = list("abcdfghjklmopqrstuvwxyz"[:rank])
     for letter, dim in named.items():
@@ -67,8 +65,8 @@ def gather(rec: Recorder, x: View, dim: int, index: Any, wrap: bool = False) -> 
     rows = _rows(index, x.shape[dim], wrap)
     incidence = _incidence(rec, rows, x.shape[dim])
     rank = len(x.shape)
-    terms = [["e", "n"], _letters(rank, n=dim)]
-    made = rec.contract(terms, [incidence, x], _letters(rank, e=dim))
+    terms = [["e", "n"], letters_of(rank, n=dim)]
+    made = rec.contract(terms, [incidence, x], letters_of(rank, e=dim))
     return Gathered(made.tensor, made.dims, made.shape, x, torch.from_numpy(rows), dim)
 
 
@@ -77,7 +75,7 @@ def scatter(rec: Recorder, src: View, dim: int, index: Any, size: int, reduce: s
     dim %= len(src.shape)
     rows = _rows(index, size)
     if len(rows) != src.shape[dim]:
-        raise SparseError(f"{len(rows)} indices for {src.shape[dim]} rows", "give one index a row")
+        raise NoLowering(f"{len(rows)} indices for {src.shape[dim]} rows", "give one index a row")
     if isinstance(src, Gathered) and src.dim == dim and size > 1 and src.source.shape[dim] > 1:
         if reduce == "sum":
             return _aggregate(rec, src, rows, size)
@@ -87,7 +85,7 @@ def scatter(rec: Recorder, src: View, dim: int, index: Any, size: int, reduce: s
     incidence = _incidence(rec, rows, size)
     if reduce == "sum":
         rank = len(src.shape)
-        return rec.contract([["e", "n"], _letters(rank, e=dim)], [incidence, src], _letters(rank, n=dim))
+        return rec.contract([["e", "n"], letters_of(rank, e=dim)], [incidence, src], letters_of(rank, n=dim))
     return _largest(rec, src, dim, swap(incidence))
 
 
@@ -102,10 +100,10 @@ def _largest(rec: Recorder, x: View, dim: int, pairs: View) -> View:
 
 def _ones(rec: Recorder, targets: np.ndarray, sources: np.ndarray, shape: tuple[int, int]) -> View:
     """The adjacency whose values say how many edges a pair has."""
-    return _adjacency(rec, np.stack([targets, sources], axis=1), np.ones(len(targets)), shape)
+    return adjacency(rec, np.stack([targets, sources], axis=1), np.ones(len(targets)), shape)
 
 
-def _adjacency(rec: Recorder, entries: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> View:
+def adjacency(rec: Recorder, entries: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> View:
     key = (entries.tobytes(), values.tobytes(), shape)
     if key not in rec.incidences:
         name = rec.fresh(f"{rec.at}_adjacency")
@@ -123,7 +121,7 @@ def _aggregate(rec: Recorder, src: Gathered, rows: np.ndarray, size: int) -> Vie
         factor = View(factor.tensor, (*[None] * gap, *factor.dims), (*[1] * gap, *factor.shape))
     if factor is None or factor.dims[dim] is None:
         pairs = _ones(rec, rows, sources, (size, nodes))
-        made = rec.contract([["i", "n"], _letters(rank, n=dim)], [pairs, src.source], _letters(rank, i=dim))
+        made = rec.contract([["i", "n"], letters_of(rank, n=dim)], [pairs, src.source], letters_of(rank, i=dim))
         return made if factor is None else rec.binary("mul", made, replace_size(factor, dim), "_times")
     # Dimensions of the factor's tensor in their own order: the edges, and what else it depends on.
     places = {at: d for d, at in enumerate(factor.dims) if at is not None}
@@ -136,14 +134,14 @@ def _aggregate(rec: Recorder, src: Gathered, rows: np.ndarray, size: int) -> Vie
         coordinates, values = to_coo(known)
         at = coordinates[:, edge]
         entries = np.concatenate([rows[at][:, None], sources[at][:, None], coordinates[:, others]], axis=1)
-        pairs = _adjacency(rec, entries, values, shape)
+        pairs = adjacency(rec, entries, values, shape)
     else:
         ends = [_incidence(rec, rows, size).tensor, _incidence(rec, sources, nodes).tensor]
         name = rec.move("adjacency", [*ends, factor.tensor], shape, (edge,), f"{rec.at}_adjacency")
         pairs = rec.spread(name, shape)
-    letters = _letters(rank, n=dim)
+    letters = letters_of(rank, n=dim)
     term = ["i", "n", *(letters[places[at]] for at in others)]
-    return rec.contract([term, letters], [pairs, src.source], _letters(rank, i=dim))
+    return rec.contract([term, letters], [pairs, src.source], letters_of(rank, i=dim))
 
 
 def replace_size(x: View, dim: int) -> View:
@@ -182,10 +180,10 @@ def _index(rec: Recorder, x: View, indices: Sequence[Any]) -> View:
     first = indices[used[0]]
     if len(used) == 1 and isinstance(first, torch.Tensor) and first.dtype == torch.bool:
         if first.ndim > 1:
-            raise SparseError("a mask of several dimensions as an index", "multiply by the mask, or index with numbers")
+            raise NoLowering("a mask of several dimensions as an index", "multiply by the mask, or index with numbers")
         first = first.nonzero().reshape(-1)
     if used != list(range(used[0], used[0] + len(used))):
-        raise SparseError("indices with a gap between them", "index one dimension at a time")
+        raise NoLowering("indices with a gap between them", "index one dimension at a time")
     if len(used) > 1:  # several dimensions as one
         found = torch.broadcast_tensors(*[indices[d] for d in used])
         sizes = [x.shape[d] for d in used]
@@ -222,7 +220,7 @@ def _flat(index: torch.Tensor, dim: int, shape: Sequence[int]) -> torch.Tensor:
 @operator("gather")
 def _gather(rec: Recorder, x: View, dim: int, index: Any, sparse_grad: bool = False) -> View:
     if not isinstance(index, torch.Tensor):
-        raise SparseError("gather by an index that is computed", "give it to the module as a tensor of whole numbers")
+        raise NoLowering("gather by an index that is computed", "give it to the module as a tensor of whole numbers")
     dim %= len(x.shape)
     _rows(index, x.shape[dim])
     one = _along(index, dim)
@@ -238,9 +236,9 @@ def _scattered(
 ) -> View:
     """``scatter_reduce``: ``reduce`` is sum, mean, amax or amin; ``itself``: ``base`` counts as well."""
     if not isinstance(index, torch.Tensor):
-        raise SparseError("scatter by an index that is computed", "give it to the module as a tensor of whole numbers")
+        raise NoLowering("scatter by an index that is computed", "give it to the module as a tensor of whole numbers")
     if reduce not in ("sum", "mean", "amax", "amin"):
-        raise SparseError(f"scatter that reduces by {reduce!r}", "use sum, mean, amax or amin")
+        raise NoLowering(f"scatter that reduces by {reduce!r}", "use sum, mean, amax or amin")
     dim %= len(size)
     src = src if tuple(src.shape) == tuple(index.shape) else _cut(rec, src, index.shape)
     one = _along(index, dim)
@@ -336,7 +334,15 @@ def _index_reduce(
 
 @operator("scatter")
 def _scatter(rec: Recorder, base: Any, dim: int, index: Any, src: Any, reduce: str | None = None) -> View:
-    if isinstance(index, Places):
+    if (
+        isinstance(index, Places)
+        and reduce is None
+        and (dim % len(index.shape), _size(base))
+        == (
+            index.dim,
+            index.marked.shape,
+        )
+    ):
         if isinstance(base, torch.Tensor):
             base = float(base.reshape(-1)[0]) if _uniform(base) else rec.known(base, "_base")
         return scattered_places(rec, base, index, src)
@@ -355,10 +361,20 @@ def _uniform(x: torch.Tensor) -> bool:
 
 def _once(index: Any, dim: int, size: Sequence[int]) -> None:
     if not isinstance(index, torch.Tensor):
-        raise SparseError("scatter by an index that is computed", "give it to the module as a tensor of whole numbers")
+        raise NoLowering("scatter by an index that is computed", "give it to the module as a tensor of whole numbers")
     flat = _flat(index, dim, size).reshape(-1)
     if len(flat) != len(flat.unique()):
         raise SparseError("a scatter that writes one place twice", "say how to reduce, with scatter_reduce")
+
+
+@operator("index_fill")
+def _index_fill(rec: Recorder, x: View, dim: int, index: Any, value: Any) -> View:
+    dim %= len(x.shape)
+    some = torch.zeros(x.shape[dim], dtype=torch.float64)
+    some[torch.from_numpy(_rows(index, x.shape[dim], True))] = 1.0
+    mask = rec.known(some.reshape([-1 if d == dim else 1 for d in range(len(x.shape))]), "_some")
+    fill = value if isinstance(value, View) else rec.known(torch.tensor(float(value), dtype=torch.float64), "_value")
+    return _chosen(rec, mask, fill, x)
 
 
 @operator("index_put")
@@ -366,7 +382,7 @@ def _index_put(rec: Recorder, base: Any, indices: Sequence[Any], values: Any, ac
     size = _size(base)
     values = rec.known(values, "_values") if isinstance(values, torch.Tensor) else values
     if not all(isinstance(i, torch.Tensor) for i in indices):
-        raise SparseError("index_put with indices that are computed, or with ranges", "use index_add or torch.where")
+        raise NoLowering("index_put with indices that are computed, or with ranges", "use index_add or torch.where")
     if len(indices) == 1 and indices[0].dtype == torch.bool:
         indices = list(indices[0].nonzero(as_tuple=True))
     found = torch.broadcast_tensors(*indices)
@@ -409,7 +425,7 @@ def _segment_reduce(
     if lengths is None and offsets is not None:
         lengths = offsets.diff()
     if lengths is None or lengths.ndim != 1 or axis or (initial or 0.0) != 0.0 or indices is not None:
-        raise SparseError("segment_reduce of this kind", "give lengths or offsets of the first dimension")
+        raise NoLowering("segment_reduce of this kind", "give lengths or offsets of the first dimension")
     rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     size = (len(lengths), *x.shape[1:])
     index = rows.reshape([-1, *[1] * (len(size) - 1)]).expand(tuple(x.shape))
@@ -417,15 +433,6 @@ def _segment_reduce(
     if reduce in names and initial is None and not bool((lengths > 0).all()):
         raise SparseError(f"segment_reduce by {reduce!r} with an empty segment", "give initial=0")
     return _scattered(rec, torch.zeros(size), 0, index, x, names.get(reduce, reduce), False, size)
-
-
-@operator("repeat_interleave")
-def _repeat_interleave(rec: Recorder, x: View, times: Any, dim: int | None = None, **_: Any) -> View:
-    x, dim = (rec.reshape(x, (math.prod(x.shape),)), 0) if dim is None else (x, dim % len(x.shape))
-    if isinstance(times, int):
-        times = torch.tensor([times])
-    rows = torch.arange(x.shape[dim]).repeat_interleave(times.expand(x.shape[dim]))
-    return gather(rec, x, dim, rows)
 
 
 @operator("embedding_bag")
@@ -457,20 +464,3 @@ def _embedding_bag(
     spread = bags[kept].reshape(-1, 1).expand(-1, weight.shape[1])
     reduce = ("sum", "mean", "amax")[mode]
     return [_scattered(rec, base, 0, spread, rows, reduce, False, (count, weight.shape[1])), None, None, None]
-
-
-@operator("flip")
-def _flip(rec: Recorder, x: View, dims: Sequence[int]) -> View:
-    for dim in dims:
-        x = gather(rec, x, dim, torch.arange(x.shape[dim]).flip(0))
-    return x
-
-
-@operator("cumsum")
-def _cumsum(rec: Recorder, x: View, dim: int, **_: Any) -> View:
-    """A product with a triangle of ones."""
-    dim %= len(x.shape)
-    size, rank = x.shape[dim], len(x.shape)
-    entries = np.argwhere(np.tri(size))
-    triangle = _adjacency(rec, entries, np.ones(len(entries)), (size, size))
-    return rec.contract([["e", "n"], _letters(rank, n=dim)], [triangle, x], _letters(rank, e=dim))

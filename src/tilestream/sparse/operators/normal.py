@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from tilestream.errors import SparseError
-from tilestream.sparse.operators.registry import operator
+from tilestream.sparse.operators.arithmetic import number
+from tilestream.sparse.operators.registry import NoLowering, operator
 from tilestream.sparse.recorder import Recorder, View
 
 
@@ -52,11 +53,17 @@ def _layer_norm(
 
 @operator("rms_norm")
 def _rms_norm(
-    rec: Recorder, x: View, shape: Sequence[int], weight: View | None = None, eps: float | None = None
+    rec: Recorder,
+    x: View,
+    shape: Sequence[int],
+    weight: View | None = None,
+    eps: float | None = None,
+    *,
+    given: torch.dtype,
 ) -> View:
     dims, count = list(range(-len(shape), 0)), math.prod(shape)
     squares = rec.reduce(rec.unary("square", x, "_square"), dims, True, "add", "_squares")
-    return _normalised(rec, x, squares, count, weight, None, torch.finfo(torch.float32).eps if eps is None else eps)
+    return _normalised(rec, x, squares, count, weight, None, torch.finfo(given).eps if eps is None else eps)
 
 
 def _normalised(
@@ -86,11 +93,49 @@ def _mean(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False, **_: A
     return rec.unary("div", rec.reduce(x, dims, keepdim, "add", "_sum"), "", float(count))
 
 
-@operator("amax", "max")
+@operator("amax")
 def _amax(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View:
+    return rec.reduce(x, _dims(x, dim), keepdim, "max")
+
+
+@operator("max")
+def _max(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View | list[View]:
     if isinstance(dim, View):
         return rec.binary("max", x, dim)
-    return rec.reduce(x, _dims(x, dim), keepdim, "max")
+    made = _amax(rec, x, dim, keepdim)
+    return made if dim is None else [made, _places(rec, x, torch.argmax, dim, keepdim, made.shape)]
+
+
+@operator("min")
+def _min(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View | list[View]:
+    if isinstance(dim, View):
+        return rec.binary("min", x, dim)
+    made = _amin(rec, x, dim, keepdim)
+    return made if dim is None else [made, _places(rec, x, torch.argmin, dim, keepdim, made.shape)]
+
+
+def _places(rec: Recorder, x: View, find: Any, dim: int, keepdim: bool, shape: tuple[int, ...]) -> View:
+    """Where the largest or smallest are; left out where nothing reads it."""
+    return rec.eager(f"aten.{find.__name__}", [(x, torch.float64)], shape, lambda one: find(one, dim, keepdim))
+
+
+@operator("prod")
+def _prod(rec: Recorder, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
+    """Halves multiplied until one is left: nothing that accumulates knows products."""
+    if not x.shape:
+        return x
+    if dim is None:
+        x, dim = rec.reshape(x, (math.prod(x.shape),)), 0
+    shape, dim, at = x.shape, dim % len(x.shape), rec.at
+    if not shape[dim]:
+        raise NoLowering("a product of nothing", "leave it out")
+    while (size := x.shape[dim]) > 1:
+        rec.at = f"{at}_{size}"  # moves lie between the steps: a region each
+        half = size // 2
+        made = rec.binary("mul", rec.slice(x, dim, 0, half), rec.slice(x, dim, half, 2 * half))
+        x = made if size % 2 == 0 else rec.cat([made, rec.slice(x, dim, size - 1, size)], dim)
+    rec.at = at
+    return x if keepdim else rec.reshape(x, (*shape[:dim], *shape[dim + 1 :]))
 
 
 @operator("amin")
@@ -137,6 +182,24 @@ def _batch_norm(
     return rec.binary("add", made, spread(bias), "_bias") if bias is not None else made
 
 
+@operator("instance_norm")
+def _instance_norm(
+    rec: Recorder,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    mean: View | None,
+    variance: View | None,
+    of_input: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> View:
+    if not of_input:
+        return _batch_norm(rec, x, weight, bias, mean, variance, False, momentum, eps)
+    return _group_norm(rec, x, x.shape[1], weight, bias, eps)
+
+
 @operator("group_norm")
 def _group_norm(
     rec: Recorder,
@@ -167,7 +230,12 @@ def _norm(rec: Recorder, x: View, order: Any = 2, dim: Any = None, keepdim: bool
         return rec.reduce(size, dims, keepdim)
     if order == math.inf:
         return rec.reduce(size, dims, keepdim, "max")
-    raise SparseError(f"a norm of order {order:g}", "use 1, 2 or infinity")
+    if order == 0:
+        return rec.reduce(rec.unary("ne", x, "_some", 0.0), dims, keepdim)
+    if order == -math.inf:
+        return _amin(rec, size, dims, keepdim)
+    powers = rec.binary("pow", size, number(rec, order), "_power")
+    return rec.binary("pow", rec.reduce(powers, dims, keepdim, "add", "_sum"), number(rec, 1 / order))
 
 
 @operator("var")

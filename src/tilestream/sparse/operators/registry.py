@@ -11,6 +11,13 @@ from typing import Any
 
 import torch
 
+from tilestream.errors import SparseError
+
+
+class NoLowering(SparseError):
+    """A use of an operator that its lowering does not know: PyTorch takes it apart, or runs it between regions."""
+
+
 Lowering = Callable[..., Any]
 OPERATORS: dict[str, Lowering] = {}
 """By the operator's name without library and overload (``add``); one that writes in place has the same lowering."""
@@ -39,8 +46,11 @@ TRUTHS |= ALIASES - {"dropout"} | {"type_as"}
 WRITING = frozenset("index_add scatter_add scatter_reduce scatter index_put index_copy index_reduce".split())
 """Operators that write into a known tensor by index; it is taken as it is."""
 
+TYPED = frozenset(("rms_norm",))
+"""Operators whose lowering is told the dtype of what they read."""
+
 INDEXED = WRITING | frozenset(
-    "index_select index gather embedding embedding_bag segment_reduce repeat_interleave".split()
+    "index_select index gather embedding embedding_bag segment_reduce repeat_interleave index_fill".split()
 )
 """Operators that take known whole numbers as indices."""
 

@@ -59,6 +59,11 @@ def _expand(rec: Recorder, x: View, *_: Any, shape: tuple[int, ...], **__: Any) 
     return View(x.tensor, (None,) * (len(shape) - len(x.shape)) + x.dims, shape)
 
 
+@operator("copy")
+def _copy(rec: Recorder, x: View, y: View, *_: Any) -> View:
+    return View(y.tensor, (None,) * (len(x.shape) - len(y.shape)) + y.dims, x.shape)
+
+
 @operator("slice")
 @on_truths
 def _slice(

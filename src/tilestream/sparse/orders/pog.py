@@ -101,27 +101,28 @@ class PartialOrder:
         for outer, inner in self.edges:
             below[outer].add(inner)
             waits[inner] += 1
-        left = cap
-
-        def extend(done: list[str]) -> Iterator[tuple[str, ...]]:
-            nonlocal left
+        done: list[str] = []
+        placed: set[str] = set()
+        choices = [iter(self.indices)]  # by how many are placed: those that may still come next
+        while choices and cap > 0:
             if len(done) == len(self.indices):
-                left -= 1
+                cap -= 1
                 yield tuple(done)
-                return
-            for index in self.indices:
-                if waits[index] == 0 and index not in done:
-                    done.append(index)
-                    for inner in below[index]:
-                        waits[inner] -= 1
-                    yield from extend(done)
-                    done.pop()
-                    for inner in below[index]:
-                        waits[inner] += 1
-                    if left <= 0:
-                        return
-
-        yield from extend([])
+                index = None
+            else:
+                index = next((i for i in choices[-1] if waits[i] == 0 and i not in placed), None)
+            if index is not None:
+                done.append(index)
+                placed.add(index)
+                choices.append(iter(self.indices))
+            else:
+                choices.pop()
+                if done:
+                    index = done.pop()
+                    placed.remove(index)
+            if index is not None:
+                for inner in below[index]:
+                    waits[inner] += -1 if index in placed else 1
 
     def __str__(self) -> str:
         return "\n".join(f"{outer} -> {inner}: {', '.join(owners)}" for (outer, inner), owners in self.edges.items())

@@ -59,6 +59,9 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "keep": lambda a, b: np.where(b != 0.0, a, 0.0),
     "shift": lambda a, b: np.where(a == -math.inf, a, a - b),
     "share": lambda a, b: np.where((a == 0.0) & (b == 0.0), 0.0, np.divide(a, b)),
+    "pow": np.power,
+    "mod": np.mod,
+    "atan2": np.arctan2,
 }
 
 UNARY: dict[str, Callable[[Value, float], Value]] = {
@@ -78,6 +81,15 @@ UNARY: dict[str, Callable[[Value, float], Value]] = {
     "cos": lambda a, _: np.cos(a),
     "square": lambda a, _: a * a,
     "reciprocal": lambda a, _: np.divide(1.0, a),
+    "floor": lambda a, _: np.floor(a),
+    "ceil": lambda a, _: np.ceil(a),
+    "trunc": lambda a, _: np.trunc(a),
+    "round": lambda a, _: np.rint(a),
+    "erf": lambda a, _: erf(a),
+    "tan": lambda a, _: np.tan(a),
+    "asin": lambda a, _: np.arcsin(a),
+    "acos": lambda a, _: np.arccos(a),
+    "atan": lambda a, _: np.arctan(a),
     "identity": lambda a, _: a,
     "zeroed": lambda a, _: np.where(a == -math.inf, 0.0, a),
     "add": lambda a, s: a + s,

@@ -103,17 +103,18 @@ NODES: dict[str, NodeSpec] = {
     "write_val": NodeSpec({"val": _VAL}, {}, ("tensor",), doc="the values of a result"),
 }
 
-ALU_BINARY = tuple("add sub mul div max min gt ge eq ne keep shift share".split())
+ALU_BINARY = tuple("add sub mul div max min gt ge eq ne keep shift share pow mod atan2".split())
 """``gt``, ``ge``, ``eq`` and ``ne`` give 1 or 0; ``keep`` is the first operand where the second is not 0, else 0. Two
 are safe where a mask leaves nothing: ``shift`` is ``sub``, but minus infinity stays; ``share`` is ``div``, but 0 over 0
-is 0."""
+is 0. ``mod`` has the sign of its second operand, as ``torch.remainder``."""
 ALU_UNARY = tuple(
-    "relu exp log rsqrt sqrt neg abs sigmoid tanh gelu gelu_tanh silu sin cos square reciprocal identity "
-    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick cast".split()
+    "relu exp log rsqrt sqrt neg abs sigmoid tanh gelu gelu_tanh silu sin cos square reciprocal identity zeroed "
+    "floor ceil trunc round erf tan asin acos atan "
+    "add sub rsub mul div rdiv max min gt ge lt le eq ne pick cast".split()
 )
-"""Unary operations; from ``add`` on they combine with ``scalar``. ``zeroed`` makes minus infinity 0; ``pick`` gives
-``scalar`` where its operand is not 0, else 0; ``cast`` rounds to a float of ``scalar`` significant bits: 24 (float32),
-11 (float16) or 8 (bfloat16)."""
+"""Unary operations; from ``add`` on they combine with ``scalar``. ``zeroed`` makes minus infinity 0; ``round`` is to
+even; ``pick`` gives ``scalar`` where its operand is not 0, else 0; ``cast`` rounds to a float of ``scalar`` significant
+bits: 24 (float32), 11 (float16) or 8 (bfloat16)."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,13 @@ import numpy as np
 from tilestream.sparse.engine.cells import copy_cells, ldf, stf
 from tilestream.sparse.engine.jit import kernel
 
-BINARY_OPS: tuple[str, ...] = (*"add sub mul div max min gt ge eq ne keep shift share".split(), "matmul", "matmul_t")
+BINARY_OPS: tuple[str, ...] = tuple(
+    "add sub mul div max min gt ge eq ne keep shift share pow mod atan2 matmul matmul_t".split()
+)
 UNARY_OPS: tuple[str, ...] = tuple(
     "relu exp log rsqrt sqrt neg abs sigmoid tanh gelu gelu_tanh silu sin cos square reciprocal identity "
-    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick cast rowsum rowmax transpose".split()
+    "zeroed add sub rsub mul div rdiv max min gt ge lt le eq ne pick cast "
+    "floor ceil trunc round erf tan asin acos atan rowsum rowmax transpose".split()
 )
 FOLD_OPS: tuple[str, ...] = ("add", "max")
 
@@ -61,6 +64,12 @@ def scalar_binary(op: int, a: float, b: float) -> float:
         return a if a == -math.inf else a - b
     if op == 12:
         return a / b if a != 0.0 or b != 0.0 else 0.0
+    if op == 13:
+        return a**b
+    if op == 14:
+        return np.mod(a, b)
+    if op == 15:
+        return math.atan2(a, b)
     return a * b
 
 
@@ -170,7 +179,31 @@ def _compared(op: int, a: float, s: float) -> float:
         return 1.0 if a != s else 0.0
     if op == 32:
         return s if a != 0.0 else 0.0
-    return rounded(a, s)
+    if op == 33:
+        return rounded(a, s)
+    return _function(op, a)
+
+
+@kernel
+def _function(op: int, a: float) -> float:
+    """Rounding to whole numbers, and functions of mathematics."""
+    if op == 34:
+        return np.floor(a)
+    if op == 35:
+        return np.ceil(a)
+    if op == 36:
+        return np.trunc(a)
+    if op == 37:
+        return np.rint(a)
+    if op == 38:
+        return math.erf(a)
+    if op == 39:
+        return math.tan(a)
+    if op == 40:
+        return np.arcsin(a)
+    if op == 41:
+        return np.arccos(a)
+    return math.atan(a)
 
 
 @kernel
