@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx
 
@@ -16,6 +17,7 @@ from tilestream.graph.selection import Partition, partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan.planner import plan
+from tilestream.run import fallback, inductor
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Enqueue, Executable, Interpreted
 from tilestream.run.place import Placed, place
@@ -59,6 +61,12 @@ class Altered:
                 self.change(tensor)
 
         return run
+
+
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
+    monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
+    monkeypatch.setattr(inductor, "_compiled", eagerly)
 
 
 def eagerly(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:

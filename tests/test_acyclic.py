@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from random_training import wrong
-from streamed import eagerly
+from streamed import without_inductor
 from test_backend import compiled
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,7 +20,7 @@ from tilestream.graph.convexity import in_order
 from tilestream.graph.settled import settle
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, gradient_sites
-from tilestream.run import fallback, gradients, inductor, oracle, prepare
+from tilestream.run import gradients, oracle, prepare
 from tilestream.run.target import Target
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -151,9 +151,7 @@ def test_a_circle_is_named():
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tf32: None):
-    """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
-    monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(inductor, "_compiled", eagerly)
+    without_inductor(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -12,12 +12,12 @@ import warnings
 import pytest
 import torch
 from random_graphs import Graph
-from streamed import eagerly
+from streamed import without_inductor
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilestream.run import executable as execution
-from tilestream.run import fallback, inductor, oracle, prepare
+from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.oracle import Float64
 
@@ -113,9 +113,7 @@ def _differs(mine: Tensor, theirs: Tensor, exact: Tensor) -> str:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tf32: None):
-    """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
-    monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(inductor, "_compiled", eagerly)
+    without_inductor(monkeypatch)
     monkeypatch.setattr(prepare, "_plans", {})
     monkeypatch.setattr(prepare, "_analyses", [])
     monkeypatch.setattr(execution, "_executables", {})
