@@ -284,7 +284,7 @@ def test_fork_and_join(ways: int, level: int, ordered: bool, density: float, dep
 def unary_graph(op: str, block: int) -> Graph:
     w = Wiring()
     crds, val = scan_all(w, "T", 2)
-    w.add("alu", "f", {"op": op, "unary": 1, "scalar": 1.5}, a=val)
+    w.add("alu", "f", {"op": op, "unary": 1, "scalar": 11.0 if op == "cast" else 1.5}, a=val)
     w.write("X", Port("f", "val"), *crds)
     return with_broadcasts("unary", tuple(w.nodes), block)
 

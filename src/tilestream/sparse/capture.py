@@ -344,7 +344,7 @@ def _user_line(error: BaseException) -> str:
     found, frame = "", error.__traceback__
     while frame is not None:
         path = frame.tb_frame.f_code.co_filename
-        if not any(part in path for part in _LIBRARY):
+        if not path.startswith("<") and not any(part in path for part in _LIBRARY):
             found = f"{path.rsplit('/', 1)[-1]}:{frame.tb_lineno}"
         frame = frame.tb_next
     return found
