@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilestream.devices import get
+from tilestream.graph.broadcasts import put_off_expands
 from tilestream.graph.convexity import in_order
 from tilestream.graph.settled import settle
 from tilestream.options import Options
@@ -139,6 +140,19 @@ def test_a_gradient_that_is_a_slice_has_its_strides():
         return torch.autograd.grad(function(x).float().square().sum(), x)[0].stride()
 
     assert strides(compiled(module)) == strides(torch.compile(module, backend="aot_eager")) == strides(module)
+
+
+def test_the_gradient_of_a_mean_has_elements_of_its_own():
+    """Autograd's ``expand(g) / n``: an expand of ``g / n`` would be one element in many places, which a caller sees."""
+
+    def returned(g: Tensor, x: Tensor) -> Tensor:
+        return g.expand(37, 8) / 8
+
+    def used(g: Tensor, x: Tensor) -> Tensor:
+        return g.expand(37, 8) / 8 * x
+
+    for function, count in ((returned, 0), (used, 2)):
+        assert put_off_expands(traced(function, (37, 1), (37, 8)).graph) == count
 
 
 def test_a_circle_is_named():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.insert import call
-from tilestream.graph.nodes import aten, packet, value
+from tilestream.graph.nodes import aten, is_result, packet, value
 from tilestream.graph.sizes import same_shape, same_size, same_sizes
 
 _PAIRS = {aten.add, aten.sub, aten.mul, aten.div}
@@ -31,7 +31,7 @@ def put_off_expands(graph: fx.Graph) -> int:
             if value(column).dtype == value(old).dtype:  # pyright: ignore
                 node.replace_input_with(old, column)
                 count += 1
-        elif len(tensors) == 1 and node.args[0] is tensors[0]:
+        elif len(tensors) == 1 and node.args[0] is tensors[0] and not is_result(node):  # an expand has strides of 0
             (column,), (repeated,) = columns, tensors
             assert column is not None
             with graph.inserting_before(node):

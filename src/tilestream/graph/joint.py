@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.insert import call
-from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.nodes import argument, aten, is_result, packet, value
 from tilestream.graph.sizes import hint, same_size, settled
 
 
@@ -74,7 +74,7 @@ def narrow_products(graph: fx.Graph) -> int:
     products = [n for n in graph.nodes if packet(n) is aten.mm]
     alike = [node for node in products if len(set(map(_columns, node.users))) == 1]
     # A slice that is returned has the strides of the wider rows, which whoever called sees.
-    return sum(narrow_product(graph, node) for node in alike if not any(map(_is_result, node.users)))
+    return sum(narrow_product(graph, node) for node in alike if not any(map(is_result, node.users)))
 
 
 def narrow_product(graph: fx.Graph, node: fx.Node) -> bool:
@@ -102,11 +102,6 @@ def narrow_product(graph: fx.Graph, node: fx.Node) -> bool:
         graph.erase_node(part)
     graph.erase_node(node)
     return True
-
-
-def _is_result(node: fx.Node) -> bool:
-    """Whether a graph returns a node, or a view of it."""
-    return any(user.op == "output" or (is_view(user) and _is_result(user)) for user in node.users)
 
 
 def _columns(node: fx.Node) -> tuple[int, int] | None:

@@ -73,6 +73,11 @@ def is_view(node: fx.Node) -> bool:
     return packet(node) in VIEWS
 
 
+def is_result(node: fx.Node) -> bool:
+    """Whether a graph returns a node, or a view of it: whoever called sees its strides."""
+    return any(user.op == "output" or (is_view(user) and is_result(user)) for user in node.users)
+
+
 def is_slice(node: fx.Node) -> bool:
     """Whether ``node`` takes part of its operand's features, and nothing else."""
     if packet(node) not in (aten.slice, aten.select) or not isinstance(node.args[0], fx.Node):
