@@ -1,7 +1,7 @@
 """Fit the simulator's constants to the half of ``silicon.json`` that is not held out, and print them.
 
-    python benchmarks/fit_simulator.py            all four groups, about three minutes
-    python benchmarks/fit_simulator.py gemm       one of: gemm, starts, elementwise, eager
+    python benchmarks/fit_simulator.py            all five groups, about three minutes
+    python benchmarks/fit_simulator.py gemm       one of: gemm, starts, elementwise, eager, indexed
 
 The values go by hand into ``tilestream/simulator/library``. GEMMs of odd widths are fitted on the rows of
 ``silicon_widths.json`` that do not have 10,240 rows, eager's reductions, lookups and concatenations also on every
@@ -16,10 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from predicted_kernels import GEMMS, SKIPPED, predict_us, product_of, rows_of
 from scipy.optimize import minimize
-from truth import GEMMS, SKIPPED, measured, predict_us, product_of, rows_of, split, split_widths
+from truth import measured, split, split_widths
 
 from tilestream import devices
+from tilestream.simulator.library import indexed as by_index
 from tilestream.simulator.library import products as library
 from tilestream.simulator.library import rows as row_kernels
 from tilestream.simulator.library import stages, streams
@@ -125,6 +127,26 @@ def eager_rows(rows: Sequence[dict[str, Any]]) -> None:
         fit([f"{kind}.{f}" for f in fields], start, put, [r for of, r in found if of == kind], 80)
 
 
+def indexed(_: Sequence[dict[str, Any]]) -> None:
+    """Rows by an index: Inductor's atomics and gathers, then PyTorch's own."""
+    rows, _ = split(measured("silicon_indexed.json"))
+    names = ("ATOMIC_LINE", "ATOMIC_BYTE", "SINGLE", "SWAPPED", "AGAIN", "HELD", "SAME_S")
+
+    def put(x: np.ndarray) -> None:
+        for name, value in zip(names, map(float, x), strict=True):
+            setattr(by_index, name, value)
+
+    start = [getattr(by_index, name) for name in names]
+    fit(names, start, put, [r for r in rows if not r["shape"]["op"].endswith("eager")], 260)
+    for kind, op in (("scatter_elements", "scatter_add eager"), ("scatter_reduce", "amax eager")):
+
+        def set_own(x: np.ndarray, kind: str = kind) -> None:
+            row_kernels.EAGER[kind] = replace(row_kernels.EAGER[kind], element=float(x[0]))
+
+        start = [row_kernels.EAGER[kind].element]
+        fit([f"{kind}.element"], start, set_own, [r for r in rows if r["shape"]["op"] == op], 40)
+
+
 def kind_of(row: dict[str, Any]) -> str:
     """The entry of ``EAGER`` that decides a row's time; empty where none does."""
     if row["kind"] in (*GEMMS, *SKIPPED):
@@ -139,7 +161,7 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    groups = {"gemm": gemm, "starts": starts, "elementwise": elementwise, "eager": eager_rows}
+    groups = {"gemm": gemm, "starts": starts, "elementwise": elementwise, "eager": eager_rows, "indexed": indexed}
     wanted = sys.argv[1:] or list(groups)
     unknown = [name for name in wanted if name not in groups]
     if unknown:

@@ -5,8 +5,11 @@
     python benchmarks/silicon.py --set widths    GEMMs whose rows are no multiple of 16 bytes, and their neighbours
     python benchmarks/silicon.py --set others    reductions, gathers, scatters, concatenations, copies
     python benchmarks/silicon.py --set backward  gradients of tables, of indices, of LayerNorm
+    python benchmarks/silicon.py --set indexed   rows by an index: gathers, atomics of Inductor's and of PyTorch's
+    python benchmarks/silicon.py --set fresh     the fresh set's kernels and pipelines, drawn by a seed, for once
     python benchmarks/silicon.py --kernels       which kernel cuBLAS takes for each GEMM of all sets, by name
     python benchmarks/silicon.py --quick         every third case
+    python benchmarks/silicon.py --compile 2/8   compile what the third of eight processes has, and time nothing
     python benchmarks/silicon.py --out FILE      instead of benchmarks/results/silicon.json (silicon_SET.json)
 
 PyTorch's own kernels (cuBLAS, elementwise, reductions, gathers) one at a time, and tilestream's vertical and spatial
@@ -26,16 +29,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fresh_cases
 import torch
 from silicon_cases import OURS, OURS_HELD_OUT, Call, Case, cases, model_of, size
-from silicon_more import SETS
+from silicon_indexed import indexed
+from silicon_more import SETS as MORE
 
 from tilestream.bench.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
+SETS = {**MORE, "indexed": indexed, "fresh": fresh_cases.kernels}
+WARM_ONLY = ("launch", "indexed")
+"""Kinds whose operands are the same in every call."""
 ROUNDS = 15
 BURST_US = 1500.0
 MOST_CALLS = 160
@@ -105,7 +114,7 @@ def measure(case: Case, l2_bytes: int) -> list[Row]:
     calls = max(2, min(MOST_CALLS, math.ceil(BURST_US / one)))
     rows = [Row(case.name, case.kind, case.shape, "warm", *timed(calls, lambda _: run()), moved, calls)]
     sets = math.ceil(2.2 * l2_bytes / moved) if moved else MOST_CALLS + 1
-    if sets <= MOST_CALLS and case.kind != "launch":
+    if sets <= MOST_CALLS and case.kind not in WARM_ONLY:
         runs = [run, *(case.make()[0] for _ in range(max(sets, 2) - 1))]
         calls = len(runs) * max(1, math.ceil(min(calls, MOST_CALLS) / len(runs)))
         kept: dict[int, object] = {}
@@ -151,6 +160,18 @@ def ours(model: str, rows: int, strategy: str) -> Row:
         calls,
         extra,
     )
+
+
+def compile_part(chosen: Sequence[Case], ours_too: Sequence[tuple[str, int, str]], part: str) -> None:
+    """Run every case of a share once: what it compiles is found on disk by the process that times it."""
+    number, of = map(int, part.split("/"))
+    with torch.no_grad():
+        for work in [*(case.make for case in chosen), *(partial(ours, *one) for one in ours_too)][number::of]:
+            try:
+                work()
+            except Exception as failure:  # the process that times says so
+                print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+            torch.cuda.empty_cache()
 
 
 def report(row: Row) -> None:
@@ -232,6 +253,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--set", choices=("held_out", *SETS), help="another set of cases")
     parser.add_argument("--kernels", action="store_true", help="names of the kernels of all GEMMs; nothing is timed")
+    parser.add_argument("--compile", metavar="PART/OF", help="compile a share of the cases, and time nothing")
     parser.add_argument("--quick", action="store_true", help="every third case")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds; what is left over is not measured")
     given = parser.parse_args()
@@ -250,6 +272,11 @@ def main() -> int:
         step = 3 if given.quick else 1
         chosen = SETS[given.set]() if given.set in SETS else cases(given.set == "held_out")
         ours_too = () if given.set in SETS else OURS_HELD_OUT if given.set else OURS
+        if given.set == "fresh":
+            ours_too = fresh_cases.pipelines()
+        if given.compile:
+            compile_part(chosen, ours_too, given.compile)
+            return 0
         data = measured(chosen[::step], ours_too[::step], given.budget)
         out = given.out or RESULTS / (f"silicon_{given.set}.json" if given.set else "silicon.json")
         told = f"{len(data['rows'])} rows, {len(data['failed'])} failed, {data['seconds']:.0f} s"

@@ -21,13 +21,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import graph_models
 import torch
+from graph_models import PREFIX
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -62,6 +64,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"kv_heads": 8, "head_features": 128, "head_norms": True},
     ),
 }
+GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{model}{'' if dtype == 'bf16' else '_f32'}": (
+        f"pyg_{model}",
+        {"width": width, "layers": layers, "nodes": nodes, "edges": edges, "dtype": dtype},
+    )
+    for model, width, layers, nodes, edges, dtypes in (
+        ("gin", 64, 5, 100_000, 1_000_000, ("bf16", "f32")),
+        ("sage", 128, 3, 100_000, 1_000_000, ("bf16", "f32")),
+        ("gcn", 128, 3, 100_000, 1_000_000, ("bf16",)),
+        ("gat", 128, 2, 100_000, 1_000_000, ("bf16",)),
+        ("edge_conv", 64, 2, 65_536, 1_048_576, ("bf16",)),
+    )
+    for dtype in dtypes
+}
+"""Models of PyTorch Geometric (``graph_models.py``), which needs to be there."""
+CASES |= GRAPHS
 HOST = (("nerf", 16384), ("nerf", 256), ("meshgraphnets", 32768), ("classifier", 1024), ("policy_value", 64))
 ARMS = ("eager", "inductor", "inductor_max_autotune", "tilestream")
 
@@ -84,25 +102,34 @@ def inference(function: Callable[..., Any], module: nn.Module, inputs: tuple[Ten
 
 
 def training(function: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """One step without an optimizer: the gradients of the sum of all results."""
+    """One step without an optimizer: the gradients of a loss, or of the sum of all results."""
     module.zero_grad(set_to_none=True)
     results = [y for y in pytree.tree_leaves(function(*inputs)) if y.is_floating_point()]
+    if len(results) == 1 and not results[0].dim():  # a loss
+        results[0].backward()
+        return [p.grad for p in module.parameters() if p.grad is not None]
     torch.stack([y.sum() for y in results]).sum().backward()
     return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def model_of(model: str, sizes: Mapping[str, Any], train: bool, device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A case's module and inputs."""
+    if model.startswith(PREFIX):
+        return graph_models.make(model.removeprefix(PREFIX), device=device, **sizes)
+    return find(model).make(device=device, training=train, **sizes)
 
 
 def measured(name: str, train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
     """Times, first calls and errors of one case."""
     model, sizes = CASES[name]
-    module, inputs = find(model).make(device="cuda", training=train, **sizes)
+    module, inputs = model_of(model, sizes, train, "cuda")
+    return {"schema": 1, "model": model, "sizes": sizes, **timed(module, inputs, train, arms)}
+
+
+def timed(module: nn.Module, inputs: tuple[Tensor, ...], train: bool, arms: tuple[str, ...]) -> dict[str, Any]:
+    """The same of any module."""
     step = training if train else inference
-    made: dict[str, Any] = {
-        "schema": 1,
-        "model": model,
-        "sizes": sizes,
-        "training": train,
-        "environment": environment(),
-    }
+    made: dict[str, Any] = {"training": train, "environment": environment()}
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, list[Tensor]] = {}
     made["arms"] = {}
@@ -216,7 +243,11 @@ def main() -> int:
                 print(f"{model} {rows}: {told}", flush=True)
             return 0
         for name in given.cases or CASES:
-            made = measured(name, given.training, arms)
+            try:
+                made = measured(name, given.training, arms)
+            except Exception as failure:  # one model must not cost the others
+                print(f"{name}: failed: {type(failure).__name__}: {failure}", flush=True)
+                continue
             for arm in made["arms"].values() if given.warm else ():
                 del arm["first_call_s"]
             written = "_".join(filter(None, (name, "training" * given.training, "library" * given.library)))

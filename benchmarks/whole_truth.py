@@ -32,6 +32,7 @@ from tilestream.studies.kitsune.graphs import graph_of
 from tilestream.studies.kitsune.pytorch import workload
 
 OUT = RESULTS / "whole_truth.json"
+ARMS = ("eager", "inductor", "tilestream")
 OUTDATED = {("nerf_65536", True)}
 """Case and whether it is a training step. In our arm it was timed before weight gradients were stationary sums: another
 program than the one that is predicted. Left out until timed again (``training.json`` has the step of today, with its
@@ -69,7 +70,7 @@ def wholes(prefix: str = "") -> list[Whole]:
             plan = analysed(data["model"], data["sizes"], training)
             us = plan.on_inductor.predicted_us if arm == "inductor" else plan.whole.predicted_us
             made.append(Whole(name, training, arm, data["arms"][arm]["us"], us))
-    return sorted(made, key=lambda w: ("eager", "inductor", "tilestream").index(w.arm))
+    return sorted(made, key=lambda w: ARMS.index(w.arm))
 
 
 @cache
@@ -97,7 +98,7 @@ def summary(found: list[Whole]) -> dict[str, float]:
 def tables(found: list[Whole]) -> str:
     """Scores by arm and mode, then every case."""
     groups = [("all", found)]
-    groups += [(arm, [w for w in found if w.arm == arm]) for arm in ("eager", "inductor", "tilestream")]
+    groups += [(arm, [w for w in found if w.arm == arm]) for arm in ARMS]
     groups += [(mode, [w for w in found if w.training == (mode == "training")]) for mode in ("inference", "training")]
     scores = []
     for name, part in groups:

@@ -22,7 +22,7 @@ from tilestream.plan.fusion import Unit, before, units
 from tilestream.plan.library import kernels
 from tilestream.plan.values import Readers, works
 from tilestream.run import messages
-from tilestream.simulator.library import Gemm, Kernel, Own, Product, Stream, as_inductor_runs
+from tilestream.simulator.library import Gemm, Indexed, Kernel, Own, Product, Stream, as_inductor_runs
 
 H200 = devices.get("h200")
 
@@ -68,12 +68,60 @@ def test_products_take_tensor_cores_where_torch_lets_them() -> None:
 def test_a_sum_over_rows_and_additions_by_an_index_are_kernels_of_their_own() -> None:
     def forward(m: nn.Module, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         h = x * 2
-        return h.sum(0), torch.zeros(8, 16).index_add(0, index, h)
+        return h.sum(0), torch.zeros(8, 16, dtype=h.dtype).index_add(0, index, h)
 
-    doubled, summed, added = kernels_of(nodes_of(forward, torch.randn(40, 16), torch.zeros(40, dtype=torch.int64)))
-    assert bytes_of(doubled) == (2560, 2560) and bytes_of(summed) == (2560, 64)
+    rows = torch.randn(40, 16, dtype=torch.bfloat16)
+    doubled, summed, added = kernels_of(nodes_of(forward, rows, torch.zeros(40, dtype=torch.int64)))
+    assert bytes_of(doubled) == (1280, 1280) and bytes_of(summed) == (1280, 32)
     assert isinstance(summed.work, Stream) and summed.work.elements == 640
     assert added.work == Own("scatter_add", 40.0, 16.0)
+
+
+def test_inductor_adds_by_an_index_in_the_kernel_that_makes_what_is_added() -> None:
+    """All but ``index_add`` of bfloat16: behind zeros, one kernel gathers, multiplies and adds."""
+
+    def message(m: nn.Module, x: Tensor, senders: Tensor, receivers: Tensor) -> Tensor:
+        rows = x.index_select(0, senders) * 2
+        return torch.zeros_like(x).scatter_add(0, receivers[:, None].expand_as(rows), rows).relu()
+
+    ends = torch.zeros(40, dtype=torch.int64)
+    zeros, fused, relu = kernels_of(nodes_of(message, torch.randn(9, 16, dtype=torch.bfloat16), ends, ends))
+    assert zeros.written == fused.written == 2 * 9 * 16 and zeros.read == 0
+    assert isinstance(fused.work, Stream)
+    assert fused.work.by_index == (Indexed(9.0, 40.0, 16.0, 2.0), Indexed(9.0, 40.0, 16.0, 2.0, adds=True))
+    assert relu.ops == ("aten.relu.default",)
+
+
+def test_a_sum_that_every_layer_repeats_is_made_once() -> None:
+    def mean(m: nn.Module, x: Tensor, to: Tensor) -> Tensor:
+        for _ in range(3):
+            count = x.new_zeros(9).scatter_add(0, to, x.new_ones(40))
+            x = (x[:9].relu() / count[:, None])[to]
+        return x
+
+    made = kernels_of(nodes_of(mean, torch.randn(40, 16), torch.zeros(40, dtype=torch.int64)))
+    assert sum("aten.scatter_add.default" in k.ops and not k.name.endswith("zeros") for k in made) == 1
+
+
+def test_reductions_by_an_index_are_pytorchs_own_kernels() -> None:
+    def greatest(m: nn.Module, x: Tensor, to: Tensor) -> Tensor:
+        index = to[:, None].expand_as(x)
+        return x.new_zeros(9, 16).scatter_reduce(0, index, x, "amax", include_self=False)
+
+    fill, reduce = kernels_of(nodes_of(greatest, torch.randn(40, 16), torch.zeros(40, dtype=torch.int64)))
+    assert fill.work == Own("scatter_fill", 40.0, 16.0) and reduce.work == Own("scatter_reduce", 40.0, 16.0)
+
+
+def test_a_product_that_a_concatenation_holds_has_rows_as_far_apart_as_it_is_wide() -> None:
+    """Its result is no multiple of 16 bytes wide there, which takes another kernel; nobody copies it."""
+
+    def forward(m: nn.Module, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return torch.cat([x @ w, y], -1).t() @ y
+
+    given = torch.randn(64, 16), torch.randn(64, 5), torch.randn(16, 32)
+    product, joined, _ = kernels_of(nodes_of(forward, *given))
+    assert isinstance(product.work, Gemm) and product.work.product.pitch == 37 and product.work.product.aligned == 4
+    assert bytes_of(joined) == (4 * 64 * 5, 4 * 64 * 5)
 
 
 def test_many_parts_of_a_concatenation_are_written_in_place() -> None:

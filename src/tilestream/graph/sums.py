@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from tilestream.graph.nodes import argument, aten, is_view, packet, value
 from tilestream.graph.sizes import same_shape, same_size, same_sizes, settled
 
+CONSTANTS = {aten.new_zeros, aten.new_ones, aten.zeros_like, aten.ones_like, aten.zeros, aten.ones}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 ALIASES = {
@@ -204,17 +205,24 @@ def is_zeros(node: fx.Node) -> bool:
     return node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 0)
 
 
-def first_alike(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+def first_alike(graph: fx.Graph, floats: bool = False) -> dict[fx.Node, fx.Node]:
     """Of each integer tensor that a graph computes, the first one computed alike: models take the same part of an index
-    tensor in every layer."""
+    tensor in every layer.
+
+    Args:
+        floats: those of floats too: a compiler computes them once.
+    """
     same: dict[fx.Node, fx.Node] = {}
     known: dict[str, fx.Node] = {}
     for node in graph.nodes:
         fake = value(node)
-        if fake is None or fake.is_floating_point() or not isinstance(node.target, torch._ops.OpOverload):
+        if fake is None or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if fake.is_floating_point() and not floats:
             continue
         if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
-        same[node] = known.setdefault(repr((node.target, args, kwargs)), node)
+        told = (fake.shape, fake.dtype) if packet(node) in CONSTANTS else (args, kwargs)  # not whose shape it has
+        same[node] = known.setdefault(repr((node.target, told)), node)
     return same

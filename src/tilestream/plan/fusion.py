@@ -1,7 +1,8 @@
 """A graph as what runs one after another: pipelines where its regions stream, and kernels of what is left.
 
-Inductor makes one kernel of operators that follow each other between products. A group never waits for itself: that
-is asked of groups as they are, so that two cannot wait for each other either.
+Inductor makes one kernel of operators that follow each other between products. A sum by atomics ends its kernel; rows
+of what a reduction makes are looked up in another one, since it is computed row by row there. A group never waits for
+itself: that is asked of groups as they are, so that two cannot wait for each other either.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from tilestream.graph.convexity import in_order
-from tilestream.plan.library import alone
+from tilestream.graph.sums import first_alike
+from tilestream.plan.indexed import by_atomics, looks_up
+from tilestream.plan.library import alone, closes, reduces
 from tilestream.plan.values import producer, reads, works
 
 MOST_FUSED = 64
@@ -34,7 +37,8 @@ def units(nodes: Sequence[fx.Node], streamed: Mapping[str, Sequence[fx.Node]]) -
         streamed: the nodes of each region that runs as a pipeline.
     """
     inside = {node: name for name, members in streamed.items() for node in members}
-    working = [n for n in nodes if works(n)]
+    again = _made_before([n for n in nodes if n not in inside])
+    working = [n for n in nodes if works(n) and n not in again]
     atoms: dict[fx.Node | str, list[fx.Node]] = {}
     for node in working:
         atoms.setdefault(inside.get(node, node), []).append(node)
@@ -50,6 +54,14 @@ def units(nodes: Sequence[fx.Node], streamed: Mapping[str, Sequence[fx.Node]]) -
         Unit(tuple(sorted(members, key=place.__getitem__)), key if isinstance(key, str) else "")
         for key, members in _ordered(made)
     ]
+
+
+def _made_before(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Sums by an index that repeat one before them, as every layer counts a node's edges: they are made once."""
+    if not any(map(by_atomics, nodes)):
+        return set()
+    same = first_alike(nodes[0].graph, floats=True)
+    return {n for n in nodes if by_atomics(n) and same.get(n, n) is not n}
 
 
 def before(node: fx.Node) -> list[fx.Node]:
@@ -79,18 +91,21 @@ class _Groups:
         own = set(members)
         needs = sorted({self._of[p] for n in members for p in before(n) if p not in own and p in self._of})
         joins = not region and not alone(members[0])
+        own_rows = looks_up(members[0])
         for group in reversed(needs) if joins else ():
             others = [g for g in needs if g != group]
             room = self._open[group] and len(self.members[group]) < MOST_FUSED
+            room = room and not (own_rows and any(map(reduces, self.members[group])))
             if room and not any(self._before[g] >> group & 1 for g in others):
                 self._join(members[0], group, others)
                 for other in others:
                     self._merge(group, other)
+                self._open[group] = not closes(members[0])
                 return
         number = len(self.members)
         self.members.append(list(members))
         self.regions.append(region)
-        self._open.append(joins)
+        self._open.append(joins and not closes(members[0]))
         self._before.append(self._all_before(needs))
         self._of.update(dict.fromkeys(members, number))
 

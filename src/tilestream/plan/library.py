@@ -7,13 +7,14 @@ A kernel is one operator that Inductor leaves to others, or operators that it fu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, prod
 
 import torch
 from torch import fx
 
 from tilestream.graph.costs import flops
-from tilestream.graph.costs.table import GEMMS, Eager, Kind, row
+from tilestream.graph.costs.table import GEMMS, Kind, row
 from tilestream.graph.costs.work import (
     elements,
     gemm,
@@ -33,16 +34,20 @@ from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
 from tilestream.graph.sizes import hint
-from tilestream.plan import interaction
+from tilestream.plan import concatenations, interaction
+from tilestream.plan.concatenations import is_cat
+from tilestream.plan.indexed import accesses, by_atomics, is_table_gradient, scatters
 from tilestream.plan.values import Moved, Readers, moved, producer, reads
 from tilestream.simulator.library import Attention, Gemm, Kernel, Own, Product, Stream
 from tilestream.simulator.library.padding import behind_copies
 
 aten = torch.ops.aten
+Bytes = tuple[tuple[str, float], ...]
 
 QUERIES = 128
 """Of one tile of fused attention."""
 TENSOR_DTYPES = ("bf16", "f16", "f32")
+OWN_REDUCTIONS = ("scatter_fill", "scatter_reduce")
 POINTWISE_CAT = 8
 """Parts up to which Inductor computes a concatenation; of more, each part's kernel writes where it belongs."""
 
@@ -50,20 +55,30 @@ POINTWISE_CAT = 8
 def alone(node: fx.Node) -> bool:
     """Whether Inductor makes no kernel of its own of an operator, or none with its neighbours.
 
-    Products and attention are libraries'; adding rows by an index is PyTorch's; a sum over rows goes over its operand
-    the other way. A concatenation of many parts is memory that others write into.
+    Products and attention are libraries'; some additions by an index are PyTorch's (``plan.indexed``); a sum over rows
+    goes over its operand the other way. A concatenation of many parts is memory that others write into.
     """
     if node.target in interaction.TARGETS:
         return True
     summed, over_rows = reduced(node)
-    scatters = row(packet(node)).kind is Kind.SCATTER
-    return scatters or (over_rows and summed > 1) or joins(node) or flops.of_node(node) > 0
+    own = scatters(node) and not by_atomics(node)
+    return own or (over_rows and summed > 1) or joins(node) or flops.of_node(node) > 0
+
+
+def closes(node: fx.Node) -> bool:
+    """Whether what reads ``node`` is in no kernel with it: a sum by atomics is there when its kernel is over."""
+    return by_atomics(node)
+
+
+def reduces(node: fx.Node) -> bool:
+    """Whether an operator reduces rows: what it makes is no function of one element."""
+    return row(packet(node)).kind in (Kind.NORM, Kind.SOFTMAX) or reduced(node)[0] > 1
 
 
 def joins(node: fx.Node) -> bool:
     """Whether a concatenation is no kernel: those that make its parts write them in place."""
     parts = node.args[0] if node.args else ()
-    return row(packet(node)).kind is Kind.CAT and isinstance(parts, list | tuple) and len(parts) > POINTWISE_CAT
+    return is_cat(node) and isinstance(parts, list | tuple) and len(parts) > POINTWISE_CAT
 
 
 def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
@@ -81,13 +96,38 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
         made = _product(first, amount, touched, tf32)
         padded = len(nodes) > 1 and is_linear(first) and missing_columns(first)
         return behind_copies(made) if padded else (made,)
-    if len(nodes) == 1 and row(packet(first)).kind is Kind.SCATTER:
+    if len(nodes) == 1 and scatters(first) and not by_atomics(first):
         return _scatter(first, touched)
     if len(nodes) == 1 and joins(first):
         return _copies(first)
     done = [work(n) for n in nodes]
     lanes, special = sum(w.lanes for w in done), sum(w.special for w in done)
-    return (_kernel(nodes, Stream(max(map(goes_over, nodes)) or 1.0, lanes, special), touched),)
+    lanes += sum(concatenations.lanes(n) * elements(n) for n in nodes if is_cat(n))
+    streamed = Stream(max(map(goes_over, nodes)) or 1.0, lanes, special, by_index=accesses(nodes))
+    return _with_sums(nodes, _kernel(nodes, streamed, concatenations.without_products(nodes, touched)))
+
+
+def _with_sums(nodes: Sequence[fx.Node], fused: Kernel) -> tuple[Kernel, ...]:
+    """``fused``, between what clears the sums that it makes by atomics and what rounds those of a table's gradient."""
+    summed = [n for n in nodes if by_atomics(n)]
+    before, behind, writes = [], [], dict(fused.writes)
+    for node in summed:
+        made = results(node)[0]
+        whole, itemsize = size(made), made.element_size()
+        if is_table_gradient(node) and itemsize < 4:
+            wide = (f"{node.name}.sum", 4 * whole)
+            behind.append(_part(node, "cast", whole, (wide,), ((node.name, whole * itemsize),)))
+            writes.pop(node.name, None)
+            writes |= (wide,)
+            before.append(_part(node, "zeros", whole, (), (wide,)))
+        else:
+            before.append(_part(node, "zeros", whole, (), ((node.name, whole * itemsize),)))
+    return (*before, replace(fused, writes=tuple(writes.items())), *behind)
+
+
+def _part(node: fx.Node, name: str, elements: float, reads: Bytes, writes: Bytes) -> Kernel:
+    """A kernel beside an addition: zeros, or a conversion."""
+    return Kernel(f"{node.name}.{name}", Stream(elements), reads, writes, (target_name(node),), source(node))
 
 
 def _copies(node: fx.Node) -> tuple[Kernel, ...]:
@@ -123,7 +163,8 @@ def _product(node: fx.Node, amount: int, touched: Moved, tf32: bool) -> Kernel:
         if attention is not None:
             return _kernel((node,), attention, touched)
     batch, m, n, k = _sizes(node, amount)
-    return _kernel((node,), _on_cores(Product(batch, m, n, k, dtype_of(_first(node)), layout(node)), tf32), touched)
+    made = Product(batch, m, n, k, dtype_of(_first(node)), layout(node), concatenations.pitch(node))
+    return _kernel((node,), _on_cores(made, tf32), touched)
 
 
 def _first(node: fx.Node) -> object:
@@ -163,29 +204,15 @@ def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
 
 
 def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
-    """PyTorch's additions by an index are atomics, an element each; a table's gradient in bf16 is made in fp32."""
+    """PyTorch's own additions by an index, an atomic an element; other reductions write where they begin first."""
     made = results(node)
     given = max((t for t in operands(node) if t.is_floating_point()), key=size, default=None)
     if given is None or not made:
         return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
-    width = float(hint(given.shape[-1])) if given.dim() else 1.0
     added = _given(node, given)
-    if row(packet(node)).eager is not Eager.TABLE_GRADIENT:
-        return (_kernel((node,), Own("scatter_add", size(added) / width, width), touched),)
-    whole, itemsize = size(made[0]), made[0].element_size()
-    parts = [
-        Kernel(f"{node.name}.zeros", Stream(whole), (), ((f"{node.name}.sum", 4 * whole),)),
-        Kernel(
-            node.name,
-            Own("scatter_add", size(given) / width, width),
-            ((node.all_input_nodes[0].name, size(given) * itemsize),),
-            ((f"{node.name}.sum", 4 * size(given)),),
-        ),
-    ]
-    if itemsize < 4:
-        read = ((f"{node.name}.sum", 4 * whole),)
-        parts.append(Kernel(f"{node.name}.cast", Stream(whole), read, ((node.name, whole * itemsize),)))
-    return tuple(Kernel(p.name, p.work, p.reads, p.writes, (target_name(node),), source(node)) for p in parts)
+    width = float(hint(added.shape[-1])) if added.dim() else 1.0
+    kinds = OWN_REDUCTIONS if packet(node) is aten.scatter_reduce else ("scatter_add",)
+    return tuple(_kernel((node,), Own(kind, size(added) / width, width), touched) for kind in kinds)
 
 
 def _given(node: fx.Node, largest: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,8 @@ class Eager(StrEnum):
     NORM_GRADIENT = "norm_gradient"  # that of the rows, then sums over them
     SUM = "sum"  # over features or over rows
     SCATTER_ADD = "scatter_add"  # an atomic an element
+    SCATTER_ELEMENTS = "scatter_elements"  # likewise, an index an element
+    SCATTER_REDUCE = "scatter_reduce"  # a compare and swap an element, behind a kernel that writes where it begins
     TABLE_GRADIENT = "table_gradient"  # zeros of the whole table, sorted indices, additions
     INDEX_GRADIENT = "index_gradient"  # of ``x[index]``: sorts, an element at a time
     CAT = "cat"  # a division an element where rows are no multiples of 16 bytes
@@ -136,7 +138,9 @@ TABLE: dict[Any, Row] = {
     aten.index: replace(_GATHER, label="index"),
     **dict.fromkeys((aten.index_select, aten.gather), _GATHER),
     aten.index_put: Row(Kind.SCATTER, "index_put", eager=Eager.INDEX_GRADIENT),
-    **dict.fromkeys((aten.index_add, aten.scatter_add), _SCATTER_ADD),
+    aten.index_add: _SCATTER_ADD,
+    aten.scatter_add: replace(_SCATTER_ADD, eager=Eager.SCATTER_ELEMENTS),
+    aten.scatter_reduce: replace(_SCATTER_ADD, label="scatter reduce", eager=Eager.SCATTER_REDUCE),
     aten.slice_backward: Row(Kind.COPY, "slice backward"),
     aten.select_backward: Row(Kind.COPY, "select backward"),
     aten.constant_pad_nd: Row(Kind.COPY, "pad"),

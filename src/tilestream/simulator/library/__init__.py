@@ -9,6 +9,7 @@ kernels of one H200: docs/truth.md says on which, and how far off they are.
 from tilestream.simulator.library.bulk import kernels as bulk_kernels
 from tilestream.simulator.library.gemms import gemm
 from tilestream.simulator.library.gradients import norm_gradient, table_gradient
+from tilestream.simulator.library.indexed import Indexed
 from tilestream.simulator.library.kernels import (
     Attention,
     Cache,
@@ -34,6 +35,7 @@ __all__ = [
     "Beside",
     "Cache",
     "Gemm",
+    "Indexed",
     "Kernel",
     "Own",
     "Product",

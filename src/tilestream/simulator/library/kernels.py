@@ -14,6 +14,7 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.simulator.launch import trimmed
 from tilestream.simulator.library.gemms import gemm
+from tilestream.simulator.library.indexed import Indexed
 from tilestream.simulator.library.products import Beside, Product
 from tilestream.simulator.library.rows import Rows, eager
 from tilestream.simulator.library.stages import launch, merge
@@ -46,6 +47,7 @@ class Stream:
     """A kernel over ``elements`` as good as Inductor's. ``touched``: bytes loaded counting repeats.
 
     ``slots``: lane operations that it issues in all; by default those of an elementwise kernel with its arithmetic.
+    ``by_index``: tables of which it reads rows, or adds to them, by an index.
     """
 
     elements: float
@@ -53,6 +55,7 @@ class Stream:
     sfu_ops: float = 0.0
     slots: float | None = None
     touched: float | None = None
+    by_index: tuple[Indexed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def stage_of(kernel: Kernel, device: Device) -> SimStage:
         simt_ops=work.simt_ops,
         sfu_ops=work.sfu_ops,
         slots=work.slots,
+        by_index=work.by_index,
         **named,
     )
 

@@ -58,7 +58,7 @@ def padded(product: Product) -> Product:
 
 
 def _pays(product: Product, device: Device) -> bool:
-    if product.aligned >= LINE:
+    if replace(product, pitch=0).aligned >= LINE:
         return False
     moved_s = (product.operand_bytes + product.result_bytes) / device.dram_bytes_per_s
     if product.flops / device.tensor_flops[rate_dtype(product, device)] < moved_s:

@@ -21,7 +21,7 @@ class Product:
     """``batch`` products of [m, k] and [k, n]; ``dtype`` of operands and result (``bf16``, ``f16``, ``f32``).
 
     ``layout`` says how the operands lie: ``nt`` a linear's (weight as [n, k]), ``nn`` as written, ``tn`` a weight
-    gradient's (both as [k, ...]).
+    gradient's (both as [k, ...]). ``pitch``: elements from one row of the result to the next; 0 says ``n``.
     """
 
     batch: int
@@ -30,6 +30,7 @@ class Product:
     k: int
     dtype: str = "bf16"
     layout: str = "nn"
+    pitch: int = 0
 
     @property
     def flops(self) -> float:
@@ -51,7 +52,7 @@ class Product:
     def aligned(self) -> int:
         """Bytes that every row of both operands and of the result is a multiple of: 2 to 16."""
         inner = {"nt": (self.k,), "nn": (self.k, self.n), "tn": (self.m, self.n)}[self.layout]
-        return gcd(16, *(length * self.itemsize for length in (*inner, self.n)))
+        return gcd(16, *(length * self.itemsize for length in (*inner, self.pitch or self.n)))
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
     share = 1 / (1 + SMALL * (1 / rows + 1 / columns))
     tensor_s = 2.0 * rows * columns * depth / (rates.tensor * share)
     store = rates.handoff if family.store is None else family.store
-    odd = splits == 1 and product.layout == "nt" and product.n * product.itemsize % 16 != 0
+    odd = splits == 1 and product.layout == "nt" and (product.pitch or product.n) * product.itemsize % 16 != 0
     lane_s = (store + family.odd_store * odd) * rows * columns / rates.lanes
     lane_s += beside.simt_ops / tiles / rates.lanes
     if family.copies:  # beside the products; columns that are not there are not copied

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.simulator.library.indexed import Indexed, traffic
 from tilestream.simulator.library.stages import one_stage
 from tilestream.simulator.workload import Engine, SimStage, TileWork
 
@@ -39,6 +41,7 @@ def stream(
     slots: float | None = None,
     latency_s: float = 0.0,
     cached: float = 0.0,
+    by_index: Sequence[Indexed] = (),
     ops: tuple[str, ...] = (),
     source: str = "",
 ) -> SimStage:
@@ -50,8 +53,15 @@ def stream(
         slots: lane operations that it issues in all; by default those of an elementwise kernel with this arithmetic.
         latency_s: of every CTA, which nothing hides.
         cached: share of ``read`` and ``written`` that the L2 holds from before and keeps.
+        by_index: tables of which it reads rows, or adds to them, by an index; distinct bytes are in ``read`` and
+            ``written``.
     """
     ctas = CTAS_PER_SM * device.sms
+    more = traffic(by_index, device)
+    if more.serial_s:
+        moved_s = (read + written + more.dram_read + more.dram_write) * (1 - cached) / device.dram_bytes_per_s
+        added_s = (written + more.l2_write) / device.l2_bytes_per_s
+        latency_s = max(latency_s, more.serial_s - max(moved_s, added_s))
     tiles = max(1, ceil(elements / STREAM_TILE), min(ceil(elements / STREAM_LEAST), ctas))
     if latency_s:
         tiles = min(tiles, ctas)  # one wave: what each CTA waits for, all wait for at once
@@ -61,10 +71,10 @@ def stream(
         simt_ops=lane_ops(elements, simt_ops, sfu_ops) if slots is None else slots,
         sfu_ops=sfu_ops,
         l2_read=loaded - held,
-        l2_shared_read=held,
-        l2_write=written,
-        dram_read=read * (1 - cached),
-        dram_write=written * (1 - cached),
+        l2_shared_read=held + more.shared_read,
+        l2_write=written + more.l2_write,
+        dram_read=(read + more.dram_read) * (1 - cached),
+        dram_write=(written + more.dram_write) * (1 - cached),
     )
     return one_stage(
         name,

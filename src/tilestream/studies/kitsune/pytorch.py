@@ -59,10 +59,11 @@ def _own(op: Operator, graph: OperatorGraph, device: Device) -> list[SimStage]:
             if op.over_rows:
                 return [one("sum_rows", Rows(op.reduced, results, read, written))]
             return [one("sum_features", Rows(results, op.reduced, read, written))]
-        case Eager.SCATTER_ADD:
+        case Eager.SCATTER_ADD | Eager.SCATTER_ELEMENTS | Eager.SCATTER_REDUCE:
             added = max(op.inputs, key=lambda x: x.touched)
             width = float(added.shape[-1])
-            return [one(kernel, Rows(prod(added.shape) / width, width, read, written))]
+            kinds = ("scatter_fill", kernel) if kernel is Eager.SCATTER_REDUCE else (kernel,)
+            return [one(kind, Rows(prod(added.shape) / width, width, read, written)) for kind in kinds]
         case Eager.TABLE_GRADIENT:
             return [stage for value in op.outputs for stage in _table_gradient(op, value, graph, device)]
         case Eager.INDEX_GRADIENT:
@@ -73,6 +74,8 @@ def _own(op: Operator, graph: OperatorGraph, device: Device) -> list[SimStage]:
             return [one(_cat(op.inputs), Rows(op.rows, features, read, written))]
         case Eager.LOOKUP:  # one a table
             count = len(op.outputs)
+            if features * size % 16:  # rows that no whole line holds are copied by element
+                kernel = "lookup_elements"
             return [one(kernel, Rows(op.rows, features, read / count, written / count, written / count))] * count
     return []
 
