@@ -4,7 +4,7 @@
     python benchmarks/cost_truth.py --check     exit code 1 if docs/cost-model.md is not what the model says
 
 The constants of ``devices/device.py`` were fitted on README's cases and the pipelines of ``silicon.json``;
-``held_out_models.json`` had no part in that, nor had ``candidates.json``, which is shown where ``candidates.py`` was
+``validation_models.json`` had no part in that, nor had ``candidates.json``, which is shown where ``candidates.py`` was
 run. README's cases are those of ``launch_truth.py``: README's own times and predictions are of the day it was measured.
 """
 
@@ -37,11 +37,11 @@ from tilestream.run.spec import decode
 
 DOC = Path(__file__).parent.parent / "docs" / "cost-model.md"
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
-README, MODELS, KERNELS, KERNELS_HELD_OUT = "README's cases", "models", "pipelines", "pipelines, held out"
+README, MODELS, KERNELS, KERNELS_VALIDATION = "README's cases", "models", "pipelines", "pipelines, validation"
 CANDIDATES = "every way to run ten models"
 INDUCTOR, INDUCTOR_MODELS = "Inductor on README's cases", "Inductor on the models"
-HELD_OUT = (MODELS, KERNELS_HELD_OUT, CANDIDATES)
-TITLES = {README: "README's cases", MODELS: "models that nothing was fitted on"}
+VALIDATION = (MODELS, KERNELS_VALIDATION, CANDIDATES)
+TITLES = {README: "README's cases", MODELS: "models of the validation set"}
 H200 = devices.get("h200")
 
 
@@ -106,7 +106,7 @@ def predicted(made: Plan, name: str) -> float:
 
 
 def streamed(made: Plan) -> str:
-    """The best candidate but the library, whoever wins: what ``held_out_models.json`` measured."""
+    """The best candidate but the library, whoever wins: what ``validation_models.json`` measured."""
     legal = [c for c in made.candidates if c.pipeline is not None]
     return min(legal, key=lambda c: c.predicted_us or math.inf).name
 
@@ -127,9 +127,9 @@ def readme() -> Iterator[Point]:
             yield Point(INDUCTOR, case.title, case.rows, result["arms"]["inductor"]["us"], us)
 
 
-def held_out() -> Iterator[Point]:
+def validation() -> Iterator[Point]:
     """Models as the planner would run them, each with Inductor; then single pipelines."""
-    data = json.loads((RESULTS / "held_out_models.json").read_text())
+    data = json.loads((RESULTS / "validation_models.json").read_text())
     for model in data["models"]:
         program = pipeline_from_json(model["program"])
         made = plan(program, model["rows"], H200, parse({"strategy": model["strategy"]}))
@@ -138,7 +138,7 @@ def held_out() -> Iterator[Point]:
         us = inductor_us(program, model["rows"])
         yield Point(INDUCTOR_MODELS, model["name"], model["rows"], model["us"]["inductor"], us)
     for row in data["pipelines"]:
-        yield _pipeline(KERNELS_HELD_OUT, f"{row['name']} {row['strategy']}", row["rows"], row["us"], row["pipeline"])
+        yield _pipeline(KERNELS_VALIDATION, f"{row['name']} {row['strategy']}", row["rows"], row["us"], row["pipeline"])
 
 
 def kernels() -> Iterator[Point]:
@@ -166,27 +166,27 @@ def _pipeline(group: str, name: str, rows: int, us: float, data: object) -> Poin
 
 @cache
 def points() -> tuple[Point, ...]:
-    return (*held_out(), *candidates(), *readme(), *kernels())
+    return (*validation(), *candidates(), *readme(), *kernels())
 
 
 def scores() -> dict[str, Score]:
-    """By group, held-out groups first."""
+    """By group, validation groups first."""
     groups = dict.fromkeys(p.group for p in points())
-    order = sorted(groups, key=lambda g: g not in HELD_OUT)
+    order = sorted(groups, key=lambda g: g not in VALIDATION)
     return {g: Score.of(g, [p for p in points() if p.group == g]) for g in order}
 
 
 def document() -> str:
     """What stands between the markers of docs/cost-model.md."""
     lines = [
-        (g, "yes" if g in HELD_OUT else "", str(s.count), f"{s.mean:.1%}", f"{s.bias:+.1%}", f"{s.worst:.2f}")
+        (g, "yes" if g in VALIDATION else "", str(s.count), f"{s.mean:.1%}", f"{s.bias:+.1%}", f"{s.worst:.2f}")
         for g, s in scores().items()
     ]
-    heads = ("", "held out", "number", "mean absolute error", "mean error", "worst factor")
+    heads = ("", "validation", "number", "mean absolute error", "mean error", "worst factor")
     parts = [table(heads, lines, left=2)]
     for ours, theirs in ((MODELS, INDUCTOR_MODELS), (README, INDUCTOR)):
         parts += ["", f"### {TITLES[ours][0].upper()}{TITLES[ours][1:]}", "", _side_by_side(ours, theirs)]
-    for group in (KERNELS_HELD_OUT, CANDIDATES, KERNELS):
+    for group in (KERNELS_VALIDATION, CANDIDATES, KERNELS):
         rows = [
             (p.name, f"{p.rows:,}", f"{p.measured_us:.1f}", f"{p.predicted_us:.1f}", f"{p.error:+.0%}")
             for p in points()

@@ -1,4 +1,4 @@
-"""Fit the simulator's constants to the half of ``silicon.json`` that is not held out, and print them.
+"""Fit the simulator's constants to the half of ``silicon.json`` that is no validation set, and print them.
 
     python benchmarks/fit_simulator.py            all five groups, about three minutes
     python benchmarks/fit_simulator.py gemm       one of: gemm, starts, elementwise, eager, indexed

@@ -39,7 +39,7 @@ def group_of(row: dict[str, Any]) -> str:
 
 
 def kernels() -> list[Point]:
-    return points(measured(KERNELS), True, devices.get("h200"), group_of)
+    return points(measured(KERNELS), False, devices.get("h200"), group_of)
 
 
 def predicted(name: str, training: bool) -> dict[str, float]:

@@ -275,23 +275,36 @@ def machine() -> str:
     return "\n".join(f"- {line}" for line in dict.fromkeys(seen)) or NONE
 
 
+TITLES = {"eager": "eager", "inductor": "Inductor", "tilestream": "ours"}
+
+
 def truth() -> str:
-    """Mean errors of predictions: kernels by kind, and whole models."""
-    kernels, whole = RESULTS / "truth.json", RESULTS / "whole_truth.json"
-    if not (kernels.exists() and whole.exists()):
+    """Mean errors of predictions: kernels by kind, and whole models; of the fresh set, and of the validation set."""
+    paths = [RESULTS / name for name in ("fresh_truth.json", "truth.json", "whole_truth.json")]
+    if not all(path.exists() for path in paths):
         return NONE
+    fresh, kernels, whole = (json.loads(path.read_text()) for path in paths)
+    drawn = _errors((*fresh["points"], *fresh["models"]))
+    points = [p for p in kernels["points"] if p["validation"]]
+    chosen = _errors((*points, *(p for p in whole["rows"] if p["fit"] != "yes")))
+    rows = [[what, *_told(errors), *_told(chosen[what])] for what, errors in drawn.items()]
+    heads = ("number", "mean absolute error", "mean error", "worst")
+    return table(["predicted for an H200", *(f"{name}: {h}" for name in ("fresh", "validation") for h in heads)], rows)
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Of each kind of kernel, of each arm of whole models, and of all of these."""
     found: dict[str, list[float]] = {}
-    for p in json.loads(kernels.read_text())["points"]:
-        if p["held_out"]:
-            found.setdefault(f"{p['group']} (kernels)", []).append(p["predicted_us"] / p["measured_us"] - 1)
-    names = {"eager": "eager", "inductor": "Inductor", "tilestream": "ours"}
-    for p in json.loads(whole.read_text())["rows"]:
-        found.setdefault(f"whole models, {names[p['arm']]}", []).append(p["predicted_us"] / p["measured_us"] - 1)
-    rows = [
-        [what, str(len(e)), f"{fmean(map(abs, e)):.0%}", f"{round(100 * fmean(e)):+d}%", f"{max(e, key=abs):+.0%}"]
-        for what, e in found.items()
-    ]
-    return table(["predicted for an H200", "number", "mean absolute error", "mean error", "worst"], rows)
+    for p in rows:
+        kind = p["group"].removesuffix(" and neighbours") + " (kernels)" if "group" in p else ""
+        for what in (kind,) if kind else (f"whole models, {TITLES[p['arm']]}", "whole models, all"):
+            found.setdefault(what, []).append(p["predicted_us"] / p["measured_us"] - 1)
+    return {what: found[what] for what in sorted(found, key=lambda what: what == "whole models, all")}
+
+
+def _told(errors: Sequence[float]) -> list[str]:
+    mean, bias = f"{fmean(map(abs, errors)):.0%}", f"{round(100 * fmean(errors)):+d}%"
+    return [str(len(errors)), mean, bias, f"{max(errors, key=abs):+.0%}"]
 
 
 def spatial_wins() -> str:

@@ -1,7 +1,7 @@
 """Time single kernels on the GPU that is there: what the simulator's predictions are held against (``truth.py``).
 
     python benchmarks/silicon.py                 everything, about a minute and a half on an H200
-    python benchmarks/silicon.py --set held_out  other sizes and other models, which nothing was fitted on
+    python benchmarks/silicon.py --set validation  other sizes and other models, which no constant was fitted on
     python benchmarks/silicon.py --set widths    GEMMs whose rows are no multiple of 16 bytes, and their neighbours
     python benchmarks/silicon.py --set others    reductions, gathers, scatters, concatenations, copies
     python benchmarks/silicon.py --set backward  gradients of tables, of indices, of LayerNorm
@@ -35,7 +35,7 @@ from typing import Any
 
 import fresh_cases
 import torch
-from silicon_cases import OURS, OURS_HELD_OUT, Call, Case, cases, model_of, size
+from silicon_cases import OURS, OURS_VALIDATION, Call, Case, cases, model_of, size
 from silicon_indexed import indexed
 from silicon_more import SETS as MORE
 
@@ -251,7 +251,7 @@ def measured(chosen: Sequence[Case], ours_too: Sequence[tuple[str, int, str]], b
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--set", choices=("held_out", *SETS), help="another set of cases")
+    parser.add_argument("--set", choices=("validation", *SETS), help="another set of cases")
     parser.add_argument("--kernels", action="store_true", help="names of the kernels of all GEMMs; nothing is timed")
     parser.add_argument("--compile", metavar="PART/OF", help="compile a share of the cases, and time nothing")
     parser.add_argument("--quick", action="store_true", help="every third case")
@@ -270,8 +270,8 @@ def main() -> int:
         told = f"{len(names)} GEMMs"
     else:
         step = 3 if given.quick else 1
-        chosen = SETS[given.set]() if given.set in SETS else cases(given.set == "held_out")
-        ours_too = () if given.set in SETS else OURS_HELD_OUT if given.set else OURS
+        chosen = SETS[given.set]() if given.set in SETS else cases(given.set == "validation")
+        ours_too = () if given.set in SETS else OURS_VALIDATION if given.set else OURS
         if given.set == "fresh":
             ours_too = fresh_cases.pipelines()
         if given.compile:

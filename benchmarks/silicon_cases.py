@@ -1,6 +1,6 @@
 """The kernels that ``silicon.py`` times: PyTorch's own by size, and tilestream's by model.
 
-The held-out sets have other sizes and other models: nothing was fitted on them.
+The validation sets have other sizes and other models: no constant was fitted on them, but choices were made by them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ LINEARS = (
     (10242, 1024, 512),
     (81900, 1536, 512),
 )
-LINEARS_HELD_OUT = (
+LINEARS_VALIDATION = (
     (131072, 256, 256),
     (49152, 512, 512),
     (20480, 384, 384),
@@ -101,9 +101,9 @@ def linears(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
 SQUARES = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 GRADIENTS = ((65536, 256, 256), (262144, 128, 128), (2048, 1024, 1024), (16384, 512, 512), (65536, 512, 1536))
 BATCHES = ((32, 1024, 128, 1024), (32, 1024, 1024, 128), (2048, 27, 128, 27), (512, 128, 128, 128))
-SQUARES_HELD_OUT = (384, 768, 1536, 2560, 5120, 7168)
-GRADIENTS_HELD_OUT = ((131072, 256, 256), (8192, 768, 768), (32768, 512, 512), (10240, 320, 256))
-BATCHES_HELD_OUT = ((16, 2048, 64, 2048), (64, 512, 128, 512), (128, 256, 256, 256))
+SQUARES_VALIDATION = (384, 768, 1536, 2560, 5120, 7168)
+GRADIENTS_VALIDATION = ((131072, 256, 256), (8192, 768, 768), (32768, 512, 512), (10240, 320, 256))
+BATCHES_VALIDATION = ((16, 2048, 64, 2048), (64, 512, 128, 512), (128, 256, 256, 256))
 
 
 def matmuls(
@@ -244,7 +244,7 @@ OURS = (
     ("gated_ffn", 131072, "vertical"),
     ("dlrm_bottom", 65536, "spatial"),
 )
-OURS_HELD_OUT = (
+OURS_VALIDATION = (
     ("chain 4x128 relu", 262144, "vertical"),
     ("chain 4x128 relu", 32768, "vertical"),
     ("chain 6x192 silu", 131072, "vertical"),
@@ -320,11 +320,11 @@ def model_of(name: str, rows: int, device: str = "cuda") -> tuple[nn.Module, tup
     return module.to(device, BF16).eval().requires_grad_(False), (inputs,)
 
 
-def cases(held_out: bool) -> list[Case]:
-    if held_out:
+def cases(validation: bool) -> list[Case]:
+    if validation:
         return [
-            *linears(LINEARS_HELD_OUT),
-            *matmuls(SQUARES_HELD_OUT, GRADIENTS_HELD_OUT, BATCHES_HELD_OUT),
+            *linears(LINEARS_VALIDATION),
+            *matmuls(SQUARES_VALIDATION, GRADIENTS_VALIDATION, BATCHES_VALIDATION),
             *elementwise((3 * 2**20, 5 * 2**22, 5 * 2**24), (2**18, 3 * 2**21)),
         ]
     return [

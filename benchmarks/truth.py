@@ -4,8 +4,8 @@
     python benchmarks/truth.py --check     exit code 1 if docs/truth.md or truth-kernels.md is not what they say
 
 PyTorch's kernels are predicted by ``tilestream.simulator.library``, pipelines as ``tilestream.simulate`` does, from the
-IR that ran. Every second kernel of most sets is held out, and all of ``silicon_held_out.json``: constants were fitted
-(``fit_simulator.py``) on the others. Whole models are ``whole_truth.py``'s.
+IR that ran. The validation set is every second kernel of most files, and all of ``silicon_validation.json``: constants
+were fitted (``fit_simulator.py``) on the others. Whole models are ``whole_truth.py``'s.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOC = HERE.parent / "docs" / "truth.md"
 KERNELS = HERE.parent / "docs" / "truth-kernels.md"
+FRESH = HERE.parent / "docs" / "truth-fresh.md"
 PICTURE = DOC.with_suffix(".png")
 BEGIN, END = "<!-- truth: begin -->", "<!-- truth: end -->"
 GROUPS = {
@@ -50,7 +51,7 @@ class Point(Predicted):
     name: str
     group: str
     state: str
-    held_out: bool
+    validation: bool
     measured_us: float
     predicted_us: float
 
@@ -74,7 +75,7 @@ class Score:
 
 
 def split(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to fit on and rows held out: of each kind every second kernel, in both its states."""
+    """Rows to fit on and rows to validate by: of each kind every second kernel, in both its states."""
     parts: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
     seen: dict[str, list[str]] = {}
     for row in rows:
@@ -86,7 +87,7 @@ def split(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[di
 
 
 def split_widths(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Odd widths to fit on, and those held out: all with 10,240 rows."""
+    """Odd widths to fit on, and those to validate by: all with 10,240 rows."""
     kept = [r for r in rows if 10_240 in (r["shape"]["m"], r["shape"]["k"])]
     return [r for r in rows if r not in kept], kept
 
@@ -96,10 +97,10 @@ def group_of(row: dict[str, Any]) -> str:
 
 
 def points(
-    rows: Sequence[dict[str, Any]], held_out: bool, device: Device, group: Callable[[dict[str, Any]], str] = group_of
+    rows: Sequence[dict[str, Any]], validation: bool, device: Device, group: Callable[[dict[str, Any]], str] = group_of
 ) -> list[Point]:
     return [
-        Point(row["name"], group(row), row["state"], held_out, row["us"], predict_us(row, device))
+        Point(row["name"], group(row), row["state"], validation, row["us"], predict_us(row, device))
         for row in rows
         if row["kind"] not in SKIPPED
     ]
@@ -112,12 +113,20 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 
 def halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """All rows that constants were fitted on, and all that were held out."""
+    """All rows that constants were fitted on, and all of the validation set."""
     others = [*measured("silicon_others.json"), *measured("silicon_backward.json")]
-    parts = (split(measured("silicon.json")), split_widths(measured("silicon_widths.json")), split(others))
+    indexed = split(measured("silicon_indexed.json"))
+    parts = (_first(), split_widths(measured("silicon_widths.json")), split(others), indexed)
     fitted = [row for part, _ in parts for row in part]
     kept, *more = (part for _, part in parts)
-    return fitted, [*kept, *measured("silicon_held_out.json"), *(row for part in more for row in part)]
+    return fitted, [*kept, *measured("silicon_validation.json"), *(row for part in more for row in part)]
+
+
+def _first() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Those of ``silicon.json``: the cost model was fitted on all of its pipelines."""
+    fitted, kept = split(measured("silicon.json"))
+    ours = [row for row in kept if row["kind"] == "pipeline"]
+    return [*fitted, *ours], [row for row in kept if row["kind"] != "pipeline"]
 
 
 def scores(found: Iterable[Point]) -> list[Score]:
@@ -146,17 +155,18 @@ def point_table(found: Sequence[Point]) -> str:
     return table(("kernel", "L2", "measured us", "predicted us", "error"), rows, left=2)
 
 
-def document(fitted: Sequence[Point], held_out: Sequence[Point]) -> str:
+def document(fitted: Sequence[Point], validation: Sequence[Point]) -> str:
     """What stands between the markers of docs/truth.md."""
-    parts = ["### Held out", "", score_table(scores(held_out)), "", "### Fitted on", "", score_table(scores(fitted))]
-    parts += ["", "### Whole models", "", whole_tables()]
+    parts = [fresh_tables(), "", "### Validation set", "", score_table(scores(validation))]
+    parts += ["", "### Fitted on", "", score_table(scores(fitted))]
+    parts += ["", "### Whole models of the validation set", "", whole_tables()]
     return "\n".join(parts)
 
 
-def kernels(fitted: Sequence[Point], held_out: Sequence[Point]) -> str:
+def kernels(fitted: Sequence[Point], validation: Sequence[Point]) -> str:
     """What stands between the markers of docs/truth-kernels.md."""
     worst = sorted(fitted, key=lambda p: -abs(p.error))[:12]
-    parts = ["## Every held-out kernel", "", point_table(held_out)]
+    parts = ["## Every kernel of the validation set", "", point_table(validation)]
     return "\n".join([*parts, "", "## The twelve worst of the fitted ones", "", point_table(worst)])
 
 
@@ -166,6 +176,26 @@ def filled(page: Path, made: str) -> str:
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}"
 
 
+def fresh_set() -> dict[str, Any]:
+    """What ``fresh_truth.py`` found; empty where it was not run."""
+    path = RESULTS / "fresh_truth.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def fresh_kernels() -> str:
+    """What stands between the markers of docs/truth-fresh.md."""
+    return point_table([Point(**p) for p in fresh_set().get("points", ())])
+
+
+def fresh_tables() -> str:
+    """Of kernels and of whole models."""
+    fresh = fresh_set()
+    if not fresh:
+        return "### Fresh set\n\nRun `python benchmarks/fresh_truth.py`."
+    made = score_table([Score(**s) for s in fresh["scores"]])
+    return "\n\n".join(("### Fresh set: kernels", made, "### Fresh set: whole models", fresh["tables"]))
+
+
 def whole_tables() -> str:
     """What ``whole_truth.py`` found, where it has been run."""
     path = RESULTS / "whole_truth.json"
@@ -173,7 +203,7 @@ def whole_tables() -> str:
 
 
 def draw(found: Sequence[Point], path: Path) -> None:
-    """Scatter plot, both axes logarithmic; held-out kernels filled, fitted ones pale."""
+    """Scatter plot, both axes logarithmic; the validation set filled, fitted ones pale."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -181,16 +211,16 @@ def draw(found: Sequence[Point], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6.4, 6.0))
     for index, group in enumerate(dict.fromkeys((*GROUPS.values(), WIDTHS, OTHERS))):
-        for held_out in (False, True):
-            part = [p for p in found if p.group == group and p.held_out == held_out]
+        for validation in (False, True):
+            part = [p for p in found if p.group == group and p.validation == validation]
             axes.scatter(
                 [p.measured_us for p in part],
                 [p.predicted_us for p in part],
                 s=22,
                 color=f"C{index}",
-                alpha=0.9 if held_out else 0.25,
+                alpha=0.9 if validation else 0.25,
                 linewidths=0,
-                label=f"{group}, {'held out' if held_out else 'fitted'}",
+                label=f"{group}, {'validation' if validation else 'fitted'}",
             )
     low = min(min(p.measured_us, p.predicted_us) for p in found) / 1.3
     high = max(max(p.measured_us, p.predicted_us) for p in found) * 1.3
@@ -211,23 +241,26 @@ def main() -> int:
     given = parser.parse_args()
     device = devices.get("h200")
     to_fit, kept = halves()
-    fitted, held_out = points(to_fit, False, device), points(kept, True, device)
-    parts = {DOC: document(fitted, held_out), KERNELS: kernels(fitted, held_out)}
-    made = {page: filled(page, part) for page, part in parts.items()}
+    fitted, validation = points(to_fit, False, device), points(kept, True, device)
+    texts = {DOC: document(fitted, validation), KERNELS: kernels(fitted, validation), FRESH: fresh_kernels()}
+    made = {page: filled(page, text) for page, text in texts.items()}
     if given.check:
         stale = [page.name for page, text in made.items() if text != page.read_text()]
         if stale:
             print(f"{', '.join(stale)}: not what the measurements say: run benchmarks/truth.py", file=sys.stderr)
         return int(bool(stale))
-    for title, part in (("held out", held_out), ("fitted", fitted)):
+    for title, part in (("validation", validation), ("fitted", fitted)):
         print(f"{title}\n{score_table(scores(part))}\n")
     for page, text in made.items():
         page.write_text(text)
-    draw([*fitted, *held_out], PICTURE)
+    draw([*fitted, *validation], PICTURE)
     result = {
         "device": device.name,
-        "scores": {"held_out": [asdict(s) for s in scores(held_out)], "fitted": [asdict(s) for s in scores(fitted)]},
-        "points": [asdict(p) for p in (*held_out, *fitted)],
+        "scores": {
+            "validation": [asdict(s) for s in scores(validation)],
+            "fitted": [asdict(s) for s in scores(fitted)],
+        },
+        "points": [asdict(p) for p in (*validation, *fitted)],
     }
     (RESULTS / "truth.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0

@@ -21,7 +21,8 @@ from tilestream.simulator.library.stages import one_stage
 from tilestream.simulator.workload import Engine, SimStage, TileWork
 
 SLICES = 4
-"""Of the depth of a product whose tiles are one wave: its first slice is there long before its last."""
+"""Of the depth of a product whose tiles are one wave: its first slice is there long before its last. Chosen by the
+validation set (docs/truth.md)."""
 
 
 def gemm(
