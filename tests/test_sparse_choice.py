@@ -86,3 +86,17 @@ def test_the_command_line_says_what_it_chose(tmp_path):
     for target in ("streams", "cpu"):
         done = CliRunner().invoke(app, ["run", "ik,kj,jl->il", *files, "--target", target])
         assert done.exit_code == 0 and "fuse=" in done.output and " (" in done.output, done.output
+
+
+def test_a_product_of_gathered_rows_side_by_side_is_made_before_they_are_gathered():
+    """As EdgeConv has it: the weights meet the nodes, and the edges only what came out."""
+    ends = torch.randint(0, 40, (2, 600), generator=torch.Generator().manual_seed(0))
+
+    def edges(x, w, v):
+        return torch.cat([x[ends[0]], x[ends[1]] - x[ends[0]]], 1) @ w + v
+
+    given = rand(40, 30), rand(60, 8), rand(8)
+    loops = CpuProgram(compile(Call(edges), *given), compiled=False)
+    assert "after" in loops.program.choice.name
+    assert not any(step.name.startswith("cat") for step in loops.program.steps)
+    torch.testing.assert_close(loops.run(*given).output, edges(*given))

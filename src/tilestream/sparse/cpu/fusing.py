@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from tilestream.errors import SparseError
 from tilestream.sparse.choice import Choice, Fusion
-from tilestream.sparse.einsum import Access, EinsumProgram, Move, Statement
+from tilestream.sparse.cpu.distributing import distributed, needed, uses
+from tilestream.sparse.einsum import MASKS, Access, EinsumProgram, Move, Statement, fresh_name
 from tilestream.sparse.lowering.build import plan
 from tilestream.sparse.lowering.partition import groups, sequence
 from tilestream.sparse.program import Program
@@ -36,7 +37,7 @@ def fused(program: Program) -> Program:
     """
     found: dict[str, tuple[float, Program, Fusion]] = {}
     expected: dict[str, float | str] = {}
-    turned, turns = reassociated(program.einsums)
+    turned, turns = reassociated(distributed(program.einsums))
     options: list[tuple[str, EinsumProgram, Fusion]] = [("none", program.einsums, "none")]
     options.append(("joined", program.einsums, joined(program.einsums)))
     if turns:
@@ -98,7 +99,12 @@ def _sizes(program: EinsumProgram, statement: Statement) -> dict[str, int]:
 
 def _is_sparse(program: EinsumProgram, name: str) -> bool:
     declared = program.inputs.get(name)
-    return declared is not None and declared.format is not None and "compressed" in declared.format.levels
+    if declared is not None:
+        return declared.format is not None and "compressed" in declared.format.levels
+    move = next((s for s in program.steps if s.name == name and isinstance(s, Move)), None)
+    if move is None:
+        return False
+    return move.kind in (*MASKS, "adjacency") or any(_is_sparse(program, one) for one in move.operands)
 
 
 def is_matmul(program: EinsumProgram, statement: Statement) -> bool:
@@ -107,8 +113,7 @@ def is_matmul(program: EinsumProgram, statement: Statement) -> bool:
     if not product or len(statement.reduced) != 1 or statement.reduction != "add":
         return False
     both = all(statement.reduced[0] in a.indices for a in statement.operands)
-    moved = {s.name for s in program.steps if isinstance(s, Move) and s.kind not in ("reshape", "permute", "slice")}
-    return both and not any(_is_sparse(program, a.tensor) or a.tensor in moved for a in statement.operands)
+    return both and not any(_is_sparse(program, a.tensor) for a in statement.operands)
 
 
 def joined(program: EinsumProgram) -> Fusion:
@@ -160,29 +165,26 @@ def reassociated(program: EinsumProgram) -> tuple[EinsumProgram, list[str]]:
     while (found := _turn(program)) is not None:
         program, name = found
         turned.append(name)
-    return program, turned
+    return needed(program), turned
 
 
 def _turn(program: EinsumProgram) -> tuple[EinsumProgram, str] | None:
-    uses: dict[str, int] = dict.fromkeys(program.outputs, 1)
-    for step in program.steps:
-        for name in step.operands if isinstance(step, Move) else (a.tensor for a in step.operands):
-            uses[name] = uses.get(name, 0) + 1
     makers = {s.name: s for s in program.statements}
     for last in program.statements:
         if not is_matmul(program, last):
             continue
         for n, access in enumerate(last.operands):
             first = makers.get(access.tensor)
-            if first is None or uses[first.name] != 1 or not _sums_rows(program, first):
+            pair = None
+            if first is not None and _sums_rows(program, first):
+                pair = _swapped(program, first, last, n)
+            if first is None or pair is None:
                 continue
-            pair = _swapped(program, first, last, n)
-            if pair is None:
-                continue
-            shapes = {**program.shapes, first.name: _shape(program, pair[0])}
-            made = replace(program, steps=_exchanged(program, first, last, pair), shapes=shapes)
-            after = sum(operations(made, s) for s in pair)
-            if after < operations(program, first) + operations(program, last):
+            shapes = {**program.shapes, pair[0].name: _shape(program, pair[0])}
+            steps = [x for step in program.steps for x in (pair if step is last else (step,))]
+            made = replace(program, steps=tuple(steps), shapes=shapes)
+            before = operations(program, last) + (operations(program, first) if uses(program, first.name) == 1 else 0)
+            if sum(operations(made, one) for one in pair) < before:
                 return made, f"{first.name} after {last.name}"
     return None
 
@@ -199,7 +201,7 @@ def _shape(program: EinsumProgram, statement: Statement) -> tuple[int, ...]:
 
 
 def _swapped(program: EinsumProgram, first: Statement, last: Statement, at: int) -> tuple[Statement, Statement] | None:
-    """``T_ij = sum_k A_ik X_kj; U_il = sum_j T_ij W_jl`` as ``T_kl = sum_j X_kj W_jl; U_il = sum_k A_ik T_kl``."""
+    """``T_ij = sum_k A_ik X_kj; U_il = sum_j T_ij W_jl`` as ``V_kl = sum_j X_kj W_jl; U_il = sum_k A_ik V_kl``."""
     own, weight = last.operands[at], last.operands[1 - at]
     names = dict(zip(first.indices, own.indices, strict=True))
     inner = first.reduced[0]
@@ -213,21 +215,9 @@ def _swapped(program: EinsumProgram, first: Statement, last: Statement, at: int)
     if column in a.indices or column not in x.indices or set(weight.indices) & set(a.indices):
         return None
     kept = tuple(i for i in dict.fromkeys((*x.indices, *weight.indices)) if i != column)
-    product = replace(first, indices=kept, operands=(x, weight), reduced=(column,))
-    rows = replace(last, operands=(a, Access(first.name, kept)), reduced=(names[inner],))
+    name = fresh_name(f"{last.name}_first", set(program.shapes))
+    product = replace(last, name=name, indices=kept, operands=(x, weight), reduced=(column,), group=name)
+    rows = replace(last, operands=(a, Access(name, kept)), reduced=(names[inner],))
     if set(rows.indices) | set(rows.reduced) != set(a.indices) | set(kept):
         return None
     return product, rows
-
-
-def _exchanged(
-    program: EinsumProgram, first: Statement, last: Statement, pair: tuple[Statement, Statement]
-) -> tuple[Statement | Move, ...]:
-    """The steps with the pair in the place of both: the first where the last stood, since it reads what that read."""
-    steps: list[Statement | Move] = []
-    for step in program.steps:
-        if step is last:
-            steps += pair
-        elif step is not first:
-            steps.append(step)
-    return tuple(steps)
