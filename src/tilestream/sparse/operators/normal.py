@@ -10,7 +10,7 @@ import torch
 
 from tilestream.errors import SparseError
 from tilestream.sparse.operators.arithmetic import number
-from tilestream.sparse.operators.registry import NoLowering, operator
+from tilestream.sparse.operators.registry import OPERATORS, Lowering, NoLowering, operator
 from tilestream.sparse.recorder import Recorder, View
 
 
@@ -98,20 +98,16 @@ def _amax(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> Vie
     return rec.reduce(x, _dims(x, dim), keepdim, "max")
 
 
-@operator("max")
-def _max(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View | list[View]:
-    if isinstance(dim, View):
-        return rec.binary("max", x, dim)
-    made = _amax(rec, x, dim, keepdim)
-    return made if dim is None else [made, _places(rec, x, torch.argmax, dim, keepdim, made.shape)]
+def _extreme(op: str, fold: Lowering, find: Any) -> Lowering:
+    """Of all elements, of two tensors, or along a dimension: then where it is as well."""
 
+    def lower(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View | list[View]:
+        if isinstance(dim, View):
+            return rec.binary(op, x, dim)
+        made = fold(rec, x, dim, keepdim)
+        return made if dim is None else [made, _places(rec, x, find, dim, keepdim, made.shape)]
 
-@operator("min")
-def _min(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View | list[View]:
-    if isinstance(dim, View):
-        return rec.binary("min", x, dim)
-    made = _amin(rec, x, dim, keepdim)
-    return made if dim is None else [made, _places(rec, x, torch.argmin, dim, keepdim, made.shape)]
+    return lower
 
 
 def _places(rec: Recorder, x: View, find: Any, dim: int, keepdim: bool, shape: tuple[int, ...]) -> View:
@@ -142,6 +138,10 @@ def _prod(rec: Recorder, x: View, dim: int | None = None, keepdim: bool = False,
 def _amin(rec: Recorder, x: View, dim: Any = None, keepdim: bool = False) -> View:
     largest = rec.reduce(rec.unary("neg", x, "_neg"), _dims(x, dim), keepdim, "max", "_max")
     return rec.unary("neg", largest)
+
+
+OPERATORS["max"] = _extreme("max", _amax, torch.argmax)
+OPERATORS["min"] = _extreme("min", _amin, torch.argmin)
 
 
 def _statistics(rec: Recorder, x: View) -> tuple[View, View]:
