@@ -24,8 +24,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", ["bf16", "f16", "f32"])
 def test_compiles_without_spills(name: str) -> None:
-    text = f'#define SUM_DTYPE {name}\n#include "segments.cuh"\n'
-    assert all(compile_text(text, kernel, 0).spills == 0 for kernel in KERNELS)
+    assert all(compile_text(device_segments.text(name), kernel, 0).spills == 0 for kernel in KERNELS)
 
 
 def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor:
