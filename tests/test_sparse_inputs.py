@@ -1,5 +1,6 @@
 """What users give instead of what is wanted: files that lie, arrays of other libraries, modules in train mode."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,15 @@ import torch.nn.functional as F
 from sparse_modules import Call, agree, rand
 from test_sparse_cli import call
 from torch import nn
+from typer.testing import CliRunner
 
+from tilestream.cli.progress import first_compilation
+from tilestream.cli.sparse import app
 from tilestream.errors import SparseError
 from tilestream.sparse import compile, compile_einsum
 from tilestream.sparse.dot import from_dot
+from tilestream.sparse.program import Program
+from tilestream.sparse.search import search
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -25,6 +31,7 @@ FILES = {
     "rows": (f"{HEAD} real general\n1000000000000 1000000000000 1\n1 1 1.0\n", "63 bits"),
     "entries": (f"{HEAD} real general\n3 3 1000000000000\n1 1 1.0\n", "has 1,000,000,000,000 entries"),
     "array": ("%%MatrixMarket matrix array real general\n1000000 1000000\n1.0\n", "entries"),
+    "lines": ("%%MatrixMarket matrix array real general\n3 3\n3 1 0\n1 4 0\n1 4 -inf", "one number"),
     "negative": (f"{HEAD} real general\n-3 3 1\n1 1 1.0\n", "mtx"),
     "outside": (f"{HEAD} real general\n3 3 1\n7 1 1.0\n", "no Matrix Market file"),
     "short": (f"{HEAD} real general\n3 3 3\n1 1 1.0\n", "no Matrix Market file"),
@@ -149,3 +156,63 @@ def test_a_module_in_train_mode_from_a_shell(tmp_path: Path):
         "    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), (torch.randn(5, 3),)\n"
     )
     assert "call .eval()" in call("run", f"{path}:make", code=2)
+
+
+def test_options_that_mean_nothing_or_too_much(tmp_path: Path):
+    path = tmp_path / "a.mtx"
+    path.write_text(f"{HEAD} real general\n3 3 2\n1 1 1.5\n2 3 2.5\n")
+    product = ("run", "ik,kj->ij", str(path), str(path))
+    assert "--depth with --target cpu" in call(*product, "--target", "cpu", "--depth", "4", code=2)
+    assert "--engine with --target cpu" in call(*product, "--target", "cpu", "--engine", "spec", code=2)
+    assert "PyTorch's threads" in call(*product, "--target", "cpu", "--parallel", "i=2")
+    assert "at most 1,024" in call(*product, "--parallel", "i=99999999", code=2)
+    assert "at most 1,024" in call(*product, "--parallel", "i=64", "--parallel", "k=64", code=2)
+    assert "slots" in call(*product, "--depth", "99999999999999999999", code=2)
+    assert "at most 4,096" in call(*product, "--block", "99999999", code=2)
+    called = CliRunner().invoke(app, ["simulate", *product[1:]])
+    assert called.exit_code == 0 and "simulating 1 region\n" in called.stderr
+
+
+def test_the_first_compilation_of_the_engine_is_announced(monkeypatch):
+    said = []
+    monkeypatch.setattr("tilestream.sparse.engine.compiled.go", type("Go", (), {"signatures": []})())
+    with first_compilation(said.append, 0.01):
+        time.sleep(0.2)
+    assert said and "once on this machine" in said[0]
+
+
+def test_a_missing_cora_is_said_to_be_where(tmp_path: Path):
+    assert "linqs.org" in call("reproduce", "defaults", "--cora", str(tmp_path / "cora.cites"), code=2)
+
+
+def test_a_search_ends_when_its_seconds_are_over():
+    a = rand(30, 30, density=0.3, seed=1).to_sparse()
+
+    def make(schedule):
+        return compile_einsum("ik,kj,jl->il", [a, a, a], schedule)
+
+    whole = search(make, budget_s=60, slack=1e9)
+    short = search(make, budget_s=1e-6, slack=1e9)
+    assert len(whole.points) > 3 and len(short.points) == 1
+    assert " took " in short.longest
+
+
+def test_a_simulation_under_way_is_given_up_when_the_seconds_are_over():
+    a = rand(30, 30, density=0.3, seed=1).to_sparse()
+    ran = []
+
+    class Slow(Program):
+        def run(self, *inputs, progress, **options):
+            ran.append(self.schedule)
+            if len(ran) > 1:
+                time.sleep(0.3)
+                progress("still running")
+            return super().run(*inputs, **options)
+
+    def make(schedule):
+        program = compile_einsum("ik,kj,jl->il", [a, a, a], schedule)
+        program.__class__ = Slow
+        return program
+
+    found = search(make, budget_s=0.5, slack=1e9)
+    assert len(found.points) < len(ran) and found.unsimulated > 0

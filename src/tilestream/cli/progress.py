@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -36,3 +39,21 @@ class Progress:
             self.status.update(Text(line))
         else:
             self.console.print(f"{time.perf_counter() - self.start:6.1f} s  {line}", soft_wrap=True, markup=False)
+
+
+@contextmanager
+def first_compilation(progress: Progress, after_s: float = 2.0) -> Iterator[None]:
+    """Say so where the engine of streams is being compiled: once on a machine, and then it is kept on disk."""
+    from tilestream.sparse.engine.compiled import go
+
+    def tell() -> None:
+        if not getattr(go, "signatures", [None]):  # neither compiled nor read from disk yet
+            progress("compiling the simulator, once on this machine (about 20 s)")
+
+    timer = threading.Timer(after_s, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

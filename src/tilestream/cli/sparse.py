@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from tilestream import files
 from tilestream.cli.console import out, reported, write_json
 from tilestream.cli.grouped import grouped
-from tilestream.cli.progress import Progress
+from tilestream.cli.progress import Progress, first_compilation
 from tilestream.errors import OptionError
 
 app = typer.Typer(
@@ -88,6 +89,8 @@ def run(
     if target_ not in ("streams", "cpu"):
         raise OptionError(f"--target is {target_!r}", "use streams or cpu")
     if target_ == "cpu":
+        if depth is not None or engine != "fast":
+            raise OptionError(f"{'--depth' if depth is not None else '--engine'} with --target cpu", "leave it out")
         _run_loops(what, how, check, output, json_)
         return
     with Progress() as progress:
@@ -153,7 +156,7 @@ def simulate(
 @grouped
 def search(
     what: What,
-    budget: Annotated[float, typer.Option(help="Seconds.")] = 60.0,
+    budget: Annotated[float, typer.Option(help="Seconds; one candidate is always run to its end.")] = 60.0,
     orders: Annotated[int, typer.Option(help="Index orders to try of each fusion.")] = 4,
     factors: Annotated[str, typer.Option(help="Parallel factors, separated by commas.")] = "2,4",
     blocks: Annotated[str, typer.Option(help="Block edges, separated by commas; 1: scalars.")] = "1",
@@ -186,13 +189,19 @@ def search(
             depth=depth,
             progress=progress,
             bounded=bounded,
-            expected=_expected(loaded, progress) if check else None,
+            expected=(lambda: _expected(loaded, progress)) if check else None,
         )
     out.print(found.table())
     counts = (
         f"{found.estimated} estimated, {found.pruned} pruned, {len(found.points)} simulated, {found.unsimulated} left"
     )
     out.print(f"{counts}, {sum(found.refused.values())} refused; {found.seconds:.1f} s")
+    if found.seconds > 1.1 * budget:
+        out.print(
+            f"the budget was {budget:g} s: {found.longest}, and a candidate is not left half done",
+            markup=False,
+            soft_wrap=True,
+        )
     for why, count in sorted(found.refused.items(), key=lambda x: -x[1])[:3]:
         out.print(f"  {count} times: {why}", soft_wrap=True)
     out.print(f"best schedule:\n{found.best.schedule}", soft_wrap=True)
@@ -247,8 +256,10 @@ def _execute(what: What, how: How, engine: str, progress: Progress, **settings: 
     loaded = what.load(progress)
     progress("compiling")
     program = _made(loaded, schedule)
-    progress(f"simulating {len(program.regions)} regions")
-    return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
+    count = len(program.regions)
+    progress(f"simulating {count} region{'' if count == 1 else 's'}")
+    with first_compilation(progress) if engine == "fast" else nullcontext():
+        return loaded, program, program.run(*loaded.inputs, engine=engine, **settings)
 
 
 def _made(loaded: Any, schedule: Any) -> Any:
@@ -272,6 +283,8 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
     from tilestream.sparse.cpu import CpuProgram
 
     schedule = how.schedule()
+    if schedule.parallel:
+        out.print("--parallel is for streams: these loops run on PyTorch's threads whatever it says", markup=False)
     with Progress() as progress:
         loaded = what.load(progress)
         progress("compiling")

@@ -22,6 +22,7 @@ from tilestream.errors import SparseError
 CORA = "TILESTREAM_CORA"
 FILES = {"cora": CORA, "cora_ml": "TILESTREAM_CORA_ML", "dblp": "TILESTREAM_DBLP"}
 """The environment variable that says where the links of a set are."""
+HAD = f"unpack cora.tgz of LINQS (linqs.org/datasets), and give the path of its cora.cites, or set {CORA} to it"
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ def cora(path: str | Path | None = None) -> GraphSet:
     """
     given = path or os.environ.get(CORA)
     if not given:
-        raise SparseError("Cora's links are not part of this package", f"give the path of cora.cites, or set {CORA}")
+        raise SparseError("Cora's links are not part of this package", HAD)
     file = Path(given)
     file = file / "cora.cites" if file.is_dir() else file
     if not file.is_file():
-        raise SparseError(f"there is no file {str(file)!r}", f"give the path of cora.cites, or set {CORA}")
+        raise SparseError(f"there is no file {str(file)!r}", HAD)
     try:
         pairs = np.loadtxt(file, dtype=np.int64, ndmin=2)
     except ValueError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import inspect
 import math
 import warnings
@@ -192,8 +194,10 @@ def read(path: Path) -> scipy.sparse.coo_matrix | np.ndarray:
     if not path.is_file():
         raise SparseError(f"there is no file {str(path)!r}", "check the path")
     try:
-        rows, columns, entries, form, kind, _ = scipy.io.mminfo(path)
+        rows, columns, entries, form, kind, symmetry = scipy.io.mminfo(path)
         _check_size(path, int(rows), int(columns), int(entries), form, kind)
+        if form == "array":
+            _check_lines(path, int(rows), int(columns), symmetry)
         found = scipy.io.mmread(path)
     except (ValueError, OSError, OverflowError, MemoryError, TypeError) as error:
         why = str(error) or type(error).__name__
@@ -222,6 +226,22 @@ def _check_size(path: Path, rows: int, columns: int, entries: int, form: str, ki
             f"{path.name} says that it has {entries:,} entries, and has {path.stat().st_size:,} bytes",
             "write it again with scipy.io.mmwrite",
         )
+
+
+def _check_lines(path: Path, rows: int, columns: int, symmetry: str) -> None:
+    """That a dense file has one number a line, and as many as it says: scipy's reader ends the process on others.
+
+    Raises:
+        ValueError: what it has instead.
+    """
+    opened = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    with opened(path, "rt", encoding="latin-1") as file:
+        lines = [x for line in file if (x := line.split()) and not x[0].startswith("%")][1:]
+    if symmetry != "general" and rows != columns:
+        raise ValueError(f"a {symmetry} matrix of {rows} x {columns}")
+    below = {"general": rows * columns, "skew-symmetric": rows * (rows - 1) // 2}.get(symmetry, rows * (rows + 1) // 2)
+    if len(lines) != below or any(len(x) != 1 for x in lines):
+        raise ValueError(f"{below} lines of one number were expected")
 
 
 def _vector(matrix: scipy.sparse.coo_matrix | np.ndarray) -> scipy.sparse.coo_matrix | np.ndarray:

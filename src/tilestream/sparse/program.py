@@ -24,6 +24,8 @@ from tilestream.sparse.schedule import Schedule
 from tilestream.sparse.storage import Format, Level, SparseTensor, from_torch, plain, prune, repack
 from tilestream.sparse.stream.result import Result
 
+DEEPEST = 1 << 24
+"""Slots of a channel, which are memory here, at most."""
 Engine = Literal["fast", "spec"]
 Value = torch.Tensor | SparseTensor
 
@@ -183,6 +185,7 @@ class Program:
         trace: bool = False,
         values: bool = True,
         observe: Callable[[Region, Result], None] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> ProgramResult:
         """Run all regions, one after the other.
 
@@ -195,6 +198,7 @@ class Program:
             trace: keep every stream.
             values: False: the fast engine leaves out the arithmetic; cycles, counts and structures stay, values are 0.
             observe: called with each region and its result as soon as it has run.
+            progress: called with a line every few seconds of the fast engine; what it raises ends the run.
 
         Raises:
             SparseError: inputs that are not those of the program, or an engine that is neither of the two.
@@ -202,6 +206,8 @@ class Program:
         """
         if engine not in ("fast", "spec"):
             raise SparseError(f"engine {engine!r}", 'use "fast" or "spec"')
+        if any(n > DEEPEST for n in (depth.values() if isinstance(depth, Mapping) else [depth or 0])):
+            raise SparseError(f"channels of more than {DEEPEST:,} slots", "use None for no bound")
         module = importlib.import_module(
             "tilestream.sparse.engine" if engine == "fast" else "tilestream.sparse.run_spec"
         )
@@ -209,6 +215,7 @@ class Program:
         options |= {"timing": timing} if timing is not None else {}
         options |= {"values": False} if not values and engine == "fast" else {}
         options |= {"memory": memory} if memory is not None and engine == "fast" else {}
+        options |= {"progress": progress} if progress is not None and engine == "fast" else {}
         have = self.bind(*inputs)
         results: dict[str, Result] = {}
         fills = {name: fill for region in self.regions for name, fill in region.fills.items()}

@@ -12,6 +12,10 @@ from tilestream.sparse.orders.pog import MAX_ORDERS
 Order = int | tuple[str, ...]
 
 
+LANES, EDGE = 1_024, 4_096
+"""Lanes of an index, each a copy of the nodes below it, and the edge of a block: at most."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What the compiler is free to choose. ``repr`` is code that makes the same schedule.
@@ -49,6 +53,10 @@ class Schedule:
             raise SparseError(f"block={self.block}", "use 1 for scalars, or the edge of the blocks")
         if wrong := [i for i, ways in self.parallel.items() if ways < 1]:
             raise SparseError(f"parallel: {self.parallel[wrong[0]]} lanes of {wrong[0]!r}", "use 1 or more")
+        if most := [i for i, ways in self.parallel.items() if ways > LANES]:
+            raise SparseError(f"parallel: {self.parallel[most[0]]:,} lanes of {most[0]!r}", f"use at most {LANES:,}")
+        if self.block > EDGE:
+            raise SparseError(f"block={self.block:,}", f"use at most {EDGE:,}")
         if self.max_orders < 1:
             raise SparseError(f"max_orders={self.max_orders}", "use 1 or more")
 

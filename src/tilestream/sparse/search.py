@@ -78,7 +78,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search gave. ``refused``: why candidates did not compile or run, with how many each."""
+    """What a search gave. ``refused``: why candidates did not compile or run, with how many each. ``longest``: the step
+    that took most of ``seconds``, in words."""
 
     points: tuple[Point, ...]
     estimated: int
@@ -86,6 +87,7 @@ class Found:
     unsimulated: int
     refused: dict[str, int]
     seconds: float
+    longest: str = ""
 
     @property
     def front(self) -> list[Point]:
@@ -131,6 +133,30 @@ class Found:
         return {"best": str(self.best.schedule), "points": points, **counts, "refused": self.refused}
 
 
+def _once(make: Compile, took: dict[str, float]) -> Compile:
+    """``make`` that compiles each schedule once; ``took``: seconds of each, added to."""
+    made: dict[str, Program | SparseError] = {}
+
+    def compiled(schedule: Schedule) -> Program:
+        key, began = str(schedule), time.perf_counter()
+        if key not in made:
+            try:
+                made[key] = make(schedule)
+            except SparseError as error:
+                made[key] = error
+            took[f"compiling {key}"] = time.perf_counter() - began
+        found = made[key]
+        if isinstance(found, SparseError):
+            raise found
+        return found
+
+    return compiled
+
+
+class _OverBudget(Exception):
+    """The seconds of a search are over."""
+
+
 def search(
     make: Compile,
     inputs: Sequence[Any] = (),
@@ -142,19 +168,20 @@ def search(
     bounded: bool = False,
     start: Schedule | None = None,
     progress: Callable[[str], None] = lambda line: None,
-    expected: Sequence[torch.Tensor] | None = None,
+    expected: Sequence[torch.Tensor] | Callable[[], Sequence[torch.Tensor] | None] | None = None,
     **run: Any,
 ) -> Found:
     """The schedules of ``space`` that are worth knowing, by simulation.
 
     Args:
         inputs: what the program runs on.
-        budget_s: seconds for everything; at least one candidate is simulated.
+        budget_s: seconds for everything; at least one candidate is compiled and simulated. A simulation that is under
+            way when they are over is given up, but for the first.
         slack: a candidate is pruned if another is expected to be this many times better in cycles and in bytes.
         depth: slots of a channel, for the on-chip memory.
         bounded: simulate with channels of that depth; what deadlocks is refused.
         start: what every candidate takes the rest of its choices from.
-        expected: what PyTorch gives; every simulated candidate is held against it.
+        expected: what PyTorch gives, or what makes it; every simulated candidate is held against it.
         run: further arguments of ``Program.run``.
 
     Raises:
@@ -166,22 +193,37 @@ def search(
     space, start, began = space or Space(), start or Schedule(), time.perf_counter()
     _check_indices(make, space, start)
     refused: dict[str, int] = {}
+    took: dict[str, float] = {}
+    make = _once(make, took)
     found = schedules(make, space, start, refused)
+    expected = expected() if callable(expected) else expected
     until_s = began + budget_s / 2
+
+    points: list[Point] = []
+
+    def hurry(line: str) -> None:
+        progress(line)
+        if points and time.perf_counter() - began > budget_s:
+            raise _OverBudget
+
     candidates = _estimated(itertools.islice(found, space.most), make, inputs, depth, until_s, refused, progress)
     kept = prune(candidates, slack)
-    points: list[Point] = []
     left = len(kept)
     for candidate in kept:
         if points and time.perf_counter() - began > budget_s:
             break
         left -= 1
         progress(f"simulating {len(points) + 1} of {len(kept)}: {candidate.schedule}")
+        last = time.perf_counter()
         try:
-            ran = candidate.program.run(*inputs, depth=depth if bounded else None, **run)
+            ran = candidate.program.run(*inputs, depth=depth if bounded else None, progress=hurry, **run)
+        except _OverBudget:
+            left += 1
+            break
         except (SparseError, StreamDeadlock) as error:
             refused[error.cause] = refused.get(error.cause, 0) + 1
             continue
+        took[f"simulating {candidate.schedule}"] = time.perf_counter() - last
         if expected is not None and not (found := compare(ran.outputs, expected, candidate.program.bits)).ok:
             raise SparseError(
                 f"{candidate.schedule} gives other values: {found}", "report the program and the schedule"
@@ -192,7 +234,9 @@ def search(
         why = max(refused, key=lambda k: refused[k]) if refused else "the space is empty"
         raise SparseError(f"no schedule compiles and runs: {why}", "widen the space, or change the program")
     seconds = time.perf_counter() - began
-    return Found(tuple(points), len(candidates), len(candidates) - len(kept), left, refused, seconds)
+    slowest = max(took, key=lambda what: took[what])
+    longest = f"{slowest} took {took[slowest]:.1f} s"
+    return Found(tuple(points), len(candidates), len(candidates) - len(kept), left, refused, seconds, longest)
 
 
 def _estimated(

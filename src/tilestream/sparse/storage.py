@@ -160,6 +160,8 @@ def from_coo(
     values = np.asarray(values, dtype=np.float64)
     if len(format.levels) != len(shape):
         raise SparseError(f"tensor {name!r} {shape} and {len(format.levels)} levels", "give one level an index")
+    if any(size < 0 for size in shape):
+        raise SparseError(f"tensor {name!r} of shape {shape}", "give sizes of 0 or more")
     if len(coordinates) and ((coordinates < 0).any() or (coordinates >= np.array(shape)).any()):
         raise SparseError(f"tensor {name!r} has a coordinate outside {shape}", "give the shape that holds all entries")
     sizes, inner = list(shape), None

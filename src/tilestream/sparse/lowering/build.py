@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from tilestream.sparse.lowering.states import StreamState
 from tilestream.sparse.lowering.tiles import Edge, edge_name
 from tilestream.sparse.orders.work import extents, ranked
 from tilestream.sparse.region import Region, Source
-from tilestream.sparse.schedule import Order, Schedule
+from tilestream.sparse.schedule import LANES, Order, Schedule
 from tilestream.sparse.storage import Format
 from tilestream.sparse.stream.builder import Builder
 from tilestream.sparse.stream.graph import with_broadcasts
@@ -127,6 +128,8 @@ def _region(
     chosen = schedule.order_of(group.name)
     chosen = None if isinstance(chosen, int) and not group.whole else chosen  # it numbers the orders of the whole
     lanes = {i: n for i, n in schedule.lanes_of(group.name).items() if i in fused.sizes}
+    if math.prod(lanes.values()) > LANES:
+        raise SparseError(f"{math.prod(lanes.values()):,} lanes of region {group.name!r}", f"use at most {LANES:,}")
     failed: NotFusible | None = None
     for order in _candidates(fused, orders, chosen, group.name):
         views = _views(fused, order, blocks)

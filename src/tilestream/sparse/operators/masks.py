@@ -126,7 +126,8 @@ def _truth(rec: Recorder, x: Any) -> View:
 def masked(rec: Recorder, x: View, keep: Condition, fill: float) -> View:
     """``x`` where ``keep`` holds, ``fill`` elsewhere."""
     lost = fill == -math.inf or (fill <= _MINUS_INFINITY and rec.into_softmax and not is_low(rec, x.tensor))
-    outside = keep.stored and rec.is_outside(keep.view.tensor)
+    # a mask of one element is always stored: it says nothing by that
+    outside = keep.stored and rec.is_outside(keep.view.tensor) and bool(rec.shapes[keep.view.tensor])
     if outside and fill == 0:
         if not keep.zeros:
             rec.compress(keep.view.tensor)
