@@ -45,7 +45,9 @@ def main() -> None:
     losses = []
     for _ in range(20):
         optimiser.zero_grad()
-        loss = torch.nn.functional.nll_loss(loops(x, edge_index), target)
+        scores = loops(x, edge_index)
+        assert isinstance(scores, torch.Tensor)  # one result, so no tuple
+        loss = torch.nn.functional.nll_loss(scores, target)
         loss.backward()
         optimiser.step()
         losses.append(float(loss))
