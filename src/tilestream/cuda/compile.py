@@ -176,10 +176,12 @@ def _check(nvrtc, err) -> None:
 def _bytes(nvrtc, size_of, get, prog) -> bytes:
     err, size = size_of(prog)
     _check(nvrtc, err)
-    data = b" " * size
+    # NVRTC writes into this object. Bytes of length one are shared by all of Python: an empty log (one zero) would turn
+    # every b" " of the process into a zero, and f-strings that are compiled after that lose their single spaces.
+    data = bytes(size + 1)
     (err,) = get(prog, data)
     _check(nvrtc, err)
-    return data
+    return data[:size]
 
 
 def _text(nvrtc, size_of, get, prog) -> str:
