@@ -156,7 +156,7 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
         "id": f"region{index}",
         "name": region.name,
         "operators": ", ".join(launches.counted(region.operators)),
-        "relus": not region.parts and bool(with_relu(region.nodes)),
+        "relus": not region.parts and not region.alone and bool(with_relu(region.nodes)),
     }
     plan = region.plan
     if plan is None:
