@@ -23,7 +23,6 @@ PACKAGE = ROOT / "src" / "tilestream"
 BUDGET = Path(__file__).parent / "code_budget.toml"
 C_KINDS = (".cuh", ".h", ".cpp", ".cu", ".j2")
 NO_CODE = {
-    tokenize.COMMENT,
     tokenize.NL,
     tokenize.NEWLINE,
     tokenize.INDENT,

@@ -12,7 +12,6 @@ from typing import Any
 from tilestream.cuda.tensor_maps import Maps
 from tilestream.errors import DeviceError
 
-MAP_BYTES = 128
 PORTABLE_CLUSTER = 8  # a larger one must be asked for
 _TYPES = {
     "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",

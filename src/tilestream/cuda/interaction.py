@@ -102,6 +102,7 @@ SOURCE = Struct(
 )
 
 
+@cache
 def argument(vectors: int) -> Struct:
     """``InteractionParams`` of a kernel of so many vectors a sample."""
     given = "backward: gradients of the products [batch, PAIRS], `given_stride` bytes from row to row"

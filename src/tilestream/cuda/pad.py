@@ -49,6 +49,7 @@ MATRIX = Struct(
 )
 
 
+@cache
 def argument(matrices: int) -> Struct:
     """``PadParams`` of so many matrices."""
     return Struct("PadParams", (Field(MATRIX, "matrices", matrices), Field("int", "row_bytes"), Field("int", "pieces")))

@@ -95,12 +95,16 @@ class Struct:
         return made + "x" * (-at % self.alignment)
 
     @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(field.name for field in self.fields)
+
+    @cached_property
     def _packer(self) -> struct.Struct:
         return struct.Struct("<" + self.format)
 
     def _flat(self, values: Mapping[str, Any]) -> Iterator[Any]:
-        if values.keys() != {field.name for field in self.fields}:
-            wrong = sorted(values.keys() ^ {field.name for field in self.fields})
+        if values.keys() != self._names:
+            wrong = sorted(values.keys() ^ self._names)
             raise ValueError(f"struct {self.name} and the values given to it differ in {', '.join(wrong)}")
         for field in self.fields:
             given = values[field.name]

@@ -152,6 +152,7 @@ def _launch(name: str, dtype: str, ctas: int, threads: int, packed: bytes, devic
     function.launch((ctas, 1), threads, stream, packed)
 
 
+@cache
 def text(dtype: str) -> str:
     """The source of all three kernels, sums of ``dtype``."""
     structs = "\n".join(params.text for params in (KEYS, STARTS, SUMS))

@@ -33,7 +33,7 @@ ENTRY = Struct(
     ),
 )
 PARAMS = Struct("TurnParams", (Field(ENTRY, "entries", ENTRIES),))
-UNUSED = dict.fromkeys(("source", "target", "rows", "columns", "stride", "element_bytes"), 0)
+UNUSED = dict.fromkeys((field.name for field in ENTRY.fields), 0)
 TEXT = f'{PARAMS.text}\n#include "turn.cuh"\n'
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import jinja2
@@ -86,7 +86,7 @@ class StationarySource:
     def ctas(self) -> int:
         return sum(s.ctas for s in self.schedules)
 
-    @property
+    @cached_property
     def params(self) -> Struct:
         """The kernel's argument."""
         return argument(self.maps, self.pointers)
