@@ -43,7 +43,6 @@ from tilestream.errors import TilestreamError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
-from tilestream.plan.dataflow.chain import Chain, Gate
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
@@ -51,6 +50,7 @@ from tilestream.run.timing import capture, interleaved
 from tilestream.schedule.shared_tile import build
 from tilestream.schedule.shared_tile.model import TILES
 from tilestream.studies.flashfuser import generated
+from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15

@@ -35,9 +35,9 @@ from tilestream.apps.load import load
 from tilestream.options import parse
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.simulator import run
 from tilestream.studies.kitsune.capture import capture
+from tilestream.studies.kitsune.compiler.operators import OperatorGraph
 from tilestream.studies.kitsune.graphs import graph_of
 from tilestream.studies.kitsune.pytorch import workload
 

@@ -7,9 +7,9 @@ import operator
 import torch
 from torch import fx
 
-from tilestream.graph.record import Recorded
-from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.studies.kitsune.capture import assemble
+from tilestream.studies.kitsune.compiler.operators import OperatorGraph
+from tilestream.studies.kitsune.record import Recorded
 
 aten = torch.ops.aten
 ACTIVATIONS = {

@@ -12,13 +12,13 @@ from tilestream.ir.axes import Level
 from tilestream.ir.derive import held
 from tilestream.ir.text import show
 from tilestream.ir.verify import verify
-from tilestream.plan.dataflow.chain import Chain, Gate
-from tilestream.plan.dataflow.lower import lower
-from tilestream.plan.dataflow.places import held_c, held_e, places
-from tilestream.plan.dataflow.schedule import SCHEDULES, Cluster, Dataflow, Schedule, Tiles
-from tilestream.plan.dataflow.volumes import Candidates, dram, printed, volumes
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
+from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
+from tilestream.studies.flashfuser.dataflow.lower import lower
+from tilestream.studies.flashfuser.dataflow.places import held_c, held_e, places
+from tilestream.studies.flashfuser.dataflow.schedule import SCHEDULES, Cluster, Dataflow, Schedule, Tiles
+from tilestream.studies.flashfuser.dataflow.volumes import Candidates, dram, printed, volumes
 
 TRIPS = {"m": 2, "n": 2, "k": 2, "l": 2}
 CLUSTERS = [Cluster(), Cluster(1, 2, 1, 2), Cluster(2, 2, 2, 2), Cluster(1, 4, 1, 2)]

@@ -15,15 +15,15 @@ from tilestream import devices
 from tilestream.cli.main import app
 from tilestream.devices.shared_tile import H200_SHARED_TILE
 from tilestream.errors import OptionError
-from tilestream.plan.dataflow.chain import Gate
-from tilestream.plan.search import minmax
-from tilestream.plan.search.cost import cost
-from tilestream.plan.search.enumerate import resident
-from tilestream.plan.search.search import TOP
-from tilestream.plan.search.variant import Middle
 from tilestream.studies.flashfuser import generated, measured, paper, reproduce, truth
 from tilestream.studies.flashfuser.ablation import ablation, unfused_us
+from tilestream.studies.flashfuser.dataflow.chain import Gate
 from tilestream.studies.flashfuser.pixels import IMAGES
+from tilestream.studies.flashfuser.search import minmax
+from tilestream.studies.flashfuser.search.cost import cost
+from tilestream.studies.flashfuser.search.enumerate import resident
+from tilestream.studies.flashfuser.search.search import TOP
+from tilestream.studies.flashfuser.search.variant import Middle
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 H200 = devices.get("h200")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from tilestream.errors import PlanError
-from tilestream.plan.spatial.balance import Load, balance
+from tilestream.plan.balance import Load, balance
 from tilestream.simulator.workload import Engine
 
 TENSOR, SIMT = Engine.TENSOR, Engine.SIMT

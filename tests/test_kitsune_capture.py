@@ -18,10 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tilestream.apps import APPS
 from tilestream.apps.models import MODELS
 from tilestream.errors import CaptureError, OptionError
-from tilestream.graph.record import record
-from tilestream.plan.spatial.operators import Kind, OperatorGraph
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune.capture import capture
+from tilestream.studies.kitsune.compiler.operators import Kind, OperatorGraph
+from tilestream.studies.kitsune.record import record
 
 TABLE_2 = {
     ("dlrm", "inference"): 21,

@@ -16,17 +16,17 @@ from test_kitsune_selection import random_graphs
 from tilestream import devices, simulator
 from tilestream.errors import OptionError
 from tilestream.ir.rings import tiles_of
-from tilestream.plan.spatial.choose import balanced, memory_s, predict
-from tilestream.plan.spatial.launch import launch
-from tilestream.plan.spatial.schedule import expressible, tile_of
-from tilestream.plan.spatial.staged import Staged
-from tilestream.plan.spatial.tiling import TILES, Tile, works
-from tilestream.plan.spatial.traffic import launch_bytes, traffic
 from tilestream.simulator import run
 from tilestream.simulator.library import launch as library_launch
 from tilestream.simulator.tables import spilled
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import EXECUTIONS, design
+from tilestream.studies.kitsune.compiler.choose import balanced, memory_s, predict
+from tilestream.studies.kitsune.compiler.launch import launch
+from tilestream.studies.kitsune.compiler.schedule import expressible, tile_of
+from tilestream.studies.kitsune.compiler.staged import Staged
+from tilestream.studies.kitsune.compiler.tiling import TILES, Tile, works
+from tilestream.studies.kitsune.compiler.traffic import launch_bytes, traffic
 from tilestream.studies.kitsune.designs import Design
 
 A100 = devices.get("a100+kitsune")
@@ -111,10 +111,10 @@ def test_ctas_are_those_of_a_mesh(ctas: int, most: int):
     assert expressible(p, "l0", Tile(128, 16), ctas)[-1] == most
 
 
-def test_an_operator_without_a_sentence_is_in_no_pipeline_and_says_so(monkeypatch):
-    from tilestream.graph import sentences
+def test_an_operator_without_a_lowering_is_in_no_pipeline_and_says_so(monkeypatch):
+    from tilestream.studies.kitsune import lowering
 
-    monkeypatch.delitem(sentences.TABLE, torch.ops.aten.relu)
+    monkeypatch.delitem(lowering.LOWERINGS, torch.ops.aten.relu)
     d = design(mlp(), A100)
     reasons = {e.op: e.reason for e in d.selection.exclusions}
     assert not d.groups and reasons["a0"] == "no tile op does this" and set(reasons) == {op.name for op in mlp()}

@@ -11,17 +11,17 @@ from small_models import SIZES, Case, small
 
 from tilestream import devices
 from tilestream.graph.costs.table import Kind
-from tilestream.graph.record import Mode
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import Partial, placement
-from tilestream.plan.spatial.operators import OperatorGraph
-from tilestream.plan.spatial.selection import Selection
-from tilestream.plan.spatial.staged import Staged
 from tilestream.run.oracle import error, tolerance
 from tilestream.studies.kitsune import design
 from tilestream.studies.kitsune.capture import capture
+from tilestream.studies.kitsune.compiler.operators import OperatorGraph
+from tilestream.studies.kitsune.compiler.selection import Selection
+from tilestream.studies.kitsune.compiler.staged import Staged
 from tilestream.studies.kitsune.designs import PIPELINE, Design, Library, select_deep, select_spatial
 from tilestream.studies.kitsune.execute import run
+from tilestream.studies.kitsune.record import Mode
 
 pytestmark = pytest.mark.xdist_group("kitsune executed")  # one process has what is captured
 A100 = devices.get("a100+kitsune")
@@ -87,7 +87,7 @@ def test_other_plans_too(app: str, execution: str) -> None:
 
 def test_what_is_saved_is_what_goes_on(monkeypatch) -> None:
     """A norm of values that a vertical kernel never rounded, and its gradient by those that it saved, do not fit."""
-    from tilestream.graph.sentences.writer import Writer
+    from tilestream.studies.kitsune.lowering.writer import Writer
 
     monkeypatch.setattr(Writer, "settle", lambda *_: None)
     _, off = executed("mgn", "training", "vertical")
@@ -102,22 +102,22 @@ def no_mask(e, node):
 
 
 @pytest.mark.parametrize("broken", ["mask", "bias", "order", "parts"])
-def test_a_wrong_sentence_is_found(broken: str, monkeypatch) -> None:
-    from tilestream.graph import sentences
-    from tilestream.graph.sentences import products
+def test_a_wrong_lowering_is_found(broken: str, monkeypatch) -> None:
+    from tilestream.studies.kitsune import lowering
+    from tilestream.studies.kitsune.lowering import products
 
     aten = torch.ops.aten
     if broken == "mask":
-        monkeypatch.setitem(sentences.ELEMENTWISE, aten.threshold_backward, no_mask)
+        monkeypatch.setitem(lowering.ELEMENTWISE, aten.threshold_backward, no_mask)
     elif broken == "bias":
         right = products._operands
         monkeypatch.setattr(products, "_operands", lambda node: (*right(node)[:2], None))
     elif broken == "order":
-        right_joined = sentences.parts._joined
+        right_joined = lowering.parts._joined
         backwards = lambda node: (right_joined(node)[0][::-1], *right_joined(node)[1:])  # noqa: E731
-        monkeypatch.setattr(sentences.parts, "_joined", backwards)
+        monkeypatch.setattr(lowering.parts, "_joined", backwards)
     else:  # a sum's parts are not added: only the first CTA's is stored
-        monkeypatch.setattr("tilestream.reference.sentence.COMBINE", {"sum": (0.0, lambda a, b: b)})
+        monkeypatch.setattr("tilestream.reference.einsum.COMBINE", {"sum": (0.0, lambda a, b: b)})
         monkeypatch.setattr("tilestream.reference.mesh_machine.COMBINE", {"sum": (0.0, lambda a, b: b)})
     _, off = executed("nerf", "training", "kitsune")
     assert off

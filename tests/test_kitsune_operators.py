@@ -8,7 +8,7 @@ import pytest
 from operator_graphs import Builder
 
 from tilestream.errors import CaptureError
-from tilestream.plan.spatial.operators import Operand, OperatorGraph
+from tilestream.studies.kitsune.compiler.operators import Operand, OperatorGraph
 
 
 def diamond() -> OperatorGraph:

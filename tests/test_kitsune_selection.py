@@ -9,9 +9,9 @@ from operator_graphs import Builder, gated_ffn, mlp, nerf, trained_mlp
 from torch import fx
 
 from tilestream.errors import PlanError
-from tilestream.plan.spatial.operators import Kind, OperatorGraph
-from tilestream.plan.spatial.patterns import DEEP, VERTICAL, letter
-from tilestream.plan.spatial.selection import COMPLETE, INDEXES, LARGE, Selection, schedule, select
+from tilestream.studies.kitsune.compiler.operators import Kind, OperatorGraph
+from tilestream.studies.kitsune.compiler.patterns import DEEP, VERTICAL, letter
+from tilestream.studies.kitsune.compiler.selection import COMPLETE, INDEXES, LARGE, Selection, schedule, select
 
 
 def select_vertical(graph: OperatorGraph) -> Selection:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from operator_graphs import Builder, mlp, nerf, trained_mlp
 from test_kitsune_selection import random_graphs, select_vertical
 
-from tilestream.plan.spatial.selection import select
-from tilestream.plan.spatial.traffic import launch_bytes, reduction, traffic
+from tilestream.studies.kitsune.compiler.selection import select
+from tilestream.studies.kitsune.compiler.traffic import launch_bytes, reduction, traffic
 
 
 def test_bulk_reads_and_writes_everything():

@@ -1,4 +1,4 @@
-"""Ops of rows written out as sentences over named axes mean what they meant."""
+"""Ops of rows written out as indexed reductions over named axes mean what they meant."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from tilestream.devices.shared_tile import dsm_bytes_per_s
 from tilestream.errors import OptionError, PlanError
 from tilestream.ir.axes import Level
 from tilestream.ir.verify import verify
-from tilestream.plan.dataflow.chain import Chain, Gate
-from tilestream.plan.dataflow.lower import lower
-from tilestream.plan.dataflow.schedule import SCHEDULES, Cluster, Dataflow, Schedule, Tiles
-from tilestream.plan.dataflow.volumes import Candidates, volumes
-from tilestream.plan.search import rules
-from tilestream.plan.search.cost import cost
-from tilestream.plan.search.enumerate import RESERVED, resident, variants
-from tilestream.plan.search.minmax import best, ranked
-from tilestream.plan.search.search import TOP, Candidate, Effort, binned, rank, search
-from tilestream.plan.search.variant import Middle, SharedTile, Tail
+from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
+from tilestream.studies.flashfuser.dataflow.lower import lower
+from tilestream.studies.flashfuser.dataflow.schedule import SCHEDULES, Cluster, Dataflow, Schedule, Tiles
+from tilestream.studies.flashfuser.dataflow.volumes import Candidates, volumes
+from tilestream.studies.flashfuser.search import rules
+from tilestream.studies.flashfuser.search.cost import cost
+from tilestream.studies.flashfuser.search.enumerate import RESERVED, resident, variants
+from tilestream.studies.flashfuser.search.minmax import best, ranked
+from tilestream.studies.flashfuser.search.search import TOP, Candidate, Effort, binned, rank, search
+from tilestream.studies.flashfuser.search.variant import Middle, SharedTile, Tail
 
 H200 = devices.get("h200")
 G4 = Chain("G4", 128, 3072, 768, 768)

@@ -1,8 +1,8 @@
 """The intermediate representation. Everything is a Pipeline.
 
-Every tile op is one sentence: *combine the operands element by element, then sum over each axis that an operand has and
-the result lacks*. A product, a bias gradient, a row sum, a split of a hidden layer are that sentence with other axes.
-Ops of rows (``linear``, ``layer_norm``, ``cat``) are macros of it (``ir.plain``).
+Every tile op is one indexed reduction: *combine the operands element by element, then sum over each axis that an
+operand has and the result lacks*. A product, a bias gradient, a row sum, a split of a hidden layer differ in their
+axes alone. Ops of rows (``linear``, ``layer_norm``, ``cat``) are macros of it (``ir.plain``).
 
 Most pipelines stream the rows of ``[rows, features]`` matrices, a tile of rows at a time, through stages that are
 resident together. The number of rows is not part of it: one pipeline, and the kernel made from it, serves every batch.

@@ -1,4 +1,4 @@
-"""Ops of rows as the plain sentence: every tile with named axes, every operand with explicit coordinates.
+"""Ops of rows as indexed reductions: every tile with named axes, every operand with explicit coordinates.
 
 A row pipeline says what its ops do (``linear``, ``layer_norm``, ``cat``, a vector that broadcasts) and leaves columns
 without names. Here they get them: an op that makes columns names an axis after its tile, other ops keep their widest

@@ -34,8 +34,8 @@ from tilestream.ir.derive import (
 from tilestream.ir.mesh_traffic import indices
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
 from tilestream.ir.taps import pictures
+from tilestream.reference.einsum import COMBINE, evaluate
 from tilestream.reference.ops import Arithmetic
-from tilestream.reference.sentence import COMBINE, say
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 
@@ -282,7 +282,7 @@ class _Machine:
         lengths = {a: len(x) for a, x in at.items()}
         nothing, combine = COMBINE[op.combine]
         if operands:
-            value = say(op, operands, lengths, self.arithmetic.dtype)
+            value = evaluate(op, operands, lengths, self.arithmetic.dtype)
         else:
             value = torch.full([lengths[a.name] for a in op.out.axes], nothing, dtype=self.arithmetic.dtype)
         where = _grid([at[a.name] for a in op.out.axes])
@@ -298,7 +298,7 @@ class _Machine:
         target, to = self.memory[op.params[-1]], op.views[-1]
         order = to.axes
         index = torch.broadcast_tensors(*(coordinate(c, at, order, self.memory) for c in to.at or ()))
-        value = say(op, [value], {a: len(x) for a, x in at.items()}, self.arithmetic.dtype)
+        value = evaluate(op, [value], {a: len(x) for a, x in at.items()}, self.arithmetic.dtype)
         value = value.expand(index[0].shape) if index else value
         dtype = self.p.tensor(op.params[-1]).dtype
         if op.kind == "store_add":

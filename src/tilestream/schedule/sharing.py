@@ -1,8 +1,8 @@
 """What CTAs that share a tile of few rows take: streaming of two products, and the latencies between.
 
 One model for all that is such a kernel: schedules of ours (``shared_tile_cost``), and the family that FlashFuser's
-study searches (``plan.search``). The paper's own cost is the slowest memory level alone. That has no launch, no latency
-of an exchange, no depth of a ring and no compute, and on an H200 those decide.
+study searches. The paper's own cost is the slowest memory level alone. That has no launch, no latency of an exchange,
+no depth of a ring and no compute, and on an H200 those decide.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ ELEMENTWISE: dict[object, Elementwise] = {
     aten.mish_backward: mish_backward,
     aten.log_sigmoid_backward: log_sigmoid_backward,
 }
-"""Operators that know nothing of dimensions: row programs and those over axes (``graph.sentences``) share them."""
+"""Operators that know nothing of dimensions: lowering to other axes than rows can share them."""
 
 RULES: dict[object, Rule] = {
     **ELEMENTWISE,

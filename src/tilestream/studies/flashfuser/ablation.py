@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
-from tilestream.plan.dataflow.chain import ACCUMULATOR, ELEMENT, Chain
-from tilestream.plan.search.cost import cost
-from tilestream.plan.search.enumerate import variants
-from tilestream.plan.search.search import Candidate, rank
-from tilestream.plan.search.variant import TILE, Middle, Tail
+from tilestream.studies.flashfuser.dataflow.chain import ACCUMULATOR, ELEMENT, Chain
+from tilestream.studies.flashfuser.search.cost import cost
+from tilestream.studies.flashfuser.search.enumerate import variants
+from tilestream.studies.flashfuser.search.search import Candidate, rank
+from tilestream.studies.flashfuser.search.variant import TILE, Middle, Tail
 
 Key = TypeVar("Key", Middle, Tail)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tilestream.errors import OptionError
-from tilestream.plan.dataflow.chain import Chain, Gate
-from tilestream.plan.search.variant import Middle, SharedTile, Tail
+from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
+from tilestream.studies.flashfuser.search.variant import Middle, SharedTile, Tail
 
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 """Of a checkout; an installed package has none, and its tables say so."""

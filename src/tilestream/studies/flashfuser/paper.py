@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilestream.plan.dataflow.chain import Chain, Gate
+from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 
 
 @dataclass(frozen=True)

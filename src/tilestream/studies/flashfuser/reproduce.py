@@ -12,12 +12,12 @@ from typing import Any
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.errors import OptionError, PlanError
-from tilestream.plan.dataflow.chain import Chain, Gate
-from tilestream.plan.search import minmax, rules
-from tilestream.plan.search.search import search
 from tilestream.studies.flashfuser import measured, paper
 from tilestream.studies.flashfuser.ablation import ablation, summary
+from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 from tilestream.studies.flashfuser.pixels import IMAGES, Pixels, predicted
+from tilestream.studies.flashfuser.search import minmax, rules
+from tilestream.studies.flashfuser.search.search import search
 from tilestream.studies.flashfuser.truth import Score, judged, phases
 from tilestream.studies.flashfuser.workload import Row, workload_json
 

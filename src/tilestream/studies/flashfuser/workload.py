@@ -8,15 +8,15 @@ from typing import Any
 from tilestream.devices import Device
 from tilestream.errors import OptionError
 from tilestream.ir.text import show
-from tilestream.plan.dataflow.chain import Chain
-from tilestream.plan.dataflow.lower import lower
-from tilestream.plan.dataflow.schedule import Dataflow
-from tilestream.plan.dataflow.volumes import Candidates, printed
-from tilestream.plan.search import minmax
-from tilestream.plan.search.search import Search
 from tilestream.studies.flashfuser import paper
 from tilestream.studies.flashfuser.ablation import Ablation
+from tilestream.studies.flashfuser.dataflow.chain import Chain
+from tilestream.studies.flashfuser.dataflow.lower import lower
+from tilestream.studies.flashfuser.dataflow.schedule import Dataflow
+from tilestream.studies.flashfuser.dataflow.volumes import Candidates, printed
 from tilestream.studies.flashfuser.pixels import Pixels, pixels_json
+from tilestream.studies.flashfuser.search import minmax
+from tilestream.studies.flashfuser.search.search import Search
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from tilestream.graph.costs.table import Kind, row
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet
 from tilestream.graph.provenance import source
-from tilestream.graph.record import Recorded, record
-from tilestream.plan.spatial.free import base, users
-from tilestream.plan.spatial.operators import PRODUCTS, Mode, Operator, OperatorGraph, Phase, Value
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune import grouping
+from tilestream.studies.kitsune.compiler.free import base, users
+from tilestream.studies.kitsune.compiler.operators import PRODUCTS, Mode, Operator, OperatorGraph, Phase, Value
 from tilestream.studies.kitsune.grouping import Group
 from tilestream.studies.kitsune.memory import Memory
+from tilestream.studies.kitsune.record import Recorded, record
 from tilestream.studies.kitsune.work import outputs, work
 
 

@@ -1,7 +1,7 @@
 """What the paper leaves open and we had to choose: rows of Table 2 as they would be by the other choice.
 
 The batches of Llama and NeRF, and how much an earlier call has left in decoding's cache, were chosen by the traffic
-that Table 2 states (docs/apps.md). One exclusion rule is not in the paper (``plan.spatial.selection.COMPLETE``).
+that Table 2 states (docs/apps.md). One exclusion rule is not in the paper (``compiler.selection.COMPLETE``).
 Vertical fusion of a training graph writes nothing for the backward pass in Table 2, and does in what is simulated.
 """
 
@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.studies.kitsune import design, paper, table2
+from tilestream.studies.kitsune.compiler.operators import OperatorGraph
 from tilestream.studies.kitsune.evaluate import evaluate
 from tilestream.studies.kitsune.graphs import table2_graph
 from tilestream.studies.kitsune.summary import BULK, KITSUNE, VERTICAL, Other, variant_of

@@ -11,19 +11,19 @@ from tilestream.errors import OptionError, PlanError
 from tilestream.graph.costs.table import Kind
 from tilestream.graph.selection import Exclusion
 from tilestream.ir.verify import verify
-from tilestream.plan.spatial.choose import choose_tiles
-from tilestream.plan.spatial.fuse_epilogues import fuse_epilogues
-from tilestream.plan.spatial.launch import launch
-from tilestream.plan.spatial.operators import OperatorGraph
-from tilestream.plan.spatial.patterns import DEEP, KITSUNE, VERTICAL, WHOLE, Pattern
-from tilestream.plan.spatial.selection import Selection, SfNode, schedule, select
-from tilestream.plan.spatial.split_reductions import split_reductions
-from tilestream.plan.spatial.staged import NoSentence, Staged, staged
-from tilestream.plan.spatial.traffic import reads, traffic, writes
 from tilestream.simulator.launch import simulate
 from tilestream.simulator.library import Cache, with_cached
 from tilestream.simulator.tables import spilled_bytes
 from tilestream.simulator.workload import Engine, SimLaunch, Workload
+from tilestream.studies.kitsune.compiler.choose import choose_tiles
+from tilestream.studies.kitsune.compiler.fuse_epilogues import fuse_epilogues
+from tilestream.studies.kitsune.compiler.launch import launch
+from tilestream.studies.kitsune.compiler.operators import OperatorGraph
+from tilestream.studies.kitsune.compiler.patterns import DEEP, KITSUNE, VERTICAL, WHOLE, Pattern
+from tilestream.studies.kitsune.compiler.selection import Selection, SfNode, schedule, select
+from tilestream.studies.kitsune.compiler.split_reductions import split_reductions
+from tilestream.studies.kitsune.compiler.staged import NotLowered, Staged, staged
+from tilestream.studies.kitsune.compiler.traffic import reads, traffic, writes
 from tilestream.studies.kitsune.workloads import library_kernels
 
 
@@ -75,7 +75,7 @@ class Design:
         """The plan: every launch in order, a pipeline of the IR that the verifier has accepted, or the library's.
 
         Raises:
-            PlanError: an operator of a vertical group has no sentence over axes.
+            PlanError: an operator of a vertical group has no lowering to axes.
             VerifyError: a pipeline is not legal.
         """
         made = {p.node.ops: p for p in self.groups}
@@ -160,13 +160,13 @@ def _selected(d: Design, library: tuple[Pattern, ...]) -> Design:
 def _staged(
     graph: OperatorGraph, library: tuple[Pattern, ...], complete: bool = False
 ) -> tuple[Selection, tuple[Staged, ...]]:
-    """Of any device. What has no sentence over axes is in no pipeline: it is excluded, with that as the reason."""
+    """Of any device. What has no lowering to axes is in no pipeline: it is excluded, with that as the reason."""
     refused: dict[str, str] = {}
     while True:
         selection = select(graph, library, refused, complete)
         try:
             return selection, tuple(staged(node, graph) for node in selection.nodes)
-        except NoSentence as why:
+        except NotLowered as why:
             refused[why.op.name] = why.reason
 
 
@@ -178,10 +178,10 @@ def select_whole(d: Design) -> Design:
 
 
 def _whole(node: SfNode, d: Design) -> Staged | None:
-    """``node`` as one kernel; None where an operator has no sentence over axes."""
+    """``node`` as one kernel; None where an operator has no lowering to axes."""
     try:
         return staged(node, d.graph, vertical=True)
-    except NoSentence:
+    except NotLowered:
         return None
 
 

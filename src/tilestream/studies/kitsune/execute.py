@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream import reference
 from tilestream.errors import InputError
-from tilestream.graph.record import Recorded
-from tilestream.plan.spatial.staged import Staged
+from tilestream.studies.kitsune.compiler.staged import Staged
 from tilestream.studies.kitsune.designs import Design, Library
+from tilestream.studies.kitsune.record import Recorded
 
 
 @dataclass(frozen=True)

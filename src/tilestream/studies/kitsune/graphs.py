@@ -9,8 +9,8 @@ from typing import Any
 from tilestream.apps.load import Workload, load
 from tilestream.apps.models import Model, find
 from tilestream.errors import OptionError
-from tilestream.plan.spatial.operators import Mode, OperatorGraph
 from tilestream.studies.kitsune.capture import capture
+from tilestream.studies.kitsune.compiler.operators import Mode, OperatorGraph
 
 TABLE2_MODELS = {"graphcast": "graphcast_cut"}
 """Rows of Table 2 whose model has another name than the row's application."""

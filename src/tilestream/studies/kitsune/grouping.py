@@ -20,7 +20,7 @@ from torch import fx
 
 from tilestream.graph.costs.table import FILLS, GEMMS
 from tilestream.graph.nodes import packet
-from tilestream.plan.spatial.free import FOLDED, base, is_operation, users
+from tilestream.studies.kitsune.compiler.free import FOLDED, base, is_operation, users
 
 aten = torch.ops.aten
 

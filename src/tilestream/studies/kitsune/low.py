@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilestream.plan.spatial.operators import OperatorGraph
 from tilestream.simulator.library import products
 from tilestream.studies.kitsune import design
+from tilestream.studies.kitsune.compiler.operators import OperatorGraph
 from tilestream.studies.kitsune.evaluate import evaluate
 from tilestream.studies.kitsune.graphs import table2_graph
 from tilestream.studies.kitsune.outcome import Outcome

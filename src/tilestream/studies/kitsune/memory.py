@@ -12,7 +12,7 @@ from tilestream.graph.costs.work import looked_up
 from tilestream.graph.nodes import VIEWS, packet
 from tilestream.graph.nodes import value as tensor
 from tilestream.ir.dtypes import DTYPES
-from tilestream.plan.spatial.operators import Operand, Value
+from tilestream.studies.kitsune.compiler.operators import Operand, Value
 from tilestream.studies.kitsune.sources import Sources
 from tilestream.studies.kitsune.work import outputs
 

@@ -156,8 +156,8 @@ def chosen(apps: Iterable[str], modes: Iterable[str]) -> list[paper.Table2Row]:
 def run_row(app: str, mode: str, device: str, variants: Sequence[str]) -> RowRuns:
     """Capture, design and simulate one row of Table 2; also by other choices, and, with more variants than the base,
     with what may move the share of time in which nothing is busy."""
-    from tilestream.plan.spatial.traffic import traffic as traffic_of
     from tilestream.studies.kitsune import choices, design, low
+    from tilestream.studies.kitsune.compiler.traffic import traffic as traffic_of
     from tilestream.studies.kitsune.evaluate import evaluate
     from tilestream.studies.kitsune.graphs import table2_graph
     from tilestream.studies.kitsune.table2 import other_counts

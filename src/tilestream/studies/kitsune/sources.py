@@ -12,7 +12,7 @@ from torch import fx
 from tilestream.graph.costs.table import UPDATES
 from tilestream.graph.nodes import packet
 from tilestream.graph.nodes import value as tensor
-from tilestream.plan.spatial.free import FOLDED, is_free, is_operation, result
+from tilestream.studies.kitsune.compiler.free import FOLDED, is_free, is_operation, result
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from tilestream.plan.spatial.operators import Kind, OperatorGraph
-from tilestream.plan.spatial.patterns import DEEP, VERTICAL
-from tilestream.plan.spatial.selection import Selection, select
-from tilestream.plan.spatial.traffic import reduction
+from tilestream.studies.kitsune.compiler.operators import Kind, OperatorGraph
+from tilestream.studies.kitsune.compiler.patterns import DEEP, VERTICAL
+from tilestream.studies.kitsune.compiler.selection import Selection, select
+from tilestream.studies.kitsune.compiler.traffic import reduction
 
 SAVED = "vertical, what is saved is written"
 

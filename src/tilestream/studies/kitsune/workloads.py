@@ -8,11 +8,11 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.graph.costs.work import layout
-from tilestream.plan.spatial.operators import PRODUCTS, Kind, Operator, OperatorGraph
-from tilestream.plan.spatial.tiling import elements
-from tilestream.plan.spatial.traffic import reads, writes
 from tilestream.simulator.library import Attention, Gemm, Kernel, Product, Stream, launch, stage_of
 from tilestream.simulator.workload import SimLaunch
+from tilestream.studies.kitsune.compiler.operators import PRODUCTS, Kind, Operator, OperatorGraph
+from tilestream.studies.kitsune.compiler.tiling import elements
+from tilestream.studies.kitsune.compiler.traffic import reads, writes
 
 
 def library_kernels(ops: Sequence[str], graph: OperatorGraph, device: Device) -> tuple[SimLaunch, ...]:
