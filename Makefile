@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/tilestream demo
 
 # One process a core; tests that need the GPU stay on one of them. JOBS=0: in this process. The tests come in the order
-# that tests/collected.py gives them: those first for which a process would wait at the end, those last that are skipped.
+# that tests/lib/collected.py gives them: those first for which a process would wait at the end, those last that are skipped.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 

@@ -14,7 +14,7 @@ from marked import with_parts
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "sparse-operators.md"
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "lib"))
 
 table: Any = importlib.import_module("sparse_one_operator")
 Outcome = table.Outcome

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import torch
 from collected import GROUP, SKIPPED, WHOLE_SUITE, first_line, ordered
 from hypothesis import settings
 from lost_context import leave_if_lost
+from torch import Tensor, fx
 
 from tilestream import cuda
 from tilestream.cuda.compile import compiler_version
-from tilestream.run import timing
+from tilestream.run import inductor, timing
 
 # The same examples each time, so that a failure is of a change and not of luck. `--hypothesis-profile random` (and
 # `--hypothesis-seed N`) looks for others.
@@ -168,3 +169,18 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executable, "_executables", {})
     monkeypatch.setattr(prepare, "_plans", {})
     monkeypatch.setattr(prepare, "_analyses", [])
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor would compile runs as it is: its compiler takes seconds a graph."""
+
+    def interpreted(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: Any) -> tuple[Any, list[Any]]:
+        def call(given: list[Any]) -> list[Any]:
+            return list(fx.Interpreter(graph).run(*given))
+
+        call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        values = [o.meta.get("val") if isinstance(o, fx.Node) else None for o in graph.graph.output_node().args[0]]  # pyright: ignore
+        return call, [tuple(v.stride()) if isinstance(v, Tensor) else None for v in values]
+
+    monkeypatch.setattr(inductor, "_compiled", interpreted)

@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import every_lane
 import torch
+from attention_cases import case as attended
 from backward_chains import data as chained
 from gpu_pipelines import NAMED
+from heads import HEAD, head
 from interactions import F16, Case
 from oracle_runs import to_gpu
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from stationary import data
-from test_few_queries import case as attended
 from test_gpu_backward_chains import CASES as CHAINS
 from test_gpu_blocks import KERNELS as BLOCKS
 from test_gpu_blocks import held
@@ -32,7 +33,6 @@ from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED
-from test_tails import HEAD, head
 from torch import Tensor
 
 from tilestream import cuda

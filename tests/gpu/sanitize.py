@@ -74,7 +74,7 @@ def reports(text: str) -> Counter[str]:
 
 
 def environ() -> dict[str, str]:
-    paths = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parent / "lib"), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -7,8 +7,8 @@ import torch
 from oracle_runs import reference_run, run_poisoned, to_gpu
 from programs import edge_block
 from random_pipelines import tensors_for
-from test_blocks import Points, held, mlp, points, residual
 from torch import nn
+from wide_programs import Points, held, mlp, points, residual
 
 from tilestream import cuda
 from tilestream.run.backend import tilestream

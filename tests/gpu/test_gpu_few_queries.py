@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_few_queries import BF16, F16, case, judged
+from attention_cases import BF16, F16, case, judged
 from torch import Tensor
 
 from tilestream.apps import llama

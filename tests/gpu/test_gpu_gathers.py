@@ -6,7 +6,6 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 from gathers import everywhere, message, tensors, with_index
 from gpu_pipelines import one_stage
 from oracle_runs import assert_close, assert_same_bits, cut, reference_run, run_poisoned, to_gpu
+from places import HELPERS
 from torch import Tensor, nn
 
 from tilestream import cuda, devices
@@ -116,8 +116,7 @@ except InputError as error:
 @pytest.mark.traps
 def test_an_index_outside_of_its_table_ends_the_kernel_and_is_named() -> None:
     """In a process of its own: the context is lost, as with torch's own assertion."""
-    here = Path(__file__).parent
-    code = OUTSIDE.format(paths=[str(here), str(here.parent)])
+    code = OUTSIDE.format(paths=[str(HELPERS)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "index 'senders' is 37 at row 321, and table 'v' has 37 rows" in done.stdout, done.stdout + done.stderr
 

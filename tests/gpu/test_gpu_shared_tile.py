@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import pythonpath
 from shared_tiles import Ffn
 
 from tilestream import cuda, reference
@@ -208,10 +209,9 @@ def test_nan_and_infinity_pass_through():
 
 
 def test_a_cta_that_never_announces_ends_the_launch():
-    folders = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(HERE / "stalled_tile.py")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TILESTREAM_CACHE": "0"},
+        env={**os.environ, "PYTHONPATH": pythonpath(HERE), "TILESTREAM_CACHE": "0"},
         capture_output=True,
         text=True,
         timeout=120,

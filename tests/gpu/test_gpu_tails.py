@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
+from heads import HEAD, head, layers_of
 from random_pipelines import tensors_for
-from test_tails import HEAD, head, layers_of
 from torch import nn
 
 from tilestream import cuda

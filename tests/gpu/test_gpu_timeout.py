@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from places import pythonpath
 
 from tilestream.cuda import launch
 
@@ -18,10 +19,9 @@ HERE = Path(__file__).parent
 
 def stalled(what: str, limit_ns: int | None) -> tuple[subprocess.CompletedProcess[str], float]:
     start = time.perf_counter()
-    folders = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(HERE / "stalled_pipeline.py"), what, *([] if limit_ns is None else [str(limit_ns)])],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TILESTREAM_CACHE": "0"},
+        env={**os.environ, "PYTHONPATH": pythonpath(HERE), "TILESTREAM_CACHE": "0"},
         capture_output=True,
         text=True,
         timeout=120,

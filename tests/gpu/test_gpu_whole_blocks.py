@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from test_whole_blocks import Gpt2Block, Mixing
+from real_blocks import Gpt2Block, Mixing
 
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream

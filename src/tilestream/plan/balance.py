@@ -50,7 +50,7 @@ def balance(loads: Sequence[Load], sms: int, dram_s: float = 0.0, l2_s: float = 
 
     They are given one by one to the slowest stage (as many more as it can take), which has the optimum of the integer
     program: rates are linear in the CTAs, so the last one given bounds every other choice
-    (``tests/test_kitsune_balance.py`` holds it against a solver).
+    (``tests/studies/test_kitsune_balance.py`` holds it against a solver).
 
     Args:
         loads: the stages of one pipeline.

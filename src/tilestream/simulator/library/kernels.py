@@ -2,7 +2,7 @@
 
 ``launches`` makes what the event loop runs. ``seconds`` is the closed form of the same stages, microseconds of Python
 a kernel: what the planner ranks by. They differ by 1 % on kernels that stream and by 4 % on products, in the mean; of
-600 random products by 20 % at most (``tests/test_library_kernels.py``).
+600 random products by 20 % at most (``tests/simulator/test_library_kernels.py``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,125 @@
+"""Attention of few queries: its kernel on the host, a thread a lane, and compiled; where it stands in a graph."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from types import SimpleNamespace
+
+import pytest
+import torch
+from attention_cases import BF16, F16, case, judged
+from eager_regions import trace
+from shared_keys import attended, operands
+
+from tilestream.cuda import few_queries as launched
+from tilestream.cuda.compile import compile_text
+from tilestream.cuda.few_queries import NAME, Kernel
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.few_queries import attention_on_host
+from tilestream.options import Options
+from tilestream.run import few_queries, grouped_queries
+from tilestream.run.target import resolve
+
+gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+CASES = {
+    "two of 32": case(3, 2, 32, 37),
+    "four of 64, f16, a mask": case(2, 4, 64, 170, F16, "one"),
+    "eight of 128, a mask each": case(2, 8, 128, 9, BF16, "each"),
+}
+
+
+@gxx
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    q, k, v, mask = CASES[name]
+    for resident in (1, 2) if q.shape[2] < 5 else (1,):
+        got = attention_on_host(q, k, v, mask, q.shape[-1] ** -0.5, resident=resident)
+        assert judged(got, q, k, v, mask), resident
+
+
+@gxx
+def test_a_head_of_which_all_is_masked_is_zero() -> None:
+    q, k, v, _ = CASES["two of 32"]
+    mask = torch.full((3, 1, 1, 37), float("-inf"), dtype=BF16)
+    mask[2] = 0
+    got = attention_on_host(q, k, v, mask, 1.0)
+    assert not got[:2].any() and got[2].all()
+
+
+@gxx
+def test_lanes_do_not_race() -> None:
+    q, k, v, mask = CASES["two of 32"]
+    assert judged(attention_on_host(q, k, v, mask, 32**-0.5, HostRun(sanitize=True)), q, k, v, mask)
+
+
+MUTANTS = {
+    "warps are put together too early": ("  lanes::all_together();\n", "", True),
+    "a position behind the last": (
+        "const bool there = s < p.positions;",
+        "const bool there = s <= p.positions;",
+        False,
+    ),
+    "old values keep their weight": ("values[k] * before", "values[k]", False),
+    "groups of a warp are left out": ("far = GROUP; far < LANES", "far = LANES; far < LANES", False),
+}
+
+
+@gxx
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    old, new, races = MUTANTS[name]
+    q, k, v, mask = CASES["two of 32"]
+    options = HostRun(sanitize=races, mutations=(Mutation("few_queries.cuh", old, new),))
+    try:
+        got = attention_on_host(q, k, v, mask, 32**-0.5, options)
+    except (HostRace, HostTrap):
+        return
+    assert not judged(got, q, k, v, mask)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("queries", "features", "resident"), [(1, 64, 2), (2, 128, 1), (4, 64, 2), (4, 256, 2), (8, 256, 1)]
+)
+def test_compiles_without_spills(queries: int, features: int, resident: int) -> None:
+    kernel = Kernel(queries, features, resident)
+    made = compile_text(kernel.text, NAME, kernel.shared_bytes)
+    assert made.spills == 0 and made.stack == 0
+    assert made.registers * 32 * kernel.warps * resident <= 65536
+
+
+def test_heads_that_share_an_sm_have_fewer_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[tuple[Kernel, tuple[int, int], int, bytes]] = []
+
+    def loaded(kernel: Kernel, _: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            launch=lambda grid, threads, _, raw: launches.append((kernel, grid, threads, bytes(raw)))
+        )
+
+    monkeypatch.setattr(launched, "_loaded", loaded)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    for heads, resident, threads in ((8, 1, 256), (256, 2, 128)):
+        q, k, v, mask = case(heads, 2, 32, 40, BF16, "one")
+        assert launched.attention(q, k, v, mask, 0.5).shape == q.shape
+        kernel, grid, count, raw = launches[-1]
+        assert (kernel.resident, grid, count) == (resident, (heads, 1), threads)
+        strides, rows = struct.unpack_from("<4q", raw, 40), struct.unpack_from("<4if", raw, 72)
+        assert strides == (128, 2560, 2560, 0) and rows == (64, 64, 64, 40, 0.5)
+
+
+def test_it_stands_where_queries_share_keys() -> None:
+    rows = [(1, 32), (1, 1, 1, 32), (2, 1, 1, 32)]
+    for features, taken, shape in ((16, 0, rows[0]), *((32, 1, shape) for shape in rows)):  # no kernel has lanes for 16
+        q, k, v = (t.bfloat16() for t in operands())
+        inputs = [t.repeat(1, 1, 1, features // 16) for t in (q, k, v)] + [torch.randn(shape).bfloat16()]
+        graph = trace(attended, inputs)
+        (want,) = graph(*inputs)
+        options, target = Options(attention=True, target="reference"), resolve(Options(target="reference"), inputs)
+        assert target is not None and grouped_queries.share_keys(graph) == 1
+        assert few_queries.stream_attention(graph, options.with_(attention=False), target) == 0
+        assert few_queries.stream_attention(graph, options, target) == taken
+        torch.testing.assert_close(graph(*inputs)[0], want)

@@ -1,0 +1,321 @@
+"""Feed-forward blocks on many rows as tiles of both products: schedule, pass, refusals, plans, selection, kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from places import GOLDEN
+from shared_tiles import Ffn
+from torch import nn
+
+from tilestream import cuda, devices, reference
+from tilestream.apps.layers import Layer
+from tilestream.cuda import sass
+from tilestream.errors import VerifyError
+from tilestream.graph.capture import capture
+from tilestream.graph.selection import partition
+from tilestream.ir.axes import Loop
+from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.verify import verify
+from tilestream.options import Options
+from tilestream.plan.passes import tile_block
+from tilestream.plan.planner import plan
+from tilestream.schedule.fits import verify_on
+from tilestream.schedule.shape import KernelShape, kernel_shape, why_no_kernel
+from tilestream.schedule.tiled_block import TiledBlock, build, space_bytes
+
+H200 = devices.get("h200")
+TWO = replace(H200, clusters=((2, 2),))
+"""A device of four SMs: what runs on the reference machine, and on the host, is small."""
+VIT = Ffn(3072, 768, 768, act="gelu", bias=True, residual=True, norm="layer")
+GATED = Ffn(520, 264, 272, gated=True, act="silu", bias=True, residual=True)
+TEXT = GOLDEN / "tiled_block.cu"
+
+
+def schedule(pipeline: Pipeline) -> TiledBlock:
+    return build(pipeline.stages[0], pipeline)
+
+
+# -- schedule
+
+
+def test_a_block_of_a_vision_transformer() -> None:
+    pipeline = tile_block(VIT.program(), H200)
+    verify_on(pipeline, H200)
+    assert kernel_shape(pipeline.stages[0]) is KernelShape.TILED_BLOCK and why_no_kernel(pipeline) == ""
+    s = schedule(pipeline)
+    assert (s.clusters, s.ctas, s.hid_blocks, s.out_blocks, s.first_steps, s.second_steps) == (66, 132, 12, 3, 12, 48)
+    # a unit of the second product for each cluster a turn, and four of the first
+    assert s.turn == 22 and s.turn * s.out_blocks == 66 and s.turn * s.hid_blocks == 4 * 66
+    assert s.shared_bytes == 4 * 49_152 + 4 * 8192 + 192 <= H200.shared_bytes_per_cta
+    assert s.slots == 2 * (22 + 2 * 6) and s.hidden_bytes == s.slots * 128 * 3072 * 2
+    walk = s.walk(16_384)
+    assert (walk.all_firsts, walk.all_seconds) == (64 * 12, 64 * 3)
+    assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 12)
+    flags, hidden, operand = space_bytes(s)
+    assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
+
+
+def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
+    """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_order.cuh)."""
+    w, made = s.walk(rows), []
+    for cluster in range(s.clusters):
+        first = second = cluster
+        units: list[tuple[int, int]] = []
+        while first < w.all_firsts or second < w.all_seconds:
+            ahead = w.head + second // w.seconds * w.firsts
+            if second < w.all_seconds and (first >= w.all_firsts or first >= ahead):
+                units.append((1, second))
+                second += s.clusters
+            else:
+                units.append((0, first))
+                first += s.clusters
+        made.append(units)
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 5000, 40_000])
+@pytest.mark.parametrize(
+    ("hid", "out"), [(3072, 768), (512, 512), (1000, 4096), (11_008, 4096), (256, 272), (4096, 520)]
+)
+def test_no_order_of_units_waits_for_itself(hid: int, out: int, rows: int) -> None:
+    """Clusters that take their units in order, each as soon as what it is made from, or overwrites, is through."""
+    s = schedule(tile_block(Ffn(max(hid, out), 512, out).program(), H200))
+    waiting = [list(reversed(units)) for units in dealt(s, rows)]
+    done: set[tuple[int, int]] = set()
+    ring = s.slots // 2
+
+    def ready(product: int, index: int) -> bool:
+        pair = index // (s.out_blocks if product else s.hid_blocks)
+        if product:
+            return all((0, pair * s.hid_blocks + k) in done for k in range(s.hid_blocks))
+        return pair < ring or all((1, (pair - ring) * s.out_blocks + k) in done for k in range(s.out_blocks))
+
+    while any(waiting):
+        through = [units.pop() for units in waiting if units and ready(*units[-1])]
+        assert through, "all wait"
+        done.update(through)
+    walk = s.walk(rows)
+    assert len(done) == walk.all_firsts + walk.all_seconds
+
+
+@pytest.mark.parametrize("rows", [1, 700, 1025])
+@pytest.mark.parametrize("block", [replace(GATED, out=264, norm="layer"), Ffn(1000, 256, 200, act="relu")])
+def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
+    pipeline = tile_block(block.program(), TWO)
+    verify(pipeline)
+    tensors = block.tensors(rows)
+    exact = block.eager({n: t.double() for n, t in tensors.items()})
+    got = reference.run(pipeline, tensors)["y"]
+    assert float((got.double() - exact).norm() / exact.norm()) < 2**-8
+
+
+# -- one layer
+
+
+QKV = Layer(768, (2304,), bias=True)
+THREE = Layer(768, (768, 768, 768), bias=True)
+OUT = Layer(768, (768,), bias=True, residual=True)
+
+
+@pytest.mark.parametrize("layer", [QKV, THREE])
+def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
+    pipeline = tile_block(layer.program(), H200)
+    verify_on(pipeline, H200)
+    assert kernel_shape(pipeline.stages[0]) is KernelShape.TILED_BLOCK and why_no_kernel(pipeline) == ""
+    s = schedule(pipeline)
+    # 9 blocks of columns over 66 clusters: 7 x 9 would leave three of them idle, 22 x 3 leaves none
+    assert (s.clusters, s.hid_blocks, s.out_blocks, s.second_steps) == (66, 0, 9, 12)
+    walk = s.walk(16_384)
+    assert (walk.all_firsts, walk.head, walk.firsts) == (0, 0, 0) and walk.all_seconds == 64 * 9
+    flags, hidden, operand = space_bytes(s)
+    assert hidden == operand == 0 and flags >= 8 * 132
+
+
+@pytest.mark.parametrize("rows", [1, 700])
+@pytest.mark.parametrize(
+    "layer", [Layer(264, (264,), bias=True, residual=True), Layer(200, (264, 8), bias=True, act="gelu")]
+)
+def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
+    pipeline = tile_block(layer.program(), TWO)
+    verify(pipeline)
+    tensors = layer.tensors(rows)
+    got = reference.run(pipeline, tensors)
+    for name, want in layer.eager({n: t.double() for n, t in tensors.items()}).items():
+        assert float((got[name].double() - want).norm() / want.norm()) < 2**-8
+
+
+def test_results_that_are_made_otherwise_do_not_share_tiles() -> None:
+    program = Layer(264, (264, 264), bias=True, act="relu").program()
+    (stage,) = program.stages
+    unlike = tuple(replace(op, kind="gelu") if op.out is not None and op.out.name == "h1" else op for op in stage.ops)
+    with pytest.raises(VerifyError, match="what is done to its 2 results differs"):
+        tile_block(program.with_stages((replace(stage, ops=unlike),)), H200)
+
+
+def test_the_planner_tiles_a_layer_on_many_rows_alone() -> None:
+    many = plan(OUT.program(), 16_384, H200, Options())
+    assert "wide layers as tiles over the grid" in [c.detail for c in many.candidates if not c.rejected]
+    few = plan(OUT.program(), 128, H200, Options())
+    assert all("tiles over the grid" not in c.detail for c in few.candidates)
+
+
+# -- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (Ffn(1024, 260, 512), r"260 x 2 = 520 bytes along .* are no multiple of 16"),
+        (Ffn(4096, 1032, 1032, norm="layer"), "rows of 1032 > 1024 columns stand in front of the first layer"),
+        (
+            Layer(768, (2304,), "layer", bias=True),
+            "has one layer, and a warp that makes rows in front of it is slower than",
+        ),
+    ],
+)
+def test_what_no_kernel_is_made_of(block: Ffn | Layer, why: str) -> None:
+    with pytest.raises(VerifyError, match=why):
+        schedule(tile_block(block.program(), H200))
+
+
+def test_another_mesh_or_another_loop_is_refused() -> None:
+    pipeline = tile_block(GATED.program(), H200)
+    (stage,) = pipeline.stages
+    rows, hidden = stage.loops
+    with pytest.raises(VerifyError, match=r"loops over 'rows' by 128 and .* by 128"):
+        build(replace(stage, loops=(rows, Loop(hidden.axis, 256))), pipeline)
+    with pytest.raises(VerifyError, match="mesh of a tiled block"):
+        build(replace(stage, mesh=stage.mesh[:2]), pipeline)
+    wide = replace(stage.mesh[1], size=1)
+    with pytest.raises(VerifyError, match="1 workers divide 272 columns, of 256 each"):
+        build(replace(stage, mesh=(stage.mesh[0], wide, stage.mesh[2])), pipeline)
+
+
+def test_a_device_without_clusters_has_no_tiled_blocks() -> None:
+    with pytest.raises(VerifyError, match="want as many clusters of 2, a100 holds 0"):
+        tile_block(VIT.program(), devices.get("a100"))
+
+
+# -- plans
+
+
+def test_the_planner_takes_it_on_many_rows_alone() -> None:
+    many = plan(VIT.program(), 16_384, H200, Options())
+    assert many.chosen.detail == "wide layers as tiles over the grid"
+    few = plan(VIT.program(), 128, H200, Options())
+    assert all("tiles over the grid" not in c.detail for c in few.candidates)
+    narrow = plan(Ffn(1024, 256, 256, act="gelu").program(), 65_536, H200, Options())
+    assert all("tiles over the grid" not in c.detail for c in narrow.candidates)
+
+
+# -- models
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def kinds(model: nn.Module, rows: int, width: int) -> list[list[str]]:
+    """Of each region, the kinds of its ops."""
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(model.bfloat16().eval(), (torch.randn(rows, width).bfloat16(),)).graphs
+    return [[op.kind for op in region.program.stages[0].ops] for region in partition(graph).regions]
+
+
+def test_norm_block_and_residual_are_one_region() -> None:
+    (found,) = kinds(Block(768, 3072), 1024, 768)
+    assert found.count("linear") == 2 and "layer_norm" in found and found[-2:] == ["add", "store"]
+
+
+class Attended(nn.Module):
+    """A layer of a transformer, with something that mixes rows in attention's place: [batch, tokens, 768]."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(768), nn.Linear(768, 768, bias=False)
+        self.projections = nn.ModuleList(nn.Linear(768, 2304 // count) for _ in range(count))
+        self.block = Block(768, 3072)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        made = torch.cat([p(y) for p in self.projections], -1).cumsum(1)
+        return self.block(x + self.out(made[..., :768]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_projections_and_their_residual_are_regions(count: int) -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(Attended(count).bfloat16().eval(), (torch.randn(2, 512, 768).bfloat16(),)).graphs
+    found = sorted([op.kind for op in r.program.stages[0].ops] for r in partition(graph, projections=True).regions)
+    qkv = [["load", *["linear"] * count, *["store"] * count]] if count > 1 else []  # one alone is a library's
+    # the sum of the residual goes with the layer in front of it, where it is computed once
+    rest = [
+        ["load", "layer_norm", "linear", "gelu", "linear", "add", "store"],
+        ["load", "linear", "load", "add", "store"],
+    ]
+    assert found == sorted([*qkv, *rest])
+    blocks = sorted([op.kind for op in r.program.stages[0].ops] for r in partition(graph).regions)
+    assert [kinds.count("linear") for kinds in blocks] == [2]  # without projections, the block alone, and the sum in it
+    assert blocks[0].count("add") == 2
+
+
+def test_a_product_alone_is_a_librarys() -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(nn.Linear(768, 768).bfloat16(), (torch.randn(1024, 768).bfloat16(),)).graphs
+    assert partition(graph, projections=True).regions == ()
+
+
+def test_a_norm_of_long_rows_stays_outside() -> None:
+    (found,) = kinds(Block(1032, 2048), 1024, 1032)
+    assert found.count("linear") == 2 and "layer_norm" not in found
+
+
+def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(480, 1024), relu, nn.Linear(1024, 1024), relu, nn.Linear(1024, 512), relu)
+    tail = nn.Sequential(nn.Linear(512, 256), relu, nn.Linear(256, 1))
+    stream, block = sorted(kinds(nn.Sequential(model, tail), 2048, 480), key=lambda k: -k.count("linear"))
+    assert (stream.count("linear"), block.count("linear")) == (3, 2)
+
+
+# -- kernels
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("block", [VIT, GATED, QKV, THREE], ids=["norm", "gated", "layer", "layers"])
+def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
+    assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.skipif(sass.disassembler() is None, reason="cuobjdump is not installed")
+def test_products_are_on_the_tensor_cores_and_nothing_is_in_local_memory() -> None:
+    (report,) = cuda.compile_only(tile_block(VIT.program(), H200))
+    code = sass.disassemble(report.cubin)
+    (source,) = cuda.sources(tile_block(VIT.program(), H200))
+    own = (sass.products_on_tensor_cores, sass.registers_by_role, sass.no_local_memory, sass.no_generic_addresses)
+    assert [found for rule in (*own, sass.loops_keep_their_operands) for found in rule(code, source)] == []
+
+
+def golden_text() -> str:
+    """What ``golden/tiled_block.cu`` holds: a gated block with a norm, biases and a residual. To write it again, here:
+    ``PYTHONPATH=../lib python -c "import test_tiled_block as t; t.TEXT.write_text(t.golden_text())"``.
+    """
+    (source,) = cuda.sources(tile_block(replace(GATED, out=264, norm="layer").program(), H200))
+    return source.text
+
+
+def test_the_generated_kernel_is_the_golden_one() -> None:
+    assert golden_text() == TEXT.read_text(), "it changed; if that is meant, write it again: see golden_text"

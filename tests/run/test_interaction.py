@@ -1,0 +1,424 @@
+"""Interactions in graphs: which are found, what takes their place, and that it computes the same."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eager_regions import trace
+from interactions import Case, Recommender, inputs
+from on_reference import compiled
+from places import DOCS
+from streamed import eagerly
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilestream import devices
+from tilestream.errors import OptionError, PlanError
+from tilestream.graph.capture import boxed, capture
+from tilestream.graph.interaction import (
+    INTERACTION,
+    INTERACTION_BACKWARD,
+    Interaction,
+    find_interactions,
+    place,
+    unpadded,
+)
+from tilestream.graph.interaction.op import interaction
+from tilestream.options import Options, parse
+from tilestream.plan.analyse import analyse
+from tilestream.plan.cache import store_sealed
+from tilestream.plan.interaction import Sizes, library_s, ours_s
+from tilestream.run import epilogues, fallback, inductor, oracle, timed_once
+from tilestream.run import interaction as kernels
+from tilestream.run import time_interaction as timing
+from tilestream.run.pads import PADDED
+from tilestream.run.target import Target
+from tilestream.run.timed_once import Choice
+from tilestream.run.timing import Captured
+
+DLRM = Sizes(32768, 27, 128, 351, 0, 26)
+
+
+def calls(graph: fx.Graph, target: Any) -> list[fx.Node]:
+    return list(graph.find_nodes(op="call_function", target=target))
+
+
+def placed(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[fx.GraphModule, list[Interaction], Tensor]:
+    """The inference graph of a module with operators of ours, what they are for, and what it computes."""
+    kept: list[tuple[fx.GraphModule, list[Interaction]]] = []
+
+    def backend(graph: fx.GraphModule, _: object) -> Any:
+        sites = find_interactions(graph.graph)
+        place(graph, sites)
+        kept.append((graph, sites))
+        return boxed(fx.Interpreter(graph).boxed_run)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result = torch.compile(module, backend=aot_autograd(fw_compiler=backend, inference_compiler=backend))(*given)
+    ((graph, sites),) = kept
+    return graph, sites, result
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("how", ["stack", "cat", "block", "bags"])
+def test_ways_to_join_vectors(how: str, alone: bool) -> None:
+    module, given = Recommender(how, alone).bfloat16(), inputs(37)
+    graph, (site,), result = placed(module, given)
+    assert len(site.vectors) == 5 and sum(v.index is not None for v in site.vectors) == 4
+    assert site.head == (-1 if alone else 0)
+    assert len(calls(graph.graph, INTERACTION)) == 1
+    assert not {str(n.target) for n in graph.graph.nodes} & {"aten.bmm.default", "aten.embedding.default"}
+    assert torch.equal(result, module(*given))
+
+
+def test_bags_of_several_are_rows_that_are_there() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.EmbeddingBag(30, 16, mode="sum"), nn.EmbeddingBag(30, 16, mode="sum")
+
+        def forward(self, x: Tensor, bags: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            z = torch.stack([x, self.one(bags), self.two(bags)], 1)
+            return torch.bmm(z, z.transpose(1, 2))[:, i, j]
+
+    module = Bags().bfloat16()
+    given = torch.randn(9, 16).bfloat16(), torch.randint(30, (9, 3)), torch.tensor([1, 2]), torch.tensor([0, 2])
+    _, (site,), result = placed(module, given)
+    assert all(v.index is None for v in site.vectors)
+    assert torch.equal(result, module(*given))
+
+
+class Others(nn.Module):
+    """What is no interaction, or none that kernels take."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if self.what == "other factors":
+            return torch.bmm(z, (z + 1).transpose(1, 2))[:, i, j]
+        if self.what == "not turned":
+            return torch.bmm(z, z)[:, i, j]
+        if self.what == "samples too":
+            return torch.bmm(z, z.transpose(1, 2))[i, i, j]
+        return torch.bmm(z, z.transpose(1, 2))[:, i, j]
+
+
+@pytest.mark.parametrize(
+    ("what", "shape", "dtype"),
+    [
+        ("other factors", (9, 4, 16), torch.bfloat16),
+        ("not turned", (9, 16, 16), torch.bfloat16),
+        ("samples too", (9, 4, 16), torch.bfloat16),
+        ("fp32", (9, 4, 16), torch.float32),
+        ("odd features", (9, 4, 12), torch.bfloat16),
+        ("wide features", (9, 4, 264), torch.bfloat16),
+        ("many vectors", (9, 65, 16), torch.bfloat16),
+    ],
+)
+def test_others_are_left_alone(what: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    graph = trace(Others(what), (torch.randn(shape).to(dtype), torch.tensor([1, 2, 3]), torch.tensor([0, 1, 0])))
+    assert not find_interactions(graph.graph)
+
+
+def test_vectors_that_are_there_are_taken() -> None:
+    """The same factors as above, of a shape and dtype that kernels take."""
+    given = torch.randn(9, 4, 16).bfloat16(), torch.tensor([1, 2, 3, -1]), torch.tensor([0, 1, 0, 3])
+    graph = trace(Others(""), given)
+    place(graph, find_interactions(graph.graph))
+    assert len(calls(graph.graph, INTERACTION)) == 1
+    assert torch.equal(graph(*given)[0], Others("")(*given))
+
+
+def test_a_wide_layer_reads_the_padded_rows() -> None:
+    """Three products are padded to eight: the layer behind them takes 24 columns, and only its weight is copied."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.top = nn.Linear(19, 512)
+
+        def forward(self, z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            x = z[:, 0]
+            z = torch.stack([x, z[:, 1], z[:, 2]], 1)
+            return torch.relu(self.top(torch.cat([x, torch.bmm(z, z.transpose(1, 2))[:, i, j]], 1)))
+
+    module = Wide().bfloat16()
+    given = torch.randn(9, 3, 16).bfloat16(), torch.tensor([1, 2, 2]), torch.tensor([0, 0, 1])
+    graph, _, _ = placed(module, given)
+    (call,) = calls(graph.graph, INTERACTION)
+    assert call.meta["val"].shape == (9, 24)
+    assert all(unpadded(user) is call for user in call.users)
+    assert epilogues.fuse(graph, {}) == 1
+    (pad,) = calls(graph.graph, PADDED)
+    (weight,) = pad.args[0]  # pyright: ignore
+    assert weight.meta["val"].shape == (512, 19)
+    assert calls(graph.graph, torch.ops.aten._addmm_activation.default)[0].args[1] is call
+
+
+# -- in torch.compile
+
+
+@pytest.fixture
+def quick(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
+    """Graphs run operator by operator, and are kept."""
+    kept: list[fx.GraphModule] = []
+
+    def kept_and_run(graph: fx.GraphModule, *args: Any) -> Any:
+        kept.append(graph)
+        return eagerly(graph, *args)
+
+    monkeypatch.setattr(inductor, "_compiled", kept_and_run)
+    monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
+    monkeypatch.setattr(timed_once, "_choices", {})
+    return kept
+
+
+def results(module: Any, given: tuple[Tensor, ...], training: bool) -> list[Tensor]:
+    """The result, or all gradients of the sum of its squares."""
+    if not training:
+        with torch.no_grad():
+            return [module(*given)]
+    module.zero_grad(set_to_none=True)
+    module(*given).double().square().sum().backward()
+    return [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_as_near_to_float64_as_eager(training: bool, quick: list[fx.GraphModule]) -> None:
+    """One compilation of symbolic batches after the first."""
+    module = Recommender().bfloat16()
+    fast = compiled(module, interactions=True, cache=False)
+    for batch in (130, 7, 33):
+        given = inputs(batch)
+        wide = copy.deepcopy(module).double()
+        got, eager = results(fast, given, training), results(module, given, training)
+        exact = results(wide, (given[0].double(), given[1]), training)
+        error, own, good = oracle.judge(got, eager, exact)
+        assert good, f"batch {batch}: error {error:.2e}, eager's {own:.2e}"
+    targets = [INTERACTION, INTERACTION_BACKWARD] if training else [INTERACTION]
+    assert all(sum(len(calls(g.graph, t)) for g in quick) == len(quick) // len(targets) for t in targets)
+    assert not any(calls(g.graph, torch.ops.aten.bmm.default) for g in quick)
+
+
+def test_one_sample(quick: list[fx.GraphModule]) -> None:
+    module, given = Recommender().bfloat16(), inputs(1)
+    assert torch.equal(results(compiled(module, interactions=True), given, False)[0], module(*given))
+
+
+def test_nothing_of_the_vectors_is_saved(quick: list[fx.GraphModule]) -> None:
+    results(compiled(Recommender().bfloat16(), interactions=True, cache=False), inputs(40), True)
+    forward, backward = quick
+    (call,) = calls(forward.graph, INTERACTION)
+    saved: Any = forward.graph.find_nodes(op="output")[0].args[0]
+    assert call in saved  # with its zeros, which the gradient of the layer behind it reads in bulk
+    assert not [n for n in saved if isinstance(n, fx.Node) and n.meta["val"].dim() == 3]
+    (gradient,) = calls(backward.graph, INTERACTION_BACKWARD)
+    sources: Any = gradient.args[0]
+    assert {n.op for n in sources} == {"placeholder"}
+
+
+def test_the_example_of_the_page(quick: list[fx.GraphModule]) -> None:
+    page = (DOCS / "interaction.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "docs/interaction.md", "exec"), {"__name__": "page"})
+    assert [len(calls(g.graph, INTERACTION)) for g in quick] == [1, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"interactions": False}])
+def test_on_by_default(options: dict[str, Any], quick: list[fx.GraphModule]) -> None:
+    results(compiled(Recommender().bfloat16(), **options), inputs(40), False)
+    assert len(quick) == 1 and len(calls(quick[0].graph, INTERACTION)) == (not options)
+
+
+def test_a_failure_of_ours_costs_the_interaction(quick: list[fx.GraphModule], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(kernels, "choose", fail)
+    monkeypatch.delenv("TILESTREAM_STRICT", raising=False)
+    module, given = Recommender().bfloat16(), inputs(40)
+    assert torch.equal(results(compiled(module, interactions=True), given, False)[0], module(*given))
+    assert not calls(quick[0].graph, INTERACTION)
+
+
+def test_the_option_is_checked() -> None:
+    assert parse({"interactions": True}).interactions
+    with pytest.raises(OptionError, match="not a bool"):
+        parse({"interactions": "yes"})
+
+
+# -- choices and plans
+
+
+KIND = kernels.Kind(DLRM, (0, *[100_000] * 26), str(torch.bfloat16), False)
+
+
+def test_what_is_not_timed_is_predicted(tmp_path: Path) -> None:
+    options = Options(cache_dir=tmp_path)
+    made = kernels.choose(KIND, options, Target("reference", torch.device("cpu"), devices.get("h200")))
+    assert made.wins and made.gain_us == made.present_us - made.other_us > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("other", ["{}", {"ours_us": 5.0, "library_us": 10.0, "measured": True}])
+def test_choices_are_kept(other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is damaged, or of another version, is made anew."""
+    times = [5.0]
+    monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(kernels, "time_interaction", lambda *_: Choice(times.pop(), 10.0))
+    target, options = Target("cuda", torch.device("cpu"), devices.get("h200")), Options(cache_dir=tmp_path)
+
+    def chosen() -> Choice:
+        monkeypatch.setattr(timed_once, "_choices", {})
+        return kernels.choose(KIND, options, target)
+
+    assert chosen() == chosen() == Choice(5.0, 10.0)
+    (kept,) = (tmp_path / "interactions").iterdir()
+    if isinstance(other, str):
+        kept.write_text(other)
+    else:
+        store_sealed(kept, other)
+    times.append(20.0)
+    assert chosen() == chosen() == Choice(20.0, 10.0)
+
+
+def test_costs() -> None:
+    """What docs/interaction.md says of DLRM."""
+    h200 = devices.get("h200")
+    assert DLRM.rows_bytes == 32768 * 27 * 256 and DLRM.result_bytes == 32768 * 960
+    assert 60 < DLRM.forward_bytes / 4.3e6 < 63 and 110 < DLRM.backward_bytes / 4.3e6 < 114
+    for batch in (2048, 32768):
+        sizes = replace(DLRM, batch=batch)
+        for training in (False, True):
+            floor = sizes.forward_bytes + (sizes.backward_bytes if training else 0)
+            assert floor / h200.dram_bytes_per_s < ours_s(sizes, training, h200) < library_s(sizes, training, h200)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_plan_of_a_whole_model_has_it_as_a_launch(training: bool) -> None:
+    module, given = Recommender(features=128, tables=8).bfloat16().requires_grad_(training), inputs(2048, tables=8)
+    without, found = (
+        analyse(module, given, Options(interactions=on, device="h200"), training=training) for on in (False, True)
+    )
+    ours = [launch for launch in found.whole.launches if launch.ours and launch.kind == "library"]
+    assert [x.operators for x in ours] == [
+        ("tilestream.interaction.default",),
+        *([("tilestream.interaction_backward.default",)] if training else []),
+    ]
+    assert found.whole.predicted_us < without.whole.predicted_us
+    # tables of 30 to 65 rows, the bottom's rows, indices and pairs are read once; 36 products and a head are written
+    rows = sum(30 + 5 * k for k in range(8)) + 2048
+    assert ours[0].bytes == 256 * rows + 2048 * 8 * 8 + 2 * 36 * 8 + 2048 * 2 * (128 + 40)
+    assert not [e for e in found.exclusions if "interaction" in e.op]
+    assert found.on_inductor.predicted_us == without.on_inductor.predicted_us
+    assert not any(launch.ours for launch in found.on_inductor.launches)
+
+
+def test_the_operators_meaning() -> None:
+    """Against a loop over samples and pairs."""
+    case = Case(4, 8, 3, head=2, diagonal=True)
+    sources, indices, first, second = case.operands()
+    got = interaction([s.double() for s in sources], indices, first, second, 2)
+    for b in range(3):
+        z = [s[b] if i is None else s[i[b]] for s, i in zip(sources, indices, strict=True)]
+        want = [float(z[i].double() @ z[j].double()) for i, j in zip(first, second, strict=True)]
+        torch.testing.assert_close(got[b], torch.cat([z[2].double(), torch.tensor([*want, *[0.0] * 6]).double()]))
+
+
+# -- timing
+
+
+@pytest.mark.parametrize(("ours_us", "taken"), [(5.0, 1), (10.0, 0)])
+def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_once, "_choices", {})
+    monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(kernels, "time_interaction", lambda *_: Choice(ours_us, 10.0))
+    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
+    options = Options(cache_dir=tmp_path)
+    for found in (kernels.stream_interactions(_captured(), False, options, target) for _ in range(2)):
+        assert found == [Choice(5.0, 10.0)] * taken
+    assert not kernels.stream_interactions(_captured(), False, options.with_(interactions=False), target)
+
+
+def _captured() -> fx.GraphModule:
+    return capture(Recommender().bfloat16(), inputs(64)).graphs[0]
+
+
+def test_the_librarys_way_is_compiled_while_a_graph_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors are fake ones of another mode than those of the graph around it."""
+    monkeypatch.setattr(fallback, "_unavailable", lambda failure: pytest.fail(str(failure)))
+    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
+    with tracing(TracingContext(FakeTensorMode())), torch.no_grad():
+        timing.library_forward(made, training=True)()
+        timing.library_backward(made)()
+
+
+def test_the_librarys_way_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
+    assert [len(s) for s in made.sources] == [33, 20, 30, 40, 50] and made.indices[0] is None
+    result, rows = timing.library_forward(made, training=True)()  # pyright: ignore[reportGeneralTypeIssues]
+    (gradient,) = timing.library_backward(made)()  # pyright: ignore[reportGeneralTypeIssues]
+    assert rows.shape == (33, 5, 16)
+    assert torch.equal(result, INTERACTION(*made.ours, made.head)[:, :23])
+    assert torch.equal(gradient.transpose(0, 1), INTERACTION_BACKWARD(*made.ours, made.given))
+
+
+@pytest.mark.parametrize(("training", "want"), [(False, Choice(1.0, 10.0)), (True, Choice(4.0, 40.0))])
+def test_passes_are_timed_in_turn(training: bool, want: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and the library's of each; what a training step takes is the sum of both."""
+
+    class Called:
+        """Stands for a captured function and its graph."""
+
+        def __init__(self, run: Callable[[], Any]) -> None:
+            self.run, self.graph, self.outputs = run, self, run()
+
+        def replay(self) -> None:
+            self.outputs.copy_(self.run())
+
+    monkeypatch.setattr(fallback, "rest", fallback.eager)
+    monkeypatch.setattr(timing, "capture", Called)
+    monkeypatch.setattr(timing, "interleaved", lambda arms, _: [[1.0], [10.0], [3.0], [30.0]][: len(arms)])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
+    sizes = Sizes(33, 5, 16, 7, 0, 4)
+    assert timing.time_interaction(sizes, (0, 20, 30, 40, 50), str(torch.bfloat16), training, target) == want
+
+
+def test_wrong_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
+    right = INTERACTION(*made.ours, made.head)
+
+    class Replayed:
+        """Stands for a CUDA graph: writes what a kernel would."""
+
+        def __init__(self, value: Tensor) -> None:
+            self.value, self.out = value, value.clone()
+
+        def replay(self) -> None:
+            self.out.copy_(self.value)
+
+    def arm(value: Tensor) -> Any:
+        graph = Replayed(value)
+        return Captured(graph, graph.out, 1, lambda: None)  # pyright: ignore[reportArgumentType]
+
+    timing.check([arm(right), arm(INTERACTION_BACKWARD(*made.ours, made.given))], made)
+    unwritten = right.clone()
+    unwritten[3, 5] = float("nan")
+    for wrong in (right * 1.02, unwritten):
+        with pytest.raises(PlanError, match="an interaction computes a wrong result"):
+            timing.check([arm(wrong)], made)

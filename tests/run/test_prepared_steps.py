@@ -1,0 +1,110 @@
+"""A training step's kernels are begun, and both its graphs planned, when its joint graph is cut."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from on_reference import compiled
+from torch import fx, nn
+from torch._inductor import config
+
+from tilestream.graph.gradients import GradientSite
+from tilestream.graph.region import Region
+from tilestream.graph.selection import Partition
+from tilestream.options import Options
+from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.planner import Candidate
+from tilestream.run import ahead, backward_chains, fallback, gradients, graphs, prepare
+from tilestream.run.graphs import Compilation
+from tilestream.run.joint import Partitioner
+from tilestream.run.target import resolve
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared is what is planned later: else compilers would work for nothing."""
+    asked: list[tuple[str, list[object], int]] = []
+    cutting: list[bool] = []
+    cut = Compilation.prepare
+
+    def prepared(self: Compilation, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        before = [str(graph.graph) for graph in (forward, backward)]
+        cutting.append(True)
+        cut(self, forward, backward)
+        cutting.pop()
+        assert before == [str(graph.graph) for graph in (forward, backward)], "the cut stays as it is"
+
+    def asking(_: Compilation, found: Partition, summed: Sequence[GradientSite]) -> list[GradientLaunch]:
+        asked.append(("ahead" if cutting else "planned", [r.program for r in found.regions], len(summed)))
+        return []
+
+    looked: list[bool] = []
+    find = graphs.find_regions
+    monkeypatch.setattr(graphs, "find_regions", lambda *a, **k: (looked.append(True), find(*a, **k))[1])
+    monkeypatch.setattr(prepare, "measures", lambda *_: bool(cutting))
+    monkeypatch.setattr(prepare, "Measurer", lambda *_: predicted)
+    monkeypatch.setattr(Compilation, "prepare", prepared)
+    monkeypatch.setattr(Compilation, "_prepare", asking)
+    module = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 8)).bfloat16()
+    compiled(module)(torch.randn(130, 24).bfloat16()).float().square().mean().backward()
+    assert [when for when, *_ in asked] == ["ahead", "ahead", "planned", "planned"]
+    assert [programs for _, programs, _ in asked[:2]] == [programs for _, programs, _ in asked[2:]]
+    assert len(looked) == 2, "what was found in a graph when it was cut is not looked for again"
+    assert all(programs for _, programs, _ in asked) and asked[1][2] == 3
+
+
+def predicted(candidates: Sequence[Candidate]) -> list[float]:
+    return [c.predicted_us or 1.0 for c in candidates]
+
+
+def test_both_graphs_are_planned_when_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed there, Inductor's code of a region among it, is not timed again, and the cut is none the worse."""
+    cutting: list[bool] = []
+    timed: list[tuple[str, bool]] = []
+    cut = Compilation.prepare
+
+    def prepared(self: Compilation, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        cutting.append(config.triton.cudagraphs is False and config.use_joint_graph_passes)
+        cut(self, forward, backward)
+        cutting.pop()
+
+    def measurer(region: Region, *_: object) -> Callable[[Sequence[Candidate]], list[float]]:
+        def measure(candidates: Sequence[Candidate]) -> list[float]:
+            if len(timed) == 1:
+                fallback.rest(region.graph)
+            timed.append(("region", cutting == [True]))
+            return predicted(candidates)
+
+        return measure
+
+    def gradients_us(*_: object) -> tuple[float, float]:
+        timed.append(("gradients", cutting == [True]))
+        return 1.0, 2.0
+
+    for module in (prepare, ahead):
+        monkeypatch.setattr(module, "measures", lambda *_: True)
+    monkeypatch.setattr(prepare, "Measurer", measurer)
+    monkeypatch.setattr(gradients, "time_gradients", gradients_us)
+    monkeypatch.setattr(backward_chains, "time_pair", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(Compilation, "prepare", prepared)
+    net = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 8)).bfloat16()
+    x = torch.randn(130, 24).bfloat16()
+    compiled(net)(x).sum().backward()
+    got = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    net(x).sum().backward()
+    assert all(when for _, when in timed) and {what for what, _ in timed} == {"region", "gradients"}
+    for mine, p in zip(got, net.parameters(), strict=True):
+        torch.testing.assert_close(mine, p.grad, rtol=0.1, atol=0.01)
+
+
+def test_the_compilation_is_no_part_of_the_key_of_torchs_caches() -> None:
+    x = torch.zeros(4, 4)
+    options = Options(target="reference")
+    made = [Partitioner(Compilation(options, resolve(options, [x]), [x])) for _ in range(2)]
+    assert len({pickle.dumps(p) for p in (*made, copy.deepcopy(made[0]))}) == 1
