@@ -151,7 +151,7 @@ def test_scripts_that_pages_name_exist_with_their_options() -> None:
 
 
 def test_files_of_the_source_that_pages_name_exist() -> None:
-    """Every ``room/file``, ``room/file.py`` and ``room/file.function`` in backticks is below the source or the root."""
+    """Every ``room/file``, ``room/file.py`` and ``room/file.function`` in backticks is there."""
     rooms = {p.name for p in (ROOT / "src" / "tilestream").iterdir() if p.is_dir()} | {"tests", "benchmarks", "docs"}
     found = 0
     for page in PAGES:
@@ -161,6 +161,6 @@ def test_files_of_the_source_that_pages_name_exist() -> None:
             if name.split("/")[0] not in rooms:
                 continue
             found += 1
-            paths = [ROOT / folder / name for folder in ("", "src/tilestream", "benchmarks/results")]
+            paths = [ROOT / folder / name for folder in ("", "src/tilestream", "tests", "benchmarks/results")]
             assert any(p.exists() or p.with_suffix(".py").exists() for p in paths), f"{page.name} names {name}"
     assert found > 100
